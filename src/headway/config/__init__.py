@@ -1,0 +1,1 @@
+"""Configuration: one tree of typed dataclasses, validated when it is made."""

@@ -1,0 +1,1 @@
+"""Rollout engines: whatever turns a request into actions with behaviour log-probabilities."""

@@ -1,0 +1,109 @@
+"""What the hub asks of a rollout engine.
+
+An engine serves single requests concurrently (continuous batching is its own affair), stamps every action with
+the policy version that made it, and can be interrupted between two actions. It reports actions into a
+`Progress` that the caller owns, so that what was made before a crash, an abort or a pause is never lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headway.types import FinishReason, Generation, SamplingParams, VersionRun, extend_runs
+from headway.weights.base import WeightReceiver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One thing to generate."""
+
+    request_id: str
+    session: str
+    """Requests of one episode share it: the hub keeps them on one replica while it can."""
+    prompt: Sequence[int]
+    """Everything to condition on, without what `Progress` already holds."""
+    params: SamplingParams
+    prefix_key: int = -1
+    """Requests with the same key share a prompt (members of a group): prefill may be shared. −1: none."""
+    hint: Any = None
+    """Opaque to the hub; a simulated engine reads the length to produce from it."""
+
+
+class Progress:
+    """What has been generated so far for one request; grows by whole actions, survives the engine.
+
+    A resumed request starts from what is here: the engine conditions on `prompt + actions` and appends.
+    """
+
+    __slots__ = ("actions", "logps", "on_chunk", "runs")
+
+    def __init__(self, on_chunk: Callable[[Sequence[Any]], None] | None = None) -> None:
+        self.actions: Sequence[Any] = ()
+        self.logps: Sequence[float] = ()
+        self.runs: tuple[VersionRun, ...] = ()
+        self.on_chunk = on_chunk
+        """Called with every new stretch of actions: streaming."""
+
+    def extend(self, actions: Sequence[Any], logps: Sequence[float], version: int) -> None:
+        """Append actions made by `version`."""
+        if len(actions) != len(logps):
+            raise ValueError(f"{len(actions)} actions with {len(logps)} log-probabilities")
+        if not actions:
+            return
+        self.actions = _joined(self.actions, actions)
+        self.logps = _joined(self.logps, logps)
+        self.runs = extend_runs(self.runs, version, len(actions))
+        if self.on_chunk is not None:
+            self.on_chunk(actions)
+
+    def generation(self, finish: FinishReason, text: str = "") -> Generation:
+        """Everything so far as a record."""
+        return Generation(actions=self.actions, logps=self.logps, runs=self.runs, finish=finish, text=text)
+
+
+def _joined(done: Sequence[Any], more: Sequence[Any]) -> Sequence[Any]:
+    """The two in order. A sequence type with an `__add__` of its own (`Repeated`) keeps its compactness."""
+    if not done:
+        return more
+    if type(done) is type(more):
+        return done + more  # type: ignore[operator,no-any-return]
+    return [*done, *more]
+
+
+class Engine(Protocol):
+    """One replica. Six methods; weights arrive through `receiver`."""
+
+    name: str
+    """Unique in the run, `engine/<n>`; shown in events."""
+    receiver: WeightReceiver
+    """Where new weights are loaded and flipped; `receiver.version` is what this replica serves."""
+
+    async def generate(self, request: Request, progress: Progress) -> FinishReason:
+        """Generate until the end and return how it ended; `ABORTED` after `abort`.
+
+        Raises `EngineError` when only this request failed, `EngineCrashed` when the replica is gone.
+        Cancelling the awaiting task aborts the request.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Stop the request at the next action boundary; unknown ids are ignored."""
+        ...
+
+    async def pause(self) -> None:
+        """Stop at an action boundary, keeping every request; returns when decoding has stopped."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
+    async def restart(self) -> None:
+        """Bring a crashed or hung replica back, empty, with no weights (`receiver.version` = −1)."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything. Idempotent."""
+        ...

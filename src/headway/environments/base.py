@@ -1,0 +1,64 @@
+"""The environment protocol, and the one-step environment that verifiable tasks are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headway.types import Generation, SamplingParams, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the policy sees next, and what its last action earned."""
+
+    tokens: Sequence[int] = ()
+    """Appended to the context before the next turn; never trained."""
+    reward: float = 0.0
+    done: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+    params: SamplingParams | None = None
+    """Overrides the run's sampling for the next turn, such as fewer tokens."""
+    hint: Any = None
+    """Passed to the engine with the next request; only simulated engines read it."""
+
+
+class Environment(Protocol):
+    """One episode's world. Blocking work sits behind a thread or process inside the implementation."""
+
+    async def reset(self, task: Task) -> Observation:
+        """Start an episode. Raises `EnvironmentFailed`."""
+        ...
+
+    async def step(self, generation: Generation) -> Observation:
+        """Act with what the policy made. Raises `EnvironmentFailed`."""
+        ...
+
+    async def close(self) -> None:
+        """Release what the episode held. Called exactly once, also after failure or cancellation."""
+        ...
+
+
+class EnvironmentFactory(Protocol):
+    """Makes an environment for a task; `domain` decides which."""
+
+    def __call__(self, task: Task) -> Environment: ...
+
+
+class SingleTurn:
+    """Answer once, then done: RLVR as an environment."""
+
+    __slots__ = ()
+
+    async def reset(self, task: Task) -> Observation:
+        return Observation(tokens=task.prompt)
+
+    async def step(self, generation: Generation) -> Observation:
+        return _DONE
+
+    async def close(self) -> None:
+        return None
+
+
+_DONE = Observation(done=True)

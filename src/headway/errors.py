@@ -1,0 +1,109 @@
+"""Every error Headway raises on purpose, most specific type first asked for.
+
+A message says what happened, where, and the value that caused it. Whether an error is worth a retry is a
+property of its type, so that recovery never parses text.
+"""
+
+from __future__ import annotations
+
+
+class HeadwayError(Exception):
+    """Base of everything raised on purpose."""
+
+
+class ConfigError(HeadwayError):
+    """A configuration that cannot run. Raised before anything starts."""
+
+    def __init__(self, problem: str, *, key: str = "", value: object = None, hint: str = "") -> None:
+        self.key = key
+        self.value = value
+        self.hint = hint
+        where = f"{key} = {value!r}: " if key else ""
+        tail = f" ({hint})" if hint else ""
+        super().__init__(f"{where}{problem}{tail}")
+
+
+class ConfigErrors(ConfigError):
+    """Several problems of one configuration, reported together."""
+
+    def __init__(self, problems: list[ConfigError]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+class IllegalTransition(HeadwayError):
+    """A stage tried a change of state that the state machine does not have."""
+
+
+class ChannelClosed(HeadwayError):
+    """The end of a stream: nothing more will be received, nothing more may be sent."""
+
+
+class DeadlineExceeded(HeadwayError):
+    """A wait ran past its deadline; the message names the owner and what it waited for."""
+
+
+class LockTimeout(DeadlineExceeded):
+    """A resource lock was not given back in time; the message names the holder."""
+
+
+class Deadlock(HeadwayError):
+    """On the virtual clock: nothing is scheduled and the flow has not ended. Carries the wait-for graph."""
+
+
+class Stalled(HeadwayError):
+    """On the wall clock: no progress for the configured time. Carries the wait-for graph."""
+
+
+class InvariantBroken(HeadwayError):
+    """A promise of the system was about to be broken. Always a bug in Headway, never in the user's code."""
+
+
+class BackendError(HeadwayError):
+    """A back end failed. `fatal` back ends must be restarted before they are used again."""
+
+    fatal = False
+
+
+class EngineError(BackendError):
+    """One request failed; the engine itself still serves."""
+
+
+class EngineCrashed(BackendError):
+    """The engine is gone with everything it held."""
+
+    fatal = True
+
+
+class TrainerError(BackendError):
+    """One training step failed and changed nothing; it may be tried again."""
+
+
+class TrainerCrashed(BackendError):
+    """The trainer is gone; what it held since its last checkpoint is lost."""
+
+    fatal = True
+
+
+class ScoringError(BackendError):
+    """Log-probabilities or values of a group could not be computed."""
+
+
+class TransferError(BackendError):
+    """A weight bucket was lost, late or failed its checksum."""
+
+
+class EnvironmentFailed(BackendError):
+    """An environment raised, hung or answered nonsense: the episode is lost, the run is not."""
+
+
+class RewardError(BackendError):
+    """A reward function failed: the sample has no reward, which is not a reward of zero."""
+
+
+class RunStopped(HeadwayError):
+    """The run ended early and cleanly, with a checkpoint; the message says why."""
+
+
+class LedgerError(HeadwayError):
+    """The ledger refused an entry, such as a second end for one sample."""

@@ -1,0 +1,88 @@
+"""The event log: one append-only stream that every metric, timeline and report is computed from.
+
+An event is (time, kind, who, data). Time is the event loop's, so the same code logs virtual and wall-clock runs;
+data holds JSON scalars only, in the order given, so that a log is reproducible byte for byte.
+
+| kind | who | data |
+|---|---|---|
+| `state` | stage | `old`, `new` |
+| `group.start` | `generate` | `group`, `position`, `served` |
+| `sample.start` | `generate` | `sample` |
+| `sample.finish` | `generate` | `sample`, `actions`, `oldest`, `newest` |
+| `sample.end` | who ended it | `sample`, `end` (`trained`, `dropped`, `saved`), `reason` for a drop |
+| `group.ready` | `reward` | `group`, `reward` (mean) |
+| `group.drop` | who dropped it | `group`, `reason` |
+| `group.train` | `train` | `group`, `trained`, `oldest`, `in_flight`, `in_queue` (lag split), `actions` |
+| `step.begin` / `step.end` | `train` | `trained` (before / after), `groups`, and metrics at the end |
+| `served` | engine | `version`, `trained` |
+| `request.start` / `request.end` | engine | `request`, and `actions`, `finish` at the end |
+| `span.begin` / `span.end` | role such as `param_update`, `ref_logp` | `span` (unique), `name` |
+| `score.start` / `score.end` | `reward` | `sample` |
+| `error` | who failed | `error`, `message` |
+| `retry` / `restart` / `down` / `up` | who | `attempt` or `reason` |
+| `degrade` / `restore` | `recovery` | `level` |
+| `checkpoint` | `flow` | `trained` |
+| `validate.begin` / `validate.end` | `validate` | `trained`, and `reward`, `samples` at the end |
+| `stall` | `flow` | `graph` |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import IO, Any, NamedTuple, Protocol
+
+
+class Event(NamedTuple):
+    """One thing that happened."""
+
+    time_s: float
+    kind: str
+    who: str
+    data: dict[str, Any]
+
+
+class Sink(Protocol):
+    """Anything that wants to see events, in order, as they happen. Must not block or raise."""
+
+    def __call__(self, event: Event) -> None: ...
+
+
+class EventLog:
+    """Hands every event to every sink, stamped with the clock's time since the start of the run."""
+
+    def __init__(self, clock: Callable[[], float], *sinks: Sink) -> None:
+        self._clock = clock
+        self._sinks = list(sinks)
+
+    def attach(self, sink: Sink) -> None:
+        """Add a sink; it sees what happens from now on."""
+        self._sinks.append(sink)
+
+    def emit(self, kind: str, who: str, **data: Any) -> None:
+        """Record one event."""
+        event = Event(self._clock(), kind, who, data)
+        for sink in self._sinks:
+            sink(event)
+
+
+class JsonlSink:
+    """Writes one JSON line an event. `[time, kind, who, data]`, time in whole microseconds."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __call__(self, event: Event) -> None:
+        self._stream.write(encode_event(event) + "\n")
+
+
+def encode_event(event: Event) -> str:
+    """The canonical text of an event, equal for equal events on every platform."""
+    row = [round(event.time_s * 1e6), event.kind, event.who, event.data]
+    return json.dumps(row, separators=(",", ":"), ensure_ascii=False)
+
+
+def decode_event(line: str) -> Event:
+    """The event that `encode_event` wrote."""
+    micros, kind, who, data = json.loads(line)
+    return Event(micros / 1e6, kind, who, data)

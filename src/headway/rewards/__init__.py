@@ -1,0 +1,1 @@
+"""Rewards: a verdict on one finished episode."""

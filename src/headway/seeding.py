@@ -1,0 +1,26 @@
+"""Injected randomness: the only place that makes generators.
+
+A generator is derived from the run's seed and a path of names, so that adding a consumer somewhere changes no
+other consumer's stream, and the same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import random
+from hashlib import blake2b
+from typing import Protocol
+
+
+class Rng(Protocol):
+    """The part of `random.Random` that the system draws from."""
+
+    def random(self) -> float: ...
+    def gauss(self, mu: float = ..., sigma: float = ...) -> float: ...
+    def randrange(self, start: int, stop: int) -> int: ...
+    def shuffle(self, x: list[int]) -> None: ...
+
+
+def seeded(seed: int, *path: str | int) -> Rng:
+    """A generator of its own for whoever is named by `path`."""
+    text = "/".join(str(part) for part in (seed, *path))
+    return random.Random(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big"))

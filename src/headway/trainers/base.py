@@ -1,0 +1,52 @@
+"""What the line asks of whoever holds the weights being trained.
+
+A step is all or nothing: `train` either returns with `version` one higher, or raises with `version` unchanged
+(`TrainerError`), or the trainer is gone (`TrainerCrashed`) and comes back by `restart` with the version of its
+last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from headway.types import Batch, SampleGroup
+from headway.weights.base import WeightSource
+
+
+class Trainer(Protocol):
+    """The policy being trained."""
+
+    version: int
+    """Optimizer updates done."""
+    source: WeightSource
+    """Where `param_update` gathers from."""
+
+    async def train(self, batch: Batch) -> Mapping[str, float]:
+        """One update on `batch`; returns metrics. Afterwards `version == batch.trained + 1`."""
+        ...
+
+    async def save(self, directory: Path) -> None:
+        """Write everything needed to go on from `version` into the empty `directory`."""
+        ...
+
+    async def load(self, directory: Path) -> None:
+        """Become what `save` wrote."""
+        ...
+
+    async def restart(self) -> None:
+        """Bring a crashed trainer back, holding nothing; `load` follows."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything. Idempotent."""
+        ...
+
+
+class Scorer(Protocol):
+    """One number per action for each sample of a group: log-probs, reference log-probs, or values."""
+
+    async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
+        """In the order of `group.samples`. Raises `ScoringError`."""
+        ...

@@ -1,0 +1,1 @@
+"""Moving a version of the weights from the trainer into the engines."""

@@ -1,0 +1,80 @@
+"""A version is a manifest plus buckets; an engine flips to it only when all of it has arrived and verified.
+
+`gather` runs on the trainer and is serial; `send` crosses to one engine; `load` fills the engine's spare buffer;
+`flip` switches between two actions. Nothing here exposes live trainer tensors, and nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """One tensor of a version."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a complete version consists of."""
+
+    version: int
+    tensors: tuple[TensorEntry, ...]
+    checksums: tuple[str, ...]
+    """One for each bucket, in order; their number is the number of buckets."""
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A slice of a version, in manifest order."""
+
+    version: int
+    index: int
+    checksum: str
+    payload: Any = field(repr=False)
+    """A buffer, a shared-memory handle, or in the simulator the checksum of what arrived."""
+
+
+class WeightSource(Protocol):
+    """The trainer's side."""
+
+    async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
+        """A consistent copy of `version`, bucket by bucket. Called by one task at a time.
+
+        Raises `TransferError` when `version` is no longer held; the newest one always is.
+        """
+        ...
+
+
+class WeightTransport(Protocol):
+    """The way between: host copy, shared memory, object store, broadcast, disk."""
+
+    async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
+        """Carry one bucket to where `receiver` can load it. Raises `TransferError` when it was lost."""
+        ...
+
+
+class WeightReceiver(Protocol):
+    """The engine's side: a spare buffer and an atomic flip."""
+
+    version: int
+    """What is served now; −1 before the first flip and after a restart."""
+
+    async def begin(self, manifest: Manifest) -> None:
+        """Prepare the spare buffer; an unfinished version is thrown away."""
+        ...
+
+    async def load(self, bucket: Bucket) -> None:
+        """Verify and store one bucket. Raises `TransferError` on a checksum that does not match."""
+        ...
+
+    async def flip(self) -> None:
+        """Serve the version begun, between two actions. Raises `TransferError` if a bucket is missing."""
+        ...

@@ -240,3 +240,39 @@ class Snapshot:
     version: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the trainer reported about the step that made it."""
+
+
+class Repeated(Sequence[Any]):
+    """`count` times the same value, in constant memory: what simulated engines fill records with."""
+
+    __slots__ = ("count", "value")
+
+    def __init__(self, value: Any, count: int) -> None:
+        self.value = value
+        self.count = max(count, 0)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return Repeated(self.value, len(range(*index.indices(self.count))))
+        if not -self.count <= index < self.count:
+            raise IndexError(index)
+        return self.value
+
+    def __add__(self, other: object) -> Sequence[Any]:
+        if not isinstance(other, Repeated):
+            return NotImplemented
+        if not self.count or not other.count or self.value == other.value:
+            return Repeated(other.value if other.count else self.value, self.count + other.count)
+        return [*self, *other]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Repeated) and (self.value, self.count) == (other.value, other.count)
+
+    def __hash__(self) -> int:
+        return hash((self.value, self.count))
+
+    def __repr__(self) -> str:
+        return f"Repeated({self.value!r}, {self.count})"

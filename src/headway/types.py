@@ -243,36 +243,36 @@ class Snapshot:
 
 
 class Repeated(Sequence[Any]):
-    """`count` times the same value, in constant memory: what simulated engines fill records with."""
+    """`length` times the same value, in constant memory: what simulated engines fill records with."""
 
-    __slots__ = ("count", "value")
+    __slots__ = ("length", "value")
 
-    def __init__(self, value: Any, count: int) -> None:
+    def __init__(self, value: Any, length: int) -> None:
         self.value = value
-        self.count = max(count, 0)
+        self.length = max(length, 0)
 
     def __len__(self) -> int:
-        return self.count
+        return self.length
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return Repeated(self.value, len(range(*index.indices(self.count))))
-        if not -self.count <= index < self.count:
+            return Repeated(self.value, len(range(*index.indices(self.length))))
+        if not -self.length <= index < self.length:
             raise IndexError(index)
         return self.value
 
     def __add__(self, other: object) -> Sequence[Any]:
         if not isinstance(other, Repeated):
             return NotImplemented
-        if not self.count or not other.count or self.value == other.value:
-            return Repeated(other.value if other.count else self.value, self.count + other.count)
+        if not self.length or not other.length or self.value == other.value:
+            return Repeated(other.value if other.length else self.value, self.length + other.length)
         return [*self, *other]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Repeated) and (self.value, self.count) == (other.value, other.count)
+        return isinstance(other, Repeated) and (self.value, self.length) == (other.value, other.length)
 
     def __hash__(self) -> int:
-        return hash((self.value, self.count))
+        return hash((self.value, self.length))
 
     def __repr__(self) -> str:
-        return f"Repeated({self.value!r}, {self.count})"
+        return f"Repeated({self.value!r}, {self.length})"

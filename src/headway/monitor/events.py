@@ -12,7 +12,7 @@ data holds JSON scalars only, in the order given, so that a log is reproducible 
 | `sample.end` | who ended it | `sample`, `end` (`trained`, `dropped`, `saved`), `reason` for a drop |
 | `group.ready` | `reward` | `group`, `reward` (mean) |
 | `group.drop` | who dropped it | `group`, `reason` |
-| `group.train` | `train` | `group`, `trained`, `oldest`, `in_flight`, `in_queue` (lag split), `actions` |
+| `group.train` | `train` | `group`, `trained`, `oldest`, `in_flight`, `in_queue` (lag split), `samples`, `actions` |
 | `step.begin` / `step.end` | `train` | `trained` (before / after), `groups`, and metrics at the end |
 | `served` | engine | `version`, `trained` |
 | `request.start` / `request.end` | engine | `request`, and `actions`, `finish` at the end |
@@ -29,8 +29,10 @@ data holds JSON scalars only, in the order given, so that a log is reproducible 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, NamedTuple, Protocol
+
+from headway.errors import HeadwayError
 
 
 class Event(NamedTuple):
@@ -86,3 +88,19 @@ def decode_event(line: str) -> Event:
     """The event that `encode_event` wrote."""
     micros, kind, who, data = json.loads(line)
     return Event(micros / 1e6, kind, who, data)
+
+
+def read_events(lines: Iterable[str]) -> Iterator[Event]:
+    """The events of a log. A torn last line, which a killed process leaves behind, is the end of the log."""
+    torn: HeadwayError | None = None
+    for number, line in enumerate(lines, start=1):
+        if torn:
+            raise torn
+        if not line.strip():
+            continue
+        try:
+            event = decode_event(line)
+        except (ValueError, TypeError) as error:
+            torn = HeadwayError(f"event log, line {number}: not an event ({error}): {line[:80]!r}")
+            continue
+        yield event

@@ -1,0 +1,61 @@
+"""Speed and reward against hand-made runs with known answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.monitor.report import report_of
+from headway.monitor.throughput import quantile
+
+from .factory import ev, in_order, step
+
+
+def consume(time_s: float, group: int, trained: int, samples: int = 4, actions: int = 100) -> list:
+    return [
+        ev(time_s, "group.train", "train", group=group, trained=trained, oldest=trained, in_flight=0, in_queue=0,
+           samples=samples, actions=actions),
+    ]  # fmt: skip
+
+
+def test_rates_are_of_the_window_and_counts_of_the_whole_run() -> None:
+    events = in_order(
+        step(0, 10, 1), consume(1, 1, 0), step(10, 14, 2), consume(11, 2, 1), step(18, 20, 3), consume(19, 3, 2)
+    )
+    speed = report_of(events, warmup_steps=1).throughput
+    assert [s.seconds for s in speed.steps] == [10, 4, 6]
+    assert [s.train_s for s in speed.steps] == [10, 4, 2]
+    assert (speed.samples, speed.actions) == (12, 300)
+    assert speed.samples_per_s == pytest.approx(0.8)
+    assert speed.actions_per_s == pytest.approx(20)
+    assert (speed.step_mean_s, speed.step_p50_s) == (5, 5)
+    assert speed.step_p95_s == pytest.approx(5.9)
+    assert speed.train_mean_s == pytest.approx(3)
+
+
+def test_the_reward_of_a_step_is_weighted_by_samples() -> None:
+    events = [
+        ev(0, "group.ready", "reward", group=1, reward=1.0),
+        ev(0, "group.ready", "reward", group=2, reward=0.0),
+        ev(0, "group.ready", "reward", group=3, reward=9.0),
+        *consume(1, 1, 0, samples=3),
+        *consume(1, 2, 0, samples=1),
+        ev(2, "step.end", "train", trained=1, groups=2),
+    ]
+    speed = report_of(events).throughput
+    assert speed.steps[0].reward == pytest.approx(0.75)
+    assert speed.steps[0].groups == 2
+
+
+def test_without_announced_rewards_the_metric_of_the_step_is_taken() -> None:
+    events = [*step(0, 1, 1, reward=0.5), *step(1, 2, 2, reward=float("nan"))]
+    assert [s.reward for s in report_of(events).throughput.steps] == [0.5, None]
+
+
+def test_a_run_without_steps_has_no_speed() -> None:
+    speed = report_of([ev(3, "group.start", "generate", group=1, position=0, served=0)]).throughput
+    assert (speed.steps, speed.samples_per_s, speed.step_p95_s, speed.reward_last) == ((), 0.0, 0.0, None)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0, 1), (0.5, 2.5), (1, 4)])
+def test_quantiles_are_linear_between_neighbours(share: float, value: float) -> None:
+    assert quantile([1, 2, 3, 4], share) == pytest.approx(value)

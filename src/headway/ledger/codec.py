@@ -1,0 +1,176 @@
+"""Records as bytes: what the ledger keeps of an episode or of a partial generation.
+
+One blob is a JSON header followed by raw little-endian arrays:
+
+    b"HW1" | header length, 4 bytes | header (UTF-8 JSON) | arrays, in the order the header names them
+
+Guarantees: integers and floats come back exactly (int32, int64 or float64), `Repeated` and `range` stay compact,
+and nothing is ever executed on reading, as it would be with pickle. Sequences come back as tuples. Does not keep
+the type of a sequence, nor of a mapping; `Task.data` and `Episode.info` hold JSON values only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headway.errors import LedgerError
+from headway.types import Episode, FinishReason, Generation, Repeated, Task, Turn, VersionRun
+
+_MAGIC = b"HW1"
+_HEADER_AT = len(_MAGIC) + 4
+_SWAP = sys.byteorder == "big"
+_TYPECODES = {"i4": "i", "i8": "q", "f8": "d"}
+_WIDTHS = {"i4": 4, "i8": 8, "f8": 8}
+
+
+def encode_episode(episode: Episode) -> bytes:
+    """`episode` as one blob."""
+    blocks: list[bytes] = []
+    task = episode.task
+    header = [
+        episode.sample_id,
+        [task.position, task.domain, _put(task.prompt, blocks), task.data],
+        [
+            [_put(turn.observation, blocks), _put_generation(turn.generation, blocks), turn.reward]
+            for turn in episode.turns
+        ],
+        episode.truncated,
+        episode.info,
+    ]
+    return _pack(header, blocks, what=episode.sample_id)
+
+
+def decode_episode(blob: bytes) -> Episode:
+    """The episode `encode_episode` was given."""
+    header, reader = _unpack(blob)
+    sample_id, (position, domain, prompt, data), turns, truncated, info = header
+    return Episode(
+        sample_id=sample_id,
+        task=Task(position=position, domain=domain, prompt=reader.take(prompt), data=data),
+        turns=tuple(
+            Turn(observation=reader.take(observation), generation=_take_generation(generation, reader), reward=reward)
+            for observation, generation, reward in turns
+        ),
+        truncated=truncated,
+        info=info,
+    )
+
+
+def encode_generation(generation: Generation) -> bytes:
+    """`generation` as one blob."""
+    blocks: list[bytes] = []
+    return _pack(_put_generation(generation, blocks), blocks, what="a partial generation")
+
+
+def decode_generation(blob: bytes) -> Generation:
+    """The generation `encode_generation` was given."""
+    header, reader = _unpack(blob)
+    return _take_generation(header, reader)
+
+
+def _put_generation(generation: Generation, blocks: list[bytes]) -> list[Any]:
+    runs = [number for run in generation.runs for number in (run.version, run.count)]
+    return [
+        _put(generation.actions, blocks),
+        _put(generation.logps, blocks, floats=True),
+        runs,
+        str(generation.finish),
+        generation.text,
+    ]
+
+
+def _take_generation(header: list[Any], reader: _Reader) -> Generation:
+    actions, logps, runs, finish, text = header
+    return Generation(
+        actions=reader.take(actions),
+        logps=reader.take(logps),
+        runs=tuple(VersionRun(version=runs[i], count=runs[i + 1]) for i in range(0, len(runs), 2)),
+        finish=FinishReason(finish),
+        text=text,
+    )
+
+
+def _put(values: Sequence[Any], blocks: list[bytes], *, floats: bool = False) -> list[Any]:
+    """The header's word for `values`; their bytes, where they have any, go to `blocks`."""
+    if isinstance(values, Repeated):
+        return ["r", values.value, values.length]
+    if isinstance(values, range):
+        return ["s", values.start, values.stop, values.step]
+    if hasattr(values, "tolist"):  # numpy, torch, array: one call instead of one per element
+        values = values.tolist()
+    if not len(values):
+        return ["j", []]
+    for code in ("f8",) if floats or type(values[0]) is float else ("i4", "i8"):
+        packed = _packed(values, code)
+        if packed is not None:
+            blocks.append(packed)
+            return [code, len(values)]
+    return ["j", list(values)]
+
+
+def _packed(values: Sequence[Any], code: str) -> bytes | None:
+    """`values` as raw little-endian numbers, or `None` where they are not all of that kind."""
+    try:
+        numbers = array(_TYPECODES[code], values)
+    except (TypeError, OverflowError):
+        return None
+    if _SWAP:
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+class _Reader:
+    """Takes sequences out of a blob in the order they were put in."""
+
+    __slots__ = ("_at", "_blob")
+
+    def __init__(self, blob: bytes, at: int) -> None:
+        self._blob = blob
+        self._at = at
+
+    def take(self, word: list[Any]) -> Sequence[Any]:
+        kind = word[0]
+        if kind == "r":
+            return Repeated(word[1], word[2])
+        if kind == "s":
+            return range(word[1], word[2], word[3])
+        if kind == "j":
+            return tuple(word[1])
+        size = _WIDTHS[kind] * word[1]
+        numbers = array(_TYPECODES[kind])
+        numbers.frombytes(self._blob[self._at : self._at + size])
+        self._at += size
+        if len(numbers) != word[1]:
+            raise LedgerError(f"a stored record is cut short: {len(numbers)} of {word[1]} values left")
+        if _SWAP:
+            numbers.byteswap()
+        return tuple(numbers)
+
+
+def _pack(header: list[Any], blocks: list[bytes], *, what: str) -> bytes:
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise LedgerError(f"{what} cannot be stored, it holds something that is not JSON: {error}") from error
+    encoded = text.encode("utf-8", "surrogatepass")  # half a character cut off by a length limit is still text
+    return b"".join((_MAGIC, len(encoded).to_bytes(4, "little"), encoded, *blocks))
+
+
+def _unpack(blob: bytes) -> tuple[Any, _Reader]:
+    if blob[: len(_MAGIC)] != _MAGIC:
+        raise LedgerError(f"a stored record begins with {bytes(blob[: len(_MAGIC)])!r} instead of {_MAGIC!r}")
+    end = _HEADER_AT + int.from_bytes(blob[len(_MAGIC) : _HEADER_AT], "little")
+    return json.loads(blob[_HEADER_AT:end]), _Reader(blob, end)
+
+
+def _plain(value: object) -> object:
+    """Read-only mappings and numpy values as what JSON has for them."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r}")

@@ -1,0 +1,96 @@
+"""What the ledger holds in memory: samples and groups without an end, and what a checkpoint may prune.
+
+It is a picture of the file plus the writes that wait in the journal; a restore reads it anew. Rules are checked
+against it, so that a broken one raises at the call and no entry waits for a query.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+
+class OpenSample:
+    """A sample without an end."""
+
+    __slots__ = ("finished", "group", "has_partial", "row")
+
+    def __init__(self, row: int, group: OpenGroup) -> None:
+        self.row = row
+        self.group = group
+        self.finished = False
+        self.has_partial = False
+
+
+class OpenGroup:
+    """A group without an end."""
+
+    __slots__ = ("graded", "open", "started")
+
+    def __init__(self) -> None:
+        self.started: set[str] = set()
+        """Every member ever, so that no id is used twice."""
+        self.open: dict[str, OpenSample] = {}
+        self.graded = False
+
+
+class State:
+    """Everything the file says about what is not over yet."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.groups = {group_id: OpenGroup() for (group_id,) in db.execute(f"SELECT group_id {_OPEN_GROUPS}")}
+        self.samples: dict[str, OpenSample] = {}
+        self._read_members(db)
+        for (group_id,) in db.execute("SELECT group_id FROM grades"):
+            if group_id in self.groups:
+                self.groups[group_id].graded = True
+        self.next_row = _maximum(db, "row", "samples", default=0) + 1
+        self.next_group_id = _maximum(db, "group_id", "groups", default=-1) + 1
+        self.lineage = _maximum(db, "lineage", "restores", default=0)
+        self.checkpointed = _maximum(db, "version", "checkpoints", default=-1)
+        self.unpruned = _read_unpruned(db)
+        """By the version they were trained for: payloads (rows) and grades (groups) that are still in the file."""
+        self.ends = count_ends(db)
+        """Samples by how they ended."""
+        self.ends.pop("open", None)
+
+    def _read_members(self, db: sqlite3.Connection) -> None:
+        finished = {row for (row,) in db.execute("SELECT row FROM payloads")}
+        in_part = {row for (row,) in db.execute("SELECT row FROM partials")}
+        members = (
+            f"SELECT row, sample_id, group_id, end FROM samples WHERE group_id IN (SELECT group_id {_OPEN_GROUPS})"
+        )
+        for row, sample_id, group_id, end in db.execute(f"{members} ORDER BY row"):
+            group = self.groups[group_id]
+            group.started.add(sample_id)
+            if end is None:
+                sample = OpenSample(row, group)
+                sample.finished, sample.has_partial = row in finished, row in in_part
+                group.open[sample_id] = self.samples[sample_id] = sample
+
+    def add_ends(self, state: str, count: int) -> None:
+        """`count` more samples ended as `state`."""
+        self.ends[state] = self.ends.get(state, 0) + count
+
+
+_OPEN_GROUPS = "FROM groups WHERE end IS NULL"
+
+
+def count_ends(db: sqlite3.Connection) -> dict[str, int]:
+    """Samples in the file by state: `trained`, `saved`, `open`, `dropped:<reason>`; none where there are none."""
+    found = db.execute("SELECT end, reason, count(*) FROM samples GROUP BY end, reason")
+    return {f"dropped:{reason}" if end == "dropped" else end or "open": count for end, reason, count in found}
+
+
+def _read_unpruned(db: sqlite3.Connection) -> dict[int, tuple[list[tuple[int]], list[tuple[int]]]]:
+    unpruned: dict[int, tuple[list[tuple[int]], list[tuple[int]]]] = {}
+    payloads = "SELECT trained_at, row FROM payloads JOIN samples USING (row) WHERE end = 'trained'"
+    grades = "SELECT trained_at, group_id FROM grades JOIN groups USING (group_id) WHERE end = 'trained'"
+    for kind, query in enumerate((payloads, grades)):
+        for version, key in db.execute(query):
+            unpruned.setdefault(version, ([], []))[kind].append((key,))
+    return unpruned
+
+
+def _maximum(db: sqlite3.Connection, column: str, table: str, *, default: int) -> int:
+    (value,) = db.execute(f"SELECT max({column}) FROM {table}").fetchone()
+    return default if value is None else int(value)

@@ -1,0 +1,129 @@
+"""The ledger's file: opened, locked and checked before anybody reads it.
+
+Guarantees: one live process owns a run's ledger (the kernel gives the lock back on `kill -9`); a file that is not
+a ledger, or is of a newer Headway, is refused untouched with a word on what to do. Others may read the file at any
+time. Does not know what the rows mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import weakref
+from pathlib import Path
+from typing import IO
+
+from headway.errors import LedgerError
+
+SCHEMA = 1
+"""Raised with every change of the tables."""
+_APPLICATION_ID = 0x48445759  # "HDWY": tells a ledger from any other SQLite file
+
+_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE groups (
+    group_id INTEGER PRIMARY KEY, position INTEGER NOT NULL, end TEXT, reason TEXT, trained_at INTEGER);
+CREATE TABLE samples (
+    row INTEGER PRIMARY KEY, sample_id TEXT NOT NULL, group_id INTEGER NOT NULL,
+    end TEXT, reason TEXT, trained_at INTEGER);
+CREATE TABLE payloads (row INTEGER PRIMARY KEY, lineage INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE partials (row INTEGER PRIMARY KEY, lineage INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE grades (group_id INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE checkpoints (version INTEGER PRIMARY KEY, directory TEXT NOT NULL);
+CREATE TABLE restores (lineage INTEGER PRIMARY KEY, version INTEGER NOT NULL);
+CREATE TABLE undone (
+    lineage INTEGER NOT NULL, row INTEGER NOT NULL, end TEXT NOT NULL, trained_at INTEGER,
+    PRIMARY KEY (lineage, row)) WITHOUT ROWID;
+"""
+# samples.row is numbered by the ledger: updates and payloads go by integer, and sample ids need no index.
+# undone keeps the ends that restore `lineage` took back, so that the file tells its whole history.
+
+
+def open_store(path: Path | str) -> tuple[sqlite3.Connection, RunLock | None]:
+    """A connection to the ledger at `path` (`:memory:` for none), made where it is missing, and its lock."""
+    if str(path) == ":memory:":
+        return _connect(path), None
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(path.with_name(path.name + ".lock"), owner_of=path)
+    try:
+        return _connect(path), lock
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
+    db: sqlite3.Connection | None = None
+    try:
+        db = sqlite3.connect(path, isolation_level=None)
+        _check(db, path)
+        # NORMAL survives the death of the process at any point; only a power cut may cost the last commits.
+        db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 4000;")
+    except sqlite3.Error as error:
+        if db is not None:
+            db.close()
+        hint = "it is not a ledger: move it away or choose another run directory"
+        if isinstance(error, sqlite3.OperationalError):
+            hint = "check that the directory is writable and has space"
+        raise LedgerError(f"{path}: {error}; {hint}") from error
+    except BaseException:
+        if db is not None:
+            db.close()
+        raise
+    return db
+
+
+def _check(db: sqlite3.Connection, path: Path | str) -> None:
+    """Make the tables of a new file; refuse a file that is not ours or not of this schema."""
+    (application_id,) = db.execute("PRAGMA application_id").fetchone()
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application_id != _APPLICATION_ID:
+        if tables or application_id:
+            raise LedgerError(f"{path}: a database of another program; move it away or choose another run directory")
+        db.executescript(
+            f"BEGIN IMMEDIATE; PRAGMA application_id = {_APPLICATION_ID}; {_TABLES}"
+            f"INSERT INTO meta VALUES ('schema', '{SCHEMA}'); COMMIT;"
+        )
+    row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+    schema = int(row[0]) if row else 0
+    if schema > SCHEMA:
+        raise LedgerError(
+            f"{path}: schema {schema} was written by a newer Headway, this one reads up to {SCHEMA}; "
+            "upgrade Headway or choose another run directory"
+        )
+    if schema < SCHEMA:
+        raise LedgerError(f"{path}: schema {schema} is not known to this Headway; choose another run directory")
+
+
+class RunLock:
+    """An exclusive lock on a file beside the ledger, held while its owner lives."""
+
+    def __init__(self, path: Path, *, owner_of: Path) -> None:
+        self._file: IO[str] = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise LedgerError(
+                f"{owner_of}: in use by process {owner}; wait for that run to end, stop it, "
+                "or choose another run directory"
+            ) from error
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+        # A forked worker shares the lock and may outlive a killed parent: it lets go of its copy at once.
+        itself = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _let_go(itself()))
+
+    def release(self) -> None:
+        """Let the next process in. Idempotent. The file stays: removing it would race with the next owner."""
+        self._file.close()
+
+
+def _let_go(lock: RunLock | None) -> None:
+    if lock is not None:
+        lock.release()

@@ -167,6 +167,11 @@ class LagRecorder:
             "sample.end": self._sample_end,
         }
 
+    @property
+    def dropped(self) -> int:
+        """Samples dropped so far."""
+        return self._ends["dropped"]
+
     def _group_train(self, event: Event) -> None:
         data = event.data
         samples = data.get("samples", 1)

@@ -106,6 +106,10 @@ class _Occupancy:
         self.actions = 0
         self.peak = 0
 
+    @property
+    def open(self) -> int:
+        return len(self._open)
+
     def begin(self, time_s: float, key: object) -> None:
         self._settle(time_s)
         self._open.add(key)
@@ -188,6 +192,16 @@ class UsageRecorder:
     def states(self) -> dict[str, str]:
         """What every stage is doing now."""
         return {who: stage.state for who, stage in self._stages.items()}
+
+    @property
+    def engines_busy(self) -> tuple[int, int]:
+        """How many engines have a request now, and how many there are."""
+        return sum(1 for engine in self._engines.values() if engine.open), len(self._engines)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests being served now."""
+        return sum(engine.open for engine in self._engines.values())
 
     def _state(self, event: Event) -> None:
         time_s, _, who, data = event

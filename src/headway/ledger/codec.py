@@ -12,8 +12,7 @@ the type of a sequence, nor of a mapping; `Task.data` and `Episode.info` hold JS
 from __future__ import annotations
 
 import json
-import sys
-from array import array
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,9 +21,7 @@ from headway.types import Episode, FinishReason, Generation, Repeated, Task, Tur
 
 _MAGIC = b"HW1"
 _HEADER_AT = len(_MAGIC) + 4
-_SWAP = sys.byteorder == "big"
-_TYPECODES = {"i4": "i", "i8": "q", "f8": "d"}
-_WIDTHS = {"i4": 4, "i8": 8, "f8": 8}
+_FORMATS = {"i4": "i", "i8": "q", "f8": "d"}
 
 
 def encode_episode(episode: Episode) -> bytes:
@@ -115,12 +112,9 @@ def _put(values: Sequence[Any], blocks: list[bytes], *, floats: bool = False) ->
 def _packed(values: Sequence[Any], code: str) -> bytes | None:
     """`values` as raw little-endian numbers, or `None` where they are not all of that kind."""
     try:
-        numbers = array(_TYPECODES[code], values)
-    except (TypeError, OverflowError):
+        return struct.pack(f"<{len(values)}{_FORMATS[code]}", *values)
+    except struct.error:
         return None
-    if _SWAP:
-        numbers.byteswap()
-    return numbers.tobytes()
 
 
 class _Reader:
@@ -140,21 +134,19 @@ class _Reader:
             return range(word[1], word[2], word[3])
         if kind == "j":
             return tuple(word[1])
-        size = _WIDTHS[kind] * word[1]
-        numbers = array(_TYPECODES[kind])
-        numbers.frombytes(self._blob[self._at : self._at + size])
-        self._at += size
-        if len(numbers) != word[1]:
-            raise LedgerError(f"a stored record is cut short: {len(numbers)} of {word[1]} values left")
-        if _SWAP:
-            numbers.byteswap()
-        return tuple(numbers)
+        layout = f"<{word[1]}{_FORMATS[kind]}"
+        try:
+            numbers = struct.unpack_from(layout, self._blob, self._at)
+        except struct.error as error:
+            raise LedgerError(f"a stored record of {len(self._blob)} bytes is cut short: {error}") from error
+        self._at += struct.calcsize(layout)
+        return numbers
 
 
 def _pack(header: list[Any], blocks: list[bytes], *, what: str) -> bytes:
     try:
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, default=_plain)
-    except (TypeError, ValueError) as error:
+        text = _JSON.encode(header)
+    except (TypeError, ValueError, RecursionError) as error:
         raise LedgerError(f"{what} cannot be stored, it holds something that is not JSON: {error}") from error
     encoded = text.encode("utf-8", "surrogatepass")  # half a character cut off by a length limit is still text
     return b"".join((_MAGIC, len(encoded).to_bytes(4, "little"), encoded, *blocks))
@@ -174,3 +166,6 @@ def _plain(value: object) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} {value!r}")
+
+
+_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False, default=_plain)

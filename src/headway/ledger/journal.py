@@ -16,6 +16,7 @@ from typing import Any
 from headway.errors import LedgerError
 
 _END = "end = ?, reason = ?, trained_at = ?"
+_MEMBERS = "row BETWEEN ? AND ? AND group_id = ?"
 
 
 class Journal:
@@ -31,28 +32,34 @@ class Journal:
         self._failed = False
         self.groups: list[tuple[int, int]] = []
         self.samples: list[tuple[int, str, int]] = []
-        self.payloads: list[tuple[int, int, bytes]] = []
+        self.payloads: list[tuple[int, int, int, bytes]] = []
         self.grades: list[tuple[int, str]] = []
         self.partials: list[tuple[int, int, bytes]] = []
-        self.sample_ends: list[tuple[str, str | None, int | None, int]] = []
+        self.sample_ends: list[tuple[str, str | None, int]] = []
+        self.member_ends: list[tuple[str, str | None, int | None, int, int, int]] = []
+        """The end of all members of a group that have none yet: a statement for each group, not for each sample."""
+        self.members_ended = 0
+        """How many samples `member_ends` must change."""
         self.group_ends: list[tuple[str, str | None, int | None, int]] = []
         self.spent_partials: list[tuple[int]] = []
         self.spent_payloads: list[tuple[int]] = []
+        self.spent_groups: list[tuple[int, int, int]] = []
         self.spent_grades: list[tuple[int]] = []
         self.checkpoints: list[tuple[int, str]] = []
-        # (rows, statement, whether each row must change exactly one row of the file)
-        self._writes: tuple[tuple[list[Any], str, bool], ...] = (
-            (self.groups, "INSERT INTO groups (group_id, position) VALUES (?, ?)", True),
-            (self.samples, "INSERT INTO samples (row, sample_id, group_id) VALUES (?, ?, ?)", True),
-            (self.payloads, "INSERT INTO payloads VALUES (?, ?, ?)", True),
-            (self.grades, "INSERT OR REPLACE INTO grades VALUES (?, ?)", False),
-            (self.partials, "INSERT OR REPLACE INTO partials VALUES (?, ?, ?)", False),
-            (self.sample_ends, f"UPDATE samples SET {_END} WHERE row = ? AND end IS NULL", True),
-            (self.group_ends, f"UPDATE groups SET {_END} WHERE group_id = ? AND end IS NULL", True),
-            (self.spent_partials, "DELETE FROM partials WHERE row = ?", False),
-            (self.spent_payloads, "DELETE FROM payloads WHERE row = ?", False),
-            (self.spent_grades, "DELETE FROM grades WHERE group_id = ?", False),
-            (self.checkpoints, "INSERT OR REPLACE INTO checkpoints VALUES (?, ?)", False),
+        self._writes: tuple[tuple[list[Any], str], ...] = (
+            (self.groups, "INSERT INTO groups (group_id, position) VALUES (?, ?)"),
+            (self.samples, "INSERT INTO samples (row, sample_id, group_id) VALUES (?, ?, ?)"),
+            (self.payloads, "INSERT INTO payloads VALUES (?, ?, ?, ?)"),
+            (self.grades, "INSERT OR REPLACE INTO grades VALUES (?, ?)"),
+            (self.partials, "INSERT OR REPLACE INTO partials VALUES (?, ?, ?)"),
+            (self.sample_ends, "UPDATE samples SET end = ?, reason = ? WHERE row = ? AND end IS NULL"),
+            (self.member_ends, f"UPDATE samples SET {_END} WHERE {_MEMBERS} AND end IS NULL"),
+            (self.group_ends, f"UPDATE groups SET {_END} WHERE group_id = ? AND end IS NULL"),
+            (self.spent_partials, "DELETE FROM partials WHERE row = ?"),
+            (self.spent_payloads, "DELETE FROM payloads WHERE row = ?"),
+            (self.spent_groups, f"DELETE FROM payloads WHERE {_MEMBERS}"),
+            (self.spent_grades, "DELETE FROM grades WHERE group_id = ?"),
+            (self.checkpoints, "INSERT OR REPLACE INTO checkpoints VALUES (?, ?)"),
         )
 
     def changed(self) -> None:
@@ -77,18 +84,23 @@ class Journal:
     def flush(self) -> None:
         """Write everything buffered in one transaction."""
         self._scheduled = False
-        if any(rows for rows, _, _ in self._writes):
+        if any(rows for rows, _ in self._writes):
             self.transact(self._write)
-            for rows, _, _ in self._writes:
+            for rows, _ in self._writes:
                 rows.clear()
+            self.members_ended = 0
         self._failed = False
 
     def _write(self, db: sqlite3.Connection) -> None:
-        for rows, statement, exact in self._writes:
+        for rows, statement in self._writes:
             if rows:
                 changed = db.executemany(statement, rows).rowcount
-                if exact and changed != len(rows):
-                    raise LedgerError(f"{self._path}: {statement!r} changed {changed} rows instead of {len(rows)}")
+                expected = self.members_ended if rows is self.member_ends else len(rows)
+                if changed != expected and statement.startswith("UPDATE"):
+                    raise LedgerError(
+                        f"{self._path}: {changed} ends written instead of {expected}; "
+                        "the file was changed by something else, go on from a copy or start a new run"
+                    )
 
     def transact(self, write: Callable[[sqlite3.Connection], None]) -> None:
         """`write` in a transaction of its own: all of it, or nothing and a `LedgerError`."""

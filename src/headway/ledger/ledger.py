@@ -45,7 +45,7 @@ class Ledger:
         if group_id < state.next_group_id:
             raise LedgerError(f"group {group_id} cannot start: ids up to {state.next_group_id - 1} have been used")
         state.next_group_id = group_id + 1
-        state.groups[group_id] = OpenGroup()
+        state.groups[group_id] = OpenGroup(group_id)
         self._journal.groups.append((group_id, position))
         self._journal.changed()
 
@@ -53,19 +53,19 @@ class Ledger:
         """A member of an open group begins."""
         state = self._state
         group = self._group(group_id)
-        if sample_id in group.started or sample_id in state.samples:
+        if sample_id in state.samples or sample_id in group.dropped:
             raise LedgerError(f"sample {sample_id} of group {group_id} was started before")
         row = state.next_row
         state.next_row = row + 1
-        group.started.add(sample_id)
-        group.open[sample_id] = state.samples[sample_id] = OpenSample(row, group)
+        state.samples[sample_id] = group.add(sample_id, row)
         self._journal.samples.append((row, sample_id, group_id))
         self._journal.changed()
 
     def finish_sample(self, episode: Episode) -> None:
         """The sample was made; from the next flush on it is not lost, whatever dies."""
         sample = self._unfinished(episode.sample_id)
-        self._journal.payloads.append((sample.row, self._state.lineage, encode_episode(episode)))
+        body = encode_episode(episode)
+        self._journal.payloads.append((sample.row, sample.group.group_id, self._state.lineage, body))
         sample.finished = True
         if sample.has_partial:
             sample.has_partial = False
@@ -88,36 +88,36 @@ class Ledger:
         """The group was part of the training step that made `version`; it must be all members not dropped."""
         group = self._group(group_id)
         self._check_trainable(group_id, group, sample_ids, version)
-        rows, graded = self._state.unpruned.setdefault(version, ([], []))
-        ends = self._journal.sample_ends
-        for sample_id, sample in group.open.items():
-            ends.append(("trained", None, version, sample.row))
-            rows.append((sample.row,))
-            del self._state.samples[sample_id]
-        if group.graded:
-            graded.append((group_id,))
+        self._state.unpruned.setdefault(version, []).append(group.members)
         self._state.add_ends("trained", len(group.open))
-        self._journal.group_ends.append(("trained", None, version, group_id))
-        del self._state.groups[group_id]
-        self._journal.changed()
+        self._end_group(group, "trained", None, version)
 
     def drop_sample(self, sample_id: str, reason: DropReason) -> None:
         """One member ends with `reason`; its group goes on."""
         sample = self._sample(sample_id)
-        del sample.group.open[sample_id]
-        self._drop(sample_id, sample, reason)
+        group = sample.group
+        del group.open[sample_id]
+        group.dropped.add(sample_id)
+        del self._state.samples[sample_id]
+        self._state.add_ends(f"dropped:{reason}", 1)
+        self._journal.sample_ends.append(("dropped", str(reason), sample.row))
+        if sample.finished:
+            self._journal.spent_payloads.append((sample.row,))
+        if sample.has_partial:
+            self._journal.spent_partials.append((sample.row,))
         self._journal.changed()
 
     def drop_group(self, group_id: int, reason: DropReason) -> list[str]:
         """The group is over: every member still open ends with `reason`. Returns their ids."""
         group = self._group(group_id)
-        for sample_id, sample in group.open.items():
-            self._drop(sample_id, sample, reason)
+        samples = group.open.values()
+        self._journal.spent_partials.extend([(sample.row,) for sample in samples if sample.has_partial])
+        if any(sample.finished for sample in samples):
+            self._journal.spent_groups.append(group.members)
         if group.graded:
             self._journal.spent_grades.append((group_id,))
-        self._journal.group_ends.append(("dropped", str(reason), None, group_id))
-        del self._state.groups[group_id]
-        self._journal.changed()
+        self._state.add_ends(f"dropped:{reason}", len(samples))
+        self._end_group(group, "dropped", str(reason), None)
         return list(group.open)
 
     # Stopping and going on.
@@ -139,7 +139,7 @@ class Ledger:
         self.store_partials(partials)
         state = self._state
         saved = list(state.samples)
-        self._journal.sample_ends.extend(("saved", None, None, sample.row) for sample in state.samples.values())
+        self._journal.sample_ends.extend(("saved", None, sample.row) for sample in state.samples.values())
         state.add_ends("saved", len(saved))
         state.samples.clear()
         state.groups.clear()
@@ -151,9 +151,9 @@ class Ledger:
         state = self._state
         self._journal.checkpoints.append((version, directory))
         for trained in [trained for trained in state.unpruned if trained <= version]:
-            rows, graded = state.unpruned.pop(trained)
-            self._journal.spent_payloads.extend(rows)
-            self._journal.spent_grades.extend(graded)
+            groups = state.unpruned.pop(trained)
+            self._journal.spent_groups.extend(groups)
+            self._journal.spent_grades.extend([(group_id,) for _, _, group_id in groups])
         state.checkpointed = max(version, state.checkpointed)
         self.flush()
 
@@ -237,11 +237,14 @@ class Ledger:
             last = self._state.checkpointed
             raise LedgerError(f"group {group_id} cannot be part of version {version}: checkpoint {last} is on disk")
 
-    def _drop(self, sample_id: str, sample: OpenSample, reason: DropReason) -> None:
-        del self._state.samples[sample_id]
-        self._state.add_ends(f"dropped:{reason}", 1)
-        self._journal.sample_ends.append(("dropped", str(reason), None, sample.row))
-        if sample.finished:
-            self._journal.spent_payloads.append((sample.row,))
-        if sample.has_partial:
-            self._journal.spent_partials.append((sample.row,))
+    def _end_group(self, group: OpenGroup, end: str, reason: str | None, version: int | None) -> None:
+        """The same end for the group and for every member that has none."""
+        if group.open:
+            self._journal.member_ends.append((end, reason, version, *group.members))
+            self._journal.members_ended += len(group.open)
+        self._journal.group_ends.append((end, reason, version, group.group_id))
+        del self._state.groups[group.group_id]
+        samples = self._state.samples
+        for sample_id in group.open:
+            del samples[sample_id]
+        self._journal.changed()

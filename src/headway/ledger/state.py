@@ -24,20 +24,37 @@ class OpenSample:
 class OpenGroup:
     """A group without an end."""
 
-    __slots__ = ("graded", "open", "started")
+    __slots__ = ("dropped", "first_row", "graded", "group_id", "last_row", "open")
 
-    def __init__(self) -> None:
-        self.started: set[str] = set()
-        """Every member ever, so that no id is used twice."""
+    def __init__(self, group_id: int) -> None:
+        self.group_id = group_id
         self.open: dict[str, OpenSample] = {}
+        self.dropped: set[str] = set()
+        """Members that have ended, so that no id is used twice."""
+        self.first_row = 0
+        self.last_row = -1
+        """The range of rows that holds its members, and perhaps those of others."""
         self.graded = False
+
+    def add(self, sample_id: str, row: int) -> OpenSample:
+        """A new member; rows grow."""
+        if not self.first_row:
+            self.first_row = row
+        self.last_row = row
+        sample = self.open[sample_id] = OpenSample(row, self)
+        return sample
+
+    @property
+    def members(self) -> tuple[int, int, int]:
+        """What statements find its members by."""
+        return (self.first_row, self.last_row, self.group_id)
 
 
 class State:
     """Everything the file says about what is not over yet."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        self.groups = {group_id: OpenGroup() for (group_id,) in db.execute(f"SELECT group_id {_OPEN_GROUPS}")}
+        self.groups = {group_id: OpenGroup(group_id) for (group_id,) in db.execute(f"SELECT group_id {_OPEN_GROUPS}")}
         self.samples: dict[str, OpenSample] = {}
         self._read_members(db)
         for (group_id,) in db.execute("SELECT group_id FROM grades"):
@@ -48,7 +65,7 @@ class State:
         self.lineage = _maximum(db, "lineage", "restores", default=0)
         self.checkpointed = _maximum(db, "version", "checkpoints", default=-1)
         self.unpruned = _read_unpruned(db)
-        """By the version they were trained for: payloads (rows) and grades (groups) that are still in the file."""
+        """Groups whose payloads and grades are still in the file, by the version they were trained for."""
         self.ends = count_ends(db)
         """Samples by how they ended."""
         self.ends.pop("open", None)
@@ -61,11 +78,11 @@ class State:
         )
         for row, sample_id, group_id, end in db.execute(f"{members} ORDER BY row"):
             group = self.groups[group_id]
-            group.started.add(sample_id)
-            if end is None:
-                sample = OpenSample(row, group)
-                sample.finished, sample.has_partial = row in finished, row in in_part
-                group.open[sample_id] = self.samples[sample_id] = sample
+            if end is not None:
+                group.dropped.add(sample_id)
+                continue
+            sample = self.samples[sample_id] = group.add(sample_id, row)
+            sample.finished, sample.has_partial = row in finished, row in in_part
 
     def add_ends(self, state: str, count: int) -> None:
         """`count` more samples ended as `state`."""
@@ -81,13 +98,14 @@ def count_ends(db: sqlite3.Connection) -> dict[str, int]:
     return {f"dropped:{reason}" if end == "dropped" else end or "open": count for end, reason, count in found}
 
 
-def _read_unpruned(db: sqlite3.Connection) -> dict[int, tuple[list[tuple[int]], list[tuple[int]]]]:
-    unpruned: dict[int, tuple[list[tuple[int]], list[tuple[int]]]] = {}
-    payloads = "SELECT trained_at, row FROM payloads JOIN samples USING (row) WHERE end = 'trained'"
-    grades = "SELECT trained_at, group_id FROM grades JOIN groups USING (group_id) WHERE end = 'trained'"
-    for kind, query in enumerate((payloads, grades)):
-        for version, key in db.execute(query):
-            unpruned.setdefault(version, ([], []))[kind].append((key,))
+def _read_unpruned(db: sqlite3.Connection) -> dict[int, list[tuple[int, int, int]]]:
+    unpruned: dict[int, list[tuple[int, int, int]]] = {}
+    for version, *members in db.execute(
+        "SELECT trained_at, min(row), max(row), group_id FROM payloads JOIN groups USING (group_id) "
+        "WHERE end = 'trained' GROUP BY group_id"
+    ):
+        first_row, last_row, group_id = members
+        unpruned.setdefault(version, []).append((first_row, last_row, group_id))
     return unpruned
 
 

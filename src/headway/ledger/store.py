@@ -27,7 +27,8 @@ CREATE TABLE groups (
 CREATE TABLE samples (
     row INTEGER PRIMARY KEY, sample_id TEXT NOT NULL, group_id INTEGER NOT NULL,
     end TEXT, reason TEXT, trained_at INTEGER);
-CREATE TABLE payloads (row INTEGER PRIMARY KEY, lineage INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE payloads (
+    row INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, lineage INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE partials (row INTEGER PRIMARY KEY, lineage INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE grades (group_id INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE checkpoints (version INTEGER PRIMARY KEY, directory TEXT NOT NULL);
@@ -36,7 +37,8 @@ CREATE TABLE undone (
     lineage INTEGER NOT NULL, row INTEGER NOT NULL, end TEXT NOT NULL, trained_at INTEGER,
     PRIMARY KEY (lineage, row)) WITHOUT ROWID;
 """
-# samples.row is numbered by the ledger: updates and payloads go by integer, and sample ids need no index.
+# samples.row is numbered by the ledger in the order of starting. Updates and payloads go by it, a whole group at a
+# time as the range from its first row to its last; sample ids need no index.
 # undone keeps the ends that restore `lineage` took back, so that the file tells its whole history.
 
 
@@ -58,6 +60,8 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     db: sqlite3.Connection | None = None
     try:
         db = sqlite3.connect(path, isolation_level=None)
+        # Some builds overwrite whatever is deleted; pruned payloads are no secret and that costs tenfold.
+        db.execute("PRAGMA secure_delete = OFF")
         _check(db, path)
         # NORMAL survives the death of the process at any point; only a power cut may cost the last commits.
         db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 4000;")

@@ -73,6 +73,17 @@ def test_nobody_waits_for_the_version_of_an_engine_that_is_down() -> None:
     assert versions.served == 3
 
 
+def test_an_engine_that_is_up_again_serves_the_version_it_was_seeded_with() -> None:
+    events = in_order(
+        [ev(0, "served", f"engine/{n}", version=0, trained=0) for n in range(2)],
+        [ev(1, "down", "engine/1", reason="crash")],
+        step(0, 2, 1),
+        [ev(3, "served", "engine/0", version=1, trained=1), ev(5, "up", "engine/1", version=1)],
+        step(6, 12, 2),
+    )
+    assert report_of(events, warmup_steps=0).lag.behind_mean == pytest.approx(1 / 12)
+
+
 def test_engines_that_never_reported_serve_what_training_started_from() -> None:
     versions = Versions()
     versions.trains(7)

@@ -19,7 +19,7 @@ data holds JSON scalars only, in the order given, so that a log is reproducible 
 | `span.begin` / `span.end` | role such as `param_update`, `ref_logp` | `span` (unique), `name` |
 | `score.start` / `score.end` | `reward` | `sample` |
 | `error` | who failed | `error`, `message` |
-| `retry` / `restart` / `down` / `up` | who | `attempt` or `reason` |
+| `retry` / `restart` / `down` / `up` | who | `attempt` or `reason`; `version` for an engine that is up again |
 | `degrade` / `restore` | `recovery` | `level` |
 | `checkpoint` | `flow` | `trained` |
 | `validate.begin` / `validate.end` | `validate` | `trained`, and `reward`, `samples` at the end |

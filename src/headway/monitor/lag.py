@@ -91,6 +91,25 @@ class Versions:
             return 0
         return max(0, self.trained - self.served)
 
+    def take(self, event: Event) -> bool:
+        """Follow an event; whether it was one about versions."""
+        _, kind, who, data = event
+        if kind == "served" or (kind == "up" and "version" in data):
+            if self.trained is None and "trained" in data:
+                self.trains(data["trained"])
+            self.serves(who, data["version"])
+        elif kind == "step.begin":
+            self.trains(data["trained"])
+        elif kind == "step.end":
+            if self.trained is None:
+                self.trains(data["trained"] - 1)
+            self.trains(data["trained"])
+        elif kind == "down":
+            self.loses(who)
+        else:
+            return False
+        return True
+
     def trains(self, trained: int) -> None:
         """The trainer holds this version."""
         if self.trained is None:
@@ -157,11 +176,9 @@ class LagRecorder:
         self._drops: Counter[str] = Counter()
         self.handlers: Mapping[str, Handler] = {
             "group.train": self._group_train,
-            "step.begin": self._step_begin,
+            **dict.fromkeys(("step.begin", "served", "up", "down"), self._follow),
             "step.end": self._step_end,
-            "served": self._served,
             "request.start": self._request_start,
-            "down": self._down,
             "sample.start": self._sample_start,
             "sample.finish": self._sample_finish,
             "sample.end": self._sample_end,
@@ -186,33 +203,20 @@ class LagRecorder:
         sums.in_flight += samples * in_flight
         sums.in_queue += samples * in_queue
 
-    def _step_begin(self, event: Event) -> None:
+    def _follow(self, event: Event) -> None:
         self._settle(event.time_s)
-        self.versions.trains(event.data["trained"])
+        self.versions.take(event)
+        self._behind_max = max(self._behind_max, self.versions.behind)
 
     def _step_end(self, event: Event) -> None:
-        self._settle(event.time_s)
-        if self.versions.trained is None:
-            self.versions.trains(event.data["trained"] - 1)
-        self.versions.trains(event.data["trained"])
-        self._behind_max = max(self._behind_max, self.versions.behind)
+        self._follow(event)
         if self._clock.opens:
             self._behind_at_start_s = self._behind_s
             self._sums_at_start = _Sums(self._sums.samples, self._sums.lag, self._sums.in_flight, self._sums.in_queue)
         self._behind_at_end_s = self._behind_s
 
-    def _served(self, event: Event) -> None:
-        self._settle(event.time_s)
-        if self.versions.trained is None and "trained" in event.data:
-            self.versions.trains(event.data["trained"])
-        self.versions.serves(event.who, event.data["version"])
-
     def _request_start(self, event: Event) -> None:
         self.versions.meets(event.who)
-
-    def _down(self, event: Event) -> None:
-        self._settle(event.time_s)
-        self.versions.loses(event.who)
 
     def _settle(self, time_s: float) -> None:
         self._behind_s += self.versions.behind * (time_s - self._behind_since_s)

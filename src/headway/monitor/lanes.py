@@ -75,10 +75,10 @@ class LaneCollector:
         elif kind == "sample.end":
             if data["end"] == "dropped":
                 self.lanes.drops.append((time_s, str(data.get("reason", "unknown"))))
-        elif kind in ("step.begin", "step.end", "served"):
+        else:
             self._follow_versions(event)
-        elif kind in MARKER_KINDS:
-            self._mark(event)
+            if kind in MARKER_KINDS:
+                self._mark(event)
 
     def _change(self, time_s: float, who: str, old: str, new: str) -> None:
         since_s, state = self._state.get(who, (self.lanes.start_s, old))
@@ -96,17 +96,13 @@ class LaneCollector:
         _add_point(points, time_s, len(pending))
 
     def _follow_versions(self, event: Event) -> None:
-        time_s, kind, who, data = event
-        if kind == "served":
-            if self._versions.trained is None:
-                self._versions.trains(data.get("trained", data["version"]))
-            self._versions.serves(who, data["version"])
-        else:
-            self._versions.trains(data["trained"])
-            if kind == "step.begin":
-                self._begun_s = time_s
-            else:
-                self.lanes.steps.append((self._begun_s, time_s, data["trained"]))
+        time_s, kind, _, data = event
+        if not self._versions.take(event):
+            return
+        if kind == "step.begin":
+            self._begun_s = time_s
+        elif kind == "step.end":
+            self.lanes.steps.append((self._begun_s, time_s, data["trained"]))
         row = (time_s, self._versions.trained or 0, self._versions.served or 0)
         versions = self.lanes.versions
         if not versions or versions[-1][1:] != row[1:]:
@@ -114,10 +110,9 @@ class LaneCollector:
 
     def _mark(self, event: Event) -> None:
         time_s, kind, who, data = event
-        if kind == "down":
-            self._versions.loses(who)
-            if self._open.pop(who, None):
-                _add_point(self.lanes.engines[who], time_s, 0)
+        if kind == "down" and self._open[who]:
+            self._open[who].clear()
+            _add_point(self.lanes.engines[who], time_s, 0)
         text = ", ".join(f"{key}: {value}" for key, value in data.items())
         self.lanes.markers.append((time_s, kind, who, text[:_TEXT_LIMIT]))
 

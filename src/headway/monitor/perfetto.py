@@ -17,6 +17,7 @@ from typing import IO, Any
 from headway.monitor.events import Event
 from headway.monitor.lag import Versions
 from headway.monitor.lanes import MARKER_KINDS
+from headway.monitor.report import plain_json
 
 Row = dict[str, Any]
 
@@ -34,6 +35,7 @@ class TraceWriter:
         self._tids: dict[str, int] = {}
         self._states: dict[str, tuple[float, str]] = {}
         self._requests: dict[str, set[object]] = {}
+        self._spans: dict[str, str] = {}
         self._first_s: float | None = None
         self._last_s = 0.0
         self._step: tuple[float, int] | None = None
@@ -58,6 +60,7 @@ class TraceWriter:
             yield self._instant(event, f"drop: {event.data.get('reason', 'unknown')}")
         elif kind in MARKER_KINDS:
             yield self._instant(event, kind)
+            yield from self._lose(event)
         if self._outstanding.take(event):
             yield from self._counters(event.time_s)
 
@@ -102,11 +105,20 @@ class TraceWriter:
         yield _async(phase, time_s, "request", "request", f"{who}:{data['request']}", pid, data)
         yield _counter(time_s, "requests", pid, {"open": len(pending)})
 
+    def _lose(self, event: Event) -> Iterator[Row]:
+        """An engine that is down holds no requests; those it had have no end in the trace."""
+        if event.kind == "down" and self._requests.get(event.who):
+            self._requests[event.who].clear()
+            yield _counter(event.time_s, "requests", self._pids[event.who], {"open": 0})
+
     def _span(self, event: Event) -> Iterator[Row]:
         time_s, kind, who, data = event
-        phase = "b" if kind == "span.begin" else "e"
-        name = f"{who}: {data.get('name', '')}"
-        yield _async(phase, time_s, name, who, f"{who}:{data['span']}", POOLS_PID, data)
+        key = f"{who}:{data['span']}"
+        if kind == "span.begin":
+            name = self._spans[key] = f"{who}: {data.get('name', '')}"
+            yield _async("b", time_s, name, who, key, POOLS_PID, data)
+        elif key in self._spans:
+            yield _async("e", time_s, self._spans.pop(key), who, key, POOLS_PID, data)
 
     def _train(self, event: Event) -> Iterator[Row]:
         if event.kind == "step.begin":
@@ -147,7 +159,7 @@ class Outstanding:
 
     def take(self, event: Event) -> bool:
         """Whether this event changed anything."""
-        _, kind, who, data = event
+        kind, data = event.kind, event.data
         if kind == "group.start":
             self.groups += 1
         elif kind == "group.drop":
@@ -155,13 +167,7 @@ class Outstanding:
         elif kind == "group.train":
             self._unserved[data["trained"] + 1] += 1
             return False
-        elif kind in ("step.begin", "step.end"):
-            self.versions.trains(data["trained"])
-        elif kind == "served":
-            self.versions.serves(who, data["version"])
-            self._release()
-        elif kind == "down":
-            self.versions.loses(who)
+        elif self.versions.take(event):
             self._release()
         else:
             return False
@@ -187,10 +193,18 @@ def write_trace(events: Iterable[Event], stream: IO[str]) -> int:
     count = 0
     for row in trace_rows(events):
         stream.write(",\n" if count else "\n")
-        stream.write(json.dumps(row, separators=(",", ":"), ensure_ascii=False, default=str))
+        stream.write(_encode(row))
         count += 1
     stream.write("\n]}\n")
     return count
+
+
+def _encode(row: Row) -> str:
+    try:
+        return json.dumps(row, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        # A metric that is not a number: rare, and JSON has no word for it.
+        return json.dumps(plain_json(row), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _us(time_s: float) -> int:

@@ -109,6 +109,8 @@ class ToyRun:
         if not self.missing[group]:
             self.state("reward", "running")
             self.after(0.4, lambda: self.score(group, version))
+        self.emit("score.start", "reward", sample=sample)
+        self.after(0.4, lambda: self.emit("score.end", "reward", sample=sample))
         self.dispatch()
 
     def score(self, group: int, oldest: int) -> None:

@@ -95,6 +95,18 @@ def test_a_role_with_spans_is_judged_by_them() -> None:
     assert role.spans == 2
 
 
+def test_scores_are_a_pool_beside_the_reward_stage() -> None:
+    events = [
+        ev(0, "state", "reward", old="idle", new="waiting"),
+        ev(2, "score.start", "reward", sample="a"),
+        ev(4, "score.end", "reward", sample="a"),
+        ev(8, "checkpoint", "flow", trained=0),
+    ]
+    stage, scoring = report_of(events).usage.roles
+    assert (stage.role, stage.busy) == ("reward", 0.0)
+    assert (scoring.role, scoring.busy, scoring.spans) == ("scoring", 0.25, 1)
+
+
 def test_the_pool_is_the_mean_share_and_the_sum_of_counts() -> None:
     events = [
         ev(0, "request.start", "engine/10", request="a"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from headway.monitor.events import Event
 from headway.monitor.lag import Versions
-from headway.monitor.usage import STATES, natural_key
+from headway.monitor.usage import SCORING, STATES, natural_key
 
 MOST_ENGINE_LANES = 32
 MOST_MARKERS = 2000
@@ -72,6 +72,8 @@ class LaneCollector:
             self._count(self.lanes.engines[who], time_s, who, data["request"], kind == "request.start")
         elif kind in ("span.begin", "span.end"):
             self._count(self.lanes.pools[who], time_s, "span " + who, data["span"], kind == "span.begin")
+        elif kind in ("score.start", "score.end"):
+            self._count(self.lanes.pools[SCORING], time_s, "span " + SCORING, data["sample"], kind == "score.start")
         elif kind == "sample.end":
             if data["end"] == "dropped":
                 self.lanes.drops.append((time_s, str(data.get("reason", "unknown"))))

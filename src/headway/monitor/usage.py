@@ -5,7 +5,8 @@ Three kinds of roles, told apart by the events they send:
 * a stage (`state`) is in one state at a time; its seconds by state add up to the window exactly;
 * an engine (`request.start`, `request.end`) serves several requests at once: it is busy while it has one;
 * a worker pool (`span.begin`, `span.end`) is busy while a span is open. A stage that also has spans is judged by
-  them: its state says what its loop does, the spans say what its workers do.
+  them: its state says what its loop does, the spans say what its workers do. Scores being computed
+  (`score.start`, `score.end`) are such a pool of their own, `scoring`: they run beside the reward stage.
 
 The *bubble* of a role is the share of the window in which it was not busy.
 
@@ -24,6 +25,7 @@ from headway.monitor.window import Handler, Window, WindowClock
 
 STATES = ("idle", "waiting", "running", "emitting", "recovering", "degraded", "stopped", "failed")
 BUSY_STATE = "running"
+SCORING = "scoring"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +186,8 @@ class UsageRecorder:
             "request.end": self._request_end,
             "span.begin": self._span_begin,
             "span.end": self._span_end,
+            "score.start": self._score_start,
+            "score.end": self._score_end,
             "down": self._down,
             "step.end": self._step_end,
         }
@@ -230,6 +234,12 @@ class UsageRecorder:
 
     def _span_end(self, event: Event) -> None:
         self._spans[event.who].end(event.time_s, event.data["span"], 0)
+
+    def _score_start(self, event: Event) -> None:
+        self._spans[SCORING].begin(event.time_s, event.data["sample"])
+
+    def _score_end(self, event: Event) -> None:
+        self._spans[SCORING].end(event.time_s, event.data["sample"], 0)
 
     def _down(self, event: Event) -> None:
         for pool in (self._engines, self._spans):

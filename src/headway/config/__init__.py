@@ -1,1 +1,59 @@
-"""Configuration: one tree of typed dataclasses, validated when it is made."""
+"""Configuration: one tree of typed dataclasses, complete and checked before anything starts.
+
+    resolved = load("run.yaml", ["async_generation_ratio=2", "+trainer.n_gpus_per_node=8"])
+    resolved.config.actor_train.training_args.learning_rate
+    resolved.derived.slots
+
+`load` accepts both dialects users have, derives what was not said, and raises `ConfigErrors` with every problem at
+once. Nothing here reads the environment, evaluates text or imports torch.
+"""
+
+from headway.config.blocks import (
+    CustomEnvConfig,
+    EnvManagerConfig,
+    ImportanceWeightConfig,
+    RatioFilterConfig,
+    ReliabilityConfig,
+    TrainInferCorrectionConfig,
+)
+from headway.config.load import load
+from headway.config.resolved import Derived, Resolved
+from headway.config.roles import (
+    DataArgs,
+    GeneratingArgs,
+    ModelArgs,
+    RewardConfig,
+    RoleConfig,
+    StrategyArgs,
+    StrategyConfig,
+    TrainingArgs,
+    ValidationConfig,
+)
+from headway.config.schema import Config
+from headway.config.simulation import SimulationConfig
+from headway.errors import ConfigError, ConfigErrors
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "ConfigErrors",
+    "CustomEnvConfig",
+    "DataArgs",
+    "Derived",
+    "EnvManagerConfig",
+    "GeneratingArgs",
+    "ImportanceWeightConfig",
+    "ModelArgs",
+    "RatioFilterConfig",
+    "ReliabilityConfig",
+    "Resolved",
+    "RewardConfig",
+    "RoleConfig",
+    "SimulationConfig",
+    "StrategyArgs",
+    "StrategyConfig",
+    "TrainInferCorrectionConfig",
+    "TrainingArgs",
+    "ValidationConfig",
+    "load",
+]

@@ -8,18 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headway.config.ranges import Amount, Count, Factor, Positive, Probability, Real
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
     """A latency or a length. Draws are clipped to [min, max]."""
 
     kind: Literal["fixed", "gaussian", "lognormal", "empirical"] = "fixed"
-    mean: float = 0.0
+    """Shape of the distribution."""
+    mean: Real = 0.0
     """Of the distribution before clipping, in every kind but `empirical`."""
-    std: float = 0.0
+    std: Real = 0.0
     """Of the distribution itself (not of its logarithm), in `gaussian` and `lognormal`."""
-    min: float = 0.0
-    max: float | None = None
+    min: Real = 0.0
+    """Smallest value drawn."""
+    max: Real | None = None
+    """Largest value drawn. null: no limit."""
     file: str | None = None
     """`empirical`: a text file with one number a line, drawn uniformly."""
 
@@ -28,41 +33,48 @@ class Distribution:
 class SimulatedEngine:
     """Continuous batching: a step advances every running request by one action."""
 
-    gpus: int = 1
+    gpus: Count = 1
     """Devices of one replica; `actor_infer.device_mapping` divided by this is the number of replicas."""
-    slots: int = 64
+    slots: Count = 64
     """Requests that decode together; more wait in the replica's queue."""
-    step_s: float = 0.016
+    step_s: Real = 0.016
     """Cost of a decode step however small the batch: reading the weights."""
-    step_per_request_s: float = 0.0005
+    step_per_request_s: Real = 0.0005
     """Added for each request in the batch."""
-    step_per_context_token_s: float = 0.0
+    step_per_context_token_s: Real = 0.0
     """Added for each token of context held by the batch: reading the KV cache."""
-    prefill_tokens_per_s: float = 20_000.0
+    prefill_tokens_per_s: Positive = 20_000.0
     """Prompt (and resumed) tokens processed a second; decoding of the replica stops meanwhile."""
-    kv_tokens: int | None = None
+    kv_tokens: Count | None = None
     """Tokens of context that fit; the youngest request is preempted and recomputed when they do not."""
-    restart_s: float = 30.0
+    restart_s: Real = 30.0
+    """From a crash to an empty replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTrainer:
     """A step costs its GPU-seconds divided by the GPUs of the role, plus what does not scale."""
 
-    gpu_s_per_token: float = 0.0
-    gpu_s_per_sample: float = 0.0
-    fixed_s: float = 0.0
+    gpu_s_per_token: Real = 0.0
+    """GPU-seconds for each token of the batch."""
+    gpu_s_per_sample: Real = 0.0
+    """GPU-seconds for each sample of the batch."""
+    fixed_s: Real = 0.0
     """What more GPUs do not make faster: communication, the optimizer, the host."""
-    save_s: float = 1.0
-    restart_s: float = 60.0
+    save_s: Real = 1.0
+    """Of one checkpoint."""
+    restart_s: Real = 60.0
+    """From a crash to an empty trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedScorer:
     """logp, ref_logp or critic: a forward pass. All zero: the stage passes groups through."""
 
-    gpu_s_per_token: float = 0.0
-    fixed_s: float = 0.0
+    gpu_s_per_token: Real = 0.0
+    """GPU-seconds for each token of the group."""
+    fixed_s: Real = 0.0
+    """Seconds for each group, however short."""
     with_trainer: bool = True
     """On the trainer's devices, so that it and a training step exclude each other."""
 
@@ -71,12 +83,15 @@ class SimulatedScorer:
 class SimulatedWeights:
     """One update: gather once, then send and load for each replica, then flip."""
 
-    buckets: int = 4
-    gather_s: float = 0.0
+    buckets: Count = 4
+    """Parts that a version is sent in."""
+    gather_s: Real = 0.0
     """Of the whole version."""
-    send_s: float = 0.0
-    load_s: float = 0.0
-    flip_s: float = 0.0
+    send_s: Real = 0.0
+    """Of the whole version, to one replica."""
+    load_s: Real = 0.0
+    """Of the whole version, into the spare buffer."""
+    flip_s: Real = 0.0
     """Decoding stands still for this long."""
 
 
@@ -85,14 +100,19 @@ class SimulatedEnvironment:
     """Turns of an episode. One turn with no latency is a verifiable task."""
 
     turns: Distribution = field(default_factory=lambda: Distribution(mean=1))
+    """How many an episode has."""
     reset_s: Distribution = field(default_factory=Distribution)
+    """Latency of a reset."""
     step_s: Distribution = field(default_factory=Distribution)
-    hang_probability: float = 0.0
+    """Latency of a step."""
+    hang_probability: Probability = 0.0
     """Of a step never to return; the agent's timeout ends it."""
-    slow_probability: float = 0.0
+    slow_probability: Probability = 0.0
     """Of an environment whose every step takes `slow_factor` times as long."""
-    slow_factor: float = 1.0
-    failure_probability: float = 0.0
+    slow_factor: Factor = 1.0
+    """How many times slower a slow environment is."""
+    failure_probability: Probability = 0.0
+    """Of an environment step to raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +120,11 @@ class SimulatedReward:
     """Verdicts: 0 or 1, with a difficulty drawn per prompt."""
 
     latency_s: Distribution = field(default_factory=Distribution)
-    zero_variance_share: float = 0.0
+    """From asking to the verdict."""
+    zero_variance_share: Probability = 0.0
     """Share of prompts whose members all get the same reward."""
-    failure_probability: float = 0.0
+    failure_probability: Probability = 0.0
+    """Of a verdict to fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +132,14 @@ class Fault:
     """Something that breaks at a time and is mended after another."""
 
     kind: Literal["crash", "hang", "slowdown", "lost_message", "late_message", "corrupted_bucket", "lost_node"]
+    """What goes wrong."""
     target: str
     """`engine/<n>`, `trainer`, `weights`, `environment`, `reward`, `ref_logp`; `node/<n>` for `lost_node`."""
-    at_s: float = 0.0
-    for_s: float = 0.0
+    at_s: Real = 0.0
+    """When, from the start of the run."""
+    for_s: Real = 0.0
     """How long the cause lasts; restarts fail meanwhile. 0: a single blow."""
-    factor: float = 4.0
+    factor: Real = 4.0
     """`slowdown`: how many times slower. `late_message`: seconds of delay."""
 
 
@@ -123,22 +147,33 @@ class Fault:
 class SimulationConfig:
     """A scenario: what the simulated world costs and what goes wrong in it."""
 
-    steps: int = 6
+    steps: Count = 6
     """Training steps to simulate."""
-    warmup_steps: int = 2
+    warmup_steps: Amount = 2
     """Left out of the averages: the pipeline is still filling."""
     response_tokens: Distribution = field(
         default_factory=lambda: Distribution(kind="lognormal", mean=2000, std=2000, min=1, max=32_768)
     )
     """Of one turn."""
     prompt_tokens: Distribution = field(default_factory=lambda: Distribution(mean=512))
+    """Of one prompt."""
     engine: SimulatedEngine = field(default_factory=SimulatedEngine)
+    """One replica."""
     trainer: SimulatedTrainer = field(default_factory=lambda: SimulatedTrainer(gpu_s_per_token=0.0003))
+    """The trainer."""
     logp: SimulatedScorer = field(default_factory=SimulatedScorer)
+    """The `logp` stage."""
     ref_logp: SimulatedScorer = field(default_factory=SimulatedScorer)
+    """The `ref_logp` stage."""
     critic: SimulatedScorer = field(default_factory=SimulatedScorer)
+    """The `critic` stage."""
     weights: SimulatedWeights = field(default_factory=lambda: SimulatedWeights(send_s=1.0))
+    """Weight updates."""
     environment: SimulatedEnvironment = field(default_factory=SimulatedEnvironment)
+    """Environments."""
     reward: SimulatedReward = field(default_factory=SimulatedReward)
-    gpus_per_node: int = 8
+    """Rewards."""
+    gpus_per_node: Count = 8
+    """Devices that a lost node takes with it."""
     faults: tuple[Fault, ...] = ()
+    """What goes wrong, in any order."""

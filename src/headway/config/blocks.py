@@ -1,0 +1,115 @@
+"""Blocks of the tree that are neither roles nor top-level options: environments, reliability, mismatch correction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headway.config.ranges import Amount, Count, Positive, Real, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvManagerConfig:
+    """How many environments run, and of which kinds."""
+
+    num_env_groups: Count | None = None
+    """Groups of environments that run at once. null: as many as there are slots."""
+    group_size: Count = 1
+    """Members of a group: episodes that start from the same state."""
+    group_size_redundancy: Amount = 0
+    """Members started beyond `group_size`; the first `group_size` to end are kept."""
+    max_env_num_per_worker: Amount = 0
+    """Environments in one worker process. 0: all in one."""
+    tags: tuple[str, ...] = ()
+    """Keys of `custom_envs` to draw environments from."""
+    num_groups_partition: tuple[Count, ...] = ()
+    """Groups of each tag, in the order of `tags`; adds up to `num_env_groups`. Empty: equal parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomEnvConfig:
+    """One kind of environment."""
+
+    env_type: str = ""
+    """Registered name or `module:class`. Empty: the tag."""
+    max_steps: Count | None = None
+    """Turns after which an episode is cut off. null: the environment decides."""
+    max_tokens_per_step: Count | None = None
+    """Longest answer of one turn. null: `actor_infer.generating_args.max_new_tokens`."""
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    """Passed to the environment by keyword."""
+    agent_system_template: str | None = None
+    """System message of the agent. null: the environment's own."""
+    agent_template: str | None = None
+    """Template of each later message, with `{observation}` in it. null: the environment's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceWeightConfig:
+    """A weight min(exp(ℓ_p − ℓ_b), upper_bound) on the loss."""
+
+    enabled: bool = False
+    """Multiply the loss by it."""
+    weight_type: Literal["token", "sequence", "geometric"] = "token"
+    """Per action, per sample (product), or per sample (geometric mean)."""
+    upper_bound: Positive = 1.2
+    """Where the weight is cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatioFilterConfig:
+    """A mask that drops what the trainer and the engine disagree about."""
+
+    enabled: bool = True
+    """Apply this filter."""
+    agg_type: Literal["token", "sequence", "geometric"] = "token"
+    """Drop single actions, or whole samples by product or geometric mean."""
+    ratio_low: Real = 0.8
+    """Smallest exp(ℓ_p − ℓ_b) kept."""
+    ratio_high: Positive = 1.2
+    """Largest exp(ℓ_p − ℓ_b) kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainInferCorrectionConfig:
+    """Correction of the mismatch between trainer and engine, on top of any `pg_variant`."""
+
+    is_weight: ImportanceWeightConfig = field(default_factory=ImportanceWeightConfig)
+    """A truncated importance weight."""
+    filters: tuple[RatioFilterConfig, ...] = ()
+    """Masks, applied in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilityConfig:
+    """Deadlines and retries. Every wait of the system has one of these."""
+
+    request_timeout_s: Seconds = 1800.0
+    """One request to an engine, queueing included; then it is aborted and counted as a failure of the sample."""
+    episode_timeout_s: Seconds = 3600.0
+    """One whole episode, all turns and environment steps."""
+    reward_timeout_s: Seconds = 120.0
+    """One verdict."""
+    train_timeout_s: Seconds = 3600.0
+    """One training step."""
+    transfer_timeout_s: Seconds = 600.0
+    """One weight update, from gather to flip, on one replica."""
+    stall_timeout_s: Seconds = 900.0
+    """No progress anywhere for this long ends the run with the wait-for graph."""
+    sample_retries: Amount = 1
+    """Fresh attempts at a failed sample before its group is dropped."""
+    step_retries: Amount = 1
+    """Repeats of a failed training step before the trainer is restarted."""
+    transfer_retries: Amount = 3
+    """Repeats of a failed weight transfer before the replica is restarted."""
+    replica_restarts: Amount = 3
+    """Restarts of one replica before it is given up."""
+    restart_backoff_s: Real = 1.0
+    """Pause before the first restart; doubles each time."""
+    probe_s: Seconds = 5.0
+    """How often the health of workers is looked at."""
+    quiet_s: Seconds = 60.0
+    """A worker with requests that makes no action for this long is taken for hung."""
+    lock_timeout_s: Seconds = 600.0
+    """Longest wait for devices that roles share."""

@@ -1,0 +1,124 @@
+"""Relations between options that cannot run, each refused with the numbers that show why.
+
+Called after everything is derived; looks at one complete configuration and changes nothing.
+"""
+
+from __future__ import annotations
+
+from headway.config.draft import Draft
+from headway.config.resolved import Derived
+from headway.errors import ConfigError
+
+CORRECTED = frozenset({"ppo", "decoupled_ppo", "tis", "cispo", "topr", "kimi15", "gspo"})
+"""Losses whose ratio is against the behaviour policy."""
+
+
+def check(draft: Draft, derived: Derived) -> None:
+    """Add every problem of the configuration to `draft.problems`."""
+    _check_lengths(draft, derived)
+    _check_headway(draft, derived)
+    _check_groups(draft, derived)
+    _check_environments(draft)
+    _check_algorithm(draft)
+
+
+def _check_lengths(draft: Draft, derived: Derived) -> None:
+    prompt, response, sequence = derived.prompt_length, derived.response_length, derived.sequence_length
+    if prompt + response > sequence:
+        problem = (
+            f"prompt_length {prompt} + response_length {response} = {prompt + response} > sequence_length {sequence}"
+        )
+        draft.refuse("sequence_length", problem, f"at least {prompt + response}, or shorter parts")
+    longest = draft.config.model_max_length
+    if longest is not None and sequence > longest:
+        draft.refuse("sequence_length", f"{sequence} > model_max_length {longest}", "what the model can hold")
+    if derived.max_new_tokens > response:
+        key = "actor_infer.generating_args.max_new_tokens"
+        draft.refuse(key, f"{derived.max_new_tokens} > response_length {response}", "a turn is part of the response")
+    for tag, kind in draft.config.custom_envs.items():
+        if kind.max_tokens_per_step is not None and kind.max_tokens_per_step > response:
+            key = f"custom_envs.{tag}.max_tokens_per_step"
+            draft.refuse(key, f"{kind.max_tokens_per_step} > response_length {response}")
+
+
+def _check_headway(draft: Draft, derived: Derived) -> None:
+    config = draft.config
+    if derived.depth > derived.alpha:
+        problem = f"{derived.depth:g} > async_generation_ratio {derived.alpha:g}"
+        draft.refuse("pipeline_depth", problem, "groups started deeper than the bound would all be dropped")
+    if config.staleness_policy == "window" and derived.staleness_window > derived.slots:
+        slots = f"{derived.slots} slots = ⌊(1 + {derived.depth:g}) × {derived.groups_per_step}⌋"
+        problem = f"{derived.staleness_window} groups > {slots}"
+        draft.refuse("staleness_window", problem, "a window cannot look further than what is started")
+    if (
+        config.staleness_policy != "window"
+        and draft.given("staleness_window")
+        and not _derived(draft, "staleness_window")
+    ):
+        draft.refuse("staleness_window", f"is read only by staleness_policy: window, it is {config.staleness_policy}")
+    weighted = config.train_infer_correction.is_weight.enabled
+    if derived.alpha > 0 and config.pg_variant not in CORRECTED and not weighted and not config.allow_uncorrected_async:
+        draft.refuse(
+            "pg_variant",
+            f"has no off-policy correction, but async_generation_ratio = {derived.alpha:g} trains on old samples",
+            f"one of {', '.join(sorted(CORRECTED))}; or train_infer_correction.is_weight.enabled; "
+            "or allow_uncorrected_async: true",
+        )
+
+
+def _derived(draft: Draft, key: str) -> bool:
+    return draft.provenance.get(key, "").startswith("derived")
+
+
+def _check_groups(draft: Draft, derived: Derived) -> None:
+    config = draft.config
+    answers = config.actor_infer.generating_args.num_return_sequences
+    single = derived.pipeline == "agentic" and answers == 1
+    if answers is not None and answers != derived.group_size and not single:
+        key = "actor_infer.generating_args.num_return_sequences"
+        draft.refuse(key, f"but the group size is {derived.group_size}", f"leave it out, or {derived.group_size}")
+    if derived.groups_per_step * derived.group_size > config.rollout_batch_size and derived.pipeline == "agentic":
+        problem = f"{config.rollout_batch_size} trajectories are fewer than one group of {derived.group_size}"
+        draft.refuse("rollout_batch_size", problem, f"at least {derived.group_size}")
+    seats = config.actor_infer.strategy_args.strategy_config.max_num_seqs
+    if seats is not None and derived.members_started > seats * derived.replicas:
+        draft.notes.append(
+            f"a group starts {derived.members_started} members but the engines hold "
+            f"{derived.replicas} replicas × {seats} requests = {seats * derived.replicas}: members will queue"
+        )
+    if derived.group_size == 1 and config.adv_estimator in ("rloo", "grpo", "gigpo"):
+        if config.adv_estimator == "rloo":
+            draft.refuse("adv_estimator", "compares members of a group, but the group size is 1", "at least 2 members")
+        else:
+            draft.notes.append(
+                f"adv_estimator: {config.adv_estimator} with groups of one compares with the batch; "
+                "set num_return_sequences_in_group or train_env_manager.group_size to compare within a group"
+            )
+
+
+def _check_environments(draft: Draft) -> None:
+    config = draft.config
+    for name in ("train_env_manager", "val_env_manager"):
+        manager = getattr(config, name)
+        if manager is None:
+            continue
+        parts = manager.num_groups_partition
+        if parts and len(parts) != len(manager.tags):
+            problem = f"{len(parts)} parts for {len(manager.tags)} tags {list(manager.tags)}"
+            draft.refuse(f"{name}.num_groups_partition", problem, "one part per tag")
+        elif parts and manager.num_env_groups is not None and sum(parts) != manager.num_env_groups:
+            problem = f"{' + '.join(map(str, parts))} = {sum(parts)}, but num_env_groups = {manager.num_env_groups}"
+            draft.refuse(f"{name}.num_groups_partition", problem)
+        missing = [tag for tag in manager.tags if config.custom_envs and tag not in config.custom_envs]
+        if missing:
+            draft.refuse(f"{name}.tags", f"{missing} are not in custom_envs", f"one of {', '.join(config.custom_envs)}")
+
+
+def _check_algorithm(draft: Draft) -> None:
+    config = draft.config
+    if config.tis_lower_bound > config.tis_upper_bound:
+        draft.refuse("tis_lower_bound", f"{config.tis_lower_bound:g} > tis_upper_bound {config.tis_upper_bound:g}")
+    for index, one in enumerate(config.train_infer_correction.filters):
+        if one.ratio_low > one.ratio_high:
+            key = f"train_infer_correction.filters[{index}].ratio_low"
+            draft.problems.append(ConfigError(f"> ratio_high {one.ratio_high:g}", key=key, value=one.ratio_low))

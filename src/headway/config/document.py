@@ -1,0 +1,207 @@
+"""What the user wrote, as flat entries: key path → value and where it stands.
+
+Reads YAML files (line numbers kept, repeated keys refused), mappings and `key=value` overrides, and merges them.
+Knows nothing of the schema: names and types are judged later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+from headway.errors import ConfigError
+
+KeyPath = tuple[str, ...]
+"""Segments of a dotted key."""
+
+Source = str | Path | TextIO | Mapping[str, Any] | None
+"""A YAML file by name or open, or the same as a mapping; None is an empty one."""
+
+DOTTED_ROOTS = frozenset({"actor_rollout_ref", "trainer", "data", "algorithm"})
+"""Below these, keys of a YAML file may be dotted at any depth; elsewhere only at the top."""
+
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]*")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One value the user gave."""
+
+    value: Any
+    """Scalar, list, or empty mapping; mappings with content are several entries."""
+    origin: str
+    """Where it was given: `file.yaml:12`, `override`, `mapping`, or what it was translated from."""
+
+
+Entries = dict[KeyPath, Entry]
+"""Everything the user gave."""
+
+
+def dotted(path: KeyPath) -> str:
+    """The key as the user types it."""
+    return ".".join(path)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, but `1e-6` is a number as everywhere else."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+def read(source: Source, problems: list[ConfigError]) -> Entries:
+    """Entries of a file or mapping; what cannot be read is added to `problems`."""
+    if source is None:
+        return {}
+    if isinstance(source, Mapping):
+        return _collected(_walk_values(source, (), "mapping"), problems)
+    if isinstance(source, str | Path):
+        try:
+            return read_text(Path(source).read_text(encoding="utf-8"), Path(source).name, problems)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            problems.append(ConfigError(f"cannot read the file: {reason}", key="FILE", value=str(source)))
+            return {}
+    return read_text(source.read(), getattr(source, "name", "stream"), problems)
+
+
+def read_text(text: str, name: str, problems: list[ConfigError]) -> Entries:
+    """Entries of YAML text; `name` stands for the file in messages."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return {}
+        if not isinstance(node, yaml.MappingNode):
+            kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+            problems.append(ConfigError(f"{name} holds {kind}, not `key: value` lines"))
+            return {}
+        return _collected(_walk_nodes(loader, node, (), name, problems), problems)
+    except yaml.YAMLError as error:
+        problems.append(ConfigError(_syntax_message(error, name)))
+        return {}
+    finally:
+        loader.dispose()
+
+
+def _syntax_message(error: yaml.YAMLError, name: str) -> str:
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or str(error)
+    where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark is not None else name
+    return f"{where}: not valid YAML: {what}"
+
+
+def _split(path: KeyPath, key: str) -> KeyPath:
+    """`path` with `key` appended, split at its dots where dotted keys are allowed."""
+    if not path or path[0] in DOTTED_ROOTS:
+        return (*path, *key.split("."))
+    return (*path, key)
+
+
+def _walk_nodes(
+    loader: _Loader, node: yaml.MappingNode, path: KeyPath, name: str, problems: list[ConfigError]
+) -> Iterator[tuple[KeyPath, Entry]]:
+    for key, child in _pairs(loader, node, path, name, problems).items():
+        here = _split(path, key)
+        if isinstance(child, yaml.MappingNode) and child.value:
+            yield from _walk_nodes(loader, child, here, name, problems)
+        else:
+            value = _plain(loader, child, here, name, problems)
+            yield here, Entry(value, f"{name}:{child.start_mark.line + 1}")
+
+
+def _pairs(
+    loader: _Loader, node: yaml.MappingNode, path: KeyPath, name: str, problems: list[ConfigError]
+) -> dict[str, yaml.Node]:
+    """Children by key, merge keys expanded, repeated keys reported."""
+    lines: dict[str, int] = {}
+    for key_node, _ in node.value:
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if key in lines and key_node.tag != "tag:yaml.org,2002:merge":
+            where = f"{name}:{lines[key]} and {name}:{line}"
+            problems.append(ConfigError(f"{dotted((*path, key))}: given twice, at {where} (keep one of them)"))
+        lines[key] = line
+    loader.flatten_mapping(node)
+    return {str(key_node.value): child for key_node, child in node.value}
+
+
+def _plain(loader: _Loader, node: yaml.Node, path: KeyPath, name: str, problems: list[ConfigError]) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        pairs = _pairs(loader, node, path, name, problems)
+        return {key: _plain(loader, child, (*path, key), name, problems) for key, child in pairs.items()}
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(loader, child, path, name, problems) for child in node.value]
+    return loader.construct_object(node, deep=True)
+
+
+def _walk_values(values: Mapping[Any, Any], path: KeyPath, origin: str) -> Iterator[tuple[KeyPath, Entry]]:
+    for key, value in values.items():
+        here = _split(path, str(key))
+        if isinstance(value, Mapping) and value:
+            yield from _walk_values(value, here, origin)
+        else:
+            yield here, Entry(value, origin)
+
+
+def _collected(found: Iterable[tuple[KeyPath, Entry]], problems: list[ConfigError]) -> Entries:
+    entries: Entries = {}
+    for path, entry in found:
+        if path in entries:
+            where = f"{entries[path].origin} and {entry.origin}"
+            problems.append(ConfigError(f"{dotted(path)}: given twice, at {where} (keep one of them)"))
+        _place(entries, path, entry)
+    return entries
+
+
+def _place(entries: Entries, path: KeyPath, entry: Entry) -> None:
+    """Set one entry; whatever stood above or below it gives way."""
+    for length in range(1, len(path)):
+        entries.pop(path[:length], None)
+    for other in [other for other in entries if len(other) > len(path) and other[: len(path)] == path]:
+        del entries[other]
+    entries[path] = entry
+
+
+def apply_overrides(
+    entries: Entries, overrides: Iterable[str] | Mapping[str, Any], problems: list[ConfigError]
+) -> Entries:
+    """`entries` with overrides on top; a later one wins over an earlier one."""
+    merged = dict(entries)
+    if isinstance(overrides, Mapping):
+        given: Iterable[tuple[str, Any]] = overrides.items()
+    else:
+        lines = [overrides] if isinstance(overrides, str) else overrides
+        given = [pair for text in lines for pair in parse_override(text, problems)]
+    for key, value in given:
+        path = tuple(key.split("."))
+        children = _walk_values(value, path, "override") if isinstance(value, Mapping) and value else None
+        for child_path, entry in children or [(path, Entry(value, "override"))]:
+            _place(merged, child_path, entry)
+    return merged
+
+
+def parse_override(text: str, problems: list[ConfigError]) -> list[tuple[str, Any]]:
+    """Keys and values of `key=value` text as people paste it: `+` in front, ` \\` behind, comments, several lines."""
+    pairs = []
+    for raw in text.splitlines():
+        line = raw.strip().removesuffix("\\").strip()
+        if not line or line.startswith("#"):
+            continue
+        if len(line) > 1 and line[0] == line[-1] and line[0] in "\"'":
+            line = line[1:-1]
+        key, equals, value = line.lstrip("+").partition("=")
+        key = key.strip()
+        if not equals or not _KEY.fullmatch(key) or ".." in key or key.endswith("."):
+            problems.append(ConfigError(f"override {line!r} is not of the form key=value", hint="such as seed=7"))
+            continue
+        try:
+            pairs.append((key, yaml.load(value, _Loader)))
+        except yaml.YAMLError as error:
+            problems.append(ConfigError(_syntax_message(error, "the override"), key=key, value=value))
+    return pairs

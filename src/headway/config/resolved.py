@@ -1,0 +1,116 @@
+"""What loading gives: the complete tree, what was derived from it, where each value came from, and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+from headway.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """Numbers that follow from the configuration. The flow, the simulator and the planner read these."""
+
+    pipeline: Literal["rlvr", "agentic"]
+    """Agentic when `train_env_manager` is given."""
+    alpha: float
+    """α, `async_generation_ratio`."""
+    bound: int
+    """⌊α⌋: most versions a sample may be behind when it is trained."""
+    depth: float
+    """Steps' worth of groups started ahead."""
+    slots: int
+    """⌊(1 + depth)·B⌋: groups that may be outstanding."""
+    groups_per_step: int
+    """B."""
+    group_size: int
+    """Members of a group that are trained."""
+    members_started: int
+    """Members of a group that are started: redundant ones included."""
+    additional_groups: int
+    """Redundant prompts."""
+    samples_per_step: int
+    """B · group_size."""
+    staleness_window: int
+    """Groups that the `window` policy looks ahead."""
+    prompt_length: int
+    """Longest prompt."""
+    response_length: int
+    """Longest response, all turns together."""
+    sequence_length: int
+    """Longest sample."""
+    max_new_tokens: int
+    """Longest answer of one turn."""
+    devices: Mapping[str, tuple[int, ...]]
+    """By role: actor_train, logp, reference, critic, actor_infer, and rewards.<domain> where they have any."""
+    hybrid: bool
+    """actor_train and actor_infer share devices."""
+    num_nodes: int
+    """Nodes that the devices are on."""
+    num_gpus_per_node: int
+    """Devices of a node."""
+    replicas: int
+    """Engine replicas: devices of actor_infer / (tensor · pipeline parallel)."""
+    data_parallel: int
+    """Devices of actor_train / (tensor · pipeline · context parallel)."""
+    mini_batch_samples: int
+    """Samples of one optimizer step."""
+    optimizer_steps: int
+    """Optimizer steps of one training step, all epochs."""
+    strategies: Mapping[str, str]
+    """Back end used, by role."""
+    filter_zero_variance: bool
+    """`filter_zero_variance`, but never for groups of one."""
+    norm_mean_type: Literal["group", "batch", "none"]
+    """What rewards are centred on."""
+    norm_std_type: Literal["group", "batch", "none"]
+    """What rewards are scaled by."""
+    pg_clip_low: float
+    """ε below 1."""
+    pg_clip_high: float
+    """ε above 1."""
+    needs_reference: bool
+    """A KL asks for the reference model."""
+    needs_critic: bool
+    """The estimator asks for values."""
+    needs_proximal: bool
+    """The loss asks for log-probabilities under the weights at the start of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A configuration that can run."""
+
+    config: Config
+    """The tree; whatever was null and could be derived is filled in."""
+    derived: Derived
+    """What follows from it."""
+    provenance: Mapping[str, str]
+    """Dotted key of every leaf → `default`, `file.yaml:12`, `override`, `translated from …`, `derived: …`."""
+    notes: tuple[str, ...] = ()
+    """One line each: keys that change nothing here, back ends that stand in for others."""
+
+    def rows(self) -> list[tuple[str, Any, str]]:
+        """Key, value and origin of every leaf, in the order of the schema."""
+        return [(key, value, self.provenance.get(key, "default")) for key, value in leaves(self.config)]
+
+    def changed(self) -> dict[str, Any]:
+        """Every leaf that is not a default: enough to load the same configuration again."""
+        return {key: value for key, value, origin in self.rows() if origin not in ("default",) and value is not None}
+
+
+def leaves(block: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted keys and values below a dataclass."""
+    found: list[tuple[str, Any]] = []
+    for item in fields(block):
+        key, value = prefix + item.name, getattr(block, item.name)
+        if is_dataclass(value):
+            found += leaves(value, f"{key}.")
+        elif isinstance(value, Mapping) and value and all(is_dataclass(child) for child in value.values()):
+            for name, child in value.items():
+                found += leaves(child, f"{key}.{name}.")
+        else:
+            found.append((key, value))
+    return found

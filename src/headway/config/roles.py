@@ -1,0 +1,183 @@
+"""The roles of a run: who trains, who generates, who judges, and on which devices.
+
+The shape is `<role>.{model_args, training_args, generating_args, data_args, strategy_args, device_mapping,
+infer_batch_size}`. A role reads the parts that concern it; the rest stay at their defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headway.config.ranges import Amount, Count, Devices, Discount, Positive, Probability, Real, Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelArgs:
+    """Which model a role holds, and how."""
+
+    model_name_or_path: str | None = None
+    """Directory, hub name, GGUF file or built-in name. null: `pretrain` (`reward_pretrain` for critic and rewards)."""
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Of the weights held by this role."""
+    attn_implementation: Literal["auto", "fa2", "sdpa", "eager"] = "auto"
+    """Attention kernel; `auto` takes the fastest that is installed."""
+    disable_gradient_checkpointing: bool = False
+    """Keep all activations instead of recomputing them: faster, more memory. Read by training roles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingArgs:
+    """The optimizer of a training role."""
+
+    learning_rate: Positive = 1e-6
+    """Peak learning rate of AdamW."""
+    weight_decay: Real = 0.0
+    """Decoupled weight decay."""
+    adam_beta1: Discount = 0.9
+    """Decay of the first moment."""
+    adam_beta2: Discount = 0.999
+    """Decay of the second moment."""
+    adam_epsilon: Positive = 1e-8
+    """Added to the denominator."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this norm."""
+    per_device_train_batch_size: Count = 1
+    """Samples of one micro-batch."""
+    gradient_accumulation_steps: Count | None = None
+    """Micro-batches of one optimizer step. null: as many as make one optimizer step of the whole batch."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up."""
+    warmup_steps: Amount = 0
+    """Training steps over which the learning rate rises from zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratingArgs:
+    """How actions are drawn."""
+
+    max_new_tokens: Count | None = None
+    """Longest answer of one turn. null: `response_length`."""
+    temperature: Real = 1.0
+    """Of the softmax; 0 is greedy."""
+    top_p: Share = 1.0
+    """Nucleus: smallest set of actions with at least this probability."""
+    top_k: Amount = 0
+    """Only the k most likely actions; 0 (or −1) is off."""
+    min_p: Probability = 0.0
+    """Only actions at least this likely relative to the likeliest."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer."""
+    num_return_sequences: Count | None = None
+    """Answers per prompt. null: the group size; agentic configurations may also say 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataArgs:
+    """Where prompts come from."""
+
+    file_name: tuple[str, ...] = ()
+    """Files or built-in task names, one text or a list."""
+    dataset_dir: str | None = None
+    """Directory that relative file names start from."""
+    template: str | None = None
+    """Name of a chat template. null: the tokenizer's own."""
+    prompt: str = "prompt"
+    """Column that holds the prompt."""
+    answer: str = "answer"
+    """Column that holds what the reward compares with."""
+    shuffle: bool = True
+    """Read in an order drawn from `seed`, anew in each pass."""
+    domain_interleave_probs: Mapping[str, Probability] = field(default_factory=dict)
+    """Share of each domain in a batch. Empty: as in the data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyConfig:
+    """Parallel sizes of a role and the memory of an engine."""
+
+    tensor_model_parallel_size: Count = 1
+    """Devices that share each layer."""
+    pipeline_model_parallel_size: Count = 1
+    """Devices in a row, each with some of the layers."""
+    context_parallel_size: Count = 1
+    """Devices that share one sequence."""
+    expert_model_parallel_size: Count = 1
+    """Devices that share the experts of a layer; inside data parallelism."""
+    use_distributed_optimizer: bool = True
+    """Shard the optimizer's state over data parallel devices."""
+    sequence_parallel: bool = False
+    """Shard activations along the sequence inside a tensor parallel group."""
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """What is recomputed in the backward pass; null follows `disable_gradient_checkpointing`."""
+    gpu_memory_utilization: Share = 0.8
+    """Share of device memory that an engine may take (`mem_fraction_static` is the same)."""
+    block_size: Count = 16
+    """Tokens in one block of the KV cache."""
+    max_num_seqs: Count | None = None
+    """Requests that one replica decodes together. null: as many as fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyArgs:
+    """Which back end runs a role."""
+
+    strategy_name: str | None = None
+    """Back end by name; null takes the built-in one for the role."""
+    strategy_config: StrategyConfig = field(default_factory=StrategyConfig)
+    """Its settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleConfig:
+    """One role of the run."""
+
+    model_args: ModelArgs = field(default_factory=ModelArgs)
+    """Which model it holds."""
+    training_args: TrainingArgs = field(default_factory=TrainingArgs)
+    """Its optimizer. Read for actor_train and critic."""
+    generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
+    """Its sampling. Read for actor_infer, and for rewards that generate."""
+    data_args: DataArgs = field(default_factory=DataArgs)
+    """Its data. Read for actor_train."""
+    strategy_args: StrategyArgs = field(default_factory=StrategyArgs)
+    """Its back end."""
+    device_mapping: Devices | None = None
+    """Its devices: a list or `list(range(a,b))`. null: by `use_nodes_ratios`, else shared with actor_train."""
+    infer_batch_size: Count = 1
+    """Samples of one forward pass that needs no gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """The judge of one domain."""
+
+    reward_fn: str | None = None
+    """Registered name or `module:function`. null: the registered reward with the domain's name."""
+    reward_args: Mapping[str, Any] = field(default_factory=dict)
+    """Passed to it by keyword."""
+    tag_included: tuple[str, ...] = ()
+    """Tags of the data that belong to this domain. Empty: the domain's own name."""
+    weight: Real = 1.0
+    """Of this reward where a sample has several."""
+    model_args: ModelArgs = field(default_factory=ModelArgs)
+    """Model of a learned reward."""
+    generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
+    """Sampling of a reward that generates."""
+    strategy_args: StrategyArgs = field(default_factory=StrategyArgs)
+    """Back end of a learned reward."""
+    device_mapping: Devices | None = None
+    """Devices of a learned reward. null: none, it runs on the host."""
+    infer_batch_size: Count = 1
+    """Samples judged in one call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationConfig:
+    """What the validation flow does differently from training."""
+
+    data_args: DataArgs = field(default_factory=DataArgs)
+    """Held-out prompts."""
+    generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
+    """Sampling; whatever is not given here is taken from `actor_infer.generating_args`."""

@@ -1,0 +1,233 @@
+"""The configuration tree: every option there is, with its type, range, default and meaning.
+
+The shape is that of the YAML files users have: scheduler and algorithm options at the top, roles below them.
+Defaults live here and nowhere else; null means "derived", and `headway.config.derive` says from what. A `Config`
+made by `headway.config.load` is complete and checked; one made by hand is neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headway.config.blocks import CustomEnvConfig, EnvManagerConfig, ReliabilityConfig, TrainInferCorrectionConfig
+from headway.config.ranges import Amount, Count, Discount, Factor, Positive, Probability, Real
+from headway.config.roles import RewardConfig, RoleConfig, ValidationConfig
+from headway.config.simulation import SimulationConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One run."""
+
+    # The run.
+    exp_name: str = "headway"
+    """Name of the run, in logs and on the dashboard."""
+    seed: Amount = 42
+    """Where all randomness comes from."""
+    output_dir: str = "./output"
+    """Directory of the run: ledger, events, logs."""
+    checkpoint_dir: str | None = None
+    """Where checkpoints go. null: `<output_dir>/checkpoints`."""
+    resume: str = "auto"
+    """`auto`: from the newest checkpoint if there is one; `never`; or the path of a checkpoint."""
+    max_steps: Count = 500
+    """Training steps of the run."""
+    save_steps: Amount = 50
+    """Steps between checkpoints. 0: only at the end."""
+    logging_steps: Count = 1
+    """Steps between lines of the log."""
+    eval_steps: Amount = 10
+    """Steps between validations. 0: never."""
+    val_batch_size: Count | None = None
+    """Prompts (agentic: trajectories) of one validation. null (or −1): all of the held-out data."""
+
+    # Models and lengths, in actions.
+    pretrain: str | None = None
+    """The policy at the start: directory, hub name, GGUF file or built-in name."""
+    reward_pretrain: str | None = None
+    """The same for critic and learned rewards."""
+    prompt_length: Count | None = None
+    """Longest prompt. null: what `sequence_length` leaves, at most 1024."""
+    response_length: Count | None = None
+    """Longest response, all turns together. null: what `sequence_length` leaves, else 1024."""
+    sequence_length: Count | None = None
+    """Longest sample. null: `prompt_length + response_length`."""
+    model_max_length: Count | None = None
+    """Longest sequence the model can hold; lengths are checked against it. null: not checked here."""
+
+    # Headway: how far rollout runs ahead.
+    async_generation_ratio: Real = 0.0
+    """α: a sample may be at most this many versions old when it is trained. 0 is synchronous."""
+    pipeline_depth: Real | None = None
+    """Steps' worth of groups started ahead, at most α. null: α."""
+    staleness_policy: Literal["drop", "wait", "window"] = "drop"
+    """A sample that would break the bound is dropped and regenerated; or training waits for stragglers; or for
+    those among the next `staleness_window` groups."""
+    staleness_window: Count | None = None
+    """Groups that `window` looks ahead. null: groups of one step."""
+    selection_order: Literal["freshest", "oldest"] = "freshest"
+    """Which of the ready groups are trained first."""
+    allow_uncorrected_async: bool = False
+    """Accept α > 0 with a loss that does not correct for it."""
+
+    # Rollout.
+    rollout_batch_size: Count = 128
+    """Prompts of one training step; with `train_env_manager`, trajectories."""
+    num_return_sequences_in_group: Count = 1
+    """Members of a group. With `train_env_manager` its `group_size` is used."""
+    num_return_sequences_redundancy: Amount = 0
+    """Members started beyond the group; the first to end are kept."""
+    is_num_return_sequences_expand: bool = True
+    """Each member is a request of its own, placed independently; false keeps a group on one replica."""
+    is_use_additional_prompts: bool | None = None
+    """Start redundant prompts. null: when `max_additional_running_prompts` is not 0; true alone means 16."""
+    max_additional_running_prompts: Amount = 0
+    """Groups started beyond the slots; the surplus of a step is cancelled."""
+    rollout_scheduling: Literal["queue", "batch"] = "queue"
+    """A free slot takes the next prompt at once, or a whole batch starts together."""
+    env_scheduling: Literal["async", "barrier"] = "async"
+    """Episodes step on their own, or all of a batch step together."""
+    with_reward: bool = True
+    """Score a sample the moment it ends, not when its group has ended."""
+    filter_zero_variance: bool = True
+    """Drop groups whose rewards are all equal, and replace them."""
+    pause_generation_for_validation: bool = False
+    """Pause training rollouts while validation runs."""
+
+    # Weights.
+    inflight_update: Literal["keep", "recompute"] = "keep"
+    """What requests in flight do with their KV cache when new weights arrive."""
+    enable_dual_buffer: bool = True
+    """Load new weights into a spare buffer while generation goes on; false pauses, loads, resumes."""
+    param_update_produce_bucket_mb: Count = 512
+    """Bucket in which the trainer gathers weights."""
+    param_update_consume_bucket_mb: Count = 128
+    """Bucket in which an engine loads them; bounds its extra memory."""
+
+    # Devices.
+    num_gpus_per_node: Count | None = None
+    """Devices of a node. null: 8, or 1 where nothing is said about devices."""
+    num_nodes: Count | None = None
+    """Nodes. null: as many as the device numbers need."""
+    use_nodes_ratios: tuple[Probability, ...] | None = None
+    """Shares of all devices for [train, logp, ref_logp, generate], for roles without a `device_mapping`."""
+    hybrid_engine: bool | None = None
+    """actor_train and actor_infer share devices. null: unless they are given different ones."""
+
+    # Policy loss.
+    pg_variant: Literal["ppo", "decoupled_ppo", "vanilla", "tis", "cispo", "topr", "kimi15", "gspo"] = "ppo"
+    """Policy loss."""
+    ppo_epochs: Count = 1
+    """Passes over a batch."""
+    pg_clip: Positive = 0.2
+    """ε of the clipped losses, both sides."""
+    pg_clip_low: Positive | None = None
+    """ε below 1. null: `pg_clip` (gspo: 3e-4)."""
+    pg_clip_high: Positive | None = None
+    """ε above 1. null: `pg_clip` (gspo: 4e-4)."""
+    dual_clip_loss: bool = False
+    """Bound the loss of negative advantages too."""
+    dual_clip_c: Factor = 3.0
+    """Where the dual clip is."""
+    decoupled_weight_cap: Positive = 5.0
+    """decoupled_ppo: largest behaviour weight exp(ℓ_p − ℓ_b)."""
+    tis_lower_bound: Real = 0.0
+    """tis: smallest weight."""
+    tis_upper_bound: Positive = 1.0
+    """tis: largest weight."""
+    cispo_epsilon_low: Real = 0.1
+    """cispo: clip of the weight below 1."""
+    cispo_epsilon_high: Real = 0.1
+    """cispo: clip of the weight above 1."""
+    cispo_use_unified_mask: bool = False
+    """cispo: drop actions that PPO would have clipped."""
+    topr_positive_weight: Real = 1.0
+    """topr: weight of samples with a positive reward."""
+    topr_negative_weight: Real = 1.0
+    """topr: weight of the others."""
+    kimi15_tau: Real = 0.1
+    """kimi15: τ of the squared log-ratio."""
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
+    """How losses of actions become one number; `-norm` divides by `response_length`."""
+    entropy_loss_coef: Real = 0.0
+    """Entropy bonus."""
+    value_clip: Positive | None = None
+    """Clip of the critic's change. null: off."""
+    train_infer_correction: TrainInferCorrectionConfig = field(default_factory=TrainInferCorrectionConfig)
+    """Correction of the trainer/engine mismatch, on top of `pg_variant`."""
+
+    # Distance to the reference model.
+    use_kl_loss: bool = False
+    """Add the KL as a term of the loss."""
+    kl_loss_coef: Real = 0.001
+    """Its coefficient."""
+    kl_loss_type: Literal["k1", "k2", "k3", "abs"] = "k3"
+    """Its estimator (`kl`, `mse`, `low_var_kl` are k1, k2, k3)."""
+    add_token_level_kl: bool = False
+    """Subtract the KL from the reward of each action."""
+    kl_penalty: Literal["k1", "k2", "k3", "abs"] = "k1"
+    """Its estimator."""
+    init_kl_coef: Real = 0.2
+    """Its coefficient at the start."""
+    target_kl: Positive | None = None
+    """Adapt the coefficient towards this KL. null: keep it."""
+    kl_horizon: Count = 10_000
+    """Samples over which it adapts."""
+
+    # Advantages.
+    adv_estimator: Literal["grpo", "reinforce", "reinforce_plus_plus", "rloo", "gae", "step_reinforce", "gigpo"] = (
+        "grpo"
+    )
+    """Advantage estimator; `gae` needs the critic."""
+    gamma: Discount = 1.0
+    """Discount of later rewards."""
+    lambd: Discount = 0.95
+    """λ of gae."""
+    step_reward_gamma: Discount = 0.95
+    """Discount per step in step_reinforce and gigpo."""
+    episode_reward_weight: Real = 1.0
+    """gigpo: weight of the episode's advantage."""
+    step_reward_weight: Real = 1.0
+    """gigpo: weight of the step's advantage."""
+    norm_mean_type: Literal["group", "batch", "none"] | None = None
+    """What rewards are centred on. null: by estimator; a group of one is centred on the batch."""
+    norm_std_type: Literal["group", "batch", "none"] | None = None
+    """What rewards are scaled by; `none` with grpo is Dr.GRPO. null: by estimator."""
+    reward_clip: Positive | None = None
+    """Rewards are clipped to ± this. null: off."""
+    whiten_advantages: bool = False
+    """Whiten advantages over the trained actions of the batch."""
+    advantage_clip: Positive | None = None
+    """Advantages are clipped to ± this. null: off."""
+
+    # Roles.
+    actor_train: RoleConfig = field(default_factory=RoleConfig)
+    """Trains the policy."""
+    actor_infer: RoleConfig = field(default_factory=RoleConfig)
+    """Generates with it."""
+    reference: RoleConfig = field(default_factory=RoleConfig)
+    """Holds the policy of the start, where a KL is asked for."""
+    critic: RoleConfig = field(default_factory=RoleConfig)
+    """Estimates values, for gae."""
+    rewards: Mapping[str, RewardConfig] = field(default_factory=dict)
+    """Judges by domain."""
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    """The validation flow."""
+
+    # Environments.
+    train_env_manager: EnvManagerConfig | None = None
+    """Environments of training; its presence makes the run agentic."""
+    val_env_manager: EnvManagerConfig | None = None
+    """Environments of validation. null: as in training."""
+    custom_envs: Mapping[str, CustomEnvConfig] = field(default_factory=dict)
+    """Kinds of environments by tag."""
+
+    # Everything else.
+    reliability: ReliabilityConfig = field(default_factory=ReliabilityConfig)
+    """Deadlines and retries."""
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    """What the simulated world costs; read by `headway simulate` and `headway plan` only."""

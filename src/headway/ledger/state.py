@@ -86,7 +86,8 @@ class State:
 
     def add_ends(self, state: str, count: int) -> None:
         """`count` more samples ended as `state`."""
-        self.ends[state] = self.ends.get(state, 0) + count
+        if count:
+            self.ends[state] = self.ends.get(state, 0) + count
 
 
 _OPEN_GROUPS = "FROM groups WHERE end IS NULL"

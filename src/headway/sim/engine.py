@@ -48,6 +48,7 @@ class SimulatedEngine:
     ) -> None:
         self.name = name
         self._cost = cost or costs.SimulatedEngine()
+        self.slots = self._cost.slots
         self._flip_s = (weights or costs.SimulatedWeights()).flip_s
         self._health = health or Health(name)
         self._health.listen(self._on_health)

@@ -1,7 +1,7 @@
 """An engine that takes no time: what is left when the control plane itself is measured.
 
-Every request ends at the next turn of the event loop with as many actions as its hint says. There are no slots, no
-queue and no faults; versions, pauses, aborts and flips behave as the protocol says.
+Every request ends at the next turn of the event loop with as many actions as its hint says. It takes
+more than `slots` requests, has no queue and no faults; versions, pauses, aborts and flips behave as the protocol says.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from headway.types import FinishReason, Repeated
 class InstantEngine:
     """One replica without costs."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, slots: int = 64) -> None:
         self.name = name
+        self.slots = slots
         self.receiver = SimulatedReceiver(self._switch)
         self._closed = False
         self._life = 0

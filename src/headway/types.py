@@ -1,6 +1,6 @@
 """The records that travel down the line, each field filled at exactly one stage.
 
-    Task → Turn* → Episode → Sample → SampleGroup → Batch → Snapshot
+    Task → Turn* → Episode → EpisodeGroup → Sample → SampleGroup → Batch → Snapshot
 
 An *action* is a token or a denoising step: both carry a behaviour log-probability, a mask bit and the policy
 version that made them, so that language and image models share everything behind this module.
@@ -40,8 +40,6 @@ class DropReason(StrEnum):
     """A sibling failed for good, and groups stay whole."""
     LOST_LINEAGE = "lost_lineage"
     """Made by weights that a crash has undone, and too far from those that are left."""
-    RUN_ENDED = "run_ended"
-    """The last training step was done before it was needed."""
 
     @property
     def regenerates(self) -> bool:
@@ -55,7 +53,6 @@ _REGENERATING = frozenset(
         DropReason.STALE_IN_QUEUE,
         DropReason.SURPLUS_GROUP,
         DropReason.LOST_LINEAGE,
-        DropReason.RUN_ENDED,
     }
 )
 
@@ -157,6 +154,15 @@ class Episode:
             for run in turn.generation.runs:
                 runs = extend_runs(runs, run.version, run.count)
         return runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeGroup:
+    """All episodes of one prompt, as they came in. Filled by `generate`, consumed by `rollout`."""
+
+    group_id: int
+    task: Task
+    episodes: tuple[Episode, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,3 +282,12 @@ class Repeated(Sequence[Any]):
 
     def __repr__(self) -> str:
         return f"Repeated({self.value!r}, {self.length})"
+
+
+def joined(left: Sequence[Any], right: Sequence[Any]) -> Sequence[Any]:
+    """Two stretches in order. Sequences of one type that can be added are (`Repeated` stays compact)."""
+    if not len(left):
+        return right
+    if type(left) is type(right) and hasattr(left, "__add__"):
+        return left + right  # type: ignore[no-any-return]
+    return [*left, *right]

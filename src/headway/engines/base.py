@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headway.types import FinishReason, Generation, SamplingParams, VersionRun, extend_runs
+from headway.types import FinishReason, Generation, SamplingParams, VersionRun, extend_runs, joined
 from headway.weights.base import WeightReceiver
 
 
@@ -37,12 +37,14 @@ class Progress:
     A resumed request starts from what is here: the engine conditions on `prompt + actions` and appends.
     """
 
-    __slots__ = ("actions", "logps", "on_chunk", "runs")
+    __slots__ = ("actions", "logps", "on_chunk", "runs", "started")
 
     def __init__(self, on_chunk: Callable[[Sequence[Any]], None] | None = None) -> None:
         self.actions: Sequence[Any] = ()
         self.logps: Sequence[float] = ()
         self.runs: tuple[VersionRun, ...] = ()
+        self.started = -1
+        """Version of the replica that first took the request, −1 before: no action is older. Set by the hub."""
         self.on_chunk = on_chunk
         """Called with every new stretch of actions: streaming."""
 
@@ -52,8 +54,8 @@ class Progress:
             raise ValueError(f"{len(actions)} actions with {len(logps)} log-probabilities")
         if not actions:
             return
-        self.actions = _joined(self.actions, actions)
-        self.logps = _joined(self.logps, logps)
+        self.actions = joined(self.actions, actions)
+        self.logps = joined(self.logps, logps)
         self.runs = extend_runs(self.runs, version, len(actions))
         if self.on_chunk is not None:
             self.on_chunk(actions)
@@ -63,20 +65,13 @@ class Progress:
         return Generation(actions=self.actions, logps=self.logps, runs=self.runs, finish=finish, text=text)
 
 
-def _joined(done: Sequence[Any], more: Sequence[Any]) -> Sequence[Any]:
-    """The two in order. A sequence type with an `__add__` of its own (`Repeated`) keeps its compactness."""
-    if not done:
-        return more
-    if type(done) is type(more):
-        return done + more  # type: ignore[operator,no-any-return]
-    return [*done, *more]
-
-
 class Engine(Protocol):
     """One replica. Six methods; weights arrive through `receiver`."""
 
     name: str
     """Unique in the run, `engine/<n>`; shown in events."""
+    slots: int
+    """Requests it works on together; the hub sends no more and queues the rest, so that work is bound late."""
     receiver: WeightReceiver
     """Where new weights are loaded and flipped; `receiver.version` is what this replica serves."""
 
@@ -101,7 +96,10 @@ class Engine(Protocol):
         ...
 
     async def restart(self) -> None:
-        """Bring a crashed or hung replica back, empty, with no weights (`receiver.version` = −1)."""
+        """Bring a crashed or hung replica back, empty, with no weights (`receiver.version` = −1).
+
+        Calls of `generate` still out raise `EngineCrashed`. Raises `EngineCrashed` when it does not come up.
+        """
         ...
 
     async def close(self) -> None:

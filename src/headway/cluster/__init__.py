@@ -1,0 +1,1 @@
+"""Devices: which role has which, and who may use shared ones now."""

@@ -1,0 +1,104 @@
+"""Pools of devices per role, and the locks that roles on the same devices share.
+
+A lock has an owner and a deadline: whoever cannot have it in time is told who holds it and since when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from headway.errors import ConfigError, LockTimeout
+from headway.monitor.waits import Waits
+
+
+class ResourceLock:
+    """Mutual exclusion, first come first served, with a name on it."""
+
+    def __init__(self, name: str, *, waits: Waits, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.owner = ""
+        """Who holds it now; empty: nobody."""
+        self.on_busy: Callable[[], Awaitable[None]] | None = None
+        """Awaited when it goes from free to held: whoever else uses the devices steps aside."""
+        self.on_free: Callable[[], Awaitable[None]] | None = None
+        self._since_s = 0.0
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._waits, self._clock = waits, clock
+
+    @asynccontextmanager
+    async def hold(self, owner: str, timeout_s: float) -> AsyncIterator[None]:
+        """Held for the length of the block. Raises `LockTimeout` when it is not to be had in `timeout_s`."""
+        await self._acquire(owner, timeout_s)
+        try:
+            if self.on_busy is not None:
+                await self.on_busy()
+            yield
+        finally:
+            if not self._line and self.on_free is not None:
+                await self.on_free()
+            self._release()
+
+    async def _acquire(self, owner: str, timeout_s: float) -> None:
+        if self.owner:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._line.append(turn)
+            try:
+                with self._waits.waiting(owner, f"lock on {self.name}", self.owner):
+                    async with asyncio.timeout(timeout_s):
+                        await turn
+            except TimeoutError:
+                held_s = self._clock() - self._since_s
+                raise LockTimeout(
+                    f"{owner} waited {timeout_s} s for {self.name}, held by {self.owner} for {held_s:.1f} s"
+                ) from None
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._release()
+                raise
+            finally:
+                if turn in self._line:
+                    self._line.remove(turn)
+        self.owner = owner
+        self._since_s = self._clock()
+
+    def _release(self) -> None:
+        self.owner = ""
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                self.owner = "(next in line)"
+                turn.set_result(None)
+                return
+
+
+class DevicePools:
+    """Devices by role; roles whose devices overlap share one lock."""
+
+    def __init__(self, devices: Mapping[str, tuple[int, ...]], *, waits: Waits, clock: Callable[[], float]) -> None:
+        for role, pool in devices.items():
+            if not pool:
+                raise ConfigError("has no devices", key=f"{role}.device_mapping", value=list(pool))
+        self.devices = dict(devices)
+        self.locks: dict[str, ResourceLock] = {}
+        for role in devices:
+            shared = next((other for other in self.locks if set(devices[other]) & set(devices[role])), None)
+            self.locks[role] = (
+                self.locks[shared] if shared else ResourceLock(f"devices of {role}", waits=waits, clock=clock)
+            )
+
+    def shared(self, left: str, right: str) -> bool:
+        """Whether two roles take turns on the same devices."""
+        return left in self.locks and self.locks[left] is self.locks.get(right)
+
+    @asynccontextmanager
+    async def hold(self, role: str, timeout_s: float) -> AsyncIterator[None]:
+        """The role's devices for the length of the block; at once for a role that has none of its own."""
+        lock = self.locks.get(role)
+        if lock is None:
+            yield
+        else:
+            async with lock.hold(role, timeout_s):
+                yield

@@ -1,0 +1,38 @@
+"""Everything a flow drives, behind protocols: the very same flow runs on real and on simulated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headway.data.base import TaskSource
+from headway.engines.base import Engine
+from headway.environments.base import EnvironmentFactory
+from headway.rewards.advantage import group_relative
+from headway.rewards.base import Reward
+from headway.trainers.base import Scorer, Trainer
+from headway.weights.base import WeightTransport
+
+Estimator = Callable[[Sequence[float]], Sequence[float]]
+"""Rewards of a group → advantages of its members."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backends:
+    """The parts of one run."""
+
+    trainer: Trainer
+    engines: Sequence[Engine]
+    transport: WeightTransport
+    tasks: TaskSource
+    environments: EnvironmentFactory
+    reward: Reward
+    estimator: Estimator = group_relative
+    logp: Scorer | None = None
+    """Proximal log-probabilities; `None`: the stage passes groups through."""
+    ref_logp: Scorer | None = None
+    critic: Scorer | None = None
+    """`None`: there is no critic stage."""
+    validation_tasks: TaskSource | None = None
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Devices of `train`, `logp`, `ref_logp`, `critic`, `generate`; roles that share some take turns."""

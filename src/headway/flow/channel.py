@@ -1,0 +1,104 @@
+"""Typed bounded channels between stages. The end of a stream is `close()`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+from headway.errors import ChannelClosed
+from headway.monitor.waits import Waits
+
+T = TypeVar("T")
+
+
+class Channel(Generic[T]):
+    """Carries items of one type, at most `capacity` at a time, from producers to consumers, in order."""
+
+    def __init__(self, name: str, item: type[T], capacity: int, *, producer: str, consumer: str, waits: Waits) -> None:
+        if capacity < 1:
+            raise ValueError(f"channel {name}: capacity {capacity} is not at least 1")
+        self.name = name
+        self.item = item
+        self.capacity = capacity
+        self.producer = producer
+        self.consumer = consumer
+        self._waits = waits
+        self._items: deque[T] = deque()
+        self._receivers: deque[asyncio.Future[None]] = deque()
+        self._senders: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: T) -> None:
+        """Add an item to a channel that is known to have room."""
+        self._check(item)
+        if len(self._items) >= self.capacity:
+            raise asyncio.QueueFull(f"channel {self.name} is full at {self.capacity}")
+        self._items.append(item)
+        _wake(self._receivers)
+
+    async def send(self, item: T) -> None:
+        """Add an item, waiting for room."""
+        self._check(item)
+        while len(self._items) >= self.capacity:
+            with self._waits.waiting(self.producer, f"room in {self.name} (full at {self.capacity})", self.consumer):
+                await self._sleep(self._senders)
+            self._check(item)
+        self._items.append(item)
+        _wake(self._receivers)
+
+    async def receive(self) -> T:
+        """The next item. Raises `ChannelClosed` when there will be none."""
+        while not self._items:
+            if self._closed:
+                raise ChannelClosed(self.name)
+            with self._waits.waiting(self.consumer, f"an item in {self.name}", self.producer):
+                await self._sleep(self._receivers)
+        item = self._items.popleft()
+        _wake(self._senders)
+        return item
+
+    def drain(self) -> list[T]:
+        """Everything that is there now."""
+        items = list(self._items)
+        self._items.clear()
+        for _ in items:
+            _wake(self._senders)
+        return items
+
+    def close(self) -> None:
+        """No more sends; receivers get what is left, then the end. Idempotent."""
+        self._closed = True
+        for waiter in (*self._receivers, *self._senders):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _check(self, item: T) -> None:
+        if self._closed:
+            raise ChannelClosed(self.name)
+        if not isinstance(item, self.item):
+            raise TypeError(f"channel {self.name} carries {self.item.__name__}, not {type(item).__name__}")
+
+    async def _sleep(self, line: deque[asyncio.Future[None]]) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                _wake(line)  # the wake-up was ours; pass it on
+            raise
+        finally:
+            if waiter in line:
+                line.remove(waiter)
+
+
+def _wake(line: deque[asyncio.Future[None]]) -> None:
+    while line:
+        waiter = line.popleft()
+        if not waiter.done():
+            waiter.set_result(None)
+            return

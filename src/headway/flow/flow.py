@@ -1,0 +1,288 @@
+"""AsyncTrainingFlow: builds the line, runs it, and goes on when part of it is lost.
+
+    dataloader → generate → rollout → logp → ref_logp → reward → train → param_update
+                    ↑                                                        │
+                    └──────────── served policy version, freed slots ────────┘
+
+One way of going on serves every case: a new line is built from the ledger and the trainer's last checkpoint,
+whether the process was killed, was asked to stop, or only its trainer was lost.
+
+Guarantees: when `run` returns or raises, every started sample is trained, dropped with a reason, or saved, and
+every slot is free or belongs to a saved group. Does not make back ends; does not know which clock it runs on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from headway.cluster.base import DevicePools
+from headway.errors import BackendError, ConfigError, HeadwayError, RunStopped, Stalled, TrainerCrashed
+from headway.flow import stages as _stages
+from headway.flow.backends import Backends
+from headway.flow.channel import Channel
+from headway.flow.checkpoint import save_checkpoint
+from headway.flow.line import Line
+from headway.flow.stage import REGISTRY, Stage, create_role_state_machine
+from headway.flow.validation import ValidationFlow
+from headway.flow.watchdog import Progress, watch
+from headway.ledger import Ledger
+from headway.monitor.events import EventLog
+from headway.monitor.waits import Waits
+from headway.rollout.hub import InferenceHub
+from headway.rollout.replica import Health
+from headway.settings import RunSettings
+
+ROLES = ("dataloader", "generate", "rollout", "logp", "ref_logp", "reward", "train", "param_update")
+"""The line as it stands; `critic` goes before `train` where there is one."""
+assert _stages  # imported for the roles that it registers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """How a run ended."""
+
+    trained: int
+    finished: bool
+    """All steps were done; otherwise `reason` says why not."""
+    reason: str = ""
+    restarts: int = 0
+    """How often the line was rebuilt."""
+
+
+class LineEnded(HeadwayError):
+    """Raised inside the line's task group to end it: there is nothing left to do."""
+
+
+class AsyncTrainingFlow:
+    """One run. `insert` puts stages of one's own into the line: role → the role it stands behind."""
+
+    def __init__(
+        self,
+        *,
+        backends: Backends,
+        settings: RunSettings,
+        events: EventLog,
+        run_dir: Path,
+        clock: Callable[[], float],
+        insert: Mapping[str, str] | None = None,
+        enable_async_rl: bool = True,
+    ) -> None:
+        if not backends.engines:
+            raise ConfigError("there is no engine to generate with", key="actor_infer", value=[])
+        self.settings = settings if enable_async_rl else replace(settings, alpha=0.0, depth=None)
+        self.backends, self.events, self.run_dir = backends, events, run_dir
+        self.roles = arrange(insert or {}, critic=backends.critic is not None)
+        self.waits = Waits(clock)
+        self.line: Line | None = None
+        """The line that runs now."""
+        self.stages: dict[str, Stage[Any, Any]] = {}
+        self._clock = clock
+        self._stop: asyncio.Event = asyncio.Event()
+        self._stop_reason = ""
+        self._restarts = 0
+        self._progress = Progress()
+        events.attach(self._progress)
+
+    def stop(self, reason: str = "asked to stop") -> None:
+        """End the run cleanly at the next opportunity, with a checkpoint."""
+        self._stop_reason = reason
+        self._stop.set()
+
+    async def run(self) -> RunSummary:
+        """Train until the last step. Returns when done or cleanly stopped, raises when something is broken."""
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        call_soon = asyncio.get_running_loop().call_soon
+        ledger = Ledger(self.run_dir / "ledger.sqlite", defer=lambda flush: call_soon(flush))
+        reliability = self.settings.reliability
+        hub = InferenceHub(self.backends.engines, events=self.events, reliability=reliability, clock=self._clock)
+        self.waits.report_with(hub.waits)
+        try:
+            await self._load_trainer(ledger)
+            while True:
+                failure = await self._run_line(ledger, hub)
+                if not isinstance(failure, TrainerCrashed):
+                    return self._summary(failure)
+                await self._revive_trainer(ledger, failure)
+        finally:
+            ledger.close()
+
+    # -- one line
+
+    async def _run_line(self, ledger: Ledger, hub: InferenceHub) -> BaseException | None:
+        """From the ledger to the end of the line, and what ended it. State is saved whatever that was."""
+        failure: BaseException | None = None
+        line: Line | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                line = self.line = self._build(ledger, hub, tasks)
+                tasks.create_task(self._conduct(line), name="conductor")
+        except* LineEnded:
+            pass
+        except* BaseException as group:
+            failure = root_cause(group)
+        assert line is not None
+        line.recovery.close()
+        await self._save(line, failure)
+        if failure is not None and not isinstance(failure, TrainerCrashed | RunStopped | Stalled):
+            raise failure
+        return failure
+
+    def _build(self, ledger: Ledger, hub: InferenceHub, tasks: asyncio.TaskGroup) -> Line:
+        """A line with its stages and channels, going on from what the ledger holds."""
+        restored = ledger.restore(self.backends.trainer.version)
+        line = Line(
+            settings=self.settings,
+            backends=self.backends,
+            events=self.events,
+            waits=self.waits,
+            ledger=ledger,
+            restored=restored,
+            hub=hub,
+            devices=DevicePools(self.backends.devices, waits=self.waits, clock=self._clock),
+            tasks=tasks,
+            run_dir=self.run_dir,
+            clock=self._clock,
+        )
+        if line.devices.shared("train", "generate"):
+            lock = line.devices.locks["train"]
+            lock.on_busy, lock.on_free = hub.halt_engines, hub.continue_engines
+        self.stages = {role: create_role_state_machine(role, pipeline=line) for role in self.roles}
+        connect(list(self.stages.values()), line)
+        line.restore_groups(restored)
+        return line
+
+    async def _conduct(self, line: Line) -> None:
+        """Seed the engines, start the stages, and end the line when training is done or a stop is asked for."""
+        await self._seed(line)
+        running = [line.tasks.create_task(stage.run(), name=role) for role, stage in self.stages.items()]
+        validation = self._validation(line)
+        line.tasks.create_task(watch(line, self._progress, self.events), name="watchdog")
+        stop = line.tasks.create_task(self._wait_for_stop(), name="stop")
+        last = running[-1]  # ends when train does, after the last version is served
+        await asyncio.wait({last, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if self._stop.is_set():
+            raise RunStopped(self._stop_reason)
+        if validation is not None:
+            await validation.done.until(lambda: validation.running == 0)
+        if line.headway.trained < self.settings.max_steps:
+            raise RunStopped(f"the tasks ran out after {line.headway.trained} of {self.settings.max_steps} steps")
+        raise LineEnded
+
+    async def _wait_for_stop(self) -> None:
+        await self._stop.wait()
+
+    async def _seed(self, line: Line) -> None:
+        """Every replica that is up gets the trainer's version before anything starts; the others are revived."""
+        down = [replica for replica in line.hub.replicas if replica.health is not Health.UP]
+        for replica in down:
+            line.supervisor.take(replica, BackendError("was down when the line started"))
+        healthy = [replica for replica in line.hub.replicas if replica.health is Health.UP]
+        await line.updater.push(self.backends.trainer.version, healthy)
+        line.versions_changed()
+
+    def _validation(self, line: Line) -> ValidationFlow | None:
+        tasks = self.backends.validation_tasks
+        if tasks is None or not self.settings.eval_steps or not self.settings.eval_tasks:
+            return None
+        validation = ValidationFlow(line, tasks)
+        line.on_validate = validation.start
+        return validation
+
+    # -- ends
+
+    async def _save(self, line: Line, failure: BaseException | None) -> None:
+        """Nothing is lost: partial sequences go to the ledger, the trainer to a checkpoint if it is alive."""
+        ledger = line.books.ledger
+        if isinstance(failure, TrainerCrashed):
+            ledger.store_partials(line.partials())
+            return
+        for sample_id in ledger.save_open(line.partials()):
+            self.events.emit("sample.end", "flow", sample=sample_id, end="saved")
+        if not isinstance(failure, asyncio.CancelledError):
+            await save_checkpoint(line)
+
+    def _summary(self, failure: BaseException | None) -> RunSummary:
+        reason = "" if failure is None else str(failure)
+        trained = self.backends.trainer.version
+        return RunSummary(trained=trained, finished=failure is None, reason=reason, restarts=self._restarts)
+
+    # -- the trainer
+
+    async def _load_trainer(self, ledger: Ledger) -> None:
+        """Where a checkpoint is, go on from it."""
+        last = ledger.last_checkpoint()
+        if last is not None:
+            await self.backends.trainer.load(self.run_dir / last[1])
+
+    async def _revive_trainer(self, ledger: Ledger, failure: TrainerCrashed) -> None:
+        """A lost trainer comes back with its last checkpoint. Raises `RunStopped` when it does not."""
+        reliability = self.settings.reliability
+        self._restarts += 1
+        error: BaseException = failure
+        for attempt in range(reliability.replica_restarts + 1):
+            self.events.emit("restart", "trainer", attempt=attempt + 1)
+            try:
+                async with asyncio.timeout(reliability.transfer_timeout_s):
+                    await self.backends.trainer.restart()
+                    await self._load_trainer(ledger)
+                self.events.emit("up", "trainer", version=self.backends.trainer.version)
+                return
+            except (BackendError, TimeoutError) as again:
+                error = again
+                self.events.emit("error", "trainer", error=type(again).__name__, message=str(again))
+            await asyncio.sleep(reliability.restart_backoff_s * float(2**attempt))
+        raise RunStopped(f"the trainer does not come back: {error}; the run can be resumed from its last checkpoint")
+
+
+# -- putting a line together
+
+
+def arrange(insert: Mapping[str, str], *, critic: bool) -> list[str]:
+    """The roles of a line in order, with the user's own stages behind the ones they name."""
+    roles = list(ROLES)
+    if critic:
+        roles.insert(roles.index("train"), "critic")
+    for role, behind in insert.items():
+        if role not in REGISTRY:
+            raise ConfigError(
+                "no such stage is registered", key="insert", value=role, hint=f"known: {sorted(REGISTRY)}"
+            )
+        if behind not in roles or behind == roles[-1]:
+            raise ConfigError(
+                f"{role!r} cannot stand behind it", key="insert", value=behind, hint=f"one of {roles[:-1]}"
+            )
+        roles.insert(roles.index(behind) + 1, role)
+    for left, right in pairwise(roles):
+        made, wanted = REGISTRY[left].produces, REGISTRY[right].consumes
+        if made is not wanted:
+            raise ConfigError(f"{right} consumes {wanted.__name__}, but {left} produces {made.__name__}", key="insert")
+    return roles
+
+
+def connect(line_stages: list[Stage[Any, Any]], line: Line) -> None:
+    """Channels between neighbours. Tasks are read ahead by a few; groups always have room."""
+    capacity = {"dataloader": 4, "train": 4}
+    for left, right in pairwise(line_stages):
+        channel: Channel[Any] = Channel(
+            f"{left.role} → {right.role}",
+            left.produces,
+            capacity.get(left.role, line.capacity),
+            producer=left.role,
+            consumer=right.role,
+            waits=line.waits,
+        )
+        left.outbound = right.inbound = channel
+
+
+def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception that matters most: what is broken before what was stopped, and both before what was lost."""
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves.append(root_cause(error) if isinstance(error, BaseExceptionGroup) else error)
+    order = (TrainerCrashed, RunStopped, Stalled)
+    return max(leaves, key=lambda leaf: 1 if isinstance(leaf, order) else 2)

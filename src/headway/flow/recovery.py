@@ -1,0 +1,76 @@
+"""What repeated failure does to a run: fewer replicas, then synchronous, then a clean stop; and the way back up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import IntEnum
+
+from headway.errors import RunStopped
+from headway.monitor.events import EventLog
+from headway.settings import Reliability
+
+
+class Level(IntEnum):
+    """How much of the run is left."""
+
+    NORMAL = 0
+    FEWER_REPLICAS = 1
+    SYNCHRONOUS = 2
+
+
+class Recovery:
+    """Counts failures and moves between levels. `on_level` is told of every change."""
+
+    def __init__(self, reliability: Reliability, *, events: EventLog, on_level: Callable[[Level], None]) -> None:
+        self.level = Level.NORMAL
+        self.failures = 0
+        self._reliability = reliability
+        self._events = events
+        self._on_level = on_level
+        self._lost: set[str] = set()
+        self._quiet: asyncio.TimerHandle | None = None
+
+    def failure(self, who: str, error: BaseException) -> None:
+        """Something failed and will be tried again."""
+        self.failures += 1
+        self._events.emit("error", who, error=type(error).__name__, message=str(error))
+        if self.level >= Level.SYNCHRONOUS:
+            self._watch_for_quiet()
+
+    def exhausted(self, who: str, error: BaseException) -> None:
+        """A retry budget is spent: one level down. Raises `RunStopped` when there is none left."""
+        if self.level >= Level.SYNCHRONOUS:
+            raise RunStopped(f"{who} keeps failing: {error}") from error
+        self._move(Level.SYNCHRONOUS)
+        self._watch_for_quiet()
+
+    def replica_lost(self, name: str) -> None:
+        """A replica is given up for now."""
+        self._lost.add(name)
+        if self.level < Level.FEWER_REPLICAS:
+            self._move(Level.FEWER_REPLICAS)
+
+    def replica_back(self, name: str) -> None:
+        """A replica serves again."""
+        self._lost.discard(name)
+        if self.level is Level.FEWER_REPLICAS and not self._lost:
+            self._move(Level.NORMAL)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+
+    def _watch_for_quiet(self) -> None:
+        self.close()
+        self._quiet = asyncio.get_running_loop().call_later(self._reliability.quiet_s, self._climb)
+
+    def _climb(self) -> None:
+        self._move(Level.FEWER_REPLICAS if self._lost else Level.NORMAL)
+
+    def _move(self, level: Level) -> None:
+        kind = "degrade" if level > self.level else "restore"
+        self.level = level
+        self._events.emit(kind, "recovery", level=level.name.lower())
+        self._on_level(level)

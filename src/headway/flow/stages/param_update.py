@@ -1,0 +1,40 @@
+"""param_update: brings every replica in service to the newest version, while everything else goes on."""
+
+from __future__ import annotations
+
+from headway.errors import BackendError
+from headway.flow.stage import Stage, register_stage
+from headway.rollout.replica import Health
+from headway.types import Snapshot
+
+
+@register_stage("param_update")
+class ParamUpdateStage(Stage[Snapshot, Snapshot]):
+    """Consumes: snapshots, the newest if there are several. Produces: served versions. Waits for: train. Ends when:
+    train ends."""
+
+    consumes = produces = Snapshot
+
+    async def process(self, item: Snapshot) -> None:
+        assert self.inbound is not None
+        newest = [item, *self.inbound.drain()][-1]
+        line, reliability = self.line, self.line.settings.reliability
+
+        async def push() -> None:
+            replicas = [replica for replica in line.hub.replicas if replica.health is Health.UP]
+            await line.updater.push(newest.version, replicas)
+
+        while True:
+            try:
+                await self.attempt(
+                    f"version {newest.version}",
+                    push,
+                    retries=reliability.transfer_retries,
+                    timeout_s=reliability.transfer_timeout_s * (reliability.transfer_retries + 2),
+                )
+                break
+            except BackendError as error:
+                if error.fatal:
+                    raise
+                line.recovery.exhausted(self.role, error)
+        line.versions_changed()

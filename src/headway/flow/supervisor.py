@@ -1,0 +1,73 @@
+"""Bringing failed replicas back: restart, seed with the newest weights, return to service.
+
+After too many failures in a row a replica is given up, and tried again now and then: when the cause is gone it
+comes back by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headway.errors import BackendError
+from headway.flow.recovery import Recovery
+from headway.flow.updates import WeightUpdater
+from headway.monitor.events import EventLog
+from headway.rollout.hub import InferenceHub
+from headway.rollout.replica import Health, Replica
+from headway.settings import Reliability
+
+
+class Supervisor:
+    """One task for each replica that is out of service."""
+
+    def __init__(
+        self,
+        hub: InferenceHub,
+        updater: WeightUpdater,
+        recovery: Recovery,
+        reliability: Reliability,
+        *,
+        events: EventLog,
+        tasks: asyncio.TaskGroup,
+        clock: Callable[[], float],
+    ) -> None:
+        self._hub, self._updater, self._recovery = hub, updater, recovery
+        self._reliability, self._events, self._tasks, self._clock = reliability, events, tasks, clock
+
+    def take(self, replica: Replica, error: BaseException) -> None:
+        """A replica has failed."""
+        if self._clock() - replica.last_failure_s > self._reliability.quiet_s:
+            replica.failures = 0
+        replica.failures += 1
+        self._tasks.create_task(self._revive(replica), name=f"revive/{replica.name}")
+
+    async def _revive(self, replica: Replica) -> None:
+        while replica.health is not Health.UP:
+            await asyncio.sleep(self._pause_s(replica))
+            self._events.emit("restart", replica.name, attempt=replica.failures)
+            try:
+                async with asyncio.timeout(self._reliability.transfer_timeout_s):
+                    await replica.engine.restart()
+                await self._seed(replica)
+            except (BackendError, TimeoutError) as error:
+                replica.failures += 1
+                replica.last_failure_s = self._clock()
+                self._events.emit("error", replica.name, error=type(error).__name__, message=str(error))
+            else:
+                self._recovery.replica_back(replica.name)
+                self._hub.revive(replica)
+
+    async def _seed(self, replica: Replica) -> None:
+        """The newest weights, also if a newer version comes while they are on their way."""
+        while replica.version < self._updater.newest or replica.version < 0:
+            await self._updater.seed(replica)
+
+    def _pause_s(self, replica: Replica) -> float:
+        """Nothing at first, then longer and longer; a replica given up is only probed."""
+        if replica.failures > self._reliability.replica_restarts:
+            if replica.health is Health.DOWN:
+                replica.health = Health.LOST
+                self._recovery.replica_lost(replica.name)
+            return self._reliability.probe_s
+        return self._reliability.restart_backoff_s * float(2 ** (replica.failures - 1) - 1)

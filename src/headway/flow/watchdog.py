@@ -1,0 +1,44 @@
+"""The watchdog: a run without progress says who waits for whom, and one that stays so is stopped cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headway.errors import RunStopped, Stalled
+from headway.flow.line import Line
+from headway.monitor.events import Event, EventLog
+
+PATIENCE = 4
+"""Times the stall is reported before the run is stopped."""
+STILL = frozenset({"state", "stall", "retry", "error", "restart", "down", "span.begin", "span.end"})
+"""Kinds of events that are no progress."""
+
+
+class Progress:
+    """Counts events that mean the run moves."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, event: Event) -> None:
+        if event.kind not in STILL:
+            self.count += 1
+
+
+async def watch(line: Line, progress: Progress, events: EventLog) -> None:
+    """Look every `stall_timeout_s`. Raises `Stalled` when nothing moved for long, `RunStopped` without engines."""
+    limit_s = line.settings.reliability.stall_timeout_s
+    quiet = 0
+    while True:
+        seen = progress.count
+        await asyncio.sleep(limit_s)
+        if progress.count != seen:
+            quiet = 0
+            continue
+        quiet += 1
+        graph = line.waits.describe()
+        events.emit("stall", "flow", graph=graph)
+        if line.hub.up == 0:
+            raise RunStopped(f"no replica in service for {quiet * limit_s:g} s")
+        if quiet >= PATIENCE:
+            raise Stalled(f"no progress for {quiet * limit_s:g} s:\n{graph}")

@@ -1,0 +1,140 @@
+"""EnvironmentAgent: one episode. Ask the hub, step the environment, until done.
+
+A bad episode is data: whatever an environment raises becomes `EnvironmentFailed`, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from headway.engines.base import Progress, Request
+from headway.environments.base import Environment, Observation
+from headway.errors import EnvironmentFailed, HeadwayError
+from headway.rollout.barrier import TurnBarrier
+from headway.rollout.hub import InferenceHub
+from headway.rollout.replica import Lane
+from headway.settings import RunSettings
+from headway.types import Episode, FinishReason, Generation, Task, Turn, joined
+
+T = TypeVar("T")
+
+
+class EnvironmentAgent:
+    """Runs one sample's episode. `progress` is that of the turn being generated and outlives the agent."""
+
+    __slots__ = (
+        "_barrier",
+        "_bound",
+        "_hub",
+        "_lane",
+        "_oldest",
+        "_priority",
+        "_settings",
+        "progress",
+        "sample_id",
+        "task",
+        "turns",
+    )
+
+    def __init__(
+        self,
+        *,
+        sample_id: str,
+        task: Task,
+        hub: InferenceHub,
+        settings: RunSettings,
+        lane: Lane = Lane.TRAIN,
+        priority: int = 0,
+        bound: int | None = None,
+        barrier: TurnBarrier | None = None,
+        partial: Generation | None = None,
+    ) -> None:
+        self.sample_id = sample_id
+        self.task = task
+        self.turns: list[Turn] = []
+        self._oldest = -1
+        self.progress = Progress()
+        if partial is not None:
+            self.progress.actions, self.progress.logps = partial.actions, partial.logps
+            self.progress.runs = partial.runs
+            self.progress.started = min((run.version for run in partial.runs), default=-1)
+        self._hub, self._settings = hub, settings
+        self._lane, self._priority, self._bound = lane, priority, bound
+        self._barrier = barrier
+
+    @property
+    def oldest(self) -> int:
+        """Version of the replica that took the first request, −1 before: no action of the episode is older."""
+        return self._oldest if self._oldest >= 0 else self.progress.started
+
+    @property
+    def partial(self) -> Generation | None:
+        """What can be continued in another process: the first turn's actions, before any step was taken."""
+        if self.turns or not self.progress.actions:
+            return None
+        return self.progress.generation(FinishReason.ABORTED)
+
+    async def run(self, environment: Environment) -> Episode:
+        """Play to the end. Raises `EnvironmentFailed` or `EngineError`; always closes the environment."""
+        if self._barrier is not None:
+            self._barrier.enter()
+        try:
+            async with asyncio.timeout(self._settings.reliability.episode_timeout_s) as deadline:
+                return await self._play(environment)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            limit = self._settings.reliability.episode_timeout_s
+            raise EnvironmentFailed(f"{self.sample_id}: episode not over after {limit} s") from None
+        finally:
+            if self._barrier is not None:
+                self._barrier.leave()
+            self._hub.end_session(self.sample_id)
+            await environment.close()
+
+    async def _play(self, environment: Environment) -> Episode:
+        observation = await self._guard("reset", environment.reset(self.task))
+        context: Sequence[Any] = ()
+        while True:
+            context = joined(context, observation.tokens)
+            generation = await self._act(context, observation)
+            outcome = await self._guard("step", environment.step(generation))
+            turn = Turn(observation=observation.tokens, generation=generation, reward=outcome.reward)
+            self.turns.append(turn)
+            if outcome.done:
+                return Episode(sample_id=self.sample_id, task=self.task, turns=tuple(self.turns), info=outcome.info)
+            context = joined(context, generation.actions)
+            self._oldest = self.oldest
+            self.progress = Progress()
+            observation = outcome
+            if self._barrier is not None:
+                await self._barrier.arrive()
+
+    async def _act(self, context: Sequence[Any], observation: Observation) -> Generation:
+        request = Request(
+            request_id=f"{self.sample_id}/{len(self.turns)}",
+            session=self.sample_id,
+            prompt=context,
+            params=observation.params or self._settings.sampling,
+            prefix_key=self._priority if not self.turns else -1,
+            hint=observation.hint,
+        )
+        finish = await self._hub.generate(
+            request, self.progress, lane=self._lane, priority=self._priority, bound=self._bound
+        )
+        return self.progress.generation(finish)
+
+    async def _guard(self, what: str, call: Awaitable[T]) -> T:
+        """The environment's answer in time, or `EnvironmentFailed`."""
+        limit = self._settings.reliability.environment_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                return await call
+        except TimeoutError:
+            raise EnvironmentFailed(f"{self.sample_id}: no answer to {what} after {limit} s") from None
+        except HeadwayError:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed(f"{self.sample_id}: {what} raised {type(error).__name__}: {error}") from error

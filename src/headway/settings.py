@@ -1,0 +1,119 @@
+"""What the scheduler needs to know, and nothing else.
+
+`build` derives it from the configuration; tests and the simulator may also make it directly. Checked when made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import floor
+from typing import Literal
+
+from headway.errors import ConfigError
+from headway.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """Deadlines and budgets. Every wait has one of these."""
+
+    request_timeout_s: float = 3600.0
+    """One request on one replica; after it the request goes on elsewhere, and a replica that does not even
+    acknowledge the abort is restarted."""
+    abort_timeout_s: float = 10.0
+    """How long a healthy engine may take to acknowledge an abort, a pause or a resume."""
+    episode_timeout_s: float = 7200.0
+    environment_timeout_s: float = 600.0
+    """One reset or step of an environment."""
+    reward_timeout_s: float = 600.0
+    train_timeout_s: float = 7200.0
+    transfer_timeout_s: float = 600.0
+    """One bucket, sent and loaded."""
+    lock_timeout_s: float = 7200.0
+    stall_timeout_s: float = 900.0
+    """Without progress for this long a run prints its wait-for graph; without engines for this long it stops."""
+    sample_retries: int = 2
+    """Further tries for a failed episode or verdict before its group is given up."""
+    step_retries: int = 3
+    """Further tries for a failed training step or scoring."""
+    transfer_retries: int = 3
+    """Further tries for a failed bucket."""
+    replica_restarts: int = 3
+    """Restarts of a replica, or of the trainer, that fail in a row before it is given up."""
+    restart_backoff_s: float = 1.0
+    """Before the second restart in a row; doubles with each further one."""
+    probe_s: float = 60.0
+    """How often a replica that was given up is tried again."""
+    quiet_s: float = 300.0
+    """Without a failure for this long, the run climbs one level back up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Sizes, staleness and order of one run."""
+
+    groups_per_step: int
+    """B: groups that one training step consumes."""
+    group_size: int = 1
+    """Members of a group."""
+    max_steps: int = 1
+    alpha: float = 0.0
+    """Staleness bound: a sample is trained only while `trained − oldest ≤ alpha`."""
+    depth: float | None = None
+    """How many steps rollout runs ahead; `None`: as far as the bound allows."""
+    policy: Literal["drop", "wait", "window"] = "drop"
+    window: int = 0
+    """`window` policy: how many groups, in the order they started, a batch may be chosen from. 0: two batches."""
+    order: Literal["freshest", "oldest"] = "freshest"
+    spare_groups: int = 0
+    """Redundant prompts in flight; the surplus is cancelled once a batch is full."""
+    spare_members: int = 0
+    """Redundant members of a group; the surplus is cancelled once the group is full."""
+    with_reward: bool = True
+    """Score a sample the moment it ends, not when its group reaches the reward stage."""
+    filter_zero_variance: bool = True
+    scheduling: Literal["queue", "batch"] = "queue"
+    """`batch`: start groups a whole batch at a time and wait for all of it, as naive systems do."""
+    replicate: bool = True
+    """Members of a group are placed independently; otherwise they all go to one replica."""
+    turn_barrier: bool = False
+    """All episodes wait for each other after every turn, as naive systems do."""
+    dual_buffer: bool = True
+    """Load the next version while generating; otherwise pause, load, resume."""
+    colocated: bool = False
+    """Trainer and engines share devices and take turns."""
+    save_steps: int = 0
+    """Checkpoint every so many steps; 0: only at the end and at a clean stop."""
+    eval_steps: int = 0
+    eval_tasks: int = 0
+    pause_generation_for_validation: bool = False
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    reliability: Reliability = field(default_factory=Reliability)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("groups_per_step", "group_size", "max_steps"):
+            if getattr(self, key) < 1:
+                raise ConfigError("must be at least 1", key=key, value=getattr(self, key))
+        for key in ("alpha", "spare_groups", "spare_members", "save_steps", "eval_steps", "window"):
+            if getattr(self, key) < 0:
+                raise ConfigError("must not be negative", key=key, value=getattr(self, key))
+        if self.depth is not None and not 0 <= self.depth <= self.alpha:
+            raise ConfigError(f"must lie in [0, alpha = {self.alpha}]", key="depth", value=self.depth)
+        if 0 < self.window < self.groups_per_step:
+            raise ConfigError(f"smaller than one batch of {self.groups_per_step}", key="window", value=self.window)
+
+    @property
+    def bound(self) -> int:
+        """The largest lag that `alpha` allows; lags are whole."""
+        return floor(self.alpha)
+
+    @property
+    def pipeline_depth(self) -> float:
+        """`depth`, or as deep as the bound."""
+        return self.alpha if self.depth is None else self.depth
+
+    @property
+    def slots(self) -> int:
+        """Groups that may be outstanding, spares not counted."""
+        return floor((1 + self.pipeline_depth) * self.groups_per_step)

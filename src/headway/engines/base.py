@@ -70,10 +70,16 @@ class Engine(Protocol):
 
     name: str
     """Unique in the run, `engine/<n>`; shown in events."""
-    slots: int
-    """Requests it works on together; the hub sends no more and queues the rest, so that work is bound late."""
-    receiver: WeightReceiver
-    """Where new weights are loaded and flipped; `receiver.version` is what this replica serves."""
+
+    @property
+    def slots(self) -> int:
+        """Requests it works on together; the hub sends no more and queues the rest, so that work is bound late."""
+        ...
+
+    @property
+    def receiver(self) -> WeightReceiver:
+        """Where new weights are loaded and flipped; `receiver.version` is what this replica serves."""
+        ...
 
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         """Generate until the end and return how it ended; `ABORTED` after `abort`.

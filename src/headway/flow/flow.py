@@ -201,10 +201,10 @@ class AsyncTrainingFlow:
         if isinstance(failure, TrainerCrashed):
             ledger.store_partials(line.partials())
             return
-        for sample_id in ledger.save_open(line.partials()):
-            self.events.emit("sample.end", "flow", sample=sample_id, end="saved")
         if not isinstance(failure, asyncio.CancelledError):
             await save_checkpoint(line)
+        for sample_id in ledger.save_open(line.partials()):
+            self.events.emit("sample.end", "flow", sample=sample_id, end="saved")
 
     def _summary(self, failure: BaseException | None) -> RunSummary:
         reason = "" if failure is None else str(failure)

@@ -20,8 +20,11 @@ class Trainer(Protocol):
 
     version: int
     """Optimizer updates done."""
-    source: WeightSource
-    """Where `param_update` gathers from."""
+
+    @property
+    def source(self) -> WeightSource:
+        """Where `param_update` gathers from."""
+        ...
 
     async def train(self, batch: Batch) -> Mapping[str, float]:
         """One update on `batch`; returns metrics. Afterwards `version == batch.trained + 1`."""

@@ -80,7 +80,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
             samples=sum(len(group.samples) for group in groups),
             actions=batch.actions,
             reward=sum(rewards) / max(len(rewards), 1),
-            **metrics,
+            **{f"train/{name}": value for name, value in metrics.items()},
         )
         return Snapshot(version=headway.trained, metrics=metrics)
 

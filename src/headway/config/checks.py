@@ -50,11 +50,7 @@ def _check_headway(draft: Draft, derived: Derived) -> None:
         slots = f"{derived.slots} slots = ⌊(1 + {derived.depth:g}) × {derived.groups_per_step}⌋"
         problem = f"{derived.staleness_window} groups > {slots}"
         draft.refuse("staleness_window", problem, "a window cannot look further than what is started")
-    if (
-        config.staleness_policy != "window"
-        and draft.given("staleness_window")
-        and not _derived(draft, "staleness_window")
-    ):
+    if config.staleness_policy != "window" and draft.given("staleness_window"):
         draft.refuse("staleness_window", f"is read only by staleness_policy: window, it is {config.staleness_policy}")
     weighted = config.train_infer_correction.is_weight.enabled
     if derived.alpha > 0 and config.pg_variant not in CORRECTED and not weighted and not config.allow_uncorrected_async:
@@ -66,10 +62,6 @@ def _check_headway(draft: Draft, derived: Derived) -> None:
         )
 
 
-def _derived(draft: Draft, key: str) -> bool:
-    return draft.provenance.get(key, "").startswith("derived")
-
-
 def _check_groups(draft: Draft, derived: Derived) -> None:
     config = draft.config
     answers = config.actor_infer.generating_args.num_return_sequences
@@ -77,9 +69,6 @@ def _check_groups(draft: Draft, derived: Derived) -> None:
     if answers is not None and answers != derived.group_size and not single:
         key = "actor_infer.generating_args.num_return_sequences"
         draft.refuse(key, f"but the group size is {derived.group_size}", f"leave it out, or {derived.group_size}")
-    if derived.groups_per_step * derived.group_size > config.rollout_batch_size and derived.pipeline == "agentic":
-        problem = f"{config.rollout_batch_size} trajectories are fewer than one group of {derived.group_size}"
-        draft.refuse("rollout_batch_size", problem, f"at least {derived.group_size}")
     seats = config.actor_infer.strategy_args.strategy_config.max_num_seqs
     if seats is not None and derived.members_started > seats * derived.replicas:
         draft.notes.append(

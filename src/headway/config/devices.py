@@ -30,7 +30,7 @@ def place(draft: Draft) -> dict[str, Devices]:
         placed.setdefault(role, placed["actor_train"])
     _derive_hybrid(draft, placed)
     for role in _MAPPED:
-        if not placed[role] and draft.config.use_nodes_ratios is None:
+        if not placed[role] and (role in mapped or draft.config.use_nodes_ratios is None):
             draft.refuse(f"{role}.device_mapping", "is an empty pool: 0 devices", "name at least one device")
     return placed
 

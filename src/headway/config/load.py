@@ -48,8 +48,7 @@ def load(
         raise ConfigErrors(problems)
     draft = Draft(config, provenance, notes)
     derived = derive(draft, translation.mini_batch_groups, available)
-    if not draft.problems:
-        check(draft, derived)
+    check(draft, derived)
     if draft.problems:
         raise ConfigErrors(draft.problems)
     where = {key: draft.provenance.get(key, "default") for key, _ in leaves(draft.config)}

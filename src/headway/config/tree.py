@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from headway.config.document import Entries, Entry, KeyPath, dotted
 from headway.config.schema import Config
@@ -30,7 +30,7 @@ _RANGE_TEXT = re.compile(r"(?:list\s*\(\s*)?range\s*\(\s*([0-9,\s]*)\)\s*\)?")
 def build(block: type[T], entries: Entries, problems: list[ConfigError]) -> tuple[T, dict[str, str]]:
     """The tree, and where each given leaf came from."""
     builder = _Builder(problems)
-    tree = builder.block(block, nest(entries), ())
+    tree: T = builder.block(block, nest(entries), ())
     return tree, builder.provenance
 
 
@@ -64,9 +64,9 @@ class _Builder:
         self._problems = problems
         self.provenance: dict[str, str] = {}
 
-    def block(self, block: type[T], section: Mapping[str, Node], path: KeyPath) -> T:
+    def block(self, block: type, section: Mapping[str, Node], path: KeyPath) -> Any:
         """A dataclass from its section."""
-        known = fields_of(cast(type[Any], block))
+        known = fields_of(block)
         values: dict[str, Any] = {}
         for name, node in section.items():
             if name not in known:
@@ -88,8 +88,8 @@ class _Builder:
                 self.provenance[dotted(path)] = node.origin
                 return None
             return None if shape.optional else _BAD
-        if shape.block is not None:
-            return self._section(shape, node, path, lambda section: self.block(_block(shape), section, path))
+        if (block := shape.block) is not None:
+            return self._section(shape, node, path, lambda section: self.block(block, section, path))
         if shape.kind == "map":
             return self._section(shape, node, path, lambda section: self._mapping(shape, section, path))
         if isinstance(node, dict):
@@ -123,9 +123,7 @@ class _Builder:
         if shape.kind == "list":
             return self._list(shape, value, node, path)
         if shape.block is not None:
-            return self._section(
-                shape, _as_node(value, origin_of(node)), path, lambda s: self.block(_block(shape), s, path)
-            )
+            return self._value(shape, _as_node(value, origin_of(node)), path)
         made = _scalar(shape, value)
         if made is _BAD:
             return self._wrong(f"is not {_NOUNS[shape.kind]}", shape, node, path, value)
@@ -166,11 +164,6 @@ class _Builder:
 
 
 _NOUNS = {"bool": "true or false", "int": "an integer", "float": "a number", "text": "text", "choice": "a known name"}
-
-
-def _block(shape: Shape) -> type[Any]:
-    assert shape.block is not None
-    return shape.block
 
 
 def _as_node(value: Any, origin: str) -> Node:

@@ -23,7 +23,8 @@ def test_time_starts_at_zero_and_jumps() -> None:
 
 def test_timers_of_equal_time_run_in_the_order_they_were_set() -> None:
     async def main() -> list[int]:
-        loop, order = asyncio.get_running_loop(), []
+        loop = asyncio.get_running_loop()
+        order: list[int] = []
         for index in range(200):
             loop.call_at(5.0 if index % 2 else 5.0 + (index % 3) * 1e-3, order.append, index)
         await asyncio.sleep(6)
@@ -35,7 +36,8 @@ def test_timers_of_equal_time_run_in_the_order_they_were_set() -> None:
 
 def test_time_stands_still_while_something_is_ready() -> None:
     async def main() -> None:
-        loop, fired = asyncio.get_running_loop(), []
+        loop = asyncio.get_running_loop()
+        fired: list[bool] = []
         loop.call_later(1e-9, fired.append, True)
         for _ in range(100):
             await asyncio.sleep(0)

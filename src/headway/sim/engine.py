@@ -26,6 +26,7 @@ from headway.sim.batch import ContinuousBatch, Place, Sequence, target_of
 from headway.sim.health import Health
 from headway.sim.weights import SimulatedReceiver
 from headway.types import FinishReason
+from headway.weights.base import WeightReceiver
 
 
 class _Phase(Enum):
@@ -52,7 +53,8 @@ class SimulatedEngine:
         self._flip_s = (weights or costs.SimulatedWeights()).flip_s
         self._health = health or Health(name)
         self._health.listen(self._on_health)
-        self.receiver = SimulatedReceiver(self._switch, weights, health=self._health)
+        self._receiver = SimulatedReceiver(self._switch, weights, health=self._health)
+        self.receiver: WeightReceiver = self._receiver
         self._down = False
         self._closed = False
         self._serial = 0
@@ -94,7 +96,7 @@ class SimulatedEngine:
     def _accepted(self, request: Request, progress: Progress) -> Sequence:
         """The request as a sequence of this replica's."""
         self._check_up()
-        if self.receiver.version < 0:
+        if self._receiver.version < 0:
             raise EngineError(f"{self.name} has no weights to serve {request.request_id} with")
         if request.request_id in self._batch.sequences:
             raise EngineError(f"{self.name} already has a request {request.request_id}")
@@ -137,7 +139,7 @@ class SimulatedEngine:
         if self._health.down or self._health.crashes != crashes:
             raise EngineCrashed(f"{self.name} crashed again while it was restarted")
         self._down = False
-        self.receiver.reset(gone=False)
+        self._receiver.reset(gone=False)
 
     async def close(self) -> None:
         if self._closed:
@@ -146,12 +148,12 @@ class SimulatedEngine:
         clock = self._steps_done()
         for sequence in list(self._batch.sequences.values()):
             if sequence.place is not Place.QUEUED:
-                sequence.flush(clock, self.receiver.version)
+                sequence.flush(clock, self._receiver.version)
             sequence.finish(FinishReason.ABORTED)
         self._wake_waiters(EngineCrashed(f"{self.name} is closed"))
         self._disarm()
         self._empty()
-        self.receiver.reset(gone=True)
+        self._receiver.reset(gone=True)
 
     # Holding still: pauses and flips.
 
@@ -164,7 +166,7 @@ class SimulatedEngine:
             await self._standing()
             await self._health.spend(self._flip_s, EngineCrashed)
             self._check_up()
-            self.receiver.version = version
+            self._receiver.version = version
         finally:
             self._release(hold)
 
@@ -199,7 +201,7 @@ class SimulatedEngine:
 
     def _at_boundary(self) -> None:
         self._timer = None
-        batch, version = self._batch, self.receiver.version
+        batch, version = self._batch, self._receiver.version
         while True:
             batch.settle(self._steps)
             self._steps = 0
@@ -267,7 +269,7 @@ class SimulatedEngine:
         if sequence.place is Place.GONE:
             return
         if sequence.place is not Place.QUEUED:
-            sequence.flush(self._steps_done(), self.receiver.version)
+            sequence.flush(self._steps_done(), self._receiver.version)
             self._batch.leaving.append(sequence)
         self._forget(sequence)
         sequence.place = Place.GONE
@@ -304,14 +306,14 @@ class SimulatedEngine:
         clock = self._steps_done()
         for sequence in list(self._batch.sequences.values()):
             if sequence.place is not Place.QUEUED:
-                sequence.flush(clock, self.receiver.version)
+                sequence.flush(clock, self._receiver.version)
             sequence.fail(EngineCrashed(message))
         self._wake_waiters(EngineCrashed(message))
         self._disarm()
         self._empty()
         self._frozen_at = None
         self._down = True
-        self.receiver.reset(gone=True)
+        self._receiver.reset(gone=True)
 
     def _check_up(self) -> None:
         if self._down or self._closed:

@@ -13,6 +13,7 @@ from headway.errors import EngineCrashed, EngineError
 from headway.sim.batch import target_of
 from headway.sim.weights import SimulatedReceiver
 from headway.types import FinishReason, Repeated
+from headway.weights.base import WeightReceiver
 
 
 class InstantEngine:
@@ -21,7 +22,8 @@ class InstantEngine:
     def __init__(self, name: str, *, slots: int = 64) -> None:
         self.name = name
         self.slots = slots
-        self.receiver = SimulatedReceiver(self._switch)
+        self._receiver = SimulatedReceiver(self._switch)
+        self.receiver: WeightReceiver = self._receiver
         self._closed = False
         self._life = 0
         self._gate: asyncio.Future[None] | None = None
@@ -31,7 +33,7 @@ class InstantEngine:
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         if self._closed:
             raise EngineCrashed(f"{self.name} is closed")
-        if self.receiver.version < 0:
+        if self._receiver.version < 0:
             raise EngineError(f"{self.name} has no weights to serve {request.request_id} with")
         life, waiting = self._life, self._waiting
         waiting[request.request_id] = False
@@ -48,7 +50,7 @@ class InstantEngine:
             return FinishReason.ABORTED
         target, end = target_of(request)
         count = target - len(progress.actions)
-        progress.extend(Repeated(0, count), Repeated(-1.0, count), self.receiver.version)
+        progress.extend(Repeated(0, count), Repeated(-1.0, count), self._receiver.version)
         return end
 
     async def abort(self, request_id: str) -> None:
@@ -67,14 +69,14 @@ class InstantEngine:
         self._life += 1
         self._waiting = {}
         self._open(reopen=False)
-        self.receiver.reset(gone=False)
+        self._receiver.reset(gone=False)
 
     async def close(self) -> None:
         self._closed = True
         self._open(reopen=False)
 
     async def _switch(self, version: int) -> None:
-        self.receiver.version = version
+        self._receiver.version = version
 
     def _open(self, *, reopen: bool) -> None:
         """Wake whoever stands at the gate; `reopen` sends those that were not meant back to it."""

@@ -18,6 +18,7 @@ from headway.errors import ScoringError, TrainerCrashed, TrainerError
 from headway.sim.health import Health
 from headway.sim.weights import SimulatedSource
 from headway.types import Batch, Repeated, SampleGroup
+from headway.weights.base import WeightSource
 
 _FILE = "trainer.json"
 START = "start"
@@ -51,7 +52,8 @@ class SimulatedTrainer:
         self._health = health or Health("trainer")
         self._health.listen(self._on_health)
         self.device = device or asyncio.Lock()
-        self.source = SimulatedSource(weights, health=self._health)
+        self._source = SimulatedSource(weights, health=self._health)
+        self.source: WeightSource = self._source
         self._down = False
         self._become(0, START, 0)
 
@@ -61,8 +63,8 @@ class SimulatedTrainer:
         """Digest of every sample id trained so far, in order."""
         self.samples = samples
         """How many they were."""
-        self.source.clear()
-        self.source.publish(version, lineage)
+        self._source.clear()
+        self._source.publish(version, lineage)
 
     def cost_s(self, actions: int, samples: int) -> float:
         """What a step on so many actions and samples takes."""
@@ -83,7 +85,7 @@ class SimulatedTrainer:
         self.version += 1
         self.lineage = extended(self.lineage, (sample.sample_id for sample in samples))
         self.samples += len(samples)
-        self.source.publish(self.version, self.lineage)
+        self._source.publish(self.version, self.lineage)
         scores = [sample.score.value for sample in samples if sample.score is not None]
         return {
             "samples": float(len(samples)),
@@ -122,7 +124,7 @@ class SimulatedTrainer:
 
     def _lose(self) -> None:
         self._down = True
-        self.source.clear()
+        self._source.clear()
 
     def _check_up(self) -> None:
         if self._down:

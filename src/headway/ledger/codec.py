@@ -101,7 +101,7 @@ def _put(values: Sequence[Any], blocks: list[bytes], *, floats: bool = False) ->
         values = values.tolist()
     if not len(values):
         return ["j", []]
-    floats = floats or all(type(value) is float for value in values)
+    floats = floats or (type(values[0]) is float and all(type(value) is float for value in values))
     for code in ("f8",) if floats else ("i4", "i8"):
         packed = _packed(values, code)
         if packed is not None:

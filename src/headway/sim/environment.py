@@ -60,6 +60,7 @@ class SimulatedEnvironment:
         self._left = shared.turns(rng)
         if shared.world.slow_probability and rng.random() < shared.world.slow_probability:
             self._pace = shared.world.slow_factor
+        await shared.health.deliver(EnvironmentFailed)
         await shared.health.spend(shared.reset_s(rng) * self._pace, EnvironmentFailed)
         return Observation(tokens=task.prompt or shared.prompt_of(task), hint=shared.response(rng))
 
@@ -69,6 +70,7 @@ class SimulatedEnvironment:
         if world.hang_probability and rng.random() < world.hang_probability:
             await asyncio.get_running_loop().create_future()
         fails = world.failure_probability and rng.random() < world.failure_probability
+        await shared.health.deliver(EnvironmentFailed)
         await shared.health.spend(seconds, EnvironmentFailed)
         if fails:
             raise EnvironmentFailed(f"a simulated step failed with {self._left} turns to go")

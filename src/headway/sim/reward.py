@@ -28,6 +28,7 @@ class SimulatedReward:
         self._latency_s = sampler(self._cost.latency_s, key="simulation.reward.latency_s")
         self._seed = seed
         self._health = health or Health("reward")
+        self._chances: dict[int, float] = {}
         self._failures: dict[str, int] = {}
         """How often each sample's scoring has failed: the next attempt has luck of its own."""
 
@@ -46,6 +47,11 @@ class SimulatedReward:
 
     def chance(self, position: int) -> float:
         """That a sample of this position is right: 0 or 1 where all members are to be equal."""
+        if position not in self._chances:
+            self._chances[position] = self._drawn_chance(position)
+        return self._chances[position]
+
+    def _drawn_chance(self, position: int) -> float:
         rng = seeded(self._seed, "difficulty", position)
         equal, luck = rng.random() < self._cost.zero_variance_share, rng.random()
         if equal:

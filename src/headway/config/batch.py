@@ -94,7 +94,7 @@ def _translated(draft: Draft, mini_batch: Entry, groups: Groups, unit: int) -> t
     """Samples of one optimizer step, given in prompts."""
     prompts = mini_batch.value
     if isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 1:
-        problem = f"is not a count of prompts, {mini_batch.origin}"
+        problem = f"is not a count of prompts [{mini_batch.origin}]"
         draft.problems.append(ConfigError(problem, key=_MINI_BATCH, value=prompts, hint="expected an integer ≥ 1"))
         return groups.samples, "the whole batch"
     samples = prompts * groups.size

@@ -33,8 +33,12 @@ def derive(draft: Draft, mini_batch: Entry | None, available: Collection[str]) -
     _derive_lengths(draft)
     groups = _derive_groups(draft)
     _derive_headway(draft, groups.per_step)
+    problems = len(draft.problems)
     devices = place(draft)
+    misplaced = len(draft.problems)
     step = cut(draft, devices, groups, mini_batch)
+    if misplaced > problems:
+        del draft.problems[misplaced:]  # Arithmetic on devices that are wrong says nothing new.
     _derive_algorithm(draft, groups.size)
     _derive_sampling(draft, groups.size)
     _derive_names(draft)

@@ -22,16 +22,17 @@ def place(draft: Draft) -> dict[str, Devices]:
         if reward.device_mapping:
             mapped[f"rewards.{domain}"] = reward.device_mapping
     total = _count(draft, mapped)
-    placed = dict(mapped)
-    if draft.config.use_nodes_ratios is not None:
-        placed = {**_by_ratio(draft, total), **mapped}
+    problems = len(draft.problems)
+    placed = {**_by_ratio(draft, total), **mapped}
     _place_actors(draft, placed, total)
     for role in ("logp", "reference", "critic"):
         placed.setdefault(role, placed["actor_train"])
-    _derive_hybrid(draft, placed)
+    if len(draft.problems) > problems:
+        return placed
     for role in _MAPPED:
-        if not placed[role] and (role in mapped or draft.config.use_nodes_ratios is None):
+        if not placed[role]:
             draft.refuse(f"{role}.device_mapping", "is an empty pool: 0 devices", "name at least one device")
+    _derive_hybrid(draft, placed)
     return placed
 
 
@@ -57,8 +58,9 @@ def _count(draft: Draft, mapped: dict[str, Devices]) -> int:
 
 def _by_ratio(draft: Draft, total: int) -> dict[str, Devices]:
     """Devices by share: disjoint where the shares add up to at most 1, else the first three share."""
-    ratios = draft.config.use_nodes_ratios or ()
-    key = "use_nodes_ratios"
+    ratios, key = draft.config.use_nodes_ratios, "use_nodes_ratios"
+    if ratios is None:
+        return {}
     if len(ratios) != len(RATIO_ROLES):
         draft.refuse(key, f"has {len(ratios)} shares", "four are needed: [train, logp, ref_logp, generate]")
         return {}

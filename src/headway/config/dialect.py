@@ -86,7 +86,7 @@ def _claimed(rule: Rule, path: KeyPath, entry: Entry, problems: list[ConfigError
     try:
         value = rule.rewrite(entry.value)
     except ValueError as error:
-        problem = f"has no counterpart here, {entry.origin}"
+        problem = f"has no counterpart here [{entry.origin}]"
         problems.append(ConfigError(problem, key=dotted(path), value=entry.value, hint=f"expected {error}"))
         return []
     return [] if value is UNSET else [_Claim(target, value, dotted(path), entry.origin)]
@@ -155,7 +155,9 @@ def _reward_function(given: dict[str, Entry]) -> list[_Claim]:
 
 
 def _refused(key: str, entry: Entry, expected: str) -> ConfigError:
-    return ConfigError(f"cannot be translated, {entry.origin}", key=key, value=entry.value, hint=f"expected {expected}")
+    return ConfigError(
+        f"cannot be translated [{entry.origin}]", key=key, value=entry.value, hint=f"expected {expected}"
+    )
 
 
 def _settle(entries: Entries, claims: list[_Claim], problems: list[ConfigError]) -> None:

@@ -217,7 +217,7 @@ def set_aside(entries: Entries, notes: list[str], problems: list[ConfigError]) -
             if entry.value not in (value, None):
                 hint = f"only {value!r} is possible: {reason}"
                 problems.append(
-                    ConfigError(f"cannot be done, {entry.origin}", key=dotted(path), value=entry.value, hint=hint)
+                    ConfigError(f"cannot be done [{entry.origin}]", key=dotted(path), value=entry.value, hint=hint)
                 )
             continue
         length = next((n for n in range(1, len(name) + 1) if dotted(name[:n]) in FOREIGN), 0)

@@ -24,12 +24,28 @@ def interpolate(
     """Entries without references, and the first segments of the names that were referred to."""
     resolver = _Resolver(entries, default_of)
     resolved: Entries = {}
+    cycles: set[frozenset[KeyPath]] = set()
     for path, entry in entries.items():
         try:
             resolved[path] = Entry(resolver.value_at(path), entry.origin)
+        except _Cycle as cycle:
+            if cycle.members not in cycles:
+                cycles.add(cycle.members)
+                problems.append(cycle)
         except ConfigError as problem:
             problems.append(problem)
     return resolved, frozenset(resolver.used)
+
+
+class _Cycle(ConfigError):
+    """Values that stand for each other; reported once, however many of them are looked at."""
+
+    def __init__(self, circle: list[KeyPath], entry: Entry) -> None:
+        self.members = frozenset(circle)
+        shown = " → ".join(dotted(path) for path in (*circle, circle[0]))
+        hint = "give one of them a value of its own"
+        problem = f"refers to itself: {shown} [{entry.origin}]"
+        super().__init__(problem, key=dotted(circle[0]), value=entry.value, hint=hint)
 
 
 class _Resolver:
@@ -48,13 +64,7 @@ class _Resolver:
             return self._done[path]
         entry = self._entries[path]
         if path in self._stack:
-            circle = " → ".join(dotted(step) for step in (*self._stack[self._stack.index(path) :], path))
-            raise ConfigError(
-                f"refers to itself: {circle}, {entry.origin}",
-                key=dotted(path),
-                value=entry.value,
-                hint="give one of them a value of its own",
-            )
+            raise _Cycle(self._stack[self._stack.index(path) :], entry)
         self._stack.append(path)
         try:
             self._done[path] = self._expanded(entry.value, entry)
@@ -82,7 +92,7 @@ class _Resolver:
         key = dotted(self._stack[-1])
         if not _NAME.fullmatch(name.strip()):
             raise ConfigError(
-                f"${{{name}}} is not a name, {entry.origin}",
+                f"${{{name}}} is not a name [{entry.origin}]",
                 key=key,
                 value=entry.value,
                 hint="${name} or ${a.b}; functions and environment variables are not read",
@@ -98,7 +108,7 @@ class _Resolver:
             return self._default_of(name.strip())
         except KeyError:
             raise ConfigError(
-                f"${{{name}}} names nothing that is set, {entry.origin}",
+                f"${{{name}}} names nothing that is set [{entry.origin}]",
                 key=key,
                 value=entry.value,
                 hint=f"set {name.strip()}, or write the value here",

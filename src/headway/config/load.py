@@ -83,6 +83,6 @@ def _without_strangers(entries: Entries, problems: list[ConfigError]) -> Entries
         if hint is None:
             kept[path] = entry
         else:
-            problem = f"unknown key, {entry.origin}"
+            problem = f"unknown key [{entry.origin}]"
             problems.append(ConfigError(problem, key=dotted(path), value=entry.value, hint=hint))
     return kept

@@ -56,7 +56,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One leaf of the schema; `<name>` stands for a name the user chooses."""
+    """One leaf of the schema; `<name>` stands for a name the user chooses, `[]` for an element of a list."""
 
     key: str
     shape: Shape
@@ -119,3 +119,5 @@ def options(block: type, prefix: str = "") -> Iterator[Option]:
             yield from options(shape.block, f"{key}.")
         else:
             yield dataclasses.replace(option, key=key)
+            if shape.item is not None and shape.item.block is not None:
+                yield from options(shape.item.block, f"{key}[].")

@@ -153,13 +153,13 @@ class _Builder:
         hint = "expected " + shape.describe()
         if shape.kind == "choice" and (close := get_close_matches(str(given), shape.choices, 1)):
             hint = f"did you mean {close[0]}? {hint}"
-        self._problems.append(ConfigError(f"{what}, {origin_of(node)}", key=dotted(path), value=given, hint=hint))
+        self._problems.append(ConfigError(f"{what} [{origin_of(node)}]", key=dotted(path), value=given, hint=hint))
         return _BAD
 
     def _unknown(self, block: type, path: KeyPath, node: Node) -> None:
         hint = suggestion(path, block)
         self._problems.append(
-            ConfigError(f"unknown key, {origin_of(node)}", key=dotted(path), value=plain(node), hint=hint)
+            ConfigError(f"unknown key [{origin_of(node)}]", key=dotted(path), value=plain(node), hint=hint)
         )
 
 

@@ -1,0 +1,250 @@
+"""Numbers that do not fit together are refused, with the numbers in the message."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.config import load
+
+from .factory import only_problem, problems_of
+
+TRAIN, INFER = "actor_train.device_mapping", "actor_infer.device_mapping"
+SIZES = "actor_train.strategy_args.strategy_config."
+APART: dict[str, Any] = {TRAIN: [0, 1, 2, 3], INFER: [4, 5, 6, 7]}
+
+
+REFUSALS: list[tuple[str, dict[str, Any], list[str]]] = [
+    (
+        "batch not divisible",
+        {**APART, "rollout_batch_size": 10, "actor_train.training_args.gradient_accumulation_steps": 4},
+        [
+            "rollout_batch_size = 10",
+            "10 groups × 1 members = 10 samples",
+            "1 per device × 4 accumulation × 4 data parallel = 16",
+        ],
+    ),
+    (
+        "trajectories that are no whole groups",
+        {"train_env_manager.group_size": 8, "rollout_batch_size": 20},
+        ["rollout_batch_size = 20", "20 / group_size 8 leaves 4", "multiple of 8"],
+    ),
+    (
+        "a group larger than the batch",
+        {"train_env_manager.group_size": 8, "rollout_batch_size": 4},
+        ["fewer than one group", "4 / group_size 8"],
+    ),
+    (
+        "parts longer than the sequence",
+        {"prompt_length": 600, "response_length": 600, "sequence_length": 1000},
+        ["prompt_length 600 + response_length 600 = 1200 > sequence_length 1000"],
+    ),
+    (
+        "a sequence longer than the model",
+        {"prompt_length": 600, "response_length": 600, "model_max_length": 1000},
+        ["sequence_length = 1200", "1200 > model_max_length 1000"],
+    ),
+    (
+        "a turn longer than the response",
+        {"response_length": 100, "actor_infer.generating_args.max_new_tokens": 128},
+        ["actor_infer.generating_args.max_new_tokens = 128", "128 > response_length 100"],
+    ),
+    (
+        "an empty pool",
+        {**APART, INFER: []},
+        ["actor_infer.device_mapping = ()", "empty pool: 0 devices"],
+    ),
+    (
+        "nothing left for generation",
+        {TRAIN: "list(range(0,8))", "async_generation_ratio": 1},
+        ["actor_infer.device_mapping", "empty pool"],
+    ),
+    (
+        "a share that rounds to nothing",
+        {"use_nodes_ratios": [0.5, 0.5, 0.5, 0.1]},
+        ["use_nodes_ratios", "0.1 × 8 = 0.8 devices", "empty pool"],
+    ),
+    (
+        "shares that overlap",
+        {"use_nodes_ratios": [0.75, 0.5, 0.5, 0.5]},
+        ["6 devices for training + 4 for generate > 8"],
+    ),
+    ("too few shares", {"use_nodes_ratios": [0.5, 0.5]}, ["2 shares", "[train, logp, ref_logp, generate]"]),
+    (
+        "partly overlapping devices",
+        {TRAIN: [0, 1], INFER: [1, 2]},
+        ["actor_infer.device_mapping = (1, 2)", "devices [1] are also in", "hybrid_engine: true"],
+    ),
+    (
+        "identical devices in an asynchronous run",
+        {TRAIN: [0, 1], INFER: [0, 1], "async_generation_ratio": 1},
+        ["devices [0, 1] are also in", "hybrid_engine: true"],
+    ),
+    (
+        "identical devices that shall not be shared",
+        {TRAIN: [0, 1], INFER: [0, 1], "hybrid_engine": False},
+        ["devices [0, 1] are also in"],
+    ),
+    (
+        "devices that do not exist",
+        {**APART, "num_gpus_per_node": 4, "num_nodes": 1},
+        ["device 7 is used but there are only 4", "1 nodes × 4 devices = 4"],
+    ),
+    (
+        "a depth beyond the bound",
+        {"async_generation_ratio": 1, "pipeline_depth": 1.5},
+        ["pipeline_depth = 1.5", "1.5 > async_generation_ratio 1"],
+    ),
+    (
+        "a loss without correction",
+        {"async_generation_ratio": 2, "pg_variant": "vanilla"},
+        ["pg_variant = 'vanilla'", "async_generation_ratio = 2", "allow_uncorrected_async"],
+    ),
+    (
+        "a model copy that does not fit the devices",
+        {**APART, SIZES + "tensor_model_parallel_size": 3},
+        ["4 devices", "tensor 3 × pipeline 1 × context 1 = 3"],
+    ),
+    (
+        "a replica that does not fit the devices",
+        {**APART, "actor_infer.strategy_args.strategy_config.tensor_model_parallel_size": 8},
+        ["actor_infer.strategy_args", "4 devices", "tensor 8 × pipeline 1 = 8"],
+    ),
+    (
+        "a window beyond the slots",
+        {"rollout_batch_size": 10, "staleness_policy": "window", "staleness_window": 30, "async_generation_ratio": 1},
+        ["staleness_window = 30", "20 slots = ⌊(1 + 1) × 10⌋"],
+    ),
+    ("a window that nobody reads", {"staleness_window": 3}, ["staleness_window = 3", "it is drop"]),
+    (
+        "answers that are not the group",
+        {"num_return_sequences_in_group": 8, "actor_infer.generating_args.num_return_sequences": 4},
+        ["num_return_sequences = 4", "group size is 8"],
+    ),
+    (
+        "two group sizes",
+        {"num_return_sequences_in_group": 4, "train_env_manager.group_size": 8},
+        ["num_return_sequences_in_group = 4", "train_env_manager.group_size = 8"],
+    ),
+    ("rloo alone", {"adv_estimator": "rloo"}, ["group size is 1"]),
+    (
+        "parts that do not add up",
+        {"train_env_manager": {"num_env_groups": 9, "tags": ["a", "b"], "num_groups_partition": [4, 4]}},
+        ["4 + 4 = 8", "num_env_groups = 9"],
+    ),
+    (
+        "parts without tags",
+        {"train_env_manager": {"num_env_groups": 8, "tags": ["a"], "num_groups_partition": [4, 4]}},
+        ["2 parts for 1 tags"],
+    ),
+    (
+        "tags without environments",
+        {"train_env_manager": {"tags": ["lake"]}, "custom_envs": {"sea": {}}},
+        ["['lake'] are not in custom_envs", "sea"],
+    ),
+    ("inverted bounds", {"tis_lower_bound": 2}, ["2 > tis_upper_bound 1"]),
+    (
+        "an inverted filter",
+        {"train_infer_correction.filters": [{"ratio_low": 2}]},
+        ["filters[0].ratio_low = 2.0", "1.2"],
+    ),
+    ("an unknown back end", {"actor_infer.strategy_args.strategy_name": "vlm"}, ["did you mean vllm?", "sglang"]),
+]
+
+
+@pytest.mark.parametrize(("given", "parts"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS])
+def test_it_is_refused_with_the_numbers(given: dict[str, Any], parts: list[str]) -> None:
+    message = only_problem(None, given)
+    assert [part for part in parts if part not in message] == []
+
+
+def test_problems_of_arithmetic_are_reported_together() -> None:
+    keys = {problem.key for problem in problems_of({"tis_lower_bound": 2, "pipeline_depth": 1, "staleness_window": 3})}
+    assert keys == {"tis_lower_bound", "pipeline_depth", "staleness_window"}
+
+
+@pytest.mark.parametrize("variant", ["ppo", "decoupled_ppo", "tis", "cispo", "topr", "kimi15", "gspo"])
+def test_corrected_losses_may_run_asynchronously(variant: str) -> None:
+    assert load({"async_generation_ratio": 2, "pg_variant": variant}).derived.bound == 2
+
+
+def test_an_uncorrected_loss_runs_where_the_user_says_so_or_weights_it() -> None:
+    given = {"async_generation_ratio": 2, "pg_variant": "vanilla"}
+    assert load(given, ["allow_uncorrected_async=true"]).derived.bound == 2
+    assert load(given, ["train_infer_correction.is_weight.enabled=true"]).derived.needs_proximal
+
+
+def test_devices_may_be_shared_when_asked_or_when_synchronous() -> None:
+    assert load({"hybrid_engine": True}, {TRAIN: [0, 1], INFER: [1, 2], "async_generation_ratio": 1}).derived.hybrid
+    assert load(None, {TRAIN: [0, 1], INFER: [0, 1]}).derived.hybrid
+    assert not load(None, {TRAIN: [0, 1], INFER: [2, 3]}).derived.hybrid
+
+
+def test_shares_that_add_up_to_one_are_disjoint() -> None:
+    devices = load({"use_nodes_ratios": [0.25, 0.25, 0.25, 0.25]}).derived.devices
+    assert [devices[role] for role in ("actor_train", "logp", "reference", "actor_infer")] == [
+        (0, 1),
+        (2, 3),
+        (4, 5),
+        (6, 7),
+    ]
+
+
+def test_a_mapping_wins_over_a_share() -> None:
+    devices = load({"use_nodes_ratios": [0.5, 0.5, 0.5, 0.5]}, {"reference.device_mapping": [3]}).derived.devices
+    assert (devices["reference"], devices["logp"]) == ((3,), (0, 1, 2, 3))
+
+
+@settings(max_examples=50)
+@given(alpha=st.floats(0, 8), share=st.floats(0, 1), prompts=st.integers(1, 512))
+def test_slots_are_the_depth_and_never_fewer_than_a_step(alpha: float, share: float, prompts: int) -> None:
+    given = {"async_generation_ratio": alpha, "pipeline_depth": alpha * share, "rollout_batch_size": prompts}
+    derived = load(given).derived
+    assert prompts <= derived.slots <= (1 + alpha) * prompts + 1e-6
+    assert derived.bound == math.floor(alpha)
+
+
+@settings(max_examples=50)
+@given(
+    sizes=st.tuples(*[st.sampled_from([1, 2, 4])] * 3),
+    copies=st.integers(1, 8),
+    micro=st.integers(1, 4),
+    accumulation=st.integers(1, 8),
+    updates=st.integers(1, 4),
+)
+def test_a_batch_made_of_its_factors_always_fits(
+    sizes: Any, copies: int, micro: int, accumulation: int, updates: int
+) -> None:
+    tensor, pipeline, context = sizes
+    derived = load(
+        {"rollout_batch_size": micro * accumulation * copies * updates, "num_gpus_per_node": 1024},
+        {
+            TRAIN: list(range(tensor * pipeline * context * copies)),
+            INFER: [1000],
+            SIZES + "tensor_model_parallel_size": tensor,
+            SIZES + "pipeline_model_parallel_size": pipeline,
+            SIZES + "context_parallel_size": context,
+            "actor_train.training_args.per_device_train_batch_size": micro,
+            "actor_train.training_args.gradient_accumulation_steps": accumulation,
+        },
+    ).derived
+    assert (derived.data_parallel, derived.optimizer_steps) == (copies, updates)
+
+
+def test_redundancy_adds_members_and_prompts_but_not_to_the_batch() -> None:
+    given = {"rollout_batch_size": 16, "num_return_sequences_in_group": 8, "num_return_sequences_redundancy": 2}
+    derived = load(given, ["max_additional_running_prompts=4"]).derived
+    assert (derived.members_started, derived.samples_per_step, derived.additional_groups) == (10, 128, 4)
+    assert load({"is_use_additional_prompts": True}).derived.additional_groups == 16
+    assert (
+        load({"is_use_additional_prompts": False, "max_additional_running_prompts": 4}).derived.additional_groups == 0
+    )
+
+
+def test_fewer_engine_seats_than_members_is_a_note() -> None:
+    given = {"num_return_sequences_in_group": 8, "actor_infer.strategy_args.strategy_config.max_num_seqs": 4}
+    assert any("8 members" in note and "= 4" in note for note in load(None, given).notes)

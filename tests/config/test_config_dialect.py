@@ -1,0 +1,183 @@
+"""The second dialect, conflicts between the two, and keys of other frameworks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.config import load
+from headway.config.dialect_keys import RULES
+from headway.config.draft import value_at
+from headway.config.foreign import FOREIGN, HARMLESS
+from headway.config.schema import Config
+from headway.config.shapes import options
+
+from .factory import only_problem
+
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor."
+
+TRANSLATED: list[tuple[str, Any, str, Any]] = [
+    ("data.train_batch_size", 64, "rollout_batch_size", 64),
+    ("data.max_prompt_length", 100, "prompt_length", 100),
+    ("data.max_response_length", 200, "response_length", 200),
+    ("data.train_files", "a.parquet", "actor_train.data_args.file_name", ("a.parquet",)),
+    ("data.val_files", "[a, b]", "validation.data_args.file_name", ("a", "b")),
+    ("actor_rollout_ref.model.path", "m", "pretrain", "m"),
+    (
+        "actor_rollout_ref.model.enable_gradient_checkpointing",
+        True,
+        "actor_train.model_args.disable_gradient_checkpointing",
+        False,
+    ),
+    (ACTOR + "optim.lr", "1e-6", "actor_train.training_args.learning_rate", 1e-6),
+    (ACTOR + "ppo_micro_batch_size_per_gpu", 2, "actor_train.training_args.per_device_train_batch_size", 2),
+    (ACTOR + "clip_ratio", 0.3, "pg_clip_low", 0.3),
+    (ACTOR + "clip_ratio_high", 0.28, "pg_clip_high", 0.28),
+    (ACTOR + "clip_ratio_c", 4.0, "dual_clip_loss", True),
+    (ACTOR + "use_kl_loss", True, "use_kl_loss", True),
+    (ACTOR + "kl_loss_coef", 0.01, "kl_loss_coef", 0.01),
+    (ACTOR + "kl_loss_type", "low_var_kl", "kl_loss_type", "k3"),
+    (ACTOR + "entropy_coeff", 0.01, "entropy_loss_coef", 0.01),
+    (ACTOR + "loss_agg_mode", "seq-mean-token-sum", "loss_agg_mode", "seq-mean-token-sum"),
+    (ROLLOUT + "n", 8, "num_return_sequences_in_group", 8),
+    (ROLLOUT + "temperature", 0.7, "actor_infer.generating_args.temperature", 0.7),
+    (ROLLOUT + "top_k", -1, "actor_infer.generating_args.top_k", 0),
+    (ROLLOUT + "name", "sglang", "actor_infer.strategy_args.strategy_name", "sglang"),
+    (ROLLOUT + "gpu_memory_utilization", 0.5, "actor_infer.strategy_args.strategy_config.gpu_memory_utilization", 0.5),
+    (ROLLOUT + "with_reward", False, "with_reward", False),
+    (ROLLOUT + "enable_dual_buffer", False, "enable_dual_buffer", False),
+    (ROLLOUT + "param_update_preduce_bucket_size_mb", 64, "param_update_produce_bucket_mb", 64),
+    (ROLLOUT + "param_update_produce_bucket_size_mb", 64, "param_update_produce_bucket_mb", 64),
+    (ROLLOUT + "val_kwargs.temperature", 0, "validation.generating_args.temperature", 0.0),
+    ("algorithm.adv_estimator", "reinforce_plus_plus", "adv_estimator", "reinforce_plus_plus"),
+    ("algorithm.gamma", 0.9, "gamma", 0.9),
+    ("algorithm.lam", 0.9, "lambd", 0.9),
+    ("algorithm.use_kl_in_reward", True, "add_token_level_kl", True),
+    ("algorithm.kl_ctrl.kl_coef", 0.1, "init_kl_coef", 0.1),
+    ("algorithm.norm_adv_by_std_in_grpo", False, "norm_std_type", "none"),
+    ("trainer.n_gpus_per_node", 4, "num_gpus_per_node", 4),
+    ("trainer.nnodes", 2, "num_nodes", 2),
+    ("trainer.total_training_steps", 9, "max_steps", 9),
+    ("trainer.save_freq", -1, "save_steps", 0),
+    ("trainer.test_freq", 5, "eval_steps", 5),
+    ("trainer.default_local_dir", "ckpt", "checkpoint_dir", "ckpt"),
+    ("trainer.resume_mode", "disable", "resume", "never"),
+    ("resume_from_checkpoint", True, "resume", "auto"),
+    ("custom_reward_function.path", "r.py", "rewards.default.reward_fn", "r.py:compute_score"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "target", "expected"), TRANSLATED, ids=[row[0] for row in TRANSLATED])
+def test_a_key_lands_where_it_belongs(key: str, value: Any, target: str, expected: Any) -> None:
+    resolved = load(None, [f"{key}={value}"])
+    assert value_at(resolved.config, target) == expected
+    if not resolved.provenance[target].startswith("derived"):
+        assert resolved.provenance[target] == f"translated from {key} (override)"
+
+
+def test_every_rule_sets_an_option_that_exists() -> None:
+    known = {option.key for option in options(Config)}
+    targets = {rule.target.replace("*.", "actor_infer.", 1) for rules in RULES.values() for rule in rules}
+    assert {target for target in targets if target not in known} == set()
+
+
+def test_no_key_is_both_foreign_and_known() -> None:
+    known = {option.key for option in options(Config)} | RULES.keys()
+    roles = ("actor_train.", "actor_infer.", "reference.", "critic.")
+    foreign = {key.replace("*.", role, 1) for key in FOREIGN | HARMLESS for role in roles}
+    assert foreign & known == set()
+
+
+@pytest.mark.parametrize(("steps", "alpha"), [(1, 0), (2, 1), (4, 3)])
+def test_k_steps_ahead_are_a_ratio_of_k_minus_one(steps: int, alpha: int) -> None:
+    assert load(None, [f"trainer.generate_ahead_steps={steps}"]).derived.alpha == alpha
+
+
+@pytest.mark.parametrize("key", [ROLLOUT + "async_strategy", "actor_rollout_ref.async_strategy"])
+def test_both_spellings_of_the_strategy_are_accepted(key: str) -> None:
+    derived = load(None, [f"{key}=one-step-off"]).derived
+    assert (derived.alpha, derived.hybrid) == (1, False)
+
+
+def test_fully_async_keeps_the_bound_it_is_given_and_is_one_otherwise() -> None:
+    line = ROLLOUT + "async_strategy=fully-async"
+    assert load(None, [line]).derived.alpha == 1
+    assert load(None, [line, "async_generation_ratio=3.5"]).derived.alpha == 3.5
+    assert "async_generation_ratio > 0" in only_problem(None, [line, "async_generation_ratio=0"])
+
+
+def test_a_strategy_on_shared_devices_is_refused() -> None:
+    lines = [ROLLOUT + "async_strategy=one-step-off", "actor_rollout_ref.hybrid_engine=True"]
+    assert "hybrid_engine=False" in only_problem(None, lines)
+
+
+def test_mode_async_on_shared_devices_is_noted() -> None:
+    assert any("hybrid_engine=False" in note for note in load(None, [ROLLOUT + "mode=async"]).notes)
+
+
+def test_two_keys_with_one_meaning_must_agree() -> None:
+    message = only_problem(None, ["async_generation_ratio=2", "trainer.generate_ahead_steps=2"])
+    assert "async_generation_ratio = 2" in message
+    assert "as 1 (translated from trainer.generate_ahead_steps (override))" in message
+    assert load(None, ["async_generation_ratio=1", "trainer.generate_ahead_steps=2"]).derived.alpha == 1
+
+
+def test_a_file_and_an_override_in_different_dialects_must_agree_too() -> None:
+    assert "keep one" in only_problem({"rollout_batch_size": 32}, ["data.train_batch_size=64"])
+
+
+def test_the_pipeline_switched_off_contradicts_steps_ahead() -> None:
+    message = only_problem(None, ["actor_rollout_ref.async_pipeline=False", "trainer.generate_ahead_steps=3"])
+    assert "async_pipeline" in message
+    assert "generate_ahead_steps" in message
+
+
+def test_a_mini_batch_in_prompts_becomes_accumulation() -> None:
+    lines = ["data.train_batch_size=64", ROLLOUT + "n=8", ACTOR + "ppo_mini_batch_size=16", "trainer.n_gpus_per_node=8"]
+    resolved = load(None, [*lines, ACTOR + "ppo_micro_batch_size_per_gpu=4"])
+    assert resolved.config.actor_train.training_args.gradient_accumulation_steps == 16 * 8 // (4 * 8)
+    assert (resolved.derived.mini_batch_samples, resolved.derived.optimizer_steps) == (128, 4)
+
+
+def test_a_mini_batch_that_does_not_divide_is_refused() -> None:
+    lines = ["data.train_batch_size=64", ACTOR + "ppo_mini_batch_size=12", "trainer.n_gpus_per_node=8"]
+    with pytest.raises(Exception, match="12 prompts × 1 members = 12 samples, not divisible by 8"):
+        load(None, lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("trainer.generate_ahead_steps=0", "expected a number ≥ 1"),
+        (ROLLOUT + "mode=later", "one of sync, async"),
+        (ROLLOUT + "async_strategy=two-step-off", "one of one-step-off, fully-async"),
+        (ROLLOUT + "name=trt", "one of vllm, sglang"),
+        ("actor_rollout_ref.async_pipeline=perhaps", "true or false"),
+        ("trainer.n_gpu_per_node=8", "did you mean trainer.n_gpus_per_node?"),
+        ("algorithm.nonsense.deeply=8", "neither translated nor known"),
+    ],
+)
+def test_what_cannot_be_translated_is_refused(line: str, part: str) -> None:
+    message = only_problem(None, [line])
+    assert line.partition("=")[0] in message
+    assert part in message
+
+
+def test_nulls_of_the_second_dialect_are_not_given() -> None:
+    assert load(None, [ACTOR + "ppo_micro_batch_size_per_gpu=null", "data.val_batch_size=null"]).config == load().config
+
+
+def test_foreign_keys_are_noted_once_per_block() -> None:
+    notes = load({"system_envs": {"A": 1, "B": 2}, "track_with": "wandb", "num_return_sequences_in_group": 2}).notes
+    assert [note.partition(":")[0] for note in notes] == ["system_envs", "track_with"]
+
+
+def test_beams_are_refused_unless_there_is_one() -> None:
+    assert load(None, ["actor_infer.generating_args.num_beams=1", "num_return_sequences_in_group=2"]).notes == ()
+    assert "num_beams = 4" in only_problem(None, ["actor_infer.generating_args.num_beams=4"])
+
+
+def test_a_back_end_that_is_available_is_used() -> None:
+    resolved = load(None, ["actor_infer.strategy_args.strategy_name=vllm"], available={"vllm", "native", "fsdp2_train"})
+    assert resolved.derived.strategies["actor_infer"] == "vllm"

@@ -1,0 +1,106 @@
+"""Configurations that people already have load unchanged and mean the same."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import yaml
+
+from headway.config import load
+from headway.config.document import parse_override
+
+from .factory import CONFIGS
+
+DIALECT = {
+    "decoupled": {"alpha": 1.0, "hybrid": False},
+    "with_reward": {"alpha": 0.0, "hybrid": True},
+    "one_step_off": {"alpha": 1.0, "hybrid": False},
+    "async_pipeline": {"alpha": 1.0, "hybrid": False},
+}
+
+
+def test_the_frozen_lake_file_is_1024_groups_of_one_on_four_plus_four_devices() -> None:
+    derived = load(CONFIGS / "frozen_lake_async.yaml").derived
+    assert (derived.alpha, derived.bound, derived.slots) == (1.0, 1, 2048)
+    assert (derived.groups_per_step, derived.group_size, derived.samples_per_step) == (1024, 1, 1024)
+    assert (derived.data_parallel, derived.mini_batch_samples, derived.optimizer_steps) == (4, 2 * 128 * 4, 1)
+    assert derived.devices["actor_train"] == (0, 1, 2, 3)
+    assert derived.devices["actor_infer"] == (4, 5, 6, 7)
+    assert (derived.sequence_length, derived.max_new_tokens) == (8192, 128)
+
+
+def test_groups_of_one_are_compared_with_the_batch_and_never_filtered() -> None:
+    derived = load(CONFIGS / "frozen_lake_async.yaml").derived
+    assert (derived.norm_mean_type, derived.norm_std_type, derived.filter_zero_variance) == ("batch", "batch", False)
+
+
+def test_the_rlvr_file_is_64_prompts_of_8_on_16_plus_8_devices() -> None:
+    resolved = load(CONFIGS / "rlvr_async.yaml")
+    derived, config = resolved.derived, resolved.config
+    assert (derived.slots, derived.groups_per_step, derived.group_size, derived.samples_per_step) == (128, 64, 8, 512)
+    assert (derived.data_parallel, derived.mini_batch_samples, derived.replicas, derived.num_nodes) == (8, 512, 8, 3)
+    assert derived.sequence_length == 2048 + 8192
+    assert config.actor_infer.generating_args.max_new_tokens == 8192
+    assert config.actor_infer.generating_args.num_return_sequences == 8
+    assert config.actor_infer.strategy_args.strategy_config.gpu_memory_utilization == 0.85
+    assert config.actor_train.data_args.file_name == ("data/math_deepmath_deal.jsonl",)
+    assert config.actor_train.training_args.learning_rate == 1e-6
+
+
+def test_the_webshop_file_is_64_trajectories_in_one_optimizer_step() -> None:
+    derived = load(CONFIGS / "webshop_async.yaml").derived
+    assert (derived.samples_per_step, derived.mini_batch_samples, derived.data_parallel) == (64, 64, 4)
+
+
+def test_an_environment_manager_turns_trajectories_into_groups() -> None:
+    manager = {"train_env_manager.group_size": 8, "train_env_manager.num_env_groups": 128}
+    derived = load(CONFIGS / "frozen_lake_async.yaml", manager).derived
+    assert (derived.pipeline, derived.groups_per_step, derived.group_size) == ("agentic", 128, 8)
+    assert (derived.samples_per_step, derived.slots) == (1024, 256)
+
+
+def test_stand_ins_and_foreign_keys_are_noted_once_each() -> None:
+    notes = load(CONFIGS / "rlvr_async.yaml").notes
+    assert len([note for note in notes if "megatron_train" in note and "fsdp2_train" in note]) == 1
+    assert len([note for note in notes if "sglang" in note and "native" in note]) == 1
+    assert len([note for note in notes if "load_format" in note]) == 1
+    assert len(notes) == 3
+
+
+@pytest.mark.parametrize("name", DIALECT)
+@pytest.mark.parametrize("form", ["pasted", "lines", "dotted yaml", "nested yaml"])
+def test_lines_of_the_second_dialect_mean_the_same_in_every_form(name: str, form: str) -> None:
+    text = (CONFIGS / f"{name}.txt").read_text()
+    pairs = dict(parse_override(text, []))
+    if form == "pasted":
+        derived = load(None, [text]).derived
+    elif form == "lines":
+        derived = load(None, text.splitlines()).derived
+    elif form == "dotted yaml":
+        derived = load(io.StringIO(yaml.safe_dump(pairs))).derived
+    else:
+        derived = load(io.StringIO(yaml.safe_dump(tree_of(pairs)))).derived
+    assert {key: getattr(derived, key) for key in DIALECT[name]} == DIALECT[name]
+
+
+def tree_of(pairs: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys as mappings within mappings."""
+    tree: dict[str, Any] = {}
+    for key, value in pairs.items():
+        *sections, last = key.split(".")
+        spot = tree
+        for section in sections:
+            spot = spot.setdefault(section, {})
+        spot[last] = value
+    return tree
+
+
+def test_the_asynchronous_pipeline_splits_eight_devices_in_half() -> None:
+    resolved = load(None, [(CONFIGS / "async_pipeline.txt").read_text()])
+    assert resolved.derived.devices["actor_train"] == (0, 1, 2, 3)
+    assert resolved.derived.devices["logp"] == resolved.derived.devices["reference"] == (0, 1, 2, 3)
+    assert resolved.derived.devices["actor_infer"] == (4, 5, 6, 7)
+    assert resolved.config.param_update_produce_bucket_mb == 512
+    assert resolved.config.param_update_consume_bucket_mb == 128

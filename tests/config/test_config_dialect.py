@@ -79,7 +79,7 @@ def test_a_key_lands_where_it_belongs(key: str, value: Any, target: str, expecte
 def test_every_rule_sets_an_option_that_exists() -> None:
     known = {option.key for option in options(Config)}
     targets = {rule.target.replace("*.", "actor_infer.", 1) for rules in RULES.values() for rule in rules}
-    assert {target for target in targets if target not in known} == set()
+    assert {target for target in targets if target not in known and ".reward_args." not in target} == set()
 
 
 def test_no_key_is_both_foreign_and_known() -> None:
@@ -181,3 +181,22 @@ def test_beams_are_refused_unless_there_is_one() -> None:
 def test_a_back_end_that_is_available_is_used() -> None:
     resolved = load(None, ["actor_infer.strategy_args.strategy_name=vllm"], available={"vllm", "native", "fsdp2_train"})
     assert resolved.derived.strategies["actor_infer"] == "vllm"
+
+
+def test_the_normalisation_of_agentic_files_is_kept() -> None:
+    given = {"reward_normalization": {"grouping": "traj_group_id", "method": "mean_std"}}
+    derived = load({**given, "num_return_sequences_in_group": 4, "adv_estimator": "reinforce"}).derived
+    assert (derived.norm_mean_type, derived.norm_std_type) == ("group", "group")
+    assert load({"reward_normalization": {"method": "identity"}}).derived.norm_std_type == "none"
+    assert "one of identity, mean, mean_std" in only_problem({"reward_normalization": {"method": "asym_clip"}})
+
+
+def test_settings_of_a_judge_are_passed_to_the_reward() -> None:
+    given = {"rewards": {"judge": {"judge_prompt": "p", "worker_cls": "x.Y", "data_args": {"template": "qwen"}}}}
+    resolved = load(given)
+    assert resolved.config.rewards["judge"].reward_args == {"judge_prompt": "p"}
+    assert any(note.startswith("rewards.judge.worker_cls: ") for note in resolved.notes)
+
+
+def test_a_foreign_key_may_refer_to_what_nobody_knows() -> None:
+    assert any(note.startswith("model_name: ") for note in load({"model_name": "${exp_name}-${now:%Y}"}).notes)

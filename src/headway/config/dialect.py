@@ -23,7 +23,10 @@ _MODE, _PIPELINE = "actor_rollout_ref.rollout.mode", "actor_rollout_ref.async_pi
 _AHEAD = "trainer.generate_ahead_steps"
 _MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 _REWARD_FILE, _REWARD_NAME = "custom_reward_function.path", "custom_reward_function.name"
-_TOGETHER = frozenset({*_STRATEGY_KEYS, _MODE, _PIPELINE, _AHEAD, _MINI_BATCH, _REWARD_FILE, _REWARD_NAME})
+_GROUPING, _METHOD = "reward_normalization.grouping", "reward_normalization.method"
+_TOGETHER = frozenset(
+    {*_STRATEGY_KEYS, _MODE, _PIPELINE, _AHEAD, _MINI_BATCH, _REWARD_FILE, _REWARD_NAME, _GROUPING, _METHOD}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ def translate(entries: Entries, notes: list[str], problems: list[ConfigError]) -
         for rule in rules or ():
             claims += _claimed(rule, path, entry, problems)
     claims += _asynchrony(by_key, notes, problems) + _reward_function(by_key)
+    claims += _normalisation(by_key, problems)
     translation.mini_batch_groups = by_key.get(_MINI_BATCH)
     _settle(translation.entries, claims, problems)
     _check_fully_async(translation.entries, by_key, problems)
@@ -152,6 +156,24 @@ def _reward_function(given: dict[str, Entry]) -> list[_Claim]:
         return []
     function = name.value if name is not None and name.value is not None else "compute_score"
     return [_Claim("rewards.default.reward_fn", f"{file.value}:{function}", _REWARD_FILE, file.origin)]
+
+
+def _normalisation(given: dict[str, Entry], problems: list[ConfigError]) -> list[_Claim]:
+    """`reward_normalization`: over what (`grouping`), and how (`method`); the two say nothing alone."""
+    method = given.get(_METHOD)
+    if method is None:
+        return []
+    grouping = given.get(_GROUPING, Entry("state", method.origin))
+    over = {"traj_group_id": "group", "state": "group", "batch": "batch"}.get(str(grouping.value))
+    parts = {"identity": (0, 0), "mean": (1, 0), "mean_std": (1, 1)}.get(str(method.value))
+    if over is None:
+        problems.append(_refused(_GROUPING, grouping, "one of traj_group_id, state, batch"))
+    if parts is None:
+        problems.append(_refused(_METHOD, method, "one of identity, mean, mean_std"))
+    if over is None or parts is None:
+        return []
+    pairs = zip(("norm_mean_type", "norm_std_type"), parts, strict=True)
+    return [_Claim(key, over if part else "none", _METHOD, method.origin, implied=True) for key, part in pairs]
 
 
 def _refused(key: str, entry: Entry, expected: str) -> ConfigError:

@@ -178,6 +178,12 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "param_update_produce_bucket_size_mb": (Rule("param_update_produce_bucket_mb"),),
     "param_update_consume_bucket_size_mb": (Rule("param_update_consume_bucket_mb"),),
     "*.pg_variant": (Rule("pg_variant"),),
+    "*.topr_positive_weight": (Rule("topr_positive_weight"),),
+    "*.topr_negative_weight": (Rule("topr_negative_weight"),),
+    "*.model_args.flash_attn": (Rule("*.model_args.attn_implementation"),),
+    "*.data_args.messages": (Rule("*.data_args.prompt"),),
+    "reward_normalization.norm_mean_type": (Rule("norm_mean_type"),),
+    "reward_normalization.norm_std_type": (Rule("norm_std_type"),),
     "*.generating_args.stop_strings": (Rule("*.generating_args.stop"),),
     "*.strategy_args.strategy_config.mem_fraction_static": (
         Rule("*.strategy_args.strategy_config.gpu_memory_utilization"),
@@ -192,6 +198,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "*.strategy_args.strategy_config.max_running_requests": (Rule("*.strategy_args.strategy_config.max_num_seqs"),),
 }
 """Foreign key → what it sets."""
+
+_JUDGES = ("judge_prompt", "judge_model_type", "judge_model_name", "judge_api_url", "judge_api_key")
+_REWARDS = ("code_url", "use_local", "format_pattern", "reward_type", "response_length_penalty_coef")
+RULES |= {f"*.{name}": (Rule(f"*.reward_args.{name}"),) for name in (*_JUDGES, *_REWARDS)}
 
 VALUES: dict[str, Callable[[Any], Any]] = {
     "kl_loss_type": _named(_KLS, strict=False),

@@ -12,15 +12,17 @@ from headway.config.document import Entries, KeyPath, dotted
 from headway.errors import ConfigError
 
 _OWN_WORKERS = "classes of another framework; subclass a stage instead"
+_ENVIRON = "environment variables are set by whoever starts the run"
 _OWN_TRACKING = "metrics are written to the run directory and shown by `headway dashboard`"
 _OWN_PROFILE = "the event log is the profile; see `headway dashboard`"
 _RAY = "processes and their deadlines are set by `reliability`"
 
 FOREIGN: dict[str, str] = {
     # ROLL, top level
-    "system_envs": "environment variables are set by whoever starts the run",
+    "system_envs": _ENVIRON,
     "track_with": _OWN_TRACKING,
     "tracker_kwargs": _OWN_TRACKING,
+    "model_name": "see exp_name",
     "logging_dir": "logs go to output_dir",
     "base_dir": "everything goes to output_dir",
     "rollout_dump_dir": "finished samples are in the ledger of the run directory",
@@ -54,7 +56,7 @@ FOREIGN: dict[str, str] = {
     # ROLL, roles
     "*.worker_cls": _OWN_WORKERS,
     "*.name": "roles have their key as name",
-    "*.system_envs": "environment variables are set by whoever starts the run",
+    "*.system_envs": _ENVIRON,
     "*.world_size": "derived from device_mapping",
     "*.num_gpus_per_worker": "derived from the parallel sizes",
     "*.max_concurrency": _RAY,
@@ -93,6 +95,14 @@ FOREIGN: dict[str, str] = {
     "*.strategy_args.strategy_config.train_micro_batch_size_per_gpu": "derived from training_args",
     "*.strategy_args.strategy_config.bf16": "see model_args.dtype",
     "*.strategy_args.strategy_config.fp16": "see model_args.dtype",
+    "*.strategy_args.strategy_config.virtual_pipeline_model_parallel_size": "schedules of another framework",
+    "*.query_filter_config": "groups without spread are filtered; see filter_zero_variance",
+    "*.response_filter_config": "write it into the reward function",
+    "rewards.*.training_args": "rewards are not trained",
+    "train_env_manager.system_envs": _ENVIRON,
+    "val_env_manager.system_envs": _ENVIRON,
+    "train_env_manager.worker_cls": _OWN_WORKERS,
+    "val_env_manager.worker_cls": _OWN_WORKERS,
     "train_env_manager.llm_proxy": "agents ask the inference hub",
     "train_env_manager.max_traj_per_env": "derived from rollout_batch_size",
     "train_env_manager.group_filter_cls": "groups without spread are filtered; see filter_zero_variance",
@@ -187,6 +197,8 @@ HARMLESS: dict[str, tuple[Any, str]] = {
     "difficulty_mask": (False, "not available"),
     "max_len_mask": (False, "not available"),
     "error_max_len_clip": (False, "not available"),
+    "train_env_manager.format_penalty": (0, "write it into the environment"),
+    "val_env_manager.format_penalty": (0, "write it into the environment"),
     "reward_model.enable": (False, "learned rewards are configured below rewards.<domain>"),
 }
 """Key → the one value with which it changes nothing, and why."""
@@ -206,26 +218,36 @@ def generic(path: KeyPath) -> KeyPath:
     return path
 
 
+def _listed(path: KeyPath) -> KeyPath | None:
+    """The foreign key that `path` is, or is below."""
+    domain = ("rewards", "*", *path[2:]) if path[0] == "rewards" and len(path) > 2 else path
+    for name in (path, generic(path), domain):
+        for length in range(1, len(name) + 1):
+            if dotted(name[:length]) in FOREIGN:
+                return name[:length]
+    return None
+
+
+def is_foreign(path: KeyPath) -> bool:
+    """Whether nothing here reads the key, so that its value cannot matter."""
+    return _listed(path) is not None
+
+
 def set_aside(entries: Entries, notes: list[str], problems: list[ConfigError]) -> Entries:
     """Entries without foreign keys; each of those becomes a note, or a problem where its value matters."""
     kept: Entries = {}
-    noted: set[str] = set()
+    noted: dict[str, str] = {}
     for path, entry in entries.items():
         name = generic(path)
         if dotted(name) in HARMLESS:
             value, reason = HARMLESS[dotted(name)]
             if entry.value not in (value, None):
-                hint = f"only {value!r} is possible: {reason}"
-                problems.append(
-                    ConfigError(f"cannot be done [{entry.origin}]", key=dotted(path), value=entry.value, hint=hint)
-                )
-            continue
-        length = next((n for n in range(1, len(name) + 1) if dotted(name[:n]) in FOREIGN), 0)
-        if not length:
+                problem, hint = f"cannot be done [{entry.origin}]", f"only {value!r} is possible: {reason}"
+                problems.append(ConfigError(problem, key=dotted(path), value=entry.value, hint=hint))
+        elif (listed := _listed(path)) is not None:
+            stars = 1 if path[0] == "rewards" and listed[0] == "*" else 0
+            noted.setdefault(dotted(path[: len(listed) + stars]), FOREIGN[dotted(listed)])
+        else:
             kept[path] = entry
-            continue
-        shown = dotted(path[: len(path) - len(name) + length])
-        if shown not in noted:
-            noted.add(shown)
-            notes.append(f"{shown}: changes nothing here; {FOREIGN[dotted(name[:length])]}")
+    notes.extend(f"{key}: changes nothing here; {reason}" for key, reason in noted.items())
     return kept

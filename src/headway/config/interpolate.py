@@ -19,21 +19,29 @@ _NAME = re.compile(r"[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)*")
 
 
 def interpolate(
-    entries: Entries, default_of: Callable[[str], Any], problems: list[ConfigError]
+    entries: Entries,
+    default_of: Callable[[str], Any],
+    problems: list[ConfigError],
+    unread: Callable[[KeyPath], bool] = lambda path: False,
 ) -> tuple[Entries, frozenset[str]]:
-    """Entries without references, and the first segments of the names that were referred to."""
+    """Entries without references, and the first segments of the names that were referred to.
+
+    Where `unread` says that nobody reads an entry, a reference in it that leads nowhere is no problem.
+    """
     resolver = _Resolver(entries, default_of)
     resolved: Entries = {}
     cycles: set[frozenset[KeyPath]] = set()
     for path, entry in entries.items():
         try:
             resolved[path] = Entry(resolver.value_at(path), entry.origin)
-        except _Cycle as cycle:
-            if cycle.members not in cycles:
-                cycles.add(cycle.members)
-                problems.append(cycle)
         except ConfigError as problem:
-            problems.append(problem)
+            if unread(path):
+                resolved[path] = entry
+            elif not isinstance(problem, _Cycle):
+                problems.append(problem)
+            elif problem.members not in cycles:
+                cycles.add(problem.members)
+                problems.append(problem)
     return resolved, frozenset(resolver.used)
 
 

@@ -17,7 +17,7 @@ from headway.config.derive import derive
 from headway.config.dialect import suggest, translate
 from headway.config.document import DOTTED_ROOTS, Entries, Source, apply_overrides, dotted, read
 from headway.config.draft import Draft, value_at
-from headway.config.foreign import set_aside
+from headway.config.foreign import is_foreign, set_aside
 from headway.config.interpolate import interpolate
 from headway.config.resolved import Resolved, leaves
 from headway.config.schema import Config
@@ -40,7 +40,7 @@ def load(
     problems: list[ConfigError] = []
     notes: list[str] = []
     entries = apply_overrides(read(source, problems), overrides, problems)
-    entries, used = interpolate(entries, _default_of, problems)
+    entries, used = interpolate(entries, _default_of, problems, unread=is_foreign)
     entries = set_aside(_without_variables(entries, used), notes, problems)
     translation = translate(entries, notes, problems)
     config, provenance = build(Config, _without_strangers(translation.entries, problems), problems)

@@ -165,6 +165,8 @@ class RewardConfig:
     """Model of a learned reward."""
     generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
     """Sampling of a reward that generates."""
+    data_args: DataArgs = field(default_factory=DataArgs)
+    """Template of a reward that generates."""
     strategy_args: StrategyArgs = field(default_factory=StrategyArgs)
     """Back end of a learned reward."""
     device_mapping: Devices | None = None

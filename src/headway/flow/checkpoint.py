@@ -22,6 +22,7 @@ async def save_checkpoint(line: Line) -> None:
     draft = final.with_name(final.name + ".partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
+    line.books.ledger.flush()  # a checkpoint never knows more than the ledger
     await line.backends.trainer.save(draft)
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)

@@ -29,13 +29,14 @@ from headway.flow.checkpoint import save_checkpoint
 from headway.flow.line import Line
 from headway.flow.stage import REGISTRY, Stage, create_role_state_machine
 from headway.flow.validation import ValidationFlow
-from headway.flow.watchdog import Progress, watch
+from headway.flow.watchdog import Progress, check_replicas, watch
 from headway.ledger import Ledger
 from headway.monitor.events import EventLog
 from headway.monitor.waits import Waits
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Health
 from headway.settings import RunSettings
+from headway.types import Generation
 
 ROLES = ("dataloader", "generate", "rollout", "logp", "ref_logp", "reward", "train", "param_update")
 """The line as it stands; `critic` goes before `train` where there is one."""
@@ -85,6 +86,10 @@ class AsyncTrainingFlow:
         self._stop: asyncio.Event = asyncio.Event()
         self._stop_reason = ""
         self._restarts = 0
+        self._reached = -1
+        """The furthest version at which the trainer was lost."""
+        self._losses = 0
+        """How often it was lost without getting further."""
         self._progress = Progress()
         events.attach(self._progress)
 
@@ -102,12 +107,17 @@ class AsyncTrainingFlow:
         hub = InferenceHub(self.backends.engines, events=self.events, reliability=reliability, clock=self._clock)
         self.waits.report_with(hub.waits)
         try:
-            await self._load_trainer(ledger)
+            lost = await self._load_trainer(ledger)
             while True:
+                if lost is not None:
+                    await self._revive_trainer(ledger, lost)
                 failure = await self._run_line(ledger, hub)
                 if not isinstance(failure, TrainerCrashed):
                     return self._summary(failure)
-                await self._revive_trainer(ledger, failure)
+                lost = failure
+        except RunStopped as stopped:
+            self._end_open(ledger, {})
+            return self._summary(stopped)
         finally:
             ledger.close()
 
@@ -162,6 +172,7 @@ class AsyncTrainingFlow:
         running = [line.tasks.create_task(stage.run(), name=role) for role, stage in self.stages.items()]
         validation = self._validation(line)
         line.tasks.create_task(watch(line, self._progress, self.events), name="watchdog")
+        line.tasks.create_task(check_replicas(line), name="health")
         stop = line.tasks.create_task(self._wait_for_stop(), name="stop")
         last = running[-1]  # ends when train does, after the last version is served
         await asyncio.wait({last, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +193,10 @@ class AsyncTrainingFlow:
         for replica in down:
             line.supervisor.take(replica, BackendError("was down when the line started"))
         healthy = [replica for replica in line.hub.replicas if replica.health is Health.UP]
-        await line.updater.push(self.backends.trainer.version, healthy)
+        try:
+            await line.updater.push(self.backends.trainer.version, healthy)
+        except BackendError as error:
+            raise TrainerCrashed(f"its weights cannot be had: {error}") from error
         line.versions_changed()
 
     def _validation(self, line: Line) -> ValidationFlow | None:
@@ -202,8 +216,14 @@ class AsyncTrainingFlow:
             ledger.store_partials(line.partials())
             return
         if not isinstance(failure, asyncio.CancelledError):
-            await save_checkpoint(line)
-        for sample_id in ledger.save_open(line.partials()):
+            try:
+                await save_checkpoint(line)
+            except BackendError as error:  # a dead trainer cannot be saved; its last checkpoint stands
+                self.events.emit("error", "trainer", error=type(error).__name__, message=str(error))
+        self._end_open(ledger, line.partials())
+
+    def _end_open(self, ledger: Ledger, partials: Mapping[str, Generation]) -> None:
+        for sample_id in ledger.save_open(partials):
             self.events.emit("sample.end", "flow", sample=sample_id, end="saved")
 
     def _summary(self, failure: BaseException | None) -> RunSummary:
@@ -213,28 +233,39 @@ class AsyncTrainingFlow:
 
     # -- the trainer
 
-    async def _load_trainer(self, ledger: Ledger) -> None:
-        """Where a checkpoint is, go on from it."""
+    async def _load_trainer(self, ledger: Ledger) -> TrainerCrashed | None:
+        """Where a checkpoint is, go on from it. Returns what went wrong."""
         last = ledger.last_checkpoint()
-        if last is not None:
-            await self.backends.trainer.load(self.run_dir / last[1])
+        try:
+            if last is not None:
+                await self.backends.trainer.load(self.run_dir / last[1])
+        except TrainerCrashed as error:
+            return error
+        return None
 
     async def _revive_trainer(self, ledger: Ledger, failure: TrainerCrashed) -> None:
-        """A lost trainer comes back with its last checkpoint. Raises `RunStopped` when it does not."""
+        """A lost trainer comes back with its last checkpoint. Raises `RunStopped` when it does not, or when it is
+        lost again and again without getting any further."""
         reliability = self.settings.reliability
+        reached = self.line.headway.trained if self.line is not None else 0
+        self._losses = self._losses + 1 if reached <= self._reached else 1
+        self._reached = max(reached, self._reached)
         self._restarts += 1
         error: BaseException = failure
         for attempt in range(reliability.replica_restarts + 1):
+            if self._losses > reliability.replica_restarts + 1:
+                break
             self.events.emit("restart", "trainer", attempt=attempt + 1)
             try:
                 async with asyncio.timeout(reliability.transfer_timeout_s):
                     await self.backends.trainer.restart()
-                    await self._load_trainer(ledger)
-                self.events.emit("up", "trainer", version=self.backends.trainer.version)
-                return
+                    error = await self._load_trainer(ledger) or failure
+                if error is failure:
+                    self.events.emit("up", "trainer", version=self.backends.trainer.version)
+                    return
             except (BackendError, TimeoutError) as again:
                 error = again
-                self.events.emit("error", "trainer", error=type(again).__name__, message=str(again))
+            self.events.emit("error", "trainer", error=type(error).__name__, message=str(error))
             await asyncio.sleep(reliability.restart_backoff_s * float(2**attempt))
         raise RunStopped(f"the trainer does not come back: {error}; the run can be resumed from its last checkpoint")
 

@@ -102,6 +102,8 @@ class Line:
             if task is None:
                 continue
             ticket = self.headway.open(old.group_id, task)
+            for sample_id in (*old.episodes, *old.open):
+                self.events.emit("sample.reopen", "restore", sample=sample_id)
             run = self.loop.restore(
                 old.group_id,
                 task,
@@ -185,6 +187,7 @@ class Line:
         """A group was given up; when that happens to one after another, it is not the groups."""
         self.drop(run.group_id, reason, who="generate")
         self._given_up += 1
+        self.recovery.failure("generate", BackendError(f"group {run.group_id} given up: {reason}"))
         if self._given_up % (2 * self.settings.groups_per_step) == 0:
             why = f"{self._given_up} groups in a row were given up, the last with {reason}"
             self.recovery.exhausted("generate", BackendError(why))
@@ -192,6 +195,7 @@ class Line:
     def group_ready(self, group: SampleGroup) -> None:
         """A group has come down the whole line."""
         self._given_up = 0
+        self.recovery.progress()
         self.headway.ready(group)
 
     def _degrade(self, level: Level) -> None:

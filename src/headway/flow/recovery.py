@@ -30,6 +30,7 @@ class Recovery:
         self._on_level = on_level
         self._lost: set[str] = set()
         self._quiet: asyncio.TimerHandle | None = None
+        self._moved = False
 
     def failure(self, who: str, error: BaseException) -> None:
         """Something failed and will be tried again."""
@@ -37,6 +38,10 @@ class Recovery:
         self._events.emit("error", who, error=type(error).__name__, message=str(error))
         if self.level >= Level.SYNCHRONOUS:
             self._watch_for_quiet()
+
+    def progress(self) -> None:
+        """Something came out at the end of the line."""
+        self._moved = True
 
     def exhausted(self, who: str, error: BaseException) -> None:
         """A retry budget is spent: one level down. Raises `RunStopped` when there is none left."""
@@ -64,9 +69,13 @@ class Recovery:
 
     def _watch_for_quiet(self) -> None:
         self.close()
+        self._moved = False
         self._quiet = asyncio.get_running_loop().call_later(self._reliability.quiet_s, self._climb)
 
     def _climb(self) -> None:
+        if not self._moved:  # quiet, but only because nothing happens
+            self._watch_for_quiet()
+            return
         self._move(Level.FEWER_REPLICAS if self._lost else Level.NORMAL)
 
     def _move(self, level: Level) -> None:

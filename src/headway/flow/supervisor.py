@@ -15,6 +15,7 @@ from headway.flow.updates import WeightUpdater
 from headway.monitor.events import EventLog
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Health, Replica
+from headway.rollout.tasks import spawn
 from headway.settings import Reliability
 
 
@@ -40,7 +41,7 @@ class Supervisor:
         if self._clock() - replica.last_failure_s > self._reliability.quiet_s:
             replica.failures = 0
         replica.failures += 1
-        self._tasks.create_task(self._revive(replica), name=f"revive/{replica.name}")
+        spawn(self._tasks, self._revive(replica), f"revive/{replica.name}")
 
     async def _revive(self, replica: Replica) -> None:
         while replica.health is not Health.UP:

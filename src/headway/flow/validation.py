@@ -14,6 +14,7 @@ from headway.flow.line import Line
 from headway.rollout.loop import GroupRun, RolloutLoop
 from headway.rollout.replica import Lane
 from headway.rollout.signal import Signal
+from headway.rollout.tasks import spawn
 from headway.types import DropReason, Episode
 
 
@@ -38,7 +39,7 @@ class ValidationFlow:
     def start(self, trained: int) -> None:
         """Validate version `trained` as soon as it is served."""
         self.running += 1
-        self._line.tasks.create_task(self._run(trained), name=f"validate/{trained}")
+        spawn(self._line.tasks, self._run(trained), f"validate/{trained}")
 
     async def _run(self, trained: int) -> None:
         line = self._line

@@ -10,18 +10,30 @@ from headway.monitor.events import Event, EventLog
 
 PATIENCE = 4
 """Times the stall is reported before the run is stopped."""
-STILL = frozenset({"state", "stall", "retry", "error", "restart", "down", "span.begin", "span.end"})
-"""Kinds of events that are no progress."""
+MOVES = frozenset(
+    {
+        "sample.finish",
+        "score.end",
+        "group.ready",
+        "step.begin",
+        "step.end",
+        "served",
+        "up",
+        "checkpoint",
+        "validate.end",
+    }
+)
+"""Kinds of events that mean the run gets somewhere."""
 
 
 class Progress:
-    """Counts events that mean the run moves."""
+    """Counts them."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def __call__(self, event: Event) -> None:
-        if event.kind not in STILL:
+        if event.kind in MOVES:
             self.count += 1
 
 
@@ -42,3 +54,10 @@ async def watch(line: Line, progress: Progress, events: EventLog) -> None:
             raise RunStopped(f"no replica in service for {quiet * limit_s:g} s")
         if quiet >= PATIENCE:
             raise Stalled(f"no progress for {quiet * limit_s:g} s:\n{graph}")
+
+
+async def check_replicas(line: Line) -> None:
+    """Ask now and then whether a replica died while it had nothing to do: no request would ever tell."""
+    while True:
+        await asyncio.sleep(line.settings.reliability.abort_timeout_s)
+        line.hub.check()

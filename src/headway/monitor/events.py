@@ -10,6 +10,7 @@ data holds JSON scalars only, in the order given, so that a log is reproducible 
 | `sample.start` | `generate` | `sample` |
 | `sample.finish` | `generate` | `sample`, `actions`, `oldest`, `newest` |
 | `sample.end` | who ended it | `sample`, `end` (`trained`, `dropped`, `saved`), `reason` for a drop |
+| `sample.reopen` | `restore` | `sample`: goes on in a new line; an end it had is undone |
 | `group.ready` | `reward` | `group`, `reward` (mean) |
 | `group.drop` | who dropped it | `group`, `reason` |
 | `group.train` | `train` | `group`, `trained`, `oldest`, `in_flight`, `in_queue` (lag split), `samples`, `actions` |

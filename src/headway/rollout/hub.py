@@ -143,6 +143,12 @@ class InferenceHub:
         self._refresh(replica)
         self.changed.notify()
 
+    def check(self) -> None:
+        """Take out of service whoever has lost its weights: it died without a request to show for it."""
+        for replica in self.replicas:
+            if replica.health is Health.UP and replica.version < 0:
+                self.fail(replica, EngineCrashed(f"{replica.name} has no weights any more"))
+
     async def interrupt(self, lane: Lane) -> None:
         """Stop every request of a lane at an action boundary; each goes on where a slot is free."""
         for replica in self.replicas:
@@ -263,17 +269,20 @@ class InferenceHub:
         if progress.started < 0:
             progress.started = replica.version
         self._sessions[request.session] = replica
-        before = len(progress.actions)
+        before, began_s = len(progress.actions), self._clock()
         finish = "failed"
         self._events.emit("request.start", replica.name, request=request.request_id)
         try:
             async with asyncio.timeout(self._reliability.request_timeout_s):
                 finish = await replica.engine.generate(request, progress)
+            replica.last_success_s = self._clock()
             return FinishReason(finish)
         except TimeoutError:
-            late = EngineError(f"{request.request_id}: no end after {self._reliability.request_timeout_s} s")
+            late = f"{request.request_id}: no end after {self._reliability.request_timeout_s} s"
+            if replica.last_success_s < began_s:
+                raise EngineCrashed(f"{late}, and nothing else ended on {replica.name} meanwhile") from None
             await self._ask(replica, replica.engine.abort(request.request_id))
-            raise late from None
+            raise EngineError(late) from None
         finally:
             made = len(progress.actions) - before
             self._events.emit("request.end", replica.name, request=request.request_id, actions=made, finish=str(finish))

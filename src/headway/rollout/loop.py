@@ -22,6 +22,7 @@ from headway.rollout.agent import EnvironmentAgent
 from headway.rollout.barrier import TurnBarrier
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Lane
+from headway.rollout.tasks import spawn
 from headway.settings import RunSettings
 from headway.types import DropReason, Episode, Generation, Score, Task
 
@@ -194,9 +195,10 @@ class RolloutLoop:
         self._track(run, sample_id, self._play(run, agent))
 
     def _track(self, run: GroupRun, name: str, coroutine: Coroutine[None, None, None]) -> None:
-        task = self._tasks.create_task(coroutine, name=name)
-        run.tasks[name] = task
-        task.add_done_callback(lambda _: run.tasks.pop(name, None))
+        task = spawn(self._tasks, coroutine, name)
+        if task is not None:
+            run.tasks[name] = task
+            task.add_done_callback(lambda _: run.tasks.pop(name, None))
 
     async def _play(self, run: GroupRun, agent: EnvironmentAgent) -> None:
         """One member: episode, hand-over, verdict."""
@@ -239,7 +241,8 @@ class RolloutLoop:
         for sample_id in list(run.agents):
             del run.agents[sample_id]
             self._book.drop_sample(sample_id, DropReason.SURPLUS_MEMBER)
-            run.tasks[sample_id].cancel()
+            if sample_id in run.tasks:
+                run.tasks[sample_id].cancel()
         self._on_group(run)
 
     # -- scoring

@@ -43,7 +43,7 @@ class Queued(NamedTuple):
 class Replica:
     """Load, health and failure count of one engine."""
 
-    __slots__ = ("bound", "engine", "failures", "health", "inflight", "last_failure_s", "number")
+    __slots__ = ("bound", "engine", "failures", "health", "inflight", "last_failure_s", "last_success_s", "number")
 
     def __init__(self, engine: Engine, number: int) -> None:
         self.engine = engine
@@ -55,6 +55,8 @@ class Replica:
         self.failures = 0
         """In a row, without a quiet time between."""
         self.last_failure_s = float("-inf")
+        self.last_success_s = float("-inf")
+        """When a request last ended here."""
 
     @property
     def name(self) -> str:

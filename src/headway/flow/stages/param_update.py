@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.errors import BackendError
+from headway.errors import BackendError, TrainerCrashed
 from headway.flow.stage import Stage, register_stage
 from headway.rollout.replica import Health
 from headway.types import Snapshot
@@ -24,17 +24,13 @@ class ParamUpdateStage(Stage[Snapshot, Snapshot]):
             replicas = [replica for replica in line.hub.replicas if replica.health is Health.UP]
             await line.updater.push(newest.version, replicas)
 
-        while True:
-            try:
-                await self.attempt(
-                    f"version {newest.version}",
-                    push,
-                    retries=reliability.transfer_retries,
-                    timeout_s=reliability.transfer_timeout_s * (reliability.transfer_retries + 2),
-                )
-                break
-            except BackendError as error:
-                if error.fatal:
-                    raise
-                line.recovery.exhausted(self.role, error)
+        try:
+            await self.attempt(
+                f"version {newest.version}",
+                push,
+                retries=reliability.transfer_retries,
+                timeout_s=reliability.transfer_timeout_s * (reliability.transfer_retries + 2),
+            )
+        except BackendError as error:  # replicas that fail are seen to elsewhere: this is the trainer
+            raise TrainerCrashed(f"its weights cannot be had: {error}") from error
         line.versions_changed()

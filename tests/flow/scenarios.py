@@ -1,0 +1,283 @@
+"""Random scenarios with faults, and a witness that sees what is really trained."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from headway.config.simulation import (
+    Distribution,
+    SimulatedEngine,
+    SimulatedEnvironment,
+    SimulatedReward,
+    SimulatedScorer,
+    SimulatedTrainer,
+    SimulatedWeights,
+    SimulationConfig,
+)
+from headway.flow.flow import AsyncTrainingFlow, RunSummary
+from headway.ledger import Ledger
+from headway.monitor.events import Event
+from headway.seeding import Rng, seeded
+from headway.settings import Reliability, RunSettings
+from headway.sim import trainer as sim_trainer
+from headway.sim.clock import run as run_virtually
+from headway.sim.faults import random_faults
+from headway.sim.world import Scenario, play
+from headway.types import Batch
+
+HORIZON_S = 60.0
+RELIABILITY = Reliability(
+    request_timeout_s=40.0,
+    abort_timeout_s=3.0,
+    episode_timeout_s=120.0,
+    environment_timeout_s=8.0,
+    reward_timeout_s=8.0,
+    train_timeout_s=30.0,
+    transfer_timeout_s=6.0,
+    lock_timeout_s=500.0,
+    stall_timeout_s=300.0,
+    restart_backoff_s=0.5,
+    probe_s=10.0,
+    quiet_s=40.0,
+)
+
+
+def pick(rng: Rng, *choices: object) -> object:
+    return choices[rng.randrange(0, len(choices))]
+
+
+def random_settings(rng: Rng) -> RunSettings:
+    size = rng.randrange(1, 6)
+    alpha = float(pick(rng, 0, 0, 0.5, 1, 1, 1.5, 2, 3))  # type: ignore[arg-type]
+    return RunSettings(
+        groups_per_step=size,
+        group_size=rng.randrange(1, 5),
+        max_steps=rng.randrange(2, 7),
+        alpha=alpha,
+        depth=pick(rng, None, None, alpha / 2),  # type: ignore[arg-type]
+        policy=pick(rng, "drop", "wait", "window"),  # type: ignore[arg-type]
+        window=pick(rng, 0, size, 3 * size),  # type: ignore[arg-type]
+        order=pick(rng, "freshest", "oldest"),  # type: ignore[arg-type]
+        spare_groups=pick(rng, 0, 0, 2),  # type: ignore[arg-type]
+        spare_members=pick(rng, 0, 0, 1, 2),  # type: ignore[arg-type]
+        with_reward=rng.random() < 0.7,
+        filter_zero_variance=rng.random() < 0.7,
+        scheduling=pick(rng, "queue", "queue", "queue", "batch"),  # type: ignore[arg-type]
+        replicate=rng.random() < 0.8,
+        turn_barrier=rng.random() < 0.1,
+        dual_buffer=rng.random() < 0.7,
+        save_steps=pick(rng, 0, 1, 2, 3),  # type: ignore[arg-type]
+        eval_steps=pick(rng, 0, 0, 2),  # type: ignore[arg-type]
+        eval_tasks=3,
+        pause_generation_for_validation=rng.random() < 0.5,
+        reliability=RELIABILITY,
+    )
+
+
+def spread(rng: Rng, mean: float) -> Distribution:
+    kind = pick(rng, "fixed", "gaussian", "lognormal")
+    return Distribution(kind=kind, mean=mean, std=mean * rng.random(), max=mean * 8)  # type: ignore[arg-type]
+
+
+def random_simulation(rng: Rng) -> SimulationConfig:
+    turns = pick(rng, 1, 1, 3)
+    return SimulationConfig(
+        response_tokens=replace(spread(rng, 60.0), min=1),
+        prompt_tokens=Distribution(mean=20),
+        engine=SimulatedEngine(
+            slots=rng.randrange(1, 9),
+            step_s=0.01,
+            step_per_request_s=0.002 * rng.random(),
+            step_per_context_token_s=pick(rng, 0.0, 1e-6),  # type: ignore[arg-type]
+            prefill_tokens_per_s=2000.0,
+            kv_tokens=pick(rng, None, 1600),  # type: ignore[arg-type]
+            restart_s=2.0,
+        ),
+        trainer=SimulatedTrainer(gpu_s_per_token=0.002 * rng.random(), fixed_s=0.5, save_s=0.2, restart_s=2.0),
+        ref_logp=SimulatedScorer(fixed_s=pick(rng, 0.0, 0.1), with_trainer=rng.random() < 0.5),  # type: ignore[arg-type]
+        critic=SimulatedScorer(fixed_s=pick(rng, 0.0, 0.0, 0.1)),  # type: ignore[arg-type]
+        weights=SimulatedWeights(buckets=3, gather_s=0.1, send_s=rng.random(), load_s=0.2, flip_s=0.01),
+        environment=SimulatedEnvironment(
+            turns=Distribution(mean=float(turns)),  # type: ignore[arg-type]
+            step_s=spread(rng, 0.5 * rng.random()),
+            failure_probability=pick(rng, 0.0, 0.0, 0.05),  # type: ignore[arg-type]
+            hang_probability=pick(rng, 0.0, 0.0, 0.01),  # type: ignore[arg-type]
+        ),
+        reward=SimulatedReward(
+            latency_s=spread(rng, 0.5 * rng.random()),
+            zero_variance_share=pick(rng, 0.0, 0.2),  # type: ignore[arg-type]
+            failure_probability=pick(rng, 0.0, 0.0, 0.1),  # type: ignore[arg-type]
+        ),
+        gpus_per_node=2,
+    )
+
+
+def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:
+    """A small world, and something wrong with it."""
+    rng = seeded(seed, "scenario")
+    engines = rng.randrange(1, 5)
+    simulation = random_simulation(rng)
+    broken = random_faults(rng, HORIZON_S, engines, faults * 2 * rng.random(), nodes=1 + (engines - 1) // 2)
+    colocated = rng.random() < 0.25
+    infer = tuple(range(engines)) if colocated else tuple(range(2, 2 + engines))
+    return Scenario(
+        settings=random_settings(rng),
+        simulation=replace(simulation, faults=broken),
+        train_devices=infer if colocated else (0, 1),
+        infer_devices=infer,
+        seed=seed,
+        tasks=None if rng.random() < 0.8 else 30,
+    )
+
+
+@dataclass
+class Witness:
+    """What the trainer was really given, and whatever the events say, over all lives of one run."""
+
+    alpha: float
+    group_size: int
+    lineage: dict[int, list[str]] = field(default_factory=dict)
+    """Version made → ids of the samples it was made of, in the surviving lineage."""
+    events: list[Event] = field(default_factory=list)
+    flow: AsyncTrainingFlow | None = None
+
+    def attach(self, flow: AsyncTrainingFlow) -> None:
+        self.flow = flow
+        trainer = flow.backends.trainer
+        assert isinstance(trainer, sim_trainer.SimulatedTrainer)
+        train: Callable[[Batch], object] = trainer.train
+
+        async def witnessed(batch: Batch) -> Mapping[str, float]:
+            metrics = await train(batch)  # type: ignore[misc]
+            self.look(batch)
+            return metrics  # type: ignore[no-any-return]
+
+        trainer.train = witnessed  # type: ignore[method-assign]
+
+    def rewind(self, run_dir: Path) -> None:
+        """A new life begins at the last checkpoint: what was trained after it is undone."""
+        if not (run_dir / "ledger.sqlite").exists():
+            self.lineage.clear()
+            return
+        ledger = Ledger(run_dir / "ledger.sqlite")
+        last = ledger.last_checkpoint()
+        ledger.close()
+        reached = last[0] if last else 0
+        self.lineage = {version: ids for version, ids in self.lineage.items() if version <= reached}
+
+    def look(self, batch: Batch) -> None:
+        """The promises about what is trained."""
+        for version in [version for version in self.lineage if version > batch.trained]:
+            del self.lineage[version]
+        ids = [sample.sample_id for group in batch.groups for sample in group.samples]
+        before = {sample for samples in self.lineage.values() for sample in samples}
+        assert len(set(ids)) == len(ids), f"twice in one batch: {ids}"
+        assert not before & set(ids), f"trained twice: {before & set(ids)}"
+        self.lineage[batch.trained + 1] = ids
+        for group in batch.groups:
+            assert len(group.samples) == self.group_size, f"group {group.group_id} is not whole"
+            for sample in group.samples:
+                versions = [run.version for turn in sample.episode.turns for run in turn.generation.runs]
+                assert batch.trained - min(versions) <= self.alpha, f"{sample.sample_id}: {versions} at {batch.trained}"
+                if self.alpha < 1:
+                    assert set(versions) == {batch.trained}, f"{sample.sample_id} is not on-policy"
+
+
+def live(
+    scenario: Scenario, run_dir: Path, witness: Witness, *, until: int | None = None, how: str = ""
+) -> RunSummary | None:
+    """One life of a run: to its end, or `how` = `stop` (cleanly) or `kill` after event number `until`."""
+
+    witness.rewind(run_dir)
+
+    async def main() -> RunSummary | None:
+        loop = asyncio.get_running_loop()
+        seen = 0
+        killed = asyncio.Event()
+
+        def count(event: Event) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == until and how == "stop" and witness.flow is not None:
+                witness.flow.stop("the test said so")
+            elif seen == until and how == "kill":
+                photograph(run_dir)
+                loop.call_soon(killed.set)
+            if not killed.is_set() and not (how == "kill" and until is not None and seen > until):
+                witness.events.append(event)
+
+        task = loop.create_task(play(scenario, run_dir=run_dir, sinks=[count], on_flow=witness.attach))
+        death = loop.create_task(killed.wait())
+        await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            death.cancel()
+            return task.result()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return None
+
+    summary = run_virtually(main(), max_events=3_000_000)
+    if how == "kill" and summary is None:
+        develop(run_dir)
+    return summary
+
+
+def photograph(run_dir: Path) -> None:
+    """What a kill at this instant would leave on the disk."""
+    copy = run_dir.with_name(run_dir.name + ".photo")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(run_dir, copy)
+
+
+def develop(run_dir: Path) -> None:
+    """Put the photograph in the place of what was written after it."""
+    shutil.rmtree(run_dir)
+    shutil.move(run_dir.with_name(run_dir.name + ".photo"), run_dir)
+
+
+def check_ledger(run_dir: Path, witness: Witness) -> None:
+    """Every started sample has exactly one end, and the ledger agrees with the witness."""
+    ledger = Ledger(run_dir / "ledger.sqlite")
+    try:
+        assert ledger.audit() == []
+        counts = dict(ledger.counts())
+        assert counts.get("open", 0) == 0, counts
+    finally:
+        ledger.close()
+    trained = {sample for samples in witness.lineage.values() for sample in samples}
+    with contextlib.closing(sqlite3.connect(run_dir / "ledger.sqlite")) as db:
+        rows = {row[0] for row in db.execute("SELECT sample_id FROM samples WHERE end = 'trained'")}
+    assert rows == trained, f"ledger and trainer disagree: {sorted(rows ^ trained)[:5]}"
+
+
+def check_ends(events: list[Event]) -> None:
+    """Between two starts of a sample there is one end; afterwards there is exactly one."""
+    state: dict[str, str] = {}
+    for event in events:
+        if event.kind == "sample.start" and event.who == "generate":
+            assert event.data["sample"] not in state, f"{event.data['sample']} started twice"
+            state[event.data["sample"]] = "open"
+        elif event.kind == "sample.reopen":
+            assert state[event.data["sample"]] != "dropped", f"{event.data['sample']} was dropped"
+            state[event.data["sample"]] = "open"
+        elif event.kind == "sample.end":
+            assert state.get(event.data["sample"]) == "open", event
+            state[event.data["sample"]] = event.data["end"]
+    left = [sample for sample, end in state.items() if end == "open"]
+    assert not left, f"no end for {left[:5]}"
+
+
+def check_slots(flow: AsyncTrainingFlow) -> None:
+    """No slot is held by anything but a group that is still wanted."""
+    line = flow.line
+    assert line is not None
+    assert line.headway.flying == sum(t.place == "flying" for t in line.headway.tickets.values())
+    assert line.headway.ready_count == sum(t.place == "ready" for t in line.headway.tickets.values())
+    assert line.headway.flying >= 0 <= line.headway.ready_count

@@ -56,6 +56,8 @@ TRANSLATED: list[tuple[str, Any, str, Any]] = [
     ("algorithm.use_kl_in_reward", True, "add_token_level_kl", True),
     ("algorithm.kl_ctrl.kl_coef", 0.1, "init_kl_coef", 0.1),
     ("algorithm.norm_adv_by_std_in_grpo", False, "norm_std_type", "none"),
+    ("critic.optim.lr", 1e-5, "critic.training_args.learning_rate", 1e-5),
+    ("critic.strategy", "fsdp", "critic.strategy_args.strategy_name", "fsdp2_train"),
     ("trainer.n_gpus_per_node", 4, "num_gpus_per_node", 4),
     ("trainer.nnodes", 2, "num_nodes", 2),
     ("trainer.total_training_steps", 9, "max_steps", 9),
@@ -200,3 +202,10 @@ def test_settings_of_a_judge_are_passed_to_the_reward() -> None:
 
 def test_a_foreign_key_may_refer_to_what_nobody_knows() -> None:
     assert any(note.startswith("model_name: ") for note in load({"model_name": "${exp_name}-${now:%Y}"}).notes)
+
+
+def test_a_kl_target_counts_only_with_the_adaptive_controller() -> None:
+    target = "algorithm.kl_ctrl.target_kl=0.1"
+    assert load(None, [target, "algorithm.kl_ctrl.type=fixed"]).config.target_kl is None
+    assert load(None, [target, "algorithm.kl_ctrl.type=adaptive"]).config.target_kl == 0.1
+    assert "one of fixed, adaptive" in only_problem(None, ["algorithm.kl_ctrl.type=strange"])

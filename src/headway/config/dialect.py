@@ -23,9 +23,11 @@ _MODE, _PIPELINE = "actor_rollout_ref.rollout.mode", "actor_rollout_ref.async_pi
 _AHEAD = "trainer.generate_ahead_steps"
 _MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 _REWARD_FILE, _REWARD_NAME = "custom_reward_function.path", "custom_reward_function.name"
+_KL_TYPE, _KL_TARGET = "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"
 _GROUPING, _METHOD = "reward_normalization.grouping", "reward_normalization.method"
 _TOGETHER = frozenset(
-    {*_STRATEGY_KEYS, _MODE, _PIPELINE, _AHEAD, _MINI_BATCH, _REWARD_FILE, _REWARD_NAME, _GROUPING, _METHOD}
+    {*_STRATEGY_KEYS, _MODE, _PIPELINE, _AHEAD, _MINI_BATCH}
+    | {_REWARD_FILE, _REWARD_NAME, _GROUPING, _METHOD, _KL_TYPE, _KL_TARGET}
 )
 
 
@@ -60,15 +62,16 @@ def translate(entries: Entries, notes: list[str], problems: list[ConfigError]) -
     claims: list[_Claim] = []
     by_key = {dotted(path): entry for path, entry in entries.items()}
     for path, entry in entries.items():
-        key, rules = dotted(path), RULES.get(dotted(generic(path)))
-        if key in _TOGETHER:
+        key = dotted(path)
+        rules = RULES.get(key) or RULES.get(dotted(generic(path)))
+        if key in _TOGETHER or (rules is None and path[0] in DOTTED_ROOTS and entry.value is None):
             continue
         if rules is None:
             translation.entries[path] = _spelt_our_way(path, entry)
         for rule in rules or ():
             claims += _claimed(rule, path, entry, problems)
     claims += _asynchrony(by_key, notes, problems) + _reward_function(by_key)
-    claims += _normalisation(by_key, problems)
+    claims += _normalisation(by_key, problems) + _kl_control(by_key, problems)
     translation.mini_batch_groups = by_key.get(_MINI_BATCH)
     _settle(translation.entries, claims, problems)
     _check_fully_async(translation.entries, by_key, problems)
@@ -156,6 +159,16 @@ def _reward_function(given: dict[str, Entry]) -> list[_Claim]:
         return []
     function = name.value if name is not None and name.value is not None else "compute_score"
     return [_Claim("rewards.default.reward_fn", f"{file.value}:{function}", _REWARD_FILE, file.origin)]
+
+
+def _kl_control(given: dict[str, Entry], problems: list[ConfigError]) -> list[_Claim]:
+    """A target only counts with the adaptive controller; the fixed one is theirs by default."""
+    kind, target = given.get(_KL_TYPE, Entry("fixed", "default")), given.get(_KL_TARGET)
+    if kind.value not in ("fixed", "adaptive"):
+        problems.append(_refused(_KL_TYPE, kind, "one of fixed, adaptive"))
+    if kind.value != "adaptive" or target is None or target.value is None:
+        return []
+    return [_Claim("target_kl", target.value, _KL_TARGET, target.origin)]
 
 
 def _normalisation(given: dict[str, Entry], problems: list[ConfigError]) -> list[_Claim]:

@@ -140,7 +140,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
     _ROLLOUT + "param_update_produce_bucket_size_mb": (Rule("param_update_produce_bucket_mb"),),
     _ROLLOUT + "param_update_consume_bucket_size_mb": (Rule("param_update_consume_bucket_mb"),),
     _REF + "log_prob_micro_batch_size_per_gpu": (Rule("reference.infer_batch_size"),),
-    # critic, reward
+    _REF + "ulysses_sequence_parallel_size": (Rule("reference.strategy_args.strategy_config.context_parallel_size"),),
+    # critic
+    "critic.strategy": (Rule("critic.strategy_args.strategy_name", _named(_TRAINERS)),),
+    "critic.model.enable_gradient_checkpointing": (Rule("critic.model_args.disable_gradient_checkpointing", _negated),),
     "critic.model.path": (Rule("critic.model_args.model_name_or_path"),),
     "critic.optim.lr": (Rule(_CRITIC + "learning_rate"),),
     "critic.optim.weight_decay": (Rule(_CRITIC + "weight_decay"),),
@@ -156,7 +159,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "algorithm.kl_penalty": (Rule("kl_penalty", _named(_KLS, strict=False)),),
     "algorithm.kl_ctrl.kl_coef": (Rule("init_kl_coef"),),
     "algorithm.kl_ctrl.horizon": (Rule("kl_horizon"),),
-    "algorithm.kl_ctrl.target_kl": (Rule("target_kl"),),
     "algorithm.filter_groups.enable": (Rule("filter_zero_variance"),),
     # trainer
     "trainer.nnodes": (Rule("num_nodes"),),

@@ -142,6 +142,19 @@ FOREIGN: dict[str, str] = {
     "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": "micro-batches do not change the result",
     "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": "micro-batches do not change the result",
     "actor_rollout_ref.rollout.calculate_log_probs": "log-probabilities are always returned",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": "temperature 0 is greedy",
+    "actor_rollout_ref.rollout.multi_turn": "agentic runs are configured by train_env_manager",
+    "critic.rollout_n": "the group size is used",
+    "critic.ppo_mini_batch_size": "the critic is trained on the same batches as the actor",
+    "critic.ppo_epochs": "ppo_epochs of the run is used",
+    "critic.checkpoint": "checkpoints hold everything needed to go on",
+    "critic.model.tokenizer_path": "the tokenizer comes with the model",
+    "critic.model.fsdp_config": "FSDP2 with its defaults is used",
+    "critic.model.use_remove_padding": "padding is never trained on",
+    "reward_model": "learned rewards are configured below rewards.<domain>",
+    "data.image_key": "the task decides what it shows",
+    "data.video_key": "the task decides what it shows",
+    "data.custom_cls": _OWN_WORKERS,
     "data.tokenizer": "the tokenizer comes with the model",
     "data.reward_fn_key": "the domain of a task picks its reward",
     "data.return_raw_chat": "prompts are token ids from the start",
@@ -150,7 +163,6 @@ FOREIGN: dict[str, str] = {
     "data.filter_overlong_prompts_workers": "prompts are prepared as they are read",
     "data.truncation": "prompts are checked against prompt_length as they are read, never cut",
     "data.trust_remote_code": "code that comes with a dataset is never run",
-    "algorithm.kl_ctrl.type": "adaptive when target_kl is given",
     "trainer.logger": _OWN_TRACKING,
     "trainer.project_name": _OWN_TRACKING,
     "trainer.log_val_generations": "validation samples are in the ledger",
@@ -190,6 +202,9 @@ HARMLESS: dict[str, tuple[Any, str]] = {
     "actor_rollout_ref.rollout.ignore_eos": (False, "an answer ends where the model ends it"),
     "actor_rollout_ref.rollout.use_fire_sampling": (False, "not available"),
     "actor_rollout_ref.rollout.multi_turn.enable": (False, "agentic runs are configured by train_env_manager"),
+    "actor_rollout_ref.model.override_config": ({}, "a model is taken as it is"),
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": (0, "give actor_train.training_args.warmup_steps"),
+    "critic.optim.lr_warmup_steps_ratio": (0, "give critic.training_args.warmup_steps"),
     "whiten_rewards": (False, "see norm_mean_type and norm_std_type"),
     "use_reward_scaling": (False, "see norm_mean_type and norm_std_type"),
     "use_reward_norm": (False, "see norm_mean_type and norm_std_type"),
@@ -238,13 +253,15 @@ def set_aside(entries: Entries, notes: list[str], problems: list[ConfigError]) -
     kept: Entries = {}
     noted: dict[str, str] = {}
     for path, entry in entries.items():
-        name = generic(path)
-        if dotted(name) in HARMLESS:
-            value, reason = HARMLESS[dotted(name)]
+        harmless = HARMLESS.get(dotted(path)) or HARMLESS.get(dotted(generic(path)))
+        if harmless is not None:
+            value, reason = harmless
             if entry.value not in (value, None):
                 problem, hint = f"cannot be done [{entry.origin}]", f"only {value!r} is possible: {reason}"
                 problems.append(ConfigError(problem, key=dotted(path), value=entry.value, hint=hint))
         elif (listed := _listed(path)) is not None:
+            if entry.value is None:
+                continue
             stars = 1 if path[0] == "rewards" and listed[0] == "*" else 0
             noted.setdefault(dotted(path[: len(listed) + stars]), FOREIGN[dotted(listed)])
         else:

@@ -199,7 +199,7 @@ def test_a_mapping_wins_over_a_share() -> None:
     assert (devices["reference"], devices["logp"]) == ((3,), (0, 1, 2, 3))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(alpha=st.floats(0, 8), share=st.floats(0, 1), prompts=st.integers(1, 512))
 def test_slots_are_the_depth_and_never_fewer_than_a_step(alpha: float, share: float, prompts: int) -> None:
     given = {"async_generation_ratio": alpha, "pipeline_depth": alpha * share, "rollout_batch_size": prompts}
@@ -208,7 +208,7 @@ def test_slots_are_the_depth_and_never_fewer_than_a_step(alpha: float, share: fl
     assert derived.bound == math.floor(alpha)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     sizes=st.tuples(*[st.sampled_from([1, 2, 4])] * 3),
     copies=st.integers(1, 8),

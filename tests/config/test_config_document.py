@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.config import load
@@ -28,6 +28,10 @@ def test_broken_yaml_is_located(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "kind"), [("- a\n- b\n", "a list"), ("hello", "a single value")])
 def test_a_file_that_is_no_mapping_is_refused(text: str, kind: str) -> None:
     assert kind in only_problem(io.StringIO(text))
+
+
+def test_an_anchor_that_contains_itself_is_refused() -> None:
+    assert "contains itself" in only_problem(io.StringIO("seed: &a [*a]\n"))
 
 
 def test_an_empty_file_is_an_empty_configuration() -> None:
@@ -135,6 +139,7 @@ def test_other_device_texts_are_refused(text: str) -> None:
     assert parse_devices(text) is None
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="listrange(),0123456789 []", max_size=30))
 def test_no_device_text_raises(text: str) -> None:
     parsed = parse_devices(text)

@@ -57,6 +57,11 @@ def test_loading_what_was_resolved_gives_the_same_again(name: str) -> None:
     assert (again.config, again.derived) == (first.config, first.derived)
 
 
+def test_blocks_that_exist_only_by_name_survive_the_round_trip() -> None:
+    first = load({"custom_envs": {"lake": {}}, "train_infer_correction": {"filters": [{"ratio_low": 0.5}]}})
+    assert load(first.changed()).config == first.config
+
+
 def test_check_says_ok_with_notes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", RLVR) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from headway.config import blocks, load, roles, schema, simulation
+from headway.config import ConfigErrors, blocks, load, roles, schema, simulation
 from headway.config.ranges import Range
 from headway.config.schema import Config
 from headway.config.shapes import Option, Shape, options
@@ -73,6 +76,20 @@ def test_a_misspelt_name_is_refused_with_the_right_one(option: Option) -> None:
     assert problem.key == f"{path_of(option.key)}x"
     assert "value of mine" in str(problem)
     assert f"did you mean {path_of(option.key)}?" in str(problem)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([path_of(option.key) for option in OPTIONS]), VALUES, max_size=4))
+def test_no_value_does_anything_but_load_or_be_refused(overrides: dict[str, Any]) -> None:
+    with contextlib.suppress(ConfigErrors):
+        load(None, overrides)
 
 
 def test_every_number_has_a_range() -> None:

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.config import ConfigError, ConfigErrors, Resolved, load
+from headway.config.resolved import plain
 
 if TYPE_CHECKING:
     _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -86,7 +87,7 @@ def explained(resolved: Resolved) -> dict[str, Any]:
     """What `explain` shows, as JSON values."""
     return {
         "derived": dataclasses.asdict(resolved.derived),
-        "options": {key: {"value": _plain(value), "from": origin} for key, value, origin in resolved.rows()},
+        "options": {key: {"value": plain(value), "from": origin} for key, value, origin in resolved.rows()},
         "notes": list(resolved.notes),
     }
 
@@ -101,14 +102,6 @@ def _loaded(arguments: list[str]) -> Resolved | None:
     except ConfigError as error:
         print(error, file=sys.stderr)
     return None
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _print_tables(resolved: Resolved) -> None:
@@ -133,4 +126,4 @@ def _shown(value: Any) -> str:
     """A value as YAML would have it; runs of devices as a range."""
     if isinstance(value, tuple) and len(value) > 2 and value == tuple(range(value[0], value[-1] + 1)):
         return f"{value[0]}–{value[-1]} ({len(value)})"
-    return value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)

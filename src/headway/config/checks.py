@@ -35,6 +35,9 @@ def _check_lengths(draft: Draft, derived: Derived) -> None:
     if derived.max_new_tokens > response:
         key = "actor_infer.generating_args.max_new_tokens"
         draft.refuse(key, f"{derived.max_new_tokens} > response_length {response}", "a turn is part of the response")
+    held_out = draft.config.validation.generating_args.max_new_tokens
+    if held_out is not None and held_out > response and held_out != derived.max_new_tokens:
+        draft.refuse("validation.generating_args.max_new_tokens", f"{held_out} > response_length {response}")
     for tag, kind in draft.config.custom_envs.items():
         if kind.max_tokens_per_step is not None and kind.max_tokens_per_step > response:
             key = f"custom_envs.{tag}.max_tokens_per_step"

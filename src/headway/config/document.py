@@ -86,6 +86,9 @@ def read_text(text: str, name: str, problems: list[ConfigError]) -> Entries:
     except yaml.YAMLError as error:
         problems.append(ConfigError(_syntax_message(error, name)))
         return {}
+    except RecursionError:
+        problems.append(ConfigError(f"{name}: not valid YAML here: an anchor contains itself, or nesting has no end"))
+        return {}
     finally:
         loader.dispose()
 

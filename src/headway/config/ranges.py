@@ -6,9 +6,11 @@ walks every field. Plain assignment is not checked: configurations are made by `
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
+
+_HUGE = 10**15
+"""Beyond every number a configuration can mean; keeps the arithmetic on them exact and finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class Range:
     def holds(self, value: float) -> bool:
         """Whether `value` is finite and inside."""
         return (
-            math.isfinite(value)
+            -_HUGE < value < _HUGE
             and (self.ge is None or value >= self.ge)
             and (self.gt is None or value > self.gt)
             and (self.le is None or value <= self.le)
@@ -51,6 +53,8 @@ Amount = Annotated[int, Range(ge=0)]
 """How many, possibly none."""
 Real = Annotated[float, Range(ge=0)]
 """A number that is not negative."""
+Steps = Annotated[float, Range(ge=0, le=1000)]
+"""How many training steps ahead, fractions included."""
 Positive = Annotated[float, Range(gt=0)]
 """A number that is not zero either."""
 Probability = Annotated[float, Range(ge=0, le=1)]
@@ -63,5 +67,9 @@ Factor = Annotated[float, Range(ge=1)]
 """How many times as much."""
 Seconds = Annotated[float, Range(gt=0)]
 """A deadline or a period."""
-Devices = Annotated[tuple[Amount, ...], DeviceList()]
+NodeSize = Annotated[int, Range(ge=1, le=1024)]
+"""Devices of one node."""
+Nodes = Annotated[int, Range(ge=1, le=1000)]
+"""Nodes of a cluster."""
+Devices = Annotated[tuple[Annotated[int, Range(ge=0, lt=1_000_000)], ...], DeviceList()]
 """Global device numbers; node n holds those from n·num_gpus_per_node."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 from headway.config.schema import Config
@@ -97,8 +97,9 @@ class Resolved:
         return [(key, value, self.provenance.get(key, "default")) for key, value in leaves(self.config)]
 
     def changed(self) -> dict[str, Any]:
-        """Every leaf that is not a default: enough to load the same configuration again."""
-        return {key: value for key, value, origin in self.rows() if origin not in ("default",) and value is not None}
+        """Every leaf that is not as in an empty configuration: enough to load the same one again."""
+        usual = dict(leaves(Config()))
+        return {key: plain(value) for key, value, origin in self.rows() if origin != "default" or key not in usual}
 
 
 def leaves(block: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -114,3 +115,12 @@ def leaves(block: Any, prefix: str = "") -> list[tuple[str, Any]]:
         else:
             found.append((key, value))
     return found
+
+
+def plain(value: Any) -> Any:
+    """A leaf as JSON and YAML can hold it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headway.config.blocks import CustomEnvConfig, EnvManagerConfig, ReliabilityConfig, TrainInferCorrectionConfig
-from headway.config.ranges import Amount, Count, Discount, Factor, Positive, Probability, Real
+from headway.config.ranges import Amount, Count, Discount, Factor, Nodes, NodeSize, Positive, Probability, Real, Steps
 from headway.config.roles import RewardConfig, RoleConfig, ValidationConfig
 from headway.config.simulation import SimulationConfig
 
@@ -58,9 +58,9 @@ class Config:
     """Longest sequence the model can hold; lengths are checked against it. null: not checked here."""
 
     # Headway: how far rollout runs ahead.
-    async_generation_ratio: Real = 0.0
+    async_generation_ratio: Steps = 0.0
     """α: a sample may be at most this many versions old when it is trained. 0 is synchronous."""
-    pipeline_depth: Real | None = None
+    pipeline_depth: Steps | None = None
     """Steps' worth of groups started ahead, at most α. null: α."""
     staleness_policy: Literal["drop", "wait", "window"] = "drop"
     """A sample that would break the bound is dropped and regenerated; or training waits for stragglers; or for
@@ -107,9 +107,9 @@ class Config:
     """Bucket in which an engine loads them; bounds its extra memory."""
 
     # Devices.
-    num_gpus_per_node: Count | None = None
+    num_gpus_per_node: NodeSize | None = None
     """Devices of a node. null: 8, or 1 where nothing is said about devices."""
-    num_nodes: Count | None = None
+    num_nodes: Nodes | None = None
     """Nodes. null: as many as the device numbers need."""
     use_nodes_ratios: tuple[Probability, ...] | None = None
     """Shares of all devices for [train, logp, ref_logp, generate], for roles without a `device_mapping`."""

@@ -202,15 +202,15 @@ _TEXT_BOOLS = {"true": True, "True": True, "false": False, "False": False}
 
 
 def _number(whole: bool, value: Any) -> Any:
-    if isinstance(value, str):
-        try:
+    if not isinstance(value, int | float | str):
+        return _BAD
+    try:
+        if not whole or isinstance(value, str):
             value = float(value)
-        except ValueError:
-            return _BAD
-    if not isinstance(value, int | float):
+    except (ValueError, OverflowError):
         return _BAD
     if not whole:
-        return float(value)
+        return value
     return int(value) if isinstance(value, int) or value.is_integer() else _BAD
 
 

@@ -16,7 +16,7 @@ from headway.config.blocks import (
     ReliabilityConfig,
     TrainInferCorrectionConfig,
 )
-from headway.config.load import load
+from headway.config.loading import load
 from headway.config.resolved import Derived, Resolved
 from headway.config.roles import (
     DataArgs,

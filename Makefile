@@ -1,0 +1,55 @@
+# Each target makes the virtual environment it needs. On a fresh machine:
+#
+#   make demo     a simulated training run, in seconds, with a page to look at
+#   make test     everything a change must pass
+#   make check    style and types only
+#   make soak     ten thousand random scenarios with faults
+#   make bench    what the simulator predicts for the published scaling results
+#
+# PYTHON chooses the interpreter (3.11 or newer), JOBS the processes that tests run in.
+
+PYTHON ?= python3
+JOBS ?= 2
+SCENARIOS ?= 10000
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check soak bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Headway needs Python 3.11 or newer: rm -r $(VENV); make PYTHON=python3.11 ...' >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/headway simulate examples/simulate_small.yaml --out runs/demo
+	@echo
+	@echo 'What you see: a line of eight stages trained on eight simulated GPUs, on a virtual clock.'
+	@echo 'Generation ran ahead of training by at most two policy versions: see the lag table.'
+	@echo 'Open runs/demo/timeline.html in a browser for the whole run.'
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/pytest -n $(JOBS)
+
+soak: $(READY)
+	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/ledger
+
+bench: $(READY)
+	@test -d benchmarks || { echo 'There are no benchmarks yet.'; exit 0; }
+	@for file in benchmarks/bench_*.py; do if [ -e "$$file" ]; then $(BIN)/python "$$file" || exit 1; fi; done
+
+clean:
+	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

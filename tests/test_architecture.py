@@ -1,0 +1,184 @@
+"""The shape of the code is tested like its behaviour: layers, cycles, forbidden modules, sizes.
+
+Imports are read from the syntax tree, so that those inside functions and under TYPE_CHECKING count too.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+LAYERS: dict[str, int] = {
+    **dict.fromkeys(("types", "errors", "seeding", "settings", "config"), 0),
+    **dict.fromkeys(("algorithms", "monitor", "data", "rewards", "environments", "ledger"), 1),
+    **dict.fromkeys(("engines", "trainers", "weights", "cluster", "generative"), 2),
+    **dict.fromkeys(("rollout", "flow"), 3),
+    **dict.fromkeys(("sim", "build"), 4),
+    **dict.fromkeys(("cli", "dashboard", "__main__"), 5),
+}
+BACK_ENDS = frozenset(name for name, layer in LAYERS.items() if layer == 2)
+VIRTUAL = frozenset({"flow", "rollout", "sim"})
+"""Packages that run on any clock: time is the event loop's, randomness is injected."""
+REAL = frozenset({"time", "random", "threading", "torch"})
+WITHOUT_TORCH = ("flow", "rollout", "sim", "cli", "config", "monitor", "ledger")
+MOST_LINES_OF_A_FUNCTION = 60
+MOST_LINES_OF_A_FILE = 400
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for path in sorted((SOURCE / "headway").rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
+def imports(module: str) -> Iterator[str]:
+    """Dotted names that `module` imports; of `from a import b`, `a.b` where that is a module, else `a`."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(module, node)
+            for alias in node.names:
+                yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in modules() else base
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    if node.level == 0:
+        return node.module or ""
+    is_package = modules()[module].name == "__init__.py"
+    parts = module.split(".")
+    kept = parts[: len(parts) - node.level + is_package]
+    return ".".join([*kept, node.module] if node.module else kept)
+
+
+def part_of(module: str) -> str:
+    """`headway.flow.stage` → `flow`; the package itself → ``."""
+    return [*module.split("."), ""][1]
+
+
+def test_every_part_of_the_package_has_a_layer() -> None:
+    strangers = {part_of(module) for module in modules()} - LAYERS.keys() - {""}
+    assert not strangers, f"say in DESIGN and here which layer they are on: {sorted(strangers)}"
+
+
+def test_imports_only_go_down() -> None:
+    wrong = []
+    for module in modules():
+        for imported in set(imports(module)):
+            if imported.startswith("headway.") and not _allowed(module, imported):
+                wrong.append(f"{module} imports {imported}")
+    assert not wrong, "\n" + "\n".join(sorted(wrong))
+
+
+def _allowed(module: str, imported: str) -> bool:
+    importer, part = part_of(module), part_of(imported)
+    if importer == part:
+        return True
+    upper, lower = LAYERS.get(importer, 0), LAYERS.get(part, 0)
+    if lower == 2 and upper in (2, 3):
+        return imported == f"headway.{part}.base"
+    if (importer, part) == ("flow", "rollout"):
+        return True
+    if part == "build":
+        return upper == 5 or importer == "sim"
+    return lower < upper or (lower == upper == 0 and part != "config")
+
+
+def test_there_is_no_import_cycle() -> None:
+    graph = {module: {name for name in imports(module) if name in modules()} - {module} for module in modules()}
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        if module in path:
+            pytest.fail(" → ".join([*path[path.index(module) :], module]))
+        if module not in done:
+            for following in sorted(graph[module]):
+                visit(following, [*path, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+def test_the_scheduler_and_the_simulator_know_no_real_clock_chance_thread_or_tensor() -> None:
+    wrong = [
+        f"{module} imports {imported}"
+        for module in modules()
+        if part_of(module) in VIRTUAL
+        for imported in set(imports(module))
+        if imported.split(".")[0] in REAL
+    ]
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_there_is_no_utils() -> None:
+    bags = {"utils", "util", "helpers", "misc", "common"}
+    assert not [module for module in modules() if bags & set(module.split("."))]
+
+
+def test_everything_but_the_back_ends_imports_without_torch() -> None:
+    wanted = [name for name in modules() if part_of(name) in (*WITHOUT_TORCH, "build", "settings", "types", "")]
+    code = "\n".join(
+        (
+            "import importlib, sys",
+            "class Blocker:",
+            "    def find_spec(self, name, path=None, target=None):",
+            "        if name.split('.')[0] in ('torch', 'transformers', 'numpy'):",
+            "            raise ImportError(f'{name} was imported')",
+            "sys.meta_path.insert(0, Blocker())",
+            f"for name in {wanted!r}: importlib.import_module(name)",
+        )
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_all_names_exists_and_is_sorted() -> None:
+    for name in modules():
+        if any(_is_all(node) for node in tree_of(name).body):
+            module = importlib.import_module(name)
+            assert sorted(set(module.__all__)) == list(module.__all__), f"{name}.__all__ is not sorted"
+            missing = [public for public in module.__all__ if not hasattr(module, public)]
+            assert not missing, f"{name}.__all__ names what is not there: {missing}"
+
+
+def _is_all(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [module for module in modules() if not ast.get_docstring(tree_of(module))]
+    assert not silent, f"no docstring: {silent}"
+
+
+def test_functions_and_files_stay_short() -> None:
+    long = []
+    for module, path in modules().items():
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > MOST_LINES_OF_A_FILE:
+            long.append(f"{module}: {lines} lines, at most {MOST_LINES_OF_A_FILE}")
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > MOST_LINES_OF_A_FUNCTION:
+                    long.append(f"{module}.{node.name}: {lines} lines, at most {MOST_LINES_OF_A_FUNCTION}")
+    assert not long, "\n" + "\n".join(long)

@@ -281,3 +281,6 @@ def check_slots(flow: AsyncTrainingFlow) -> None:
     assert line.headway.flying == sum(t.place == "flying" for t in line.headway.tickets.values())
     assert line.headway.ready_count == sum(t.place == "ready" for t in line.headway.tickets.values())
     assert line.headway.flying >= 0 <= line.headway.ready_count
+    for ticket in line.headway.tickets.values():
+        waits_to_be_served = ticket.place == "trained" and ticket.made > line.headway.served
+        assert ticket.is_live or waits_to_be_served or ticket.place == "training", f"{ticket.number}: {ticket.place}"

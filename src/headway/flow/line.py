@@ -81,7 +81,14 @@ class Line:
             backends.trainer, backends.transport, settings, events=events, on_flip=self._flipped, on_failure=hub.fail
         )
         self.supervisor = Supervisor(
-            hub, self.updater, self.recovery, settings.reliability, events=events, tasks=tasks, clock=clock
+            hub,
+            self.updater,
+            self.recovery,
+            settings.reliability,
+            events=events,
+            tasks=tasks,
+            clock=clock,
+            on_revived=self.versions_changed,
         )
         hub.on_failure = self._replica_failed
 

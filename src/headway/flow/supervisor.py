@@ -32,7 +32,9 @@ class Supervisor:
         events: EventLog,
         tasks: asyncio.TaskGroup,
         clock: Callable[[], float],
+        on_revived: Callable[[], None],
     ) -> None:
+        self._on_revived = on_revived
         self._hub, self._updater, self._recovery = hub, updater, recovery
         self._reliability, self._events, self._tasks, self._clock = reliability, events, tasks, clock
 
@@ -58,6 +60,7 @@ class Supervisor:
             else:
                 self._recovery.replica_back(replica.name)
                 self._hub.revive(replica)
+                self._on_revived()
 
     async def _seed(self, replica: Replica) -> None:
         """The newest weights, also if a newer version comes while they are on their way."""

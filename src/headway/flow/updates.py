@@ -146,6 +146,7 @@ class WeightUpdater:
                 if attempt == reliability.transfer_retries:
                     raise
                 self._events.emit("retry", "param_update", attempt=attempt + 1)
+            await asyncio.sleep(reliability.restart_backoff_s * float(2**attempt))
 
     def _begin(self, name: str, version: int) -> int:
         span = next(self._spans)

@@ -6,13 +6,14 @@ A bad episode is data: whatever an environment raises becomes `EnvironmentFailed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from headway.engines.base import Progress, Request
 from headway.environments.base import Environment, Observation
 from headway.errors import EnvironmentFailed, HeadwayError
 from headway.rollout.barrier import TurnBarrier
+from headway.rollout.deadline import within
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Lane
 from headway.settings import RunSettings
@@ -126,12 +127,11 @@ class EnvironmentAgent:
         )
         return self.progress.generation(finish)
 
-    async def _guard(self, what: str, call: Awaitable[T]) -> T:
+    async def _guard(self, what: str, call: Coroutine[Any, Any, T]) -> T:
         """The environment's answer in time, or `EnvironmentFailed`."""
         limit = self._settings.reliability.environment_timeout_s
         try:
-            async with asyncio.timeout(limit):
-                return await call
+            return await within(limit, call)
         except TimeoutError:
             raise EnvironmentFailed(f"{self.sample_id}: no answer to {what} after {limit} s") from None
         except HeadwayError:

@@ -20,6 +20,7 @@ from headway.monitor.events import EventLog
 from headway.rewards.base import Reward
 from headway.rollout.agent import EnvironmentAgent
 from headway.rollout.barrier import TurnBarrier
+from headway.rollout.deadline import within
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Lane
 from headway.rollout.tasks import spawn
@@ -271,8 +272,7 @@ class RolloutLoop:
     async def _judge(self, episode: Episode) -> Score:
         limit = self._settings.reliability.reward_timeout_s
         try:
-            async with asyncio.timeout(limit):
-                return await self._reward.score(episode)
+            return await within(limit, self._reward.score(episode))
         except TimeoutError:
             raise RewardError(f"{episode.sample_id}: no verdict after {limit} s") from None
         except RewardError:

@@ -32,6 +32,11 @@ class Channel(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `put` would succeed now."""
+        return len(self._items) < self.capacity
+
     def put(self, item: T) -> None:
         """Add an item to a channel that is known to have room."""
         self._check(item)

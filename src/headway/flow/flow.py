@@ -297,7 +297,7 @@ def arrange(insert: Mapping[str, str], *, critic: bool) -> list[str]:
 
 def connect(line_stages: list[Stage[Any, Any]], line: Line) -> None:
     """Channels between neighbours. Tasks are read ahead by a few; groups always have room."""
-    capacity = {"dataloader": 4, "train": 4}
+    capacity = {"dataloader": min(64, line.capacity), "train": 4}
     for left, right in pairwise(line_stages):
         channel: Channel[Any] = Channel(
             f"{left.role} → {right.role}",

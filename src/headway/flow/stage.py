@@ -117,6 +117,8 @@ class Stage(Generic[In, Out]):
     async def next_item(self) -> In | None:
         """The next thing to consume, or `None` at the end of the stream."""
         assert self.inbound is not None, f"{self.role} has no inbound channel"
+        if len(self.inbound):  # nothing to wait for: back-to-back items are one stretch of work
+            return await self.inbound.receive()
         self.settle(listening=1)
         try:
             return await self.inbound.receive()
@@ -133,12 +135,16 @@ class Stage(Generic[In, Out]):
         finally:
             self._running -= 1
         if made is not None and self.outbound is not None:
-            self.settle(emitting=1)
-            try:
-                await self.outbound.send(made)
-            finally:
-                self._emitting -= 1
-        self.settle()
+            if self.outbound.has_room:
+                self.outbound.put(made)
+            else:
+                self.settle(emitting=1)
+                try:
+                    await self.outbound.send(made)
+                finally:
+                    self._emitting -= 1
+        if self._listening or self.width > 1:
+            self.settle()
 
     async def attempt(
         self, what: str, call: Callable[[], Awaitable[T]], *, retries: int, timeout_s: float | None = None

@@ -22,9 +22,16 @@ class ScoringStage(Stage[SampleGroup, SampleGroup]):
         self.scorer: Scorer | None = getattr(line.backends, self.role)
         self.width = line.capacity if self.scorer is not None else 1
 
+    async def loop(self) -> None:
+        if self.scorer is not None:
+            await super().loop()
+            return
+        assert self.outbound is not None
+        while (item := await self.next_item()) is not None:  # nothing to do here but to pass groups on
+            await self.outbound.send(item)
+
     async def process(self, item: SampleGroup) -> SampleGroup | None:
-        if self.scorer is None:
-            return item
+        assert self.scorer is not None
         scorer, reliability = self.scorer, self.line.settings.reliability
         if not self.line.is_live(item.group_id):
             return None

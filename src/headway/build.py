@@ -1,0 +1,62 @@
+"""From a configuration to the parts of a run: the one module that may name concrete back ends.
+
+Today it makes the scheduler's settings; the simulator makes its own back ends from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from headway.config import Config, GeneratingArgs, Resolved
+from headway.settings import Reliability, RunSettings
+from headway.types import SamplingParams
+
+
+def settings_of(resolved: Resolved) -> RunSettings:
+    """What the scheduler needs to know of a configuration."""
+    config, derived = resolved.config, resolved.derived
+    return RunSettings(
+        groups_per_step=derived.groups_per_step,
+        group_size=derived.group_size,
+        max_steps=config.max_steps,
+        alpha=derived.alpha,
+        depth=derived.depth,
+        policy=config.staleness_policy,
+        window=derived.staleness_window if config.staleness_policy == "window" else 0,
+        order=config.selection_order,
+        spare_groups=derived.additional_groups,
+        spare_members=derived.members_started - derived.group_size,
+        with_reward=config.with_reward,
+        filter_zero_variance=derived.filter_zero_variance,
+        scheduling=config.rollout_scheduling,
+        replicate=config.is_num_return_sequences_expand,
+        turn_barrier=config.env_scheduling == "barrier",
+        dual_buffer=config.enable_dual_buffer,
+        colocated=derived.hybrid,
+        save_steps=config.save_steps,
+        eval_steps=config.eval_steps,
+        eval_tasks=config.val_batch_size or 0,
+        pause_generation_for_validation=config.pause_generation_for_validation,
+        sampling=sampling_of(config.actor_infer.generating_args, derived.max_new_tokens),
+        reliability=reliability_of(config),
+        seed=config.seed,
+    )
+
+
+def sampling_of(generating: GeneratingArgs, max_new_tokens: int) -> SamplingParams:
+    """How the engines draw."""
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=generating.temperature,
+        top_p=generating.top_p,
+        top_k=generating.top_k,
+        min_p=generating.min_p,
+        stop=generating.stop,
+    )
+
+
+def reliability_of(config: Config) -> Reliability:
+    """Deadlines by name; those that the configuration does not have keep their defaults."""
+    given = config.reliability
+    names = [field.name for field in fields(Reliability) if hasattr(given, field.name)]
+    return Reliability(**{name: getattr(given, name) for name in names})

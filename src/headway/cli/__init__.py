@@ -1,0 +1,54 @@
+"""The command line: `headway config`, `headway simulate`, `headway plan`.
+
+Exit codes: 0 done, 1 the run ended before its last step, 2 the input is wrong (said on standard error, without a
+traceback), 130 interrupted. A traceback means a bug in Headway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from headway import __version__
+from headway.cli import config, plan, simulate
+from headway.errors import HeadwayError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        code = args.run(args)
+        sys.stdout.flush()
+        assert isinstance(code, int)
+        return code
+    except HeadwayError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader has left, as `head` does. Nothing more can be said on this stream, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of one command. Overrides `key=value` may stand before and after options."""
+    parser = argparse.ArgumentParser(
+        prog="headway",
+        description="Asynchronous RL post-training: rollout runs ahead of training by a bounded distance.",
+    )
+    parser.add_argument("--version", action="version", version=f"headway {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (config, simulate, plan):
+        command.add_parser(commands)
+    args, rest = parser.parse_known_args(argv)
+    strangers = [word for word in rest if word.startswith("-") or "=" not in word]
+    if strangers:
+        parser.error(f"unrecognized arguments: {' '.join(strangers)}")
+    args.arguments += rest
+    return args

@@ -23,7 +23,8 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(("engines", "trainers", "weights", "cluster", "generative"), 2),
     **dict.fromkeys(("rollout", "flow"), 3),
     **dict.fromkeys(("sim", "build"), 4),
-    **dict.fromkeys(("cli", "dashboard", "__main__"), 5),
+    **dict.fromkeys(("cli", "dashboard"), 5),
+    "__main__": 6,
 }
 BACK_ENDS = frozenset(name for name, layer in LAYERS.items() if layer == 2)
 VIRTUAL = frozenset({"flow", "rollout", "sim"})

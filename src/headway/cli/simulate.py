@@ -21,7 +21,7 @@ from headway.cli.config import split_arguments
 from headway.config import Resolved, load
 from headway.errors import HeadwayError
 from headway.flow.flow import RunSummary
-from headway.monitor.events import Event, JsonlSink
+from headway.monitor.events import Event, JsonlSink, Sink
 from headway.monitor.live import LiveDisplay
 from headway.monitor.perfetto import write_trace
 from headway.monitor.report import Monitor, RunReport, plain_json
@@ -100,7 +100,11 @@ def simulated(resolved: Resolved, *, log: JsonlSink, console: Console | None = N
     """One run on the virtual clock; its progress goes to `console`."""
     monitor = Monitor(resolved.config.simulation.warmup_steps)
     events: list[Event] = []
-    sinks = [log, monitor, events.append]
+
+    def keep(event: Event) -> None:
+        events.append(event)
+
+    sinks: list[Sink] = [log, monitor, keep]
     if console is None:
         summary = run(scenario_of(resolved), sinks=sinks)
     else:

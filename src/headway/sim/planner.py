@@ -1,0 +1,277 @@
+"""Which split of the GPUs, and which α? A coarse pass by estimate, then the best few are simulated.
+
+    plan = plan_for(scenario, gpus=40, alphas=(0, 1, 2, 4))
+    plan.options[0].seconds_per_step
+
+The synchronous run on all GPUs (trainer and engines take turns, α = 0) is always among the options, because it is
+what asynchrony has to beat. Faults, checkpoints and validation are left out. Large batches are simulated at a
+fraction of their size, on that fraction of the engines; tails come out slightly short by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, gcd
+
+from headway.config.simulation import SimulatedScorer, SimulationConfig
+from headway.errors import ConfigError
+from headway.monitor.report import Monitor, RunReport
+from headway.sim.estimate import Estimate, estimate_of, train_seconds, workload_of
+from headway.sim.world import Scenario, run
+
+_MOST_SIMULATIONS = 14
+_MOST_SPLITS = 16
+_LEAST_SAMPLES = 512
+"""A batch is not scaled down below this."""
+_MEASURED_STEPS = 4
+_STALE = ("stale_in_flight", "stale_in_queue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to use the GPUs, simulated."""
+
+    alpha: float
+    train_gpus: int
+    infer_gpus: int
+    colocated: bool
+    """Trainer and engines take turns on the same GPUs."""
+    seconds_per_step: float
+    estimated_s: float
+    """What the coarse pass expected."""
+    lag_mean: float
+    train_busy: float
+    """Share of the time in which the trainer's GPUs work."""
+    generate_busy: float
+    """Share of the time in which an engine has at least one request."""
+    slots_filled: float
+    """Share of the engines' slots that are in use."""
+    stale_share: float
+    """Share of samples dropped for being too old."""
+    finished: bool = True
+
+    @property
+    def name(self) -> str:
+        """`16T24I α=2`, or `sync 40`."""
+        return f"sync {self.train_gpus}" if self.colocated else f"{self.train_gpus}T{self.infer_gpus}I α={self.alpha:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Every simulated option, fastest first."""
+
+    gpus: int
+    scale: int
+    """Batch and engines were simulated at 1/scale of their size."""
+    considered: int
+    """Options that the coarse pass looked at."""
+    options: tuple[Option, ...]
+    synchronous: Option
+    estimate: Estimate
+    """Parts of the synchronous step."""
+
+    @property
+    def best_asynchronous(self) -> Option | None:
+        """The fastest option with pools of their own; `None` where the GPUs cannot be split."""
+        return next((option for option in self.options if not option.colocated), None)
+
+    def speed_up(self, option: Option) -> float:
+        """Over the synchronous run on all GPUs."""
+        return self.synchronous.seconds_per_step / option.seconds_per_step
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    alpha: float
+    infer_gpus: int
+    """0: colocated on all of them."""
+
+
+class _Search:
+    """The options of one plan, and those of them that have been simulated."""
+
+    def __init__(self, base: Scenario, gpus: int, trainer_gpus: int, on_option: Callable[[Option], None]) -> None:
+        self.base, self.gpus, self.trainer_gpus = base, gpus, trainer_gpus
+        unit = base.simulation.engine.gpus
+        self.scale = scale_for(base, gpus // unit)
+        self.unit = unit * self.scale * max(1, ceil(gpus / (unit * self.scale) / _MOST_SPLITS))
+        self.work = workload_of(base)
+        self.done: dict[_Candidate, Option] = {}
+        self._on_option = on_option
+
+    def splits(self) -> list[int]:
+        """Numbers of GPUs that the engines may have, the rest being a whole number of trainer copies."""
+        steps = range(self.unit, self.gpus, self.unit)
+        return [infer for infer in steps if (self.gpus - infer) % self.trainer_gpus == 0]
+
+    def scenario(self, candidate: _Candidate) -> Scenario:
+        """The candidate at full size."""
+        every = tuple(range(self.gpus))
+        train = every[: self.gpus - candidate.infer_gpus]
+        settings = replace(
+            self.base.settings,
+            alpha=candidate.alpha,
+            depth=None,
+            colocated=not candidate.infer_gpus,
+            max_steps=ceil(candidate.alpha) + 2 + _MEASURED_STEPS,
+            save_steps=0,
+            eval_steps=0,
+        )
+        return replace(
+            self.base,
+            settings=settings,
+            simulation=replace(self.base.simulation, faults=()),
+            train_devices=train,
+            infer_devices=every[len(train) :] if candidate.infer_gpus else train,
+        )
+
+    def estimate(self, candidate: _Candidate) -> Estimate:
+        return estimate_of(self.scenario(candidate), self.work)
+
+    def simulate(self, candidate: _Candidate) -> None:
+        """Add the option of a candidate, once."""
+        if candidate in self.done or len(self.done) >= _MOST_SIMULATIONS:
+            return
+        full = self.scenario(candidate)
+        monitor = Monitor(full.settings.max_steps - _MEASURED_STEPS)
+        summary = run(scaled(full, self.scale), sinks=[monitor])
+        option = _option(full, monitor.report(), self.estimate(candidate).step_s, self.scale, summary.finished)
+        self.done[candidate] = option
+        self._on_option(option)
+
+    def neighbours(self, candidate: _Candidate, alphas: Sequence[float]) -> Iterator[_Candidate]:
+        """One split to either side, then the other α."""
+        splits = self.splits()
+        at = splits.index(candidate.infer_gpus)
+        for infer in splits[max(at - 1, 0) : at + 2]:
+            yield replace(candidate, infer_gpus=infer)
+        for alpha in alphas:
+            yield replace(candidate, alpha=alpha)
+
+
+def plan_for(
+    scenario: Scenario,
+    *,
+    gpus: int,
+    alphas: Sequence[float] = (0.0, 1.0, 2.0, 4.0),
+    trainer_gpus: int = 1,
+    on_option: Callable[[Option], None] = lambda option: None,
+) -> Plan:
+    """The ranking of ways to use `gpus` GPUs. `on_option` is told of each as soon as it is simulated."""
+    _check(scenario, gpus, alphas, trainer_gpus)
+    search = _Search(scenario, gpus, trainer_gpus, on_option)
+    synchronous = _Candidate(0.0, 0)
+    ahead = sorted({alpha for alpha in alphas if alpha > 0})
+    candidates = [_Candidate(alpha, infer) for alpha in ahead for infer in search.splits()]
+    search.simulate(synchronous)
+    for alpha in ahead:
+        same = [candidate for candidate in candidates if candidate.alpha == alpha]
+        if same:
+            search.simulate(min(same, key=lambda candidate: search.estimate(candidate).step_s))
+    _climb(search, ahead)
+    options = sorted(search.done.values(), key=lambda option: (round(option.seconds_per_step, 3), option.alpha))
+    return Plan(
+        gpus=gpus,
+        scale=search.scale,
+        considered=len(candidates) + 1,
+        options=tuple(options),
+        synchronous=search.done[synchronous],
+        estimate=search.estimate(synchronous),
+    )
+
+
+def _climb(search: _Search, alphas: Sequence[float]) -> None:
+    """From the best split so far to better neighbours, until there is none or enough was simulated."""
+    while True:
+        split = [candidate for candidate in search.done if candidate.infer_gpus]
+        if not split:
+            return
+        best = min(split, key=lambda candidate: search.done[candidate].seconds_per_step)
+        before = len(search.done)
+        for neighbour in search.neighbours(best, alphas):
+            search.simulate(neighbour)
+        if len(search.done) == before:
+            return
+
+
+def _check(scenario: Scenario, gpus: int, alphas: Sequence[float], trainer_gpus: int) -> None:
+    engine = scenario.simulation.engine.gpus
+    if gpus < max(engine, trainer_gpus) or gpus % trainer_gpus:
+        hint = f"one engine takes {engine}, one copy of the trainer {trainer_gpus}"
+        raise ConfigError("cannot hold the synchronous run", key="--gpus", value=gpus, hint=hint)
+    for alpha in alphas:
+        if alpha < 0:
+            raise ConfigError("must not be negative", key="--alpha", value=alpha)
+
+
+# -- a smaller world that behaves like the large one
+
+
+def scale_for(scenario: Scenario, engines: int) -> int:
+    """The largest part of batch and engines that both can be divided by and that leaves enough of both."""
+    groups, size = scenario.settings.groups_per_step, scenario.settings.group_size
+    common = gcd(engines, groups)
+    fits = [n for n in range(1, common + 1) if common % n == 0 and groups // n * size >= _LEAST_SAMPLES]
+    return max((n for n in fits if engines // n >= _MOST_SPLITS // 2), default=1)
+
+
+def scaled(scenario: Scenario, scale: int) -> Scenario:
+    """1/scale of the batch and of the engines, with training work that takes as long as before."""
+    if scale == 1:
+        return scenario
+    settings, unit = scenario.settings, scenario.simulation.engine.gpus
+    colocated = scenario.infer_devices == scenario.train_devices
+    gpus = scenario.engines // scale * unit
+    first = scenario.infer_devices[0]
+    devices = tuple(range(first, first + gpus))
+    work = len(devices) / len(scenario.train_devices) if colocated else 1.0
+    return replace(
+        scenario,
+        settings=replace(
+            settings,
+            groups_per_step=settings.groups_per_step // scale,
+            spare_groups=ceil(settings.spare_groups / scale),
+            window=ceil(settings.window / scale),
+        ),
+        simulation=_scaled_costs(scenario.simulation, scale * work, scale),
+        train_devices=devices if colocated else scenario.train_devices,
+        infer_devices=devices,
+    )
+
+
+def _scaled_costs(costs: SimulationConfig, work: float, groups: float) -> SimulationConfig:
+    def scorer(cost: SimulatedScorer) -> SimulatedScorer:
+        return replace(cost, gpu_s_per_token=cost.gpu_s_per_token * work, fixed_s=cost.fixed_s * groups)
+
+    trainer = replace(
+        costs.trainer,
+        gpu_s_per_token=costs.trainer.gpu_s_per_token * work,
+        gpu_s_per_sample=costs.trainer.gpu_s_per_sample * work,
+    )
+    logp, ref_logp, critic = scorer(costs.logp), scorer(costs.ref_logp), scorer(costs.critic)
+    return replace(costs, trainer=trainer, logp=logp, ref_logp=ref_logp, critic=critic)
+
+
+def _option(full: Scenario, report: RunReport, estimated_s: float, scale: int, finished: bool) -> Option:
+    speed, ends, pool = report.throughput, report.ends, report.usage.pool
+    seconds = speed.step_mean_s if finished else float("inf")
+    samples = full.settings.groups_per_step * full.settings.group_size
+    actions = speed.actions / max(speed.samples, 1) * samples
+    train_s = train_seconds(full, actions, samples, full.settings.groups_per_step)
+    ended = max(ends.trained + ends.dropped, 1)
+    slots = full.engines // scale * full.simulation.engine.slots
+    return Option(
+        alpha=full.settings.alpha,
+        train_gpus=len(full.train_devices),
+        infer_gpus=len(full.infer_devices),
+        colocated=full.settings.colocated,
+        seconds_per_step=seconds,
+        estimated_s=estimated_s,
+        lag_mean=report.lag.mean,
+        train_busy=min(train_s / seconds, 1.0) if seconds else 0.0,
+        generate_busy=pool.busy if pool else 0.0,
+        slots_filled=min(pool.concurrency / slots, 1.0) if pool else 0.0,
+        stale_share=sum(ends.drops.get(reason, 0) for reason in _STALE) / ended,
+        finished=finished,
+    )

@@ -1,0 +1,54 @@
+"""From configuration to settings: every option that the scheduler reads arrives there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.build import settings_of
+from headway.config import load
+from headway.settings import RunSettings
+
+
+def settings(**options: Any) -> RunSettings:
+    return settings_of(load({"rollout_batch_size": 8, **options}))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"groups_per_step": 8, "group_size": 1, "alpha": 0.0, "policy": "drop", "window": 0, "slots": 8}),
+        ({"async_generation_ratio": 2.5}, {"alpha": 2.5, "bound": 2, "slots": 28}),
+        ({"async_generation_ratio": 2, "pipeline_depth": 1}, {"alpha": 2.0, "depth": 1.0, "slots": 16}),
+        ({"async_generation_ratio": 1, "staleness_policy": "window"}, {"policy": "window", "window": 8}),
+        ({"selection_order": "oldest"}, {"order": "oldest"}),
+        ({"max_additional_running_prompts": 3}, {"spare_groups": 3}),
+        ({"num_return_sequences_in_group": 4, "num_return_sequences_redundancy": 2}, {"spare_members": 2}),
+        ({"rollout_scheduling": "batch", "env_scheduling": "barrier"}, {"scheduling": "batch", "turn_barrier": True}),
+        ({"is_num_return_sequences_expand": False}, {"replicate": False}),
+        ({"enable_dual_buffer": False, "with_reward": False}, {"dual_buffer": False, "with_reward": False}),
+        ({"hybrid_engine": True}, {"colocated": True}),
+        ({"save_steps": 7, "eval_steps": 3, "val_batch_size": 5}, {"save_steps": 7, "eval_steps": 3, "eval_tasks": 5}),
+        ({"max_steps": 9, "seed": 3}, {"max_steps": 9, "seed": 3}),
+    ],
+)
+def test_an_option_arrives_at_the_scheduler(options: dict[str, Any], expected: dict[str, Any]) -> None:
+    made = settings(**options)
+    assert {name: getattr(made, name) for name in expected} == expected
+
+
+def test_sampling_and_deadlines_arrive() -> None:
+    made = settings(
+        response_length=77,
+        actor_infer={"generating_args": {"temperature": 0.5, "top_k": 9, "stop": ["end"]}},
+        reliability={"request_timeout_s": 12, "replica_restarts": 1},
+    )
+    assert (made.sampling.max_new_tokens, made.sampling.temperature) == (77, 0.5)
+    assert (made.sampling.top_k, made.sampling.stop) == (9, ("end",))
+    assert (made.reliability.request_timeout_s, made.reliability.replica_restarts) == (12, 1)
+
+
+def test_an_agentic_batch_is_counted_in_groups() -> None:
+    made = settings(train_env_manager={"group_size": 4})
+    assert (made.groups_per_step, made.group_size) == (2, 4)

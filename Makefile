@@ -4,7 +4,7 @@
 #   make test     everything a change must pass
 #   make check    style and types only
 #   make soak     ten thousand random scenarios with faults
-#   make bench    what the simulator predicts for the published scaling results
+#   make bench    what the benchmarks measure on this machine
 #
 # PYTHON chooses the interpreter (3.11 or newer), JOBS the processes that tests run in.
 
@@ -47,8 +47,7 @@ soak: $(READY)
 	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/ledger
 
 bench: $(READY)
-	@test -d benchmarks || { echo 'There are no benchmarks yet.'; exit 0; }
-	@for file in benchmarks/bench_*.py; do if [ -e "$$file" ]; then $(BIN)/python "$$file" || exit 1; fi; done
+	@for file in benchmarks/*.py; do $(BIN)/python "$$file" || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

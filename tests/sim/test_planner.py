@@ -1,0 +1,126 @@
+"""The planner: it finds asynchrony's gain where there is one and says so plainly where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from headway.config.simulation import (
+    Distribution,
+    SimulatedEngine,
+    SimulatedTrainer,
+    SimulatedWeights,
+    SimulationConfig,
+)
+from headway.errors import ConfigError
+from headway.monitor.report import Monitor
+from headway.settings import RunSettings
+from headway.sim.estimate import estimate_of, workload_of
+from headway.sim.planner import Plan, plan_for, scale_for, scaled
+from headway.sim.verdict import verdict
+from headway.sim.world import Scenario, run
+from headway.types import SamplingParams
+
+
+def long_tail() -> Scenario:
+    """Answers of very different lengths, and as much training as generation: asynchrony's home ground."""
+    return Scenario(
+        settings=RunSettings(groups_per_step=16, group_size=4, sampling=SamplingParams(max_new_tokens=16_384)),
+        simulation=SimulationConfig(
+            response_tokens=Distribution(kind="lognormal", mean=1500, std=3000, min=16, max=16_384),
+            trainer=SimulatedTrainer(gpu_s_per_token=0.001),
+            weights=SimulatedWeights(send_s=1.0, flip_s=0.05),
+        ),
+    )
+
+
+def short_and_uniform() -> Scenario:
+    """Answers that all end together, engines of four GPUs, and a trainer that needs every GPU there is."""
+    return Scenario(
+        settings=RunSettings(groups_per_step=16, group_size=4, sampling=SamplingParams(max_new_tokens=512)),
+        simulation=SimulationConfig(
+            response_tokens=Distribution(mean=200),
+            engine=SimulatedEngine(gpus=4),
+            trainer=SimulatedTrainer(gpu_s_per_token=0.05),
+            weights=SimulatedWeights(gather_s=5.0, send_s=15.0, load_s=5.0, flip_s=1.0),
+        ),
+    )
+
+
+@cache
+def planned(kind: str) -> Plan:
+    if kind == "wins":
+        return plan_for(long_tail(), gpus=8, alphas=(0, 1, 2))
+    return plan_for(short_and_uniform(), gpus=8, alphas=(0, 1, 2), trainer_gpus=4)
+
+
+def test_asynchrony_wins_where_answers_have_a_long_tail() -> None:
+    plan = planned("wins")
+    best = plan.best_asynchronous
+    assert best is not None and plan.options[0] is best
+    assert plan.speed_up(best) > 1.3
+    assert 0 < best.lag_mean <= best.alpha
+    assert verdict(plan).startswith("Take ")
+
+
+def test_asynchrony_loses_where_answers_are_short_and_training_cannot_shrink() -> None:
+    plan = planned("loses")
+    assert plan.options[0] is plan.synchronous and plan.synchronous.lag_mean == 0
+    text = verdict(plan)
+    assert text.startswith("Synchronous on all 8 GPUs wins here: ")
+    assert "training cannot shrink: 4 of 8 GPUs" in text
+
+
+@pytest.mark.parametrize("kind", ["wins", "loses"])
+def test_the_ranking_is_by_time_and_shares_are_shares(kind: str) -> None:
+    plan = planned(kind)
+    times = [option.seconds_per_step for option in plan.options]
+    assert times == sorted(times)
+    for option in plan.options:
+        assert all(0 <= share <= 1 for share in (option.train_busy, option.generate_busy, option.slots_filled))
+        assert option.train_gpus + option.infer_gpus == (16 if option.colocated else 8)
+
+
+@pytest.mark.parametrize("kind", ["wins", "loses"])
+def test_the_estimate_is_within_a_factor_of_two_of_the_simulation(kind: str) -> None:
+    for option in planned(kind).options:
+        assert 0.5 < option.estimated_s / option.seconds_per_step < 2.0, option
+
+
+def test_gpus_that_cannot_be_split_leave_the_synchronous_run() -> None:
+    plan = plan_for(short_and_uniform(), gpus=4, alphas=(1,), trainer_gpus=4)
+    assert plan.options == (plan.synchronous,)
+    assert "the only way" in verdict(plan)
+
+
+def test_too_few_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--gpus"):
+        plan_for(short_and_uniform(), gpus=2)
+
+
+def test_a_scaled_world_takes_as_long_as_the_whole() -> None:
+    base = long_tail()
+    whole = replace(
+        base,
+        settings=replace(base.settings, groups_per_step=128, group_size=8, alpha=1.0, max_steps=5),
+        train_devices=tuple(range(16)),
+        infer_devices=tuple(range(16, 32)),
+    )
+    assert scale_for(whole, 32) == 2
+    seconds = []
+    for world in (whole, scaled(whole, 2)):
+        monitor = Monitor(2)
+        assert run(world, sinks=[monitor]).finished
+        seconds.append(monitor.report().throughput.step_mean_s)
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.2)
+
+
+def test_the_estimate_pays_for_less_of_the_tail_with_a_larger_headway() -> None:
+    base = replace(long_tail(), infer_devices=(1, 2, 3, 4), train_devices=tuple(range(5, 60)))
+    work = workload_of(base)
+    times = [
+        estimate_of(replace(base, settings=replace(base.settings, alpha=alpha)), work).step_s for alpha in (0, 1, 2, 4)
+    ]
+    assert times == sorted(times, reverse=True)

@@ -171,6 +171,12 @@ class Witness:
         reached = last[0] if last else 0
         self.lineage = {version: ids for version, ids in self.lineage.items() if version <= reached}
 
+    def undo(self, sample_id: str) -> None:
+        """The trainer was lost: a sample that only it knew of is open again."""
+        for ids in self.lineage.values():
+            if sample_id in ids:
+                ids.remove(sample_id)
+
     def look(self, batch: Batch) -> None:
         """The promises about what is trained."""
         for version in [version for version in self.lineage if version > batch.trained]:
@@ -211,6 +217,8 @@ def live(
                 loop.call_soon(killed.set)
             if not killed.is_set() and not (how == "kill" and until is not None and seen > until):
                 witness.events.append(event)
+            if event.kind == "sample.reopen":
+                witness.undo(event.data["sample"])
 
         task = loop.create_task(play(scenario, run_dir=run_dir, sinks=[count], on_flow=witness.attach))
         death = loop.create_task(killed.wait())

@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(BIN)/headway simulate examples/simulate_small.yaml --out runs/demo
 	@echo
-	@echo 'What you see: a line of eight stages trained on eight simulated GPUs, on a virtual clock.'
+	@echo 'What you see: a line of eight stages trained on eight simulated GPUs (two train, six generate), on a virtual clock.'
 	@echo 'Generation ran ahead of training by at most two policy versions: see the lag table.'
 	@echo 'Open runs/demo/timeline.html in a browser for the whole run.'
 

@@ -51,7 +51,7 @@ def test_another_seed_gives_another_run(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_synchronous_twin_takes_turns_and_has_no_lag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one_pool = ("async_generation_ratio=0", "hybrid_engine=true", "actor_infer.device_mapping=list(range(0,4))")
+    one_pool = ("async_generation_ratio=0", "hybrid_engine=true", "actor_infer.device_mapping=list(range(0,2))")
     assert main(["simulate", *TINY, *one_pool, "--steps", "3", "--json", "--out", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["lag"]["max"] == 0
 

@@ -50,19 +50,24 @@ class ResourceLock:
                     async with asyncio.timeout(timeout_s):
                         await turn
             except TimeoutError:
+                self._decline(turn)
                 held_s = self._clock() - self._since_s
                 raise LockTimeout(
                     f"{owner} waited {timeout_s} s for {self.name}, held by {self.owner} for {held_s:.1f} s"
                 ) from None
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._release()
+                self._decline(turn)
                 raise
             finally:
                 if turn in self._line:
                     self._line.remove(turn)
         self.owner = owner
         self._since_s = self._clock()
+
+    def _decline(self, turn: asyncio.Future[None]) -> None:
+        """The turn is no longer wanted; if it was given in this very tick, the next in line has it."""
+        if turn.done() and not turn.cancelled():
+            self._release()
 
     def _release(self) -> None:
         self.owner = ""
@@ -84,10 +89,10 @@ class DevicePools:
         self.devices = dict(devices)
         self.locks: dict[str, ResourceLock] = {}
         for role in devices:
-            shared = next((other for other in self.locks if set(devices[other]) & set(devices[role])), None)
-            self.locks[role] = (
-                self.locks[shared] if shared else ResourceLock(f"devices of {role}", waits=waits, clock=clock)
-            )
+            shared = [self.locks[other] for other in self.locks if set(devices[other]) & set(devices[role])]
+            lock = shared[0] if shared else ResourceLock(f"devices of {role}", waits=waits, clock=clock)
+            self.locks[role] = lock
+            self.locks = {other: lock if held in shared else held for other, held in self.locks.items()}
 
     def shared(self, left: str, right: str) -> bool:
         """Whether two roles take turns on the same devices."""

@@ -164,7 +164,7 @@ def bar(share: float, columns: int) -> str:
 
 def percent(share: float) -> str:
     """`41.3%`."""
-    return f"{100 * share:.1f}%"
+    return f"{max(100 * share, 0.0):.1f}%"  # a share that rounding left just below nothing is nothing
 
 
 def number(value: float) -> str:

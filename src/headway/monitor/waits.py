@@ -59,14 +59,18 @@ class Waits:
         after: dict[str, list[str]] = {}
         for wait in self.edges():
             after.setdefault(wait.owner, []).append(wait.on)
-        for start in after:
-            path, seen = [start], {start}
-            while len(nexts := [on for on in after.get(path[-1], []) if on in after]) and nexts[0] not in seen:
-                path.append(nexts[0])
-                seen.add(nexts[0])
-            if nexts:
-                return [*path[path.index(nexts[0]) :], nexts[0]]
-        return []
+        free: set[str] = set()  # found to be in no ring
+
+        def follow(path: list[str]) -> list[str]:
+            for on in after.get(path[-1], []):
+                if on in path:
+                    return [*path[path.index(on) :], on]
+                if on not in free and (ring := follow([*path, on])):
+                    return ring
+            free.add(path[-1])
+            return []
+
+        return next((ring for start in after if (ring := follow([start]))), [])
 
     def describe(self) -> str:
         """The graph as text, one line a wait."""

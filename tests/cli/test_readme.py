@@ -1,0 +1,44 @@
+"""What the README says works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from headway.cli import parse
+from headway.flow.stage import REGISTRY
+from tests.cli.factory import EXAMPLES
+
+ROOT = EXAMPLES.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_stage_of_ones_own_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 1
+    monkeypatch.chdir(ROOT)
+    exec(compile(blocks[0], "README.md", "exec"), {"__name__": "readme"})
+    REGISTRY.pop("short_only")
+    assert "finished=True" in capsys.readouterr().out
+
+
+def test_every_command_can_be_parsed_and_every_file_exists() -> None:
+    text = README.replace("\\\n", " ")
+    commands = re.findall(r"^    headway (.*)$", text, re.MULTILINE)
+    assert len(commands) >= 6
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        assert parse(words).command == words[0]
+    for path in re.findall(r"\b(?:examples|docs)/[\w./]+\w", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_tree_names_every_package() -> None:
+    package = ROOT / "src" / "headway"
+    parts = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
+    modules = {path.name for path in package.glob("*.py")} - {"__init__.py", "__main__.py"}
+    named = {Path(name).name for name in re.findall(r"^      ([\w.]+/?) ", README, re.MULTILINE)}
+    assert parts | modules <= named

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.cluster.base import DevicePools
-from headway.errors import BackendError, ConfigError, HeadwayError, RunStopped, Stalled, TrainerCrashed
+from headway.errors import BackendError, ConfigError, HeadwayError, InvariantBroken, RunStopped, Stalled, TrainerCrashed
 from headway.flow import stages as _stages
 from headway.flow.backends import Backends
 from headway.flow.channel import Channel
@@ -135,7 +135,8 @@ class AsyncTrainingFlow:
             pass
         except* BaseException as group:
             failure = root_cause(group)
-        assert line is not None
+        if line is None:
+            raise failure or InvariantBroken("a line ended before it was built")
         line.recovery.close()
         await self._save(line, failure)
         if failure is not None and not isinstance(failure, TrainerCrashed | RunStopped | Stalled):

@@ -53,6 +53,8 @@ class Supervisor:
                 async with asyncio.timeout(self._reliability.transfer_timeout_s):
                     await replica.engine.restart()
                 await self._seed(replica)
+                if replica.holds:
+                    await replica.engine.pause()
             except (BackendError, TimeoutError) as error:
                 replica.failures += 1
                 replica.last_failure_s = self._clock()

@@ -115,19 +115,19 @@ class WeightUpdater:
         """Into one replica: every bucket, then the flip."""
         manifest = await _next(feed, Manifest)
         assert manifest is not None
-        engine, limit = replica.engine, self._settings.reliability.transfer_timeout_s
-        if not self._settings.dual_buffer:
-            await asyncio.wait_for(engine.pause(), limit)
+        receiver, limit = replica.engine.receiver, self._settings.reliability.transfer_timeout_s
         span = self._begin(f"load {replica.name}", manifest.version)
         try:
-            await asyncio.wait_for(engine.receiver.begin(manifest), limit)
+            if not self._settings.dual_buffer:
+                await asyncio.wait_for(replica.hold(), limit)
+            await asyncio.wait_for(receiver.begin(manifest), limit)
             while (bucket := await _next(feed, Bucket)) is not None:
                 await self._carry(bucket, replica)
-            await asyncio.wait_for(engine.receiver.flip(), limit)
+            await asyncio.wait_for(receiver.flip(), limit)
         finally:
             self._end(f"load {replica.name}", span)
             if not self._settings.dual_buffer:
-                await asyncio.wait_for(engine.resume(), limit)
+                await asyncio.wait_for(replica.let_go(), limit)
 
     async def _carry(self, bucket: Bucket, replica: Replica) -> None:
         """One bucket, sent and loaded; again when it was lost, late or damaged."""

@@ -69,7 +69,7 @@ class ValidationFlow:
         async with asyncio.TaskGroup() as tasks:
             loop = self._loop(finished, tasks)
             while count < line.settings.eval_tasks and (task := self._tasks.task(count)) is not None:
-                loop.start(count, replace(task, position=count))
+                loop.start(count, task)
                 count += 1
             for _ in range(count):
                 run = await finished.get()

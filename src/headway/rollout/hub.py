@@ -40,6 +40,7 @@ class InferenceHub:
         self._index = LoadIndex()
         self._lines = {lane: WaitingLine() for lane in Lane}
         self._paused: set[Lane] = set()
+        self._halted = False
         self._numbers = count()
         self._oldest_useful = -1
         self._sessions: dict[str, Replica] = {}
@@ -169,11 +170,15 @@ class InferenceHub:
 
     async def halt_engines(self) -> None:
         """Stop all decoding, keeping every request where it is: the devices are needed for something else."""
-        await asyncio.gather(*(self._ask(r, r.engine.pause()) for r in self.replicas if r.health is Health.UP))
+        if not self._halted:
+            self._halted = True
+            await asyncio.gather(*(self._ask(replica, replica.hold()) for replica in self.replicas))
 
     async def continue_engines(self) -> None:
         """Go on after `halt_engines`."""
-        await asyncio.gather(*(self._ask(r, r.engine.resume()) for r in self.replicas if r.health is Health.UP))
+        if self._halted:
+            self._halted = False
+            await asyncio.gather(*(self._ask(replica, replica.let_go()) for replica in self.replicas))
 
     # -- routing
 

@@ -43,12 +43,14 @@ class Queued(NamedTuple):
 class Replica:
     """Load, health and failure count of one engine."""
 
-    __slots__ = ("bound", "engine", "failures", "health", "inflight", "last_failure_s", "last_success_s", "number")
+    __slots__ = ("bound", "engine", "failures", "health", "holds", "inflight", "last_failure_s", "last_success_s", "number")
 
     def __init__(self, engine: Engine, number: int) -> None:
         self.engine = engine
         self.number = number
         self.health = Health.UP
+        self.holds = 0
+        """How many want it to stand still."""
         self.inflight: dict[str, Lane] = {}
         self.bound: list[Queued] = []
         """Requests that may run nowhere else (groups that are not replicated)."""
@@ -57,6 +59,18 @@ class Replica:
         self.last_failure_s = float("-inf")
         self.last_success_s = float("-inf")
         """When a request last ended here."""
+
+    async def hold(self) -> None:
+        """Stand still until everybody who said so has let go; a replica out of service does so when it is back."""
+        self.holds += 1
+        if self.holds == 1 and self.health is Health.UP:
+            await self.engine.pause()
+
+    async def let_go(self) -> None:
+        """One holder less."""
+        self.holds -= 1
+        if self.holds == 0 and self.health is Health.UP:
+            await self.engine.resume()
 
     @property
     def name(self) -> str:

@@ -43,7 +43,17 @@ class Queued(NamedTuple):
 class Replica:
     """Load, health and failure count of one engine."""
 
-    __slots__ = ("bound", "engine", "failures", "health", "holds", "inflight", "last_failure_s", "last_success_s", "number")
+    __slots__ = (
+        "bound",
+        "engine",
+        "failures",
+        "health",
+        "holds",
+        "inflight",
+        "last_failure_s",
+        "last_success_s",
+        "number",
+    )
 
     def __init__(self, engine: Engine, number: int) -> None:
         self.engine = engine

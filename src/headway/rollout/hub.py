@@ -221,17 +221,19 @@ class InferenceHub:
         """A free slot right now, if there is one and nobody is before us."""
         if lane in self._paused:
             return None
-        replica: Replica | None
-        if bound is not None:
-            replica = self.replicas[bound % len(self.replicas)]
-        else:
-            replica = self._sessions.get(request.session)
-        if bound is None and (replica is None or not self._free(replica, lane)):
+        pinned = self._pinned(bound)
+        replica = pinned or self._sessions.get(request.session)
+        if pinned is None and (replica is None or not self._free(replica, lane)):
             replica = self._index.least(lambda candidate: self._serves(candidate, lane))
         if replica is None or not self._free(replica, lane):
             return None
         self._occupy(replica, request.request_id, lane)
         return replica
+
+    def _pinned(self, bound: int | None) -> Replica | None:
+        """The one replica that a bound request may run on; none while that one is out of service."""
+        replica = None if bound is None else self.replicas[bound % len(self.replicas)]
+        return replica if replica is not None and replica.health is Health.UP else None
 
     def _free(self, replica: Replica, lane: Lane) -> bool:
         return replica in self._index and self._serves(replica, lane)
@@ -240,8 +242,8 @@ class InferenceHub:
         """Wait for a slot."""
         slot: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         queued = Queued(priority, next(self._numbers), lane, request.request_id, slot)
-        pinned = self.replicas[bound % len(self.replicas)] if bound is not None else None
-        if pinned is not None and pinned.health is Health.UP:
+        pinned = self._pinned(bound)
+        if pinned is not None:
             pinned.bound.append(queued)
         else:
             self._lines[lane].push(queued)

@@ -35,6 +35,7 @@ from headway.monitor.events import EventLog
 from headway.monitor.waits import Waits
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Health
+from headway.rollout.tasks import OrderedTaskGroup
 from headway.settings import RunSettings
 from headway.types import Generation
 
@@ -128,7 +129,7 @@ class AsyncTrainingFlow:
         failure: BaseException | None = None
         line: Line | None = None
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with OrderedTaskGroup() as tasks:
                 line = self.line = self._build(ledger, hub, tasks)
                 tasks.create_task(self._conduct(line), name="conductor")
         except* LineEnded:

@@ -29,6 +29,7 @@ from headway.errors import BackendError, ChannelClosed, IllegalTransition
 from headway.flow.channel import Channel
 from headway.flow.line import Line
 from headway.flow.states import LEGAL, PATHS, StageState
+from headway.rollout.tasks import OrderedTaskGroup
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -65,7 +66,7 @@ class Stage(Generic[In, Out]):
                 await self._handle(item)
             return
         room = asyncio.Semaphore(self.width)
-        async with asyncio.TaskGroup() as tasks:
+        async with OrderedTaskGroup() as tasks:
             while (item := await self.next_item()) is not None:
                 await room.acquire()
                 task = tasks.create_task(self._handle(item), name=f"{self.role}/item")

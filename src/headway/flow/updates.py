@@ -14,6 +14,7 @@ from typing import TypeVar
 from headway.errors import BackendError, TransferError
 from headway.monitor.events import EventLog
 from headway.rollout.replica import Replica
+from headway.rollout.tasks import OrderedTaskGroup
 from headway.settings import RunSettings
 from headway.trainers.base import Trainer
 from headway.weights.base import Bucket, Manifest, WeightTransport
@@ -66,7 +67,7 @@ class WeightUpdater:
         """Gather here, load there, at the same time."""
         feeds = [Feed() for _ in replicas]
         failure: BackendError | None = None
-        async with asyncio.TaskGroup() as tasks:
+        async with OrderedTaskGroup() as tasks:
             for replica, feed in zip(replicas, feeds, strict=True):
                 tasks.create_task(self._update(replica, feed, on_failure), name=f"update/{replica.name}")
             try:

@@ -14,7 +14,7 @@ from headway.flow.line import Line
 from headway.rollout.loop import GroupRun, RolloutLoop
 from headway.rollout.replica import Lane
 from headway.rollout.signal import Signal
-from headway.rollout.tasks import spawn
+from headway.rollout.tasks import OrderedTaskGroup, spawn
 from headway.types import DropReason, Episode
 
 
@@ -66,7 +66,7 @@ class ValidationFlow:
         line.events.emit("validate.begin", "validate", trained=trained)
         finished: asyncio.Queue[GroupRun | None] = asyncio.Queue()
         count = 0
-        async with asyncio.TaskGroup() as tasks:
+        async with OrderedTaskGroup() as tasks:
             loop = self._loop(finished, tasks)
             while count < line.settings.eval_tasks and (task := self._tasks.task(count)) is not None:
                 loop.start(count, task)

@@ -9,6 +9,7 @@ from headway.errors import BackendError, TrainerCrashed
 from headway.flow.checkpoint import save_checkpoint
 from headway.flow.headway import Ticket
 from headway.flow.stage import Stage, register_stage
+from headway.rollout.tasks import OrderedTaskGroup
 from headway.types import Batch, SampleGroup, Snapshot
 
 
@@ -21,7 +22,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
     produces = Snapshot
 
     async def loop(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with OrderedTaskGroup() as tasks:
             intake = tasks.create_task(self._intake(), name="train/intake")
             while self.line.headway.trained < self.line.settings.max_steps:
                 batch = await self._next_batch()

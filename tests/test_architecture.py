@@ -96,7 +96,7 @@ def _allowed(module: str, imported: str) -> bool:
     upper, lower = LAYERS.get(importer, 0), LAYERS.get(part, 0)
     if lower == 2 and upper in (2, 3):
         return imported == f"headway.{part}.base"
-    if (importer, part) == ("flow", "rollout"):
+    if (importer, part) in (("flow", "rollout"), ("settings", "config")):
         return True
     if part == "build":
         return upper == 5 or importer == "sim"

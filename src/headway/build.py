@@ -5,10 +5,8 @@ Today it makes the scheduler's settings; the simulator makes its own back ends f
 
 from __future__ import annotations
 
-from dataclasses import fields
-
-from headway.config import Config, GeneratingArgs, Resolved
-from headway.settings import Reliability, RunSettings
+from headway.config import GeneratingArgs, Resolved
+from headway.settings import RunSettings
 from headway.types import SamplingParams
 
 
@@ -38,7 +36,7 @@ def settings_of(resolved: Resolved) -> RunSettings:
         eval_tasks=config.val_batch_size or 0,
         pause_generation_for_validation=config.pause_generation_for_validation,
         sampling=sampling_of(config.actor_infer.generating_args, derived.max_new_tokens),
-        reliability=reliability_of(config),
+        reliability=config.reliability,
         seed=config.seed,
     )
 
@@ -53,10 +51,3 @@ def sampling_of(generating: GeneratingArgs, max_new_tokens: int) -> SamplingPara
         min_p=generating.min_p,
         stop=generating.stop,
     )
-
-
-def reliability_of(config: Config) -> Reliability:
-    """Deadlines by name; those that the configuration does not have keep their defaults."""
-    given = config.reliability
-    names = [field.name for field in fields(Reliability) if hasattr(given, field.name)]
-    return Reliability(**{name: getattr(given, name) for name in names})

@@ -9,43 +9,11 @@ from dataclasses import dataclass, field
 from math import floor
 from typing import Literal
 
+from headway.config.blocks import ReliabilityConfig as Reliability
 from headway.errors import ConfigError
 from headway.types import SamplingParams
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reliability:
-    """Deadlines and budgets. Every wait has one of these."""
-
-    request_timeout_s: float = 3600.0
-    """One request on one replica; after it the request goes on elsewhere, and a replica that does not even
-    acknowledge the abort is restarted."""
-    abort_timeout_s: float = 10.0
-    """How long a healthy engine may take to acknowledge an abort, a pause or a resume."""
-    episode_timeout_s: float = 7200.0
-    environment_timeout_s: float = 600.0
-    """One reset or step of an environment."""
-    reward_timeout_s: float = 600.0
-    train_timeout_s: float = 7200.0
-    transfer_timeout_s: float = 600.0
-    """One bucket, sent and loaded."""
-    lock_timeout_s: float = 7200.0
-    stall_timeout_s: float = 900.0
-    """Without progress for this long a run prints its wait-for graph; without engines for this long it stops."""
-    sample_retries: int = 2
-    """Further tries for a failed episode or verdict before its group is given up."""
-    step_retries: int = 3
-    """Further tries for a failed training step or scoring."""
-    transfer_retries: int = 3
-    """Further tries for a failed bucket."""
-    replica_restarts: int = 3
-    """Restarts of a replica, or of the trainer, that fail in a row before it is given up."""
-    restart_backoff_s: float = 1.0
-    """Before the second restart in a row; doubles with each further one."""
-    probe_s: float = 60.0
-    """How often a replica that was given up is tried again."""
-    quiet_s: float = 300.0
-    """Without a failure for this long, the run climbs one level back up."""
+__all__ = ["Reliability", "RunSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,33 +83,38 @@ class TrainInferCorrectionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliabilityConfig:
-    """Deadlines and retries. Every wait of the system has one of these."""
+    """Deadlines and budgets. Every wait of the system has one of these."""
 
-    request_timeout_s: Seconds = 1800.0
-    """One request to an engine, queueing included; then it is aborted and counted as a failure of the sample."""
-    episode_timeout_s: Seconds = 3600.0
-    """One whole episode, all turns and environment steps."""
-    reward_timeout_s: Seconds = 120.0
+    request_timeout_s: Seconds = 3600.0
+    """One request on one replica, queueing not counted. A late request goes on elsewhere with what it has; a
+    replica on which nothing ended meanwhile is restarted."""
+    abort_timeout_s: Seconds = 10.0
+    """How long a healthy engine may take to answer an abort, a pause or a resume, and how often it is looked at."""
+    episode_timeout_s: Seconds = 7200.0
+    """One whole episode, time in queues not counted; looked at after every turn."""
+    environment_timeout_s: Seconds = 600.0
+    """One reset or step of an environment."""
+    reward_timeout_s: Seconds = 600.0
     """One verdict."""
-    train_timeout_s: Seconds = 3600.0
-    """One training step."""
+    train_timeout_s: Seconds = 7200.0
+    """One training step; a trainer that takes longer is restarted."""
     transfer_timeout_s: Seconds = 600.0
-    """One weight update, from gather to flip, on one replica."""
-    stall_timeout_s: Seconds = 900.0
-    """No progress anywhere for this long ends the run with the wait-for graph."""
-    sample_retries: Amount = 1
-    """Fresh attempts at a failed sample before its group is dropped."""
-    step_retries: Amount = 1
-    """Repeats of a failed training step before the trainer is restarted."""
-    transfer_retries: Amount = 3
-    """Repeats of a failed weight transfer before the replica is restarted."""
-    replica_restarts: Amount = 3
-    """Restarts of one replica before it is given up."""
-    restart_backoff_s: Real = 1.0
-    """Pause before the first restart; doubles each time."""
-    probe_s: Seconds = 5.0
-    """How often the health of workers is looked at."""
-    quiet_s: Seconds = 60.0
-    """A worker with requests that makes no action for this long is taken for hung."""
-    lock_timeout_s: Seconds = 600.0
+    """Gathering a version, one bucket sent and loaded, or one restart."""
+    lock_timeout_s: Seconds = 7200.0
     """Longest wait for devices that roles share."""
+    stall_timeout_s: Seconds = 900.0
+    """Without progress for this long a run prints its wait-for graph; without engines it stops, cleanly."""
+    sample_retries: Amount = 2
+    """Further tries for a failed episode or verdict before its group is given up."""
+    step_retries: Amount = 3
+    """Further tries for a failed training step or scoring."""
+    transfer_retries: Amount = 3
+    """Further tries for a failed bucket before the replica is restarted."""
+    replica_restarts: Amount = 3
+    """Restarts of a replica, or of the trainer, that fail in a row before it is given up."""
+    restart_backoff_s: Real = 1.0
+    """Before the second try in a row; doubles with each further one."""
+    probe_s: Seconds = 60.0
+    """How often a replica that was given up is tried again."""
+    quiet_s: Seconds = 300.0
+    """Without a failure for this long, a degraded run climbs back up."""

@@ -37,7 +37,7 @@ class Progress:
     A resumed request starts from what is here: the engine conditions on `prompt + actions` and appends.
     """
 
-    __slots__ = ("actions", "logps", "on_chunk", "runs", "started")
+    __slots__ = ("actions", "logps", "on_chunk", "runs", "spent_s", "started")
 
     def __init__(self, on_chunk: Callable[[Sequence[Any]], None] | None = None) -> None:
         self.actions: Sequence[Any] = ()
@@ -45,6 +45,8 @@ class Progress:
         self.runs: tuple[VersionRun, ...] = ()
         self.started = -1
         """Version of the replica that first took the request, −1 before: no action is older. Set by the hub."""
+        self.spent_s = 0.0
+        """Time on replicas, queues not counted. Set by the hub."""
         self.on_chunk = on_chunk
         """Called with every new stretch of actions: streaming."""
 

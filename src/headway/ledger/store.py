@@ -125,9 +125,15 @@ class RunLock:
 
     def release(self) -> None:
         """Let the next process in. Idempotent. The file stays: removing it would race with the next owner."""
+        if not self._file.closed:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # also for copies that a fork has not let go of yet
+            self._file.close()
+
+    def let_go(self) -> None:
+        """Close a forked copy; the lock itself stays with the parent."""
         self._file.close()
 
 
 def _let_go(lock: RunLock | None) -> None:
     if lock is not None:
-        lock.release()
+        lock.let_go()

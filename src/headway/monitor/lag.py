@@ -94,6 +94,8 @@ class Versions:
     def take(self, event: Event) -> bool:
         """Follow an event; whether it was one about versions."""
         _, kind, who, data = event
+        if who == "trainer":
+            return False
         if kind == "served" or (kind == "up" and "version" in data):
             if self.trained is None and "trained" in data:
                 self.trains(data["trained"])

@@ -33,6 +33,7 @@ class EnvironmentAgent:
         "_oldest",
         "_priority",
         "_settings",
+        "_spent_s",
         "progress",
         "sample_id",
         "task",
@@ -56,6 +57,7 @@ class EnvironmentAgent:
         self.task = task
         self.turns: list[Turn] = []
         self._oldest = -1
+        self._spent_s = 0.0
         self.progress = Progress()
         if partial is not None:
             self.progress.actions, self.progress.logps = partial.actions, partial.logps
@@ -82,13 +84,7 @@ class EnvironmentAgent:
         if self._barrier is not None:
             self._barrier.enter()
         try:
-            async with asyncio.timeout(self._settings.reliability.episode_timeout_s) as deadline:
-                return await self._play(environment)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            limit = self._settings.reliability.episode_timeout_s
-            raise EnvironmentFailed(f"{self.sample_id}: episode not over after {limit} s") from None
+            return await self._play(environment)
         finally:
             if self._barrier is not None:
                 self._barrier.leave()
@@ -104,11 +100,13 @@ class EnvironmentAgent:
             outcome = await self._guard("step", environment.step(generation))
             turn = Turn(observation=observation.tokens, generation=generation, reward=outcome.reward)
             self.turns.append(turn)
+            self._spent_s += self.progress.spent_s
             if outcome.done:
                 return Episode(sample_id=self.sample_id, task=self.task, turns=tuple(self.turns), info=outcome.info)
             context = joined(context, generation.actions)
             self._oldest = self.oldest
             self.progress = Progress()
+            self._check_time()
             observation = outcome
             if self._barrier is not None:
                 await self._barrier.arrive()
@@ -127,11 +125,19 @@ class EnvironmentAgent:
         )
         return self.progress.generation(finish)
 
+    def _check_time(self) -> None:
+        limit = self._settings.reliability.episode_timeout_s
+        if self._spent_s > limit:
+            raise EnvironmentFailed(f"{self.sample_id}: not over after {len(self.turns)} turns and {limit} s")
+
     async def _guard(self, what: str, call: Coroutine[Any, Any, T]) -> T:
         """The environment's answer in time, or `EnvironmentFailed`."""
-        limit = self._settings.reliability.environment_timeout_s
+        limit, clock = self._settings.reliability.environment_timeout_s, asyncio.get_running_loop().time
+        began_s = clock()
         try:
-            return await within(limit, call)
+            answer = await within(limit, call)
+            self._spent_s += clock() - began_s
+            return answer
         except TimeoutError:
             raise EnvironmentFailed(f"{self.sample_id}: no answer to {what} after {limit} s") from None
         except HeadwayError:

@@ -292,6 +292,7 @@ class InferenceHub:
             raise EngineError(late) from None
         finally:
             made = len(progress.actions) - before
+            progress.spent_s += self._clock() - began_s
             self._events.emit("request.end", replica.name, request=request.request_id, actions=made, finish=str(finish))
 
     async def _ask(self, replica: Replica, call: Awaitable[None]) -> None:

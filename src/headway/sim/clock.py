@@ -29,6 +29,17 @@ _CLEANUP_EVENTS = 1_000_000
 """What cancelled leftovers may still do before the cleanup gives them up."""
 
 
+class _Task(asyncio.Task[Any]):
+    """Hashes by number, not by address: task groups cancel their tasks in the same order in every process."""
+
+    def __init__(self, coro: Any, *, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop in virtual time. Use `run`, which also cleans up."""
 
@@ -55,6 +66,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timer_count = 0
         self._cancelled_timers = 0
         self._failure: BaseException | None = None
+        self._task_count = 0
+        self.set_task_factory(self._make_task)
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> _Task:
+        self._task_count += 1
+        return _Task(coro, number=self._task_count, loop=loop, **options)
 
     def time(self) -> float:
         return self._now

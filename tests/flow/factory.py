@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headway.cluster.base import DevicePools
 from headway.config.simulation import (
     Distribution,
     Fault,
@@ -19,11 +20,16 @@ from headway.config.simulation import (
 )
 from headway.environments.base import Observation
 from headway.flow.flow import AsyncTrainingFlow, RunSummary
+from headway.flow.line import Line
 from headway.flow.stage import REGISTRY
-from headway.monitor.events import Event
+from headway.ledger import Ledger
+from headway.monitor.events import Event, EventLog
+from headway.monitor.waits import Waits
+from headway.rollout.hub import InferenceHub
 from headway.settings import Reliability, RunSettings
 from headway.sim.clock import run as run_virtually
-from headway.sim.world import Scenario, play
+from headway.sim.faults import FaultInjector
+from headway.sim.world import Scenario, make_backends, play
 from headway.types import Episode, FinishReason, Generation, Repeated, Sample, SampleGroup, Task, Turn, VersionRun
 
 RELIABILITY = Reliability(
@@ -199,3 +205,39 @@ def own_stages() -> Iterator[None]:
     finally:
         REGISTRY.clear()
         REGISTRY.update(before)
+
+
+def make_line(
+    scenario: Scenario, run_dir: Path, *, tasks: asyncio.TaskGroup, injector: FaultInjector | None = None
+) -> tuple[Line, list[Event]]:
+    """A line without stages, and everything that happens on it."""
+    clock, events = asyncio.get_running_loop().time, list[Event]()
+    log, waits = EventLog(clock, events.append), Waits(clock)
+    injector = injector or FaultInjector(scenario.simulation.faults, engines=scenario.engines)
+    backends = make_backends(scenario, injector)
+    reliability = scenario.settings.reliability
+    ledger = Ledger(run_dir / "ledger.sqlite")
+    line = Line(
+        settings=scenario.settings,
+        backends=backends,
+        events=log,
+        waits=waits,
+        ledger=ledger,
+        restored=ledger.restore(0),
+        hub=InferenceHub(backends.engines, events=log, reliability=reliability, clock=clock),
+        devices=DevicePools(backends.devices, waits=waits, clock=clock),
+        tasks=tasks,
+        run_dir=run_dir,
+        clock=clock,
+    )
+    return line, events
+
+
+def audit(run_dir: Path) -> dict[str, int]:
+    """How samples ended, by the ledger, in which nothing is wrong."""
+    ledger = Ledger(run_dir / "ledger.sqlite")
+    try:
+        assert ledger.audit() == []
+        return dict(ledger.counts())
+    finally:
+        ledger.close()

@@ -16,12 +16,11 @@ from headway.errors import ConfigError, InvariantBroken
 from headway.flow.flow import ROLES, AsyncTrainingFlow
 from headway.flow.policies import POLICIES, Candidate, Drop, View
 from headway.flow.stage import Stage, register_stage
-from headway.ledger import Ledger
 from headway.monitor.events import Event, EventLog, encode_event
 from headway.sim.faults import FaultInjector
 from headway.sim.world import Scenario, make_backends
 from headway.types import DropReason, SampleGroup
-from tests.flow.factory import Played, Scripted, make_costs, make_scenario, own_stages, play_through
+from tests.flow.factory import Played, Scripted, audit, make_costs, make_scenario, own_stages, play_through
 
 SPREAD = Distribution(kind="lognormal", mean=100, std=150, min=1, max=1500)
 
@@ -172,16 +171,6 @@ class Careless(Drop):
     def select(self, groups: Sequence[Candidate], view: View) -> list[Candidate] | None:
         ready = [group for group in groups if group.is_ready]
         return ready[: self._size] if len(ready) >= self._size else None
-
-
-def audit(run_dir: Path) -> dict[str, int]:
-    """How samples ended, by the ledger, in which nothing is wrong."""
-    ledger = Ledger(run_dir / "ledger.sqlite")
-    try:
-        assert ledger.audit() == []
-        return dict(ledger.counts())
-    finally:
-        ledger.close()
 
 
 # -- the three policies

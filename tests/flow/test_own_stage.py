@@ -1,0 +1,138 @@
+"""Stages of the user's own, between any two of ours."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from headway.config.simulation import Distribution, SimulatedScorer
+from headway.errors import ConfigError
+from headway.flow import stage as stage_module
+from headway.flow.flow import ROLES, AsyncTrainingFlow, arrange
+from headway.flow.stage import REGISTRY, Stage, register_stage
+from headway.types import DropReason, SampleGroup, Task
+from tests.flow.factory import audit, make_costs, make_scenario, own_stages, play_through
+
+WITH_CRITIC = (*ROLES[:6], "critic", *ROLES[6:])
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    with own_stages():
+        yield
+
+
+def register_pass_through(role: str, item_type: type[Any], seen: list[Any]) -> None:
+    @register_stage(role)
+    class PassThrough(Stage[Any, Any]):
+        consumes = produces = item_type
+
+        async def process(self, item: Any) -> Any:
+            seen.append(item)
+            return item
+
+
+@pytest.mark.parametrize(("left", "right"), [*pairwise(WITH_CRITIC)])
+def test_a_stage_fits_between_any_two_neighbours(left: str, right: str, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    register_pass_through("mine", REGISTRY[left].produces, seen)
+    costs = make_costs(critic=SimulatedScorer(fixed_s=0.1))
+    scenario = make_scenario(costs=costs, alpha=1, world={"insert": {"mine": left}})
+    played = play_through(scenario, tmp_path)
+    assert played.summary.finished and seen
+    roles = list(played.flow.stages)
+    assert roles[roles.index(left) + 1 : roles.index(right)] == ["mine"]
+    assert all(isinstance(item, REGISTRY[right].consumes) for item in seen)
+    assert any(event.kind == "state" and event.who == "mine" for event in played.events)
+
+
+def test_several_stand_in_a_row_in_the_order_they_name_each_other(tmp_path: Path) -> None:
+    order: list[tuple[int, str]] = []
+    for role in ("first", "second"):
+
+        @register_stage(role)
+        class Mine(Stage[SampleGroup, SampleGroup]):
+            consumes = produces = SampleGroup
+
+            async def process(self, item: SampleGroup) -> SampleGroup:
+                order.append((item.group_id, self.role))
+                return item
+
+    insert = {"first": "rollout", "second": "first"}
+    assert play_through(make_scenario(max_steps=1, world={"insert": insert}), tmp_path).summary.finished
+    assert [role for group, role in order if group == 0] == ["first", "second"]
+
+
+def example() -> tuple[str, dict[str, str]]:
+    """The class and the `insert` of the example in the stage module, as they are written there."""
+    text = inspect.getdoc(stage_module) or ""
+    block = dedent(text[text.index("    @register_stage") : text.index("Every change of state")])
+    source, call = block.split("flow = ")
+    insert = re.search(r"insert=\{\"(\w+)\": \"(\w+)\"\}", call)
+    assert insert is not None
+    return source, {insert[1]: insert[2]}
+
+
+def test_the_example_of_the_documentation_works_as_it_is_written(tmp_path: Path) -> None:
+    source, insert = example()
+    assert len(source.strip().splitlines()) <= 10
+    names = {"Stage": Stage, "register_stage": register_stage, "SampleGroup": SampleGroup, "DropReason": DropReason}
+    exec(source, names)
+    costs = make_costs(response_tokens=Distribution(kind="lognormal", mean=700, std=400, min=1, max=1000))
+    scenario = make_scenario(costs=costs, alpha=1, group_size=12, max_steps=6, world={"insert": insert})
+    played = play_through(scenario, tmp_path)
+    assert played.summary.finished
+    drops = played.of("group.drop", reason=DropReason.FILTERED)
+    assert drops and {event.who for event in drops} == {"short_only"}
+    assert max(event.data["actions"] for event in played.of("group.train")) <= 8192
+    assert audit(tmp_path)["dropped:filtered"] == 12 * len(drops)
+    positions = [event.data["position"] for event in played.of("group.start")]
+    assert len(set(positions)) == len(positions), "what the user's stage let go is not drawn again"
+
+
+def test_a_stage_that_breaks_ends_the_run_with_its_error_and_everything_saved(tmp_path: Path) -> None:
+    @register_stage("broken")
+    class Broken(Stage[SampleGroup, SampleGroup]):
+        consumes = produces = SampleGroup
+
+        async def process(self, item: SampleGroup) -> SampleGroup:
+            if item.group_id == 3:
+                raise ZeroDivisionError("the user's own bug")
+            return item
+
+    scenario = make_scenario(max_steps=9, world={"insert": {"broken": "reward"}})
+    flows: list[AsyncTrainingFlow] = []
+    with pytest.raises(ZeroDivisionError, match="the user's own bug"):
+        play_through(scenario, tmp_path, prepare=flows.append)
+    assert str(flows[0].stages["broken"].state) == "failed"
+    counts = audit(tmp_path)
+    assert (counts["trained"], counts["saved"], counts["open"]) == (2, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("insert", "problem"),
+    [
+        ({"mine": "rollout"}, "mine consumes Task, but rollout produces SampleGroup"),
+        ({"mine": "generate"}, "mine consumes Task, but generate produces EpisodeGroup"),
+        ({"mine": "rollouts"}, "'mine' cannot stand behind it"),
+        ({"mine": "param_update"}, "'mine' cannot stand behind it"),
+        ({"mine": "critic"}, "'mine' cannot stand behind it"),
+        ({"nobody": "rollout"}, "no such stage is registered"),
+    ],
+)
+def test_a_stage_that_does_not_fit_is_refused_before_anything_starts(insert: dict[str, str], problem: str) -> None:
+    register_pass_through("mine", Task, [])
+    with pytest.raises(ConfigError, match=problem):
+        arrange(insert, critic=False)
+
+
+def test_without_own_stages_the_line_is_the_one_of_the_design() -> None:
+    assert arrange({}, critic=False) == list(ROLES)
+    assert arrange({}, critic=True) == list(WITH_CRITIC)

@@ -1,0 +1,138 @@
+"""Log-probabilities and entropies of chosen tokens from hidden states, without ever holding all logits.
+
+Logits are made for a chunk of positions at a time, reduced to two numbers per position, and made again in the
+backward pass; what is kept for it is the hidden states (which the model keeps anyway) and two numbers per position.
+Peak extra memory is about three chunks of logits, whatever the number of positions; the price is one more matrix
+product.
+
+Guarantees: equal to log_softmax(hidden·headᵀ / temperature) and its gradients up to rounding; reductions in at least
+float32. Not differentiable twice. Does not choose positions: give it those that are trained.
+
+Legend: N positions, C positions of a chunk, H hidden size, V vocabulary.
+"""
+
+# ruff: noqa: N803, N806, N815
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_LOGITS = 2**24
+"""Logits of a chunk where no size is given: 64 MB in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenLogps:
+    """Of each chosen token; both carry gradients."""
+
+    logp_N: Tensor
+    entropy_N: Tensor
+
+
+def token_logps(
+    hidden_NH: Tensor,
+    head_VH: Tensor,
+    token_N: Tensor,
+    *,
+    bias_V: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+) -> TokenLogps:
+    """log p(token | hidden) after the temperature, and the entropy of p.
+
+    `temperature` is the one the engine sampled with: its log-probabilities are after it too. `chunk` is the number
+    of positions whose logits exist at once.
+    """
+    size = chunk or max(1, CHUNK_LOGITS // head_VH.shape[0])
+    logp_N, entropy_N = _Chunked.apply(hidden_NH, head_VH, bias_V, token_N, 1 / temperature, size)  # type: ignore[no-untyped-call]
+    return TokenLogps(logp_N=logp_N, entropy_N=entropy_N)
+
+
+def _chunks(positions: int, size: int) -> Iterator[slice]:
+    for start in range(0, positions, size):
+        yield slice(start, min(start + size, positions))
+
+
+def _logits(hidden_CH: Tensor, head_VH: Tensor, bias_V: Tensor | None, inverse_temperature: float) -> Tensor:
+    """[C, V] in at least float32, after the temperature."""
+    logits_CV = torch.nn.functional.linear(hidden_CH, head_VH, bias_V)
+    logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    return logits_CV if inverse_temperature == 1 else logits_CV.mul_(inverse_temperature)
+
+
+class _Chunked(torch.autograd.Function):
+    """Forward in chunks; backward makes the logits of each chunk again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        head_VH: Tensor,
+        bias_V: Tensor | None,
+        token_N: Tensor,
+        inverse_temperature: float,
+        size: int,
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden_NH.dtype, torch.float32)
+        logp_N, entropy_N, norm_N = (hidden_NH.new_empty(token_N.shape, dtype=wide) for _ in range(3))
+        for part in _chunks(token_N.shape[0], size):
+            logits_CV = _logits(hidden_NH[part], head_VH, bias_V, inverse_temperature)
+            chosen_C = logits_CV.gather(1, token_N[part, None]).squeeze(1)
+            norm_N[part] = norm_C = logits_CV.logsumexp(1)
+            logp_N[part] = chosen_C - norm_C
+            # H = log Z − Σ p·z; a product 0·−inf of a forbidden token counts as 0.
+            p_CV = (logits_CV - norm_C[:, None]).exp_()
+            entropy_N[part] = norm_C - p_CV.mul_(logits_CV).nan_to_num_(nan=0.0).sum(1)
+        ctx.save_for_backward(hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N)
+        ctx.inverse_temperature, ctx.size = inverse_temperature, size
+        return logp_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logp_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N = ctx.saved_tensors
+        needs_hidden, needs_head, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden_NH = torch.zeros_like(hidden_NH) if needs_hidden else None
+        grad_head_VH = torch.zeros_like(head_VH, dtype=norm_N.dtype) if needs_head else None
+        grad_bias_V = norm_N.new_zeros(head_VH.shape[0]) if needs_bias else None
+        for part in _chunks(token_N.shape[0], ctx.size):
+            logits_CV = _logits(hidden_NH[part], head_VH, bias_V, ctx.inverse_temperature)
+            upstream = (grad_logp_N[part], grad_entropy_N[part])
+            grad_CV = _logit_gradient(logits_CV, token_N[part], norm_N[part], entropy_N[part], upstream)
+            grad_CV.mul_(ctx.inverse_temperature)
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0)
+            narrow_CV = grad_CV.to(hidden_NH.dtype)
+            if grad_hidden_NH is not None:
+                grad_hidden_NH[part] = narrow_CV @ head_VH
+            if grad_head_VH is not None:
+                _accumulate(grad_head_VH, narrow_CV, hidden_NH[part])
+        grad_head = None if grad_head_VH is None else grad_head_VH.to(head_VH.dtype)
+        grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        return grad_hidden_NH, grad_head, grad_bias, None, None, None
+
+
+def _logit_gradient(
+    logits_CV: Tensor, token_C: Tensor, norm_C: Tensor, entropy_C: Tensor, upstream: tuple[Tensor, Tensor]
+) -> Tensor:
+    """g·(onehot − p) + h·(−p·(log p + H)), written over `logits_CV`."""
+    grad_logp_C, grad_entropy_C = upstream
+    log_p_CV = logits_CV.sub_(norm_C[:, None])
+    p_CV = log_p_CV.exp()
+    grad_CV = log_p_CV.add_(entropy_C[:, None]).mul_(-grad_entropy_C[:, None]).sub_(grad_logp_C[:, None])
+    grad_CV.mul_(p_CV).nan_to_num_(nan=0.0)
+    return grad_CV.scatter_add_(1, token_C[:, None], grad_logp_C[:, None])
+
+
+def _accumulate(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:
+    """total += gradᵀ·hidden, in place where the precision is the same."""
+    if total_VH.dtype == grad_CV.dtype:
+        total_VH.addmm_(grad_CV.T, hidden_CH)
+    else:
+        total_VH += grad_CV.T @ hidden_CH

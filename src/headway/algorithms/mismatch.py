@@ -1,0 +1,104 @@
+"""Correction of the mismatch between trainer and engine: the same weights, and yet not the same probabilities.
+
+A weight min(exp(ℓ_p − ℓ_b), C) on any policy loss, and masks that drop actions or sequences whose exp(ℓ_p − ℓ_b)
+leaves [lo, hi]. Both are constants for the gradient. Filters work one after the other: a filter of sequences looks at
+the actions that the ones before it kept. What is dropped leaves the numerator only; denominators stay those of the
+batch (`aggregate.py`), so dropping much makes the step smaller and never noisier.
+
+The levels of sequences want whole sequences. Legend: N packed actions, S sequences.
+"""
+
+# ruff: noqa: N803, N806
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.algorithms.ratio import Level, ratio_at
+from headway.config import TrainInferCorrectionConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightParams:
+    """The truncated importance weight."""
+
+    level: Level = "token"
+    upper_bound: float = 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterParams:
+    """One mask: ratios inside [low, high] stay."""
+
+    level: Level = "token"
+    low: float = 0.8
+    high: float = 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """The whole correction; empty, it changes nothing."""
+
+    weight: WeightParams | None = None
+    filters: tuple[FilterParams, ...] = ()
+
+    @property
+    def active(self) -> bool:
+        """Whether ℓ_p is read at all."""
+        return self.weight is not None or bool(self.filters)
+
+    @property
+    def whole_sequences(self) -> bool:
+        """Whether some part looks at sequences."""
+        levels = [one.level for one in self.filters] + ([self.weight.level] if self.weight else [])
+        return any(level != "token" for level in levels)
+
+
+NO_CORRECTION = Mismatch()
+
+
+def mismatch_of(config: TrainInferCorrectionConfig) -> Mismatch:
+    """From `train_infer_correction`; what is not enabled is left out."""
+    weight = config.is_weight
+    return Mismatch(
+        weight=WeightParams(level=weight.weight_type, upper_bound=weight.upper_bound) if weight.enabled else None,
+        filters=tuple(
+            FilterParams(level=one.agg_type, low=one.ratio_low, high=one.ratio_high)
+            for one in config.filters
+            if one.enabled
+        ),
+    )
+
+
+def importance_weight(
+    proximal_N: Tensor,
+    behaviour_N: Tensor,
+    mask_N: Tensor,
+    sequence_N: Tensor,
+    sequences: int,
+    params: WeightParams,
+) -> Tensor:
+    """min(exp(ℓ_p − ℓ_b), C) at the level asked for, without gradient."""
+    ratio_N = ratio_at(params.level, proximal_N, behaviour_N, mask_N, sequence_N, sequences)
+    return ratio_N.detach().clamp(max=params.upper_bound)
+
+
+def filter_mask(
+    proximal_N: Tensor,
+    behaviour_N: Tensor,
+    mask_N: Tensor,
+    sequence_N: Tensor,
+    sequences: int,
+    filters: Sequence[FilterParams],
+) -> Tensor:
+    """`mask_N` without what the filters drop."""
+    kept_N = mask_N
+    with torch.no_grad():
+        for one in filters:
+            ratio_N = ratio_at(one.level, proximal_N, behaviour_N, kept_N, sequence_N, sequences)
+            kept_N = kept_N & (ratio_N >= one.low) & (ratio_N <= one.high)
+    return kept_N

@@ -1,0 +1,239 @@
+"""Each policy loss against its formula written out by hand, its gradient against finite differences."""
+
+# ruff: noqa: N803, N806
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp, log
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.algorithms import losses
+from headway.algorithms.losses import (
+    CispoParams,
+    DecoupledPpoParams,
+    GspoParams,
+    Kimi15Params,
+    PpoParams,
+    TisParams,
+    ToprParams,
+    VanillaParams,
+)
+from headway.errors import ConfigError, InvariantBroken
+from tests.algorithms.factory import VARIANT_NAMES, bits, gradient, objective, reals, whole, world
+
+RATIOS = (0.3, 0.85, 1.0, 1.15, 1.9, 4.0)
+CASES = [(ratio, advantage) for ratio in RATIOS for advantage in (2.0, -1.5, 0.0)]
+BASE = -1.2
+LOGP = reals(*(BASE + log(ratio) for ratio, _ in CASES))
+BEHAVIOUR = torch.full_like(LOGP, BASE)
+ADVANTAGE = reals(*(advantage for _, advantage in CASES))
+
+
+def by_hand(rule: Callable[[float, float], float]) -> Tensor:
+    """`rule(ratio, advantage)` for each case."""
+    return reals(*(rule(ratio, advantage) for ratio, advantage in CASES))
+
+
+def clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_ppo_is_the_clipped_surrogate() -> None:
+    made = losses.ppo(LOGP, BEHAVIOUR, ADVANTAGE, PpoParams(clip_low=0.1, clip_high=0.3))
+    close(made.loss_N, by_hand(lambda r, a: -min(r * a, clip(r, 0.9, 1.3) * a)))
+    expected = [(a > 0 and r > 1.3) or (a < 0 and r < 0.9) for r, a in CASES]
+    assert made.clipped_N.tolist() == expected
+
+
+def test_the_dual_clip_bounds_the_loss_of_negative_advantages_only() -> None:
+    made = losses.ppo(LOGP, BEHAVIOUR, ADVANTAGE, PpoParams(dual_clip=3.0))
+
+    def rule(r: float, a: float) -> float:
+        gain = min(r * a, clip(r, 0.8, 1.2) * a)
+        return -max(gain, 3.0 * a) if a < 0 else -gain
+
+    close(made.loss_N, by_hand(rule))
+    assert made.clipped_N[CASES.index((4.0, -1.5))]
+
+
+@pytest.mark.parametrize("cap", [1.5, 5.0])
+def test_decoupled_ppo_clips_on_the_proximal_ratio_and_weighs_by_the_behaviour(cap: float) -> None:
+    proximal = BEHAVIOUR + 0.6
+    made = losses.decoupled_ppo(LOGP, BEHAVIOUR, proximal, ADVANTAGE, DecoupledPpoParams(weight_cap=cap))
+
+    def rule(r: float, a: float) -> float:
+        inner = r / exp(0.6)
+        return -min(inner * a, clip(inner, 0.8, 1.2) * a) * min(exp(0.6), cap)
+
+    close(made.loss_N, by_hand(rule))
+
+
+def test_vanilla_is_the_log_probability_times_the_advantage() -> None:
+    close(losses.vanilla(LOGP, ADVANTAGE, VanillaParams()).loss_N, -ADVANTAGE * LOGP)
+
+
+def test_tis_truncates_the_weight() -> None:
+    made = losses.tis(LOGP, BEHAVIOUR, ADVANTAGE, TisParams(lower=0.5, upper=2.0))
+    close(made.loss_N, by_hand(lambda r, a: -clip(r, 0.5, 2.0) * a) * LOGP)
+    assert made.clipped_N.tolist() == [not 0.5 <= r <= 2.0 for r, _ in CASES]
+
+
+def test_cispo_clips_the_weight_and_keeps_the_gradient() -> None:
+    made = losses.cispo(LOGP, BEHAVIOUR, ADVANTAGE, CispoParams(epsilon_low=0.2, epsilon_high=0.1))
+    close(made.loss_N, by_hand(lambda r, a: -clip(r, 0.8, 1.1) * a) * LOGP)
+
+
+def test_the_unified_mask_of_cispo_drops_what_ppo_would_clip() -> None:
+    params = CispoParams(epsilon_low=0.2, epsilon_high=0.2, unified_mask=True)
+    made = losses.cispo(LOGP, BEHAVIOUR, ADVANTAGE, params)
+    clipped = losses.ppo(LOGP, BEHAVIOUR, ADVANTAGE, PpoParams()).clipped_N
+    assert clipped.any()
+    assert (made.loss_N[clipped] == 0).all()
+    plain = losses.cispo(LOGP, BEHAVIOUR, ADVANTAGE, CispoParams(epsilon_low=0.2, epsilon_high=0.2))
+    close(made.loss_N[~clipped], plain.loss_N[~clipped])
+
+
+def test_topr_tapers_only_what_was_not_rewarded() -> None:
+    reward = torch.arange(len(CASES)) % 2
+    made = losses.topr(LOGP, BEHAVIOUR, ADVANTAGE, reward, ToprParams(positive_weight=0.7, negative_weight=1.3))
+    weights = [0.7 if good else 1.3 * clip(r, 0, 1) for (r, _), good in zip(CASES, reward.tolist(), strict=True)]
+    close(made.loss_N, -reals(*weights) * ADVANTAGE * LOGP)
+
+
+def test_kimi15_pulls_towards_the_behaviour_policy() -> None:
+    made = losses.kimi15(LOGP, BEHAVIOUR, ADVANTAGE, Kimi15Params(tau=0.4))
+    close(made.loss_N, -ADVANTAGE * LOGP + by_hand(lambda r, a: 0.2 * log(r) ** 2))
+
+
+def test_gspo_gives_every_action_the_ratio_of_its_sequence() -> None:
+    logp, behaviour = reals(-1.0, -2.0, -9.0, -0.5), reals(-1.1, -1.7, -1.0, -0.8)
+    advantage = reals(1.0, 1.0, 1.0, -2.0)
+    params = GspoParams(clip_low=0.05, clip_high=0.05)
+    made = losses.gspo(logp, behaviour, advantage, bits("1101"), whole(0, 0, 0, 1), 2, params)
+    first, second = exp((0.1 - 0.3) / 2), exp(0.3)
+    close(made.loss_N[:2], -torch.full((2,), first, dtype=torch.float64))
+    close(made.loss_N[3], torch.tensor(2.0 * second, dtype=torch.float64))
+    assert made.clipped_N.tolist() == [False, False, False, False]
+
+
+@pytest.mark.parametrize("name", VARIANT_NAMES)
+def test_gradients_agree_with_the_derivative_written_out(name: str) -> None:
+    """Stop-gradients make finite differences of the loss itself wrong, so the weight is differentiated by hand."""
+    logp = LOGP.clone().requires_grad_()
+    proximal, reward = BEHAVIOUR + 0.1, torch.arange(len(CASES)) % 2
+    ids, count = torch.arange(len(CASES)), len(CASES)
+    made = {
+        "ppo": lambda: losses.ppo(logp, BEHAVIOUR, ADVANTAGE, PpoParams()),
+        "decoupled_ppo": lambda: losses.decoupled_ppo(logp, BEHAVIOUR, proximal, ADVANTAGE, DecoupledPpoParams()),
+        "vanilla": lambda: losses.vanilla(logp, ADVANTAGE, VanillaParams()),
+        "tis": lambda: losses.tis(logp, BEHAVIOUR, ADVANTAGE, TisParams()),
+        "cispo": lambda: losses.cispo(logp, BEHAVIOUR, ADVANTAGE, CispoParams()),
+        "topr": lambda: losses.topr(logp, BEHAVIOUR, ADVANTAGE, reward, ToprParams()),
+        "kimi15": lambda: losses.kimi15(logp, BEHAVIOUR, ADVANTAGE, Kimi15Params()),
+        "gspo": lambda: losses.gspo(
+            logp, BEHAVIOUR, ADVANTAGE, torch.ones_like(ids, dtype=torch.bool), ids, count, GspoParams()
+        ),
+    }[name]()
+
+    def surrogate(r: float, a: float, low: float, high: float) -> float:
+        return 0.0 if (a > 0 and r > high) or (a < 0 and r < low) else -r * a
+
+    shift = exp(0.1)
+    rules: dict[str, Callable[[float, float], float]] = {
+        "ppo": lambda r, a: surrogate(r, a, 0.8, 1.2),
+        "decoupled_ppo": lambda r, a: surrogate(r / shift, a, 0.8, 1.2) * shift,
+        "vanilla": lambda r, a: -a,
+        "tis": lambda r, a: -clip(r, 0, 1) * a,
+        "cispo": lambda r, a: -clip(r, 0.9, 1.1) * a,
+        "topr": lambda r, a: -clip(r, 0, 1) * a,
+        "kimi15": lambda r, a: -a + 0.1 * log(r),
+        "gspo": lambda r, a: surrogate(r, a, 1 - 3e-4, 1 + 4e-4),
+    }
+    expected = by_hand(rules[name])
+    if name == "topr":
+        expected = torch.where(reward > 0, -ADVANTAGE, expected)
+    (found,) = torch.autograd.grad(made.loss_N.sum(), logp)
+    close(found, expected)
+
+
+def smooth(name: str, logp: Tensor) -> Tensor:
+    """Losses without a stop-gradient around ℓ."""
+    advantage, ids = ADVANTAGE[:6] + 0.3, whole(0, 0, 1, 1, 1, 2)
+    behaviour = LOGP[:6].detach() - reals(0.05, -0.05, 0.02, 0.4, -0.4, 0.03)
+    if name == "gspo":
+        params = GspoParams(clip_low=0.2, clip_high=0.2)
+        return losses.gspo(logp, behaviour, advantage, bits("110111"), ids, 3, params).loss_N
+    if name == "decoupled_ppo":
+        return losses.decoupled_ppo(logp, behaviour, behaviour + 0.01, advantage, DecoupledPpoParams()).loss_N
+    if name == "kimi15":
+        return losses.kimi15(logp, behaviour, advantage, Kimi15Params()).loss_N
+    return losses.ppo(logp, behaviour, advantage, PpoParams(dual_clip=3.0)).loss_N
+
+
+@pytest.mark.parametrize("name", ["ppo", "decoupled_ppo", "kimi15", "gspo"])
+def test_smooth_losses_pass_finite_differences(name: str) -> None:
+    assert torch.autograd.gradcheck(lambda logp: smooth(name, logp), (LOGP[:6].clone().requires_grad_(),))
+
+
+CORRECTED_ALIKE = ("vanilla", "ppo", "tis", "topr", "cispo", "kimi15")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_against_recomputed_log_probs_the_correction_is_silently_off(seed: int) -> None:
+    """Fact 1: with one step per batch r ≡ 1, and six losses have one gradient."""
+    place = world(seed)
+    now = place.actions(place.table).logp_N
+    gradients = [gradient(objective(name), place, behaviour_N=now) for name in CORRECTED_ALIKE]
+    assert gradients[0].abs().max() > 1e-3
+    for other in gradients[1:]:
+        close(other, gradients[0])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ahead_of_the_behaviour_policy_no_two_losses_agree(seed: int) -> None:
+    """Fact 2: with a real lag and advantages of both signs every loss has a gradient of its own."""
+    place = world(seed)
+    assert place.fixed["advantage_N"].min() < 0 < place.fixed["advantage_N"].max()
+    gradients = {name: gradient(objective(name), place) for name in VARIANT_NAMES}
+    for name, one in gradients.items():
+        for other_name, other in gradients.items():
+            if name < other_name:
+                assert (one - other).abs().max() > 1e-3, f"{name} and {other_name} have the same gradient"
+
+
+@pytest.mark.parametrize("name", VARIANT_NAMES)
+@pytest.mark.parametrize("gap", [30.0, 1e4, -30.0, -1e4])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_extreme_ratios_stay_finite(name: str, gap: float, sign: float) -> None:
+    place = world(3)
+    table = place.table.float().requires_grad_()
+    start = place.actions(table)
+    far = place.actions(
+        table, behaviour_N=start.logp_N.detach() - gap, advantage_N=sign * place.fixed["advantage_N"].float()
+    )
+    result = objective(name)(far, place.totals())
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    assert torch.isfinite(result.loss)
+    assert table.grad is not None
+    assert torch.isfinite(table.grad).all()
+    assert all(value == value and abs(value) < float("inf") for value in result.sums.summary().values())
+
+
+def test_an_unknown_variant_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ConfigError, match="pg_variant = 'pppo'.*one of ppo"):
+        losses.variant("pppo")
+
+
+@pytest.mark.parametrize(("name", "missing"), [("decoupled_ppo", "proximal_N"), ("topr", "reward_N")])
+def test_a_loss_says_what_it_was_not_given(name: str, missing: str) -> None:
+    place = world(0)
+    with pytest.raises(InvariantBroken, match=f"{name} reads {missing}"):
+        objective(name)(place.actions(place.table, **{missing: None}), place.totals())

@@ -19,7 +19,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS: dict[str, int] = {
     **dict.fromkeys(("types", "errors", "seeding", "settings", "config"), 0),
-    **dict.fromkeys(("algorithms", "monitor", "data", "rewards", "environments", "ledger"), 1),
+    **dict.fromkeys(("algorithms", "monitor", "data", "rewards", "environments", "ledger", "sandbox"), 1),
     **dict.fromkeys(("engines", "trainers", "weights", "cluster", "generative"), 2),
     **dict.fromkeys(("rollout", "flow"), 3),
     **dict.fromkeys(("sim", "build"), 4),
@@ -96,7 +96,12 @@ def _allowed(module: str, imported: str) -> bool:
     upper, lower = LAYERS.get(importer, 0), LAYERS.get(part, 0)
     if lower == 2 and upper in (2, 3):
         return imported == f"headway.{part}.base"
-    if (importer, part) in (("flow", "rollout"), ("settings", "config")):
+    if (importer, part) in (
+        ("flow", "rollout"),
+        ("settings", "config"),
+        ("rewards", "sandbox"),
+        ("environments", "sandbox"),
+    ):
         return True
     if part == "build":
         return upper == 5 or importer == "sim"

@@ -102,15 +102,25 @@ def test_an_environment_that_does_not_answer_fails_at_its_deadline() -> None:
     play(main)
 
 
-def test_an_episode_that_takes_too_long_as_a_whole_fails_at_its_deadline() -> None:
+def test_an_episode_that_takes_too_long_as_a_whole_fails_between_two_turns() -> None:
     async def main(rollout: Rollout) -> None:
         environment, factory = environment_of(*[50] * 100)
-        with pytest.raises(EnvironmentFailed, match=r"0\.0: episode not over after 22 s"):
+        with pytest.raises(EnvironmentFailed, match=r"0\.0: not over after 5 turns and 22 s"):
             await make_agent(rollout).run(environment)
-        assert rollout.event_loop.time() == pytest.approx(22.0)
+        assert rollout.event_loop.time() == pytest.approx(25.0)
         assert factory.closed == 1 and rollout.hub.replicas[0].load == 0
 
     play(main, reliability=replace(RELIABILITY, episode_timeout_s=22))
+
+
+def test_time_spent_waiting_for_a_slot_is_not_held_against_an_episode() -> None:
+    async def main(rollout: Rollout) -> None:
+        first, second = environment_of(300)[0], environment_of(50, 50)[0]
+        episodes = await asyncio.gather(make_agent(rollout, "0.0").run(first), make_agent(rollout, "0.1").run(second))
+        assert rollout.event_loop.time() == pytest.approx(40.0)
+        assert [len(episode.turns) for episode in episodes] == [1, 2]
+
+    play(main, slots=1, reliability=replace(RELIABILITY, episode_timeout_s=22))
 
 
 def test_cancelling_an_agent_aborts_its_request_and_closes_its_environment() -> None:

@@ -130,12 +130,12 @@ class InferenceHub:
         if replica.health is not Health.UP:
             return
         replica.health = Health.DOWN
-        replica.last_failure_s = self._clock()
         self._index.discard(replica)
         self._unbind(replica)
         self._events.emit("down", replica.name, reason=f"{type(error).__name__}: {error}")
         self.changed.notify()
         self.on_failure(replica, error)
+        replica.last_failure_s = self._clock()  # only now: whoever was told wants to know how long ago the last one was
 
     def revive(self, replica: Replica) -> None:
         """A restarted and seeded replica is back in service."""

@@ -1,6 +1,6 @@
 """Small makers for the tests of the algorithms: a policy of one table, batches of packed actions, all in float64."""
 
-# ruff: noqa: N803, N806, N815
+# ruff: noqa: N806, N815
 
 from __future__ import annotations
 

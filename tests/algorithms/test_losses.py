@@ -1,7 +1,5 @@
 """Each policy loss against its formula written out by hand, its gradient against finite differences."""
 
-# ruff: noqa: N803, N806
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -228,7 +226,7 @@ def test_extreme_ratios_stay_finite(name: str, gap: float, sign: float) -> None:
 
 
 def test_an_unknown_variant_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ConfigError, match="pg_variant = 'pppo'.*one of ppo"):
+    with pytest.raises(ConfigError, match=r"pg_variant = 'pppo'.*one of ppo"):
         losses.variant("pppo")
 
 

@@ -49,10 +49,10 @@ class Actions:
         return replace(self, **picked)
 
     def cleaned(self) -> Actions:
-        """With zeros where the mask is off, constants detached, and at least float32."""
-        mask_N = self.mask_N.bool()
+        """With zeros where the mask is off, constants detached, all in the precision of ℓ but at least float32."""
+        mask_N, dtype = self.mask_N.bool(), torch.promote_types(self.logp_N.dtype, torch.float32)
         values: dict[str, Any] = {
-            name: _clean(value if name in _LEARNED else value.detach(), mask_N)
+            name: _clean(value if name in _LEARNED else value.detach(), mask_N, dtype)
             for name, value in self._tensors().items()
             if name not in _NOT_VALUES
         }
@@ -67,8 +67,8 @@ _LEARNED = frozenset({"logp_N", "entropy_N"})
 _NOT_VALUES = frozenset({"mask_N", "sequence_N"})
 
 
-def _clean(x_N: Tensor, mask_N: Tensor) -> Tensor:
-    wide_N = x_N.to(torch.promote_types(x_N.dtype, torch.float32))
+def _clean(x_N: Tensor, mask_N: Tensor, dtype: torch.dtype) -> Tensor:
+    wide_N = x_N.to(dtype)
     return torch.where(mask_N, wide_N, torch.zeros_like(wide_N))
 
 

@@ -27,6 +27,10 @@ CHUNK_LOGITS = 2**24
 """Logits of a chunk where no size is given: 64 MB in float32."""
 
 
+_IMPOSSIBLE = -1e4
+"""A log-probability whose exponential is 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenLogps:
     """Of each chosen token; both carry gradients."""
@@ -86,16 +90,16 @@ class _Chunked(torch.autograd.Function):
             chosen_C = logits_CV.gather(1, token_N[part, None]).squeeze(1)
             norm_N[part] = norm_C = logits_CV.logsumexp(1)
             logp_N[part] = chosen_C - norm_C
-            # H = log Z − Σ p·z; a product 0·−inf of a forbidden token counts as 0.
-            p_CV = (logits_CV - norm_C[:, None]).exp_()
-            entropy_N[part] = norm_C - p_CV.mul_(logits_CV).nan_to_num_(nan=0.0).sum(1)
+            log_p_CV = _log_p(logits_CV, norm_C)
+            entropy_N[part] = -log_p_CV.exp().mul_(log_p_CV).sum(1)
         ctx.save_for_backward(hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N)
         ctx.inverse_temperature, ctx.size = inverse_temperature, size
+        ctx.set_materialize_grads(False)
         return logp_N, entropy_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logp_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_logp_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N = ctx.saved_tensors
         needs_hidden, needs_head, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden_NH = torch.zeros_like(hidden_NH) if needs_hidden else None
@@ -103,9 +107,14 @@ class _Chunked(torch.autograd.Function):
         grad_bias_V = norm_N.new_zeros(head_VH.shape[0]) if needs_bias else None
         for part in _chunks(token_N.shape[0], ctx.size):
             logits_CV = _logits(hidden_NH[part], head_VH, bias_V, ctx.inverse_temperature)
-            upstream = (grad_logp_N[part], grad_entropy_N[part])
-            grad_CV = _logit_gradient(logits_CV, token_N[part], norm_N[part], entropy_N[part], upstream)
-            grad_CV.mul_(ctx.inverse_temperature)
+            log_p_CV = _log_p(logits_CV, norm_N[part])
+            grad_CV = _logit_gradient(
+                log_p_CV,
+                token_N[part],
+                entropy_N[part],
+                None if grad_logp_N is None else grad_logp_N[part],
+                None if grad_entropy_N is None else grad_entropy_N[part],
+            ).mul_(ctx.inverse_temperature)
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
             narrow_CV = grad_CV.to(hidden_NH.dtype)
@@ -118,16 +127,23 @@ class _Chunked(torch.autograd.Function):
         return grad_hidden_NH, grad_head, grad_bias, None, None, None
 
 
+def _log_p(logits_CV: Tensor, norm_C: Tensor) -> Tensor:
+    """Written over `logits_CV`. Forbidden tokens become finite, so that p·log p is 0 and not NaN."""
+    return logits_CV.sub_(norm_C[:, None]).clamp_(min=_IMPOSSIBLE)
+
+
 def _logit_gradient(
-    logits_CV: Tensor, token_C: Tensor, norm_C: Tensor, entropy_C: Tensor, upstream: tuple[Tensor, Tensor]
+    log_p_CV: Tensor, token_C: Tensor, entropy_C: Tensor, grad_logp_C: Tensor | None, grad_entropy_C: Tensor | None
 ) -> Tensor:
-    """g·(onehot − p) + h·(−p·(log p + H)), written over `logits_CV`."""
-    grad_logp_C, grad_entropy_C = upstream
-    log_p_CV = logits_CV.sub_(norm_C[:, None])
+    """g·(onehot − p) − h·p·(log p + H), written over `log_p_CV`."""
     p_CV = log_p_CV.exp()
-    grad_CV = log_p_CV.add_(entropy_C[:, None]).mul_(-grad_entropy_C[:, None]).sub_(grad_logp_C[:, None])
-    grad_CV.mul_(p_CV).nan_to_num_(nan=0.0)
-    return grad_CV.scatter_add_(1, token_C[:, None], grad_logp_C[:, None])
+    if grad_entropy_C is None:
+        grad_CV = log_p_CV.zero_()
+    else:
+        grad_CV = log_p_CV.add_(entropy_C[:, None]).mul_(-grad_entropy_C[:, None])
+    if grad_logp_C is None:
+        return grad_CV.mul_(p_CV)
+    return grad_CV.sub_(grad_logp_C[:, None]).mul_(p_CV).scatter_add_(1, token_C[:, None], grad_logp_C[:, None])
 
 
 def _accumulate(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:

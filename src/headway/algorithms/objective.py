@@ -81,7 +81,9 @@ class PolicyObjective:
         pg_loss = weighted_sum(policy.loss_N * correction_N, kept_N, weight_N)
         kl_loss = self._kl(x, weight_N)
         entropy = self._entropy(x, weight_N)
-        loss = pg_loss + (self.kl_coef or 0.0) * kl_loss - self.entropy_coef * entropy
+        loss = pg_loss if self.kl_coef is None else pg_loss + self.kl_coef * kl_loss
+        if self.entropy_coef:  # Else the entropy is a metric only, and costs no backward pass.
+            loss = loss - self.entropy_coef * entropy
         parts = (loss.detach(), pg_loss.detach(), kl_loss.detach(), entropy.detach())
         return ObjectiveResult(loss=loss, sums=_sums(x, policy, kept_N, parts))
 

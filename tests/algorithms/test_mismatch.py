@@ -1,0 +1,111 @@
+"""The mismatch correction against its formulas."""
+
+from __future__ import annotations
+
+from math import exp, prod, sqrt
+
+import pytest
+import torch
+
+from headway.algorithms import Mismatch, mismatch_of
+from headway.algorithms.mismatch import FilterParams, WeightParams, filter_mask, importance_weight
+from headway.config import ImportanceWeightConfig, RatioFilterConfig, TrainInferCorrectionConfig
+from tests.algorithms.factory import bits, gradient, objective, reals, whole, world
+
+RATIO = (0.5, 1.5, 9.0, 1.1, 0.9)
+BEHAVIOUR = reals(-1.0, -2.0, -3.0, -0.5, -0.25)
+PROXIMAL = BEHAVIOUR + reals(*RATIO).log()
+MASK = bits("11011")
+SEQUENCE = whole(0, 0, 0, 1, 1)
+WHERE = (PROXIMAL, BEHAVIOUR, MASK, SEQUENCE, 2)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("token", [0.5, 1.2, 1.2, 1.1, 0.9]),
+        ("sequence", [0.75, 0.75, 0.75, 0.99, 0.99]),
+        ("geometric", [sqrt(0.75), sqrt(0.75), sqrt(0.75), sqrt(0.99), sqrt(0.99)]),
+    ],
+)
+def test_the_weight_is_truncated_at_its_level(level: str, expected: list[float]) -> None:
+    weight = importance_weight(*WHERE, WeightParams(level=level, upper_bound=1.2))  # type: ignore[arg-type]
+    torch.testing.assert_close(weight, reals(*expected), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("level", "low", "high", "expected"),
+    [
+        ("token", 0.8, 1.2, "00011"),
+        ("token", 0.4, 1.6, "11011"),
+        ("sequence", 0.8, 1.2, "00011"),
+        ("geometric", 0.8, 0.9, "11000"),
+    ],
+)
+def test_a_filter_drops_what_leaves_its_range(level: str, low: float, high: float, expected: str) -> None:
+    kept = filter_mask(*WHERE, [FilterParams(level=level, low=low, high=high)])  # type: ignore[arg-type]
+    assert torch.equal(kept, bits(expected))
+
+
+def test_filters_see_what_the_ones_before_them_kept() -> None:
+    token, sequence = FilterParams(low=0.8, high=2.0), FilterParams(level="sequence", low=1.2, high=2.0)
+    assert torch.equal(filter_mask(*WHERE, [token, sequence]), bits("01000"))
+    assert torch.equal(filter_mask(*WHERE, [sequence, token]), bits("00000"))
+
+
+def test_no_filter_is_the_mask_itself() -> None:
+    assert torch.equal(filter_mask(*WHERE, []), MASK)
+
+
+def test_a_ratio_of_sequences_does_not_overflow() -> None:
+    far = (BEHAVIOUR + 1e5, *WHERE[1:])
+    weight = importance_weight(*far, WeightParams(level="sequence", upper_bound=1e30))
+    assert torch.isfinite(weight).all()
+
+
+def test_dropped_actions_leave_the_numerator_and_not_the_denominator() -> None:
+    place = world(11)
+    narrow = Mismatch(filters=(FilterParams(low=0.7, high=1.4),))
+    kept = filter_mask(
+        *(place.fixed[name] for name in ("proximal_N", "behaviour_N", "mask_N", "sequence_N", "sequences")),
+        narrow.filters,
+    )
+    assert 0 < int(kept.sum()) < int(place.fixed["mask_N"].sum())
+    silenced = torch.where(kept, place.fixed["advantage_N"], torch.zeros_like(place.fixed["advantage_N"]))
+    expected = gradient(objective("tis"), place, advantage_N=silenced)
+    found = gradient(objective("tis", mismatch=narrow), place)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    result = objective("tis", mismatch=narrow)(place.actions(place.table), place.totals())
+    share = 1 - int(kept.sum()) / int(place.fixed["mask_N"].sum())
+    assert result.sums.summary()["dropped_fraction"] == pytest.approx(share)
+
+
+def test_the_weight_multiplies_the_policy_loss_of_any_variant() -> None:
+    place = world(12)
+    weight = importance_weight(
+        *(place.fixed[name] for name in ("proximal_N", "behaviour_N", "mask_N", "sequence_N", "sequences")),
+        WeightParams(level="token", upper_bound=1.2),
+    )
+    for name in ("vanilla", "ppo", "tis"):
+        found = gradient(objective(name, mismatch=Mismatch(weight=WeightParams())), place)
+        expected = gradient(objective(name), place, advantage_N=place.fixed["advantage_N"] * weight)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_the_product_and_the_geometric_mean_are_of_the_masked_actions() -> None:
+    assert exp(float((PROXIMAL - BEHAVIOUR)[:2].sum())) == pytest.approx(prod(RATIO[:2]))
+
+
+def test_only_what_is_enabled_is_taken_from_the_configuration() -> None:
+    assert mismatch_of(TrainInferCorrectionConfig()) == Mismatch()
+    assert not Mismatch().active
+    config = TrainInferCorrectionConfig(
+        is_weight=ImportanceWeightConfig(enabled=True, weight_type="geometric", upper_bound=3.0),
+        filters=(RatioFilterConfig(enabled=False), RatioFilterConfig(agg_type="sequence")),
+    )
+    made = mismatch_of(config)
+    assert made.weight == WeightParams(level="geometric", upper_bound=3.0)
+    assert made.filters == (FilterParams(level="sequence", low=0.8, high=1.2),)
+    assert made.active
+    assert made.whole_sequences
+    assert not Mismatch(weight=WeightParams()).whole_sequences

@@ -45,6 +45,14 @@ def tiny(*, tied: bool = True, seed: int = 0, layers: int = 2, hidden: int = 32)
     )
 
 
+def exact(*, seed: int = 0) -> Any:
+    """A GPT-2: no step of it is forced into float32, so float64 shows differences down to 1e-15."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=256, n_embd=32, n_layer=2, n_head=4))
+
+
 def generation(dice: random.Random, length: int, versions: Sequence[int] = (0,)) -> Generation:
     first = length // len(versions)
     counts = [*[first] * (len(versions) - 1), length - first * (len(versions) - 1)]
@@ -66,7 +74,13 @@ def sample(
     episode = Episode(sample_id=name, task=Task(position=0, prompt=tuple(prompt)), turns=tuple(made))
     actions = sum(len(turn.generation.actions) for turn in made)
     return Sample(
-        sample_id=name, episode=episode, oldest=0, newest=0, actions=actions, score=Score(value=reward), advantage=reward
+        sample_id=name,
+        episode=episode,
+        oldest=0,
+        newest=0,
+        actions=actions,
+        score=Score(value=reward),
+        advantage=reward,
     )
 
 

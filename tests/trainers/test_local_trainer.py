@@ -114,9 +114,9 @@ def test_transformers_loads_a_checkpoint_directly(tied: bool, lora: LoraSettings
         with torch.no_grad():
             wanted, got = made.learner.policy.causal(ids).logits, loaded(ids).logits
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
-        assert not [path for path in tmp_path.iterdir() if path.suffix not in (".safetensors", ".json")]
 
     asyncio.run(scenario())
+    assert not [path for path in tmp_path.iterdir() if path.suffix not in (".safetensors", ".json")]
 
 
 def poison(made: LocalTrainer) -> None:

@@ -6,8 +6,10 @@ takes the last one that the ledger names.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 
+from headway.errors import TrainerCrashed
 from headway.flow.line import Line
 
 
@@ -23,7 +25,12 @@ async def save_checkpoint(line: Line) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     line.books.ledger.flush()  # a checkpoint never knows more than the ledger
-    await line.backends.trainer.save(draft)
+    limit = line.settings.reliability.train_timeout_s
+    try:
+        async with asyncio.timeout(limit):
+            await line.backends.trainer.save(draft)
+    except TimeoutError:
+        raise TrainerCrashed(f"checkpoint of version {trained}: not written after {limit} s") from None
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
     line.store_partials()

@@ -237,12 +237,15 @@ class AsyncTrainingFlow:
 
     async def _load_trainer(self, ledger: Ledger) -> TrainerCrashed | None:
         """Where a checkpoint is, go on from it. Returns what went wrong."""
-        last = ledger.last_checkpoint()
+        last, limit = ledger.last_checkpoint(), self.settings.reliability.train_timeout_s
         try:
             if last is not None:
-                await self.backends.trainer.load(self.run_dir / last[1])
+                async with asyncio.timeout(limit):
+                    await self.backends.trainer.load(self.run_dir / last[1])
         except TrainerCrashed as error:
             return error
+        except TimeoutError:
+            return TrainerCrashed(f"{last}: not loaded after {limit} s")
         return None
 
     async def _revive_trainer(self, ledger: Ledger, failure: TrainerCrashed) -> None:
@@ -259,14 +262,16 @@ class AsyncTrainingFlow:
                 break
             self.events.emit("restart", "trainer", attempt=attempt + 1)
             try:
-                async with asyncio.timeout(reliability.transfer_timeout_s):
+                async with asyncio.timeout(reliability.train_timeout_s):
                     await self.backends.trainer.restart()
                     error = await self._load_trainer(ledger) or failure
                 if error is failure:
                     self.events.emit("up", "trainer", version=self.backends.trainer.version)
                     return
-            except (BackendError, TimeoutError) as again:
+            except BackendError as again:
                 error = again
+            except TimeoutError:
+                error = TrainerCrashed(f"not restarted and loaded after {reliability.train_timeout_s} s")
             self.events.emit("error", "trainer", error=type(error).__name__, message=str(error))
             await asyncio.sleep(reliability.restart_backoff_s * float(2**attempt))
         raise RunStopped(f"the trainer does not come back: {error}; the run can be resumed from its last checkpoint")

@@ -114,11 +114,11 @@ class AsyncTrainingFlow:
                     await self._revive_trainer(ledger, lost)
                 failure = await self._run_line(ledger, hub)
                 if not isinstance(failure, TrainerCrashed):
-                    return self._summary(failure)
+                    return self._summary(failure, self.backends.trainer.version)
                 lost = failure
         except RunStopped as stopped:
             self._end_open(ledger, {})
-            return self._summary(stopped)
+            return self._summary(stopped, (ledger.last_checkpoint() or (0, ""))[0])
         finally:
             ledger.close()
 
@@ -147,6 +147,7 @@ class AsyncTrainingFlow:
     def _build(self, ledger: Ledger, hub: InferenceHub, tasks: asyncio.TaskGroup) -> Line:
         """A line with its stages and channels, going on from what the ledger holds."""
         restored = ledger.restore(self.backends.trainer.version)
+        hub.begin_line()
         line = Line(
             settings=self.settings,
             backends=self.backends,
@@ -170,6 +171,7 @@ class AsyncTrainingFlow:
 
     async def _conduct(self, line: Line) -> None:
         """Seed the engines, start the stages, and end the line when training is done or a stop is asked for."""
+        await line.hub.continue_engines()
         await self._seed(line)
         running = [line.tasks.create_task(stage.run(), name=role) for role, stage in self.stages.items()]
         validation = self._validation(line)
@@ -179,6 +181,8 @@ class AsyncTrainingFlow:
         last = running[-1]  # ends when train does, after the last version is served
         await asyncio.wait({last, stop}, return_when=asyncio.FIRST_COMPLETED)
         if self._stop.is_set():
+            line.headway.paused = True
+            await line.headway.changed.until(lambda: not line.headway.stepping)  # a step is not cut in two
             raise RunStopped(self._stop_reason)
         if validation is not None:
             await validation.done.until(lambda: validation.running == 0)
@@ -193,6 +197,8 @@ class AsyncTrainingFlow:
         """Every replica that is up gets the trainer's version before anything starts; the others are revived."""
         down = [replica for replica in line.hub.replicas if replica.health is not Health.UP]
         for replica in down:
+            if replica.health is Health.LOST:
+                line.recovery.replica_lost(replica.name)
             line.supervisor.take(replica, BackendError("was down when the line started"))
         healthy = [replica for replica in line.hub.replicas if replica.health is Health.UP]
         try:
@@ -228,9 +234,8 @@ class AsyncTrainingFlow:
         for sample_id in ledger.save_open(partials):
             self.events.emit("sample.end", "flow", sample=sample_id, end="saved")
 
-    def _summary(self, failure: BaseException | None) -> RunSummary:
+    def _summary(self, failure: BaseException | None, trained: int) -> RunSummary:
         reason = "" if failure is None else str(failure)
-        trained = self.backends.trainer.version
         return RunSummary(trained=trained, finished=failure is None, reason=reason, restarts=self._restarts)
 
     # -- the trainer

@@ -173,10 +173,10 @@ class Headway:
         if self.stepping:
             raise InvariantBroken("a training step began before the last one ended")
         for ticket in batch:
-            lag = self.trained - ticket.oldest
-            if lag > self.settings.alpha or not ticket.is_ready:
+            lag, newest = self.trained - ticket.oldest, ticket.group.newest if ticket.group is not None else 0
+            if lag > self.settings.alpha or newest > self.trained or not ticket.is_ready:
                 raise InvariantBroken(
-                    f"group {ticket.number} ({ticket.place}) of version {ticket.oldest} has lag {lag} "
+                    f"group {ticket.number} ({ticket.place}) of versions {ticket.oldest} to {newest} has lag {lag} "
                     f"at trained = {self.trained}, alpha = {self.settings.alpha}"
                 )
             ticket.place = Place.TRAINING

@@ -52,9 +52,9 @@ class Supervisor:
             try:
                 async with asyncio.timeout(self._reliability.transfer_timeout_s):
                     await replica.engine.restart()
+                    replica.stands_still = False
                 await self._seed(replica)
-                if replica.holds:
-                    await replica.engine.pause()
+                await replica.settle()
             except (BackendError, TimeoutError) as error:
                 replica.failures += 1
                 replica.last_failure_s = self._clock()

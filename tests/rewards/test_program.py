@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.errors import RewardError
+from headway.errors import ConfigError, RewardError
 from headway.rewards.program import CallTest, StreamTest, chosen, code, program_in, read_test
 from headway.rewards.values import same_output, same_value
 from headway.sandbox import Sandbox
@@ -78,13 +78,15 @@ def test_tricks_pass_no_test() -> None:
 @pytest.mark.parametrize("tests", [None, [], "nonsense", [{"x": 1}], "[1]", ["x = 1"], [5], {"inputs": []}])
 def test_tests_that_are_none_give_no_verdict(tests: Any) -> None:
     with pytest.raises(RewardError):
-        judged(code(), "pass", tests=tests)
+        judged(code(sandbox=Sandbox()), "pass", tests=tests)
 
 
 def test_a_machine_without_a_sandbox_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.sandbox.probe.find_bwrap", lambda: (None, "bubblewrap is not installed"))
     with pytest.raises(RewardError, match="refused on this machine: bubblewrap is not installed"):
         judged(code(sandbox=Sandbox()), "def add(a, b): return 0", tests=ADD)
+    with pytest.raises(ConfigError, match="bubblewrap is not installed"):
+        code()
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.errors import RewardError
+from headway.errors import ConfigError, RewardError
 from headway.rewards.function import AsyncReward
 from headway.rewards.harness import HARNESS
 from headway.rewards.text import expected
 from headway.rewards.values import same_output, same_value
 from headway.sandbox import Ending, Limits, Sandbox, SandboxBroken, SandboxRefused
+from headway.sandbox.probe import quick_problem
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _OPEN_FENCE = re.compile(r"^[ \t]*```[ \t]*(?:python|py)?[^\n]*\n(.*)\Z", re.DOTALL | re.MULTILINE)
@@ -63,6 +64,9 @@ def code(
     `partial`: the share of tests passed. `most_tests`: only so many, evenly chosen; 0 for all. `timeout_s`: for all
     functions together, for each whole program alone. `packages`: folders that programs may import from.
     """
+    problem = "" if sandbox else quick_problem()
+    if problem:
+        raise ConfigError(problem, key="reward_fn", value="code")
     place = sandbox or Sandbox(concurrency=concurrency, packages=packages)
     limits = Limits(wall_s=timeout_s, cpu_s=max(int(timeout_s) + 1, 1), memory_mb=memory_mb, output_kb=1024)
 

@@ -181,7 +181,7 @@ class AsyncTrainingFlow:
         last = running[-1]  # ends when train does, after the last version is served
         await asyncio.wait({last, stop}, return_when=asyncio.FIRST_COMPLETED)
         if self._stop.is_set():
-            line.headway.paused = True
+            line.headway.stopping = True
             await line.headway.changed.until(lambda: not line.headway.stepping)  # a step is not cut in two
             raise RunStopped(self._stop_reason)
         if validation is not None:

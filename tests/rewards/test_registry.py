@@ -189,8 +189,8 @@ def test_one_part_without_a_verdict_leaves_the_sample_without(error: Exception) 
 
 def test_parts_are_judged_at_the_same_time() -> None:
     started = time.perf_counter()
-    scored(WeightedSum(parts(a=Fixed(1, 0.2), b=Fixed(1, 0.2), c=Fixed(1, 0.2))), "x")
-    assert time.perf_counter() - started < 0.5
+    scored(WeightedSum(parts(a=Fixed(1, 0.4), b=Fixed(1, 0.4), c=Fixed(1, 0.4))), "x")
+    assert time.perf_counter() - started < 1.0
 
 
 def test_cancelling_a_sum_cancels_its_parts() -> None:

@@ -26,7 +26,8 @@ from headway.sandbox.command import Jail, hidden_folders, request
 from headway.sandbox.limits import Ending, Limits, Outcome, SandboxBroken, SandboxRefused
 from headway.sandbox.probe import Probe
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_SUPERVISOR = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from supervisor import main; main()"
+"""Imported rather than run as a file: that keeps its compiled form, and a third of its cost."""
 _GRACE_S = 10.0
 """How much longer than the program its supervisor may take before it is given up."""
 _PROBE_LIMITS = Limits(wall_s=20, memory_mb=256, disk_mb=1, processes=4)
@@ -167,7 +168,7 @@ class Sandbox:
 async def _supervise(asked: dict[str, Any], limit_s: float) -> bytes:
     """One run of the supervisor. Whatever happens here, it is gone afterwards, and the program with it."""
     process = await asyncio.create_subprocess_exec(
-        *(_own_python(), "-I", "-S", str(_SUPERVISOR)),
+        *(_own_python(), "-I", "-S", "-c", _SUPERVISOR),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

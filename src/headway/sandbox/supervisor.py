@@ -1,6 +1,6 @@
 """The small program beside every sandboxed one: starts it, feeds it, cuts it off, reports how it ended.
 
-Run as a file by a bare interpreter, once for every program, so it imports only what costs nothing to import. It reads
+Run by a bare interpreter, once for every program, so it imports only what costs nothing to import. It reads
 one request from its standard input: eight bytes of length, then marshalled values, which come from our own process and
 never from a program. It writes one report to its standard output: a line of words, then stdout and stderr as they are.
 Its input stays open while the program runs: when it closes, the caller is gone and everything is killed. When this
@@ -345,7 +345,3 @@ def main() -> None:
     report = memoryview(run.report(status, usage))
     while report:
         report = report[os.write(1, report) :]
-
-
-if __name__ == "__main__":
-    main()

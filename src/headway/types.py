@@ -289,5 +289,5 @@ def joined(left: Sequence[Any], right: Sequence[Any]) -> Sequence[Any]:
     if not len(left):
         return right
     if type(left) is type(right) and isinstance(left, tuple | list | Repeated):
-        return left + right  # type: ignore[operator,no-any-return]
+        return left + right  # type: ignore[operator]
     return [*left, *right]

@@ -71,17 +71,7 @@ class Line:
         self.on_validate: Callable[[int], None] = lambda trained: None
         """Set by the flow: start a validation of this version beside training."""
         self.recovery = Recovery(settings.reliability, events=events, on_level=self._degrade)
-        self.loop = RolloutLoop(
-            hub=hub,
-            environments=backends.environments,
-            reward=backends.reward,
-            settings=settings,
-            events=events,
-            book=self.books,
-            tasks=tasks,
-            on_group=self._generated,
-            on_failed=self._failed,
-        )
+        self.loop = self._rollout_loop()
         self.updater = WeightUpdater(
             backends.trainer, backends.transport, settings, events=events, on_flip=self._flipped, on_failure=hub.fail
         )
@@ -96,6 +86,19 @@ class Line:
             on_revived=self.versions_changed,
         )
         hub.on_failure = self._replica_failed
+
+    def _rollout_loop(self) -> RolloutLoop:
+        return RolloutLoop(
+            hub=self.hub,
+            environments=self.backends.environments,
+            reward=self.backends.reward,
+            settings=self.settings,
+            events=self.events,
+            book=self.books,
+            tasks=self.tasks,
+            on_group=self._generated,
+            on_failed=self._failed,
+        )
 
     # -- groups
 

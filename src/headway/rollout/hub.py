@@ -186,8 +186,19 @@ class InferenceHub:
         self._halted = halted
         for replica in self.replicas:
             replica.holds += 1 if halted else -1
+            self._shift_deadlines(replica, halted)
         calls = [self._ask(replica, replica.settle()) for replica in self.replicas if replica.health is Health.UP]
         await asyncio.gather(*calls)
+
+    def _shift_deadlines(self, replica: Replica, halted: bool) -> None:
+        """Time in which the engine has to stand still is not the requests' time."""
+        now, limit = self._clock(), self._reliability.request_timeout_s
+        for request_id, deadline in replica.deadlines.items():
+            if halted:
+                replica.left_s[request_id] = (deadline.when() or now + limit) - now
+                deadline.reschedule(None)
+            else:
+                deadline.reschedule(now + replica.left_s.pop(request_id, limit))
 
     async def _run(self, replica: Replica, request: Request, progress: Progress, lane: Lane) -> FinishReason:
         """One attempt on one replica, bounded in time."""
@@ -200,7 +211,8 @@ class InferenceHub:
         finish = "failed"
         self._events.emit("request.start", replica.name, request=request.request_id)
         try:
-            async with asyncio.timeout(self._reliability.request_timeout_s):
+            limit = None if self._halted else self._reliability.request_timeout_s
+            async with asyncio.timeout(limit) as replica.deadlines[request.request_id]:
                 finish = await replica.engine.generate(request, progress)
             replica.last_success_s, replica.errors = self._clock(), 0
             return FinishReason(finish)
@@ -215,6 +227,8 @@ class InferenceHub:
         except Exception as error:
             raise EngineError(f"{replica.name}: {request.request_id}: {type(error).__name__}: {error}") from error
         finally:
+            replica.deadlines.pop(request.request_id, None)
+            replica.left_s.pop(request.request_id, None)
             made = len(progress.actions) - before
             progress.spent_s += self._clock() - began_s
             self._events.emit("request.end", replica.name, request=request.request_id, actions=made, finish=str(finish))

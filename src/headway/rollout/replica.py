@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from headway.engines.base import Engine
-
-if TYPE_CHECKING:
-    import asyncio
 
 
 class Health(StrEnum):
@@ -66,6 +64,7 @@ class Replica:
 
     __slots__ = (
         "bound",
+        "deadlines",
         "engine",
         "errors",
         "failures",
@@ -74,6 +73,7 @@ class Replica:
         "inflight",
         "last_failure_s",
         "last_success_s",
+        "left_s",
         "life",
         "number",
         "stands_still",
@@ -92,6 +92,10 @@ class Replica:
         """How many want it to stand still."""
         self.stands_still = False
         self.inflight: dict[str, Lane] = {}
+        self.deadlines: dict[str, asyncio.Timeout] = {}
+        """Of the requests in flight; they stand still when the engine does."""
+        self.left_s: dict[str, float] = {}
+        """What was left of them when it was made to."""
         self.bound = WaitingLine()
         """Training requests that may run nowhere else (groups that are not replicated)."""
         self.failures = 0

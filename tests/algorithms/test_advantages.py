@@ -167,6 +167,20 @@ def test_rewards_are_clipped_after_they_are_normalised() -> None:
     close(made("grpo", reward_clip=0.8), spread([min(max(x, -0.8), 0.8) for x in norm]))
 
 
+def test_gigpo_clips_both_normalised_parts() -> None:
+    found = made("gigpo", agentic(), step_reward_gamma=0.5, reward_clip=0.7)
+    close(found, reals(-1.4, -1.4, -0.7, 1.4, 1.4, 1.4, -1.4).repeat_interleave(2))
+
+
+def test_inside_an_episode_the_token_penalty_stays_in_its_step() -> None:
+    logp = torch.randn(14, generator=generator(6), dtype=torch.float64)
+    given = agentic(logp_N=logp, reference_N=torch.zeros_like(logp))
+    found = made("step_reinforce", given, kl_coef=0.1, kl_penalty="k1")
+    pairs = logp.view(7, 2)
+    to_go = torch.stack([pairs.sum(1), pairs[:, 1]], dim=1).flatten()
+    close(found, made("step_reinforce", agentic()) - 0.1 * to_go)
+
+
 def kl_batch() -> tuple[RewardBatch, Tensor]:
     random = generator(4)
     logp, reference = (torch.randn(14, generator=random, dtype=torch.float64) for _ in range(2))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from headway.engines.base import Engine, Progress, Request
 from headway.errors import BackendError, EngineCrashed, EngineError
@@ -153,7 +154,7 @@ class InferenceHub:
     async def interrupt(self, lane: Lane) -> None:
         """Stop every request of a lane at an action boundary; each goes on where a slot is free."""
         calls = [
-            self._ask(replica, replica.engine.abort(request_id))
+            self._ask(replica, partial(replica.engine.abort, request_id))
             for replica in self.replicas
             for request_id, request_lane in replica.inflight.items()
             if request_lane is lane and replica.health is Health.UP
@@ -187,7 +188,7 @@ class InferenceHub:
         for replica in self.replicas:
             replica.holds += 1 if halted else -1
             self._shift_deadlines(replica, halted)
-        calls = [self._ask(replica, replica.settle()) for replica in self.replicas if replica.health is Health.UP]
+        calls = [self._ask(replica, replica.settle) for replica in self.replicas if replica.health is Health.UP]
         await asyncio.gather(*calls)
 
     def _shift_deadlines(self, replica: Replica, halted: bool) -> None:
@@ -220,7 +221,7 @@ class InferenceHub:
             late = f"{request.request_id}: no end after {self._reliability.request_timeout_s} s"
             if replica.last_success_s < began_s:
                 raise EngineCrashed(f"{late}, and nothing else ended on {replica.name} meanwhile") from None
-            await self._ask(replica, replica.engine.abort(request.request_id))
+            await self._ask(replica, partial(replica.engine.abort, request.request_id))
             raise EngineError(late) from None
         except BackendError:
             raise
@@ -241,11 +242,11 @@ class InferenceHub:
         if replica.errors >= ERRORS_IN_A_ROW:
             self.fail(replica, EngineCrashed(f"{replica.name}: {replica.errors} requests in a row failed: {error}"))
 
-    async def _ask(self, replica: Replica, call: Awaitable[None]) -> None:
+    async def _ask(self, replica: Replica, call: Callable[[], Awaitable[None]]) -> None:
         """A control call that a healthy engine answers soon; one that does not is taken out of service."""
         try:
             async with asyncio.timeout(self._reliability.abort_timeout_s):
-                await call
+                await call()
         except TimeoutError:
             self.fail(replica, EngineCrashed(f"{replica.name}: no answer for {self._reliability.abort_timeout_s} s"))
         except BackendError as error:

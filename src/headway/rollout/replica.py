@@ -90,7 +90,8 @@ class Replica:
         """Grows with every failure: what was begun in an earlier life is nobody's business any more."""
         self.holds = 0
         """How many want it to stand still."""
-        self.stands_still = False
+        self.stands_still: bool | None = False
+        """`None`: it was asked to change that and has not answered, or nobody waited for its answer."""
         self.inflight: dict[str, Lane] = {}
         self.deadlines: dict[str, asyncio.Timeout] = {}
         """Of the requests in flight; they stand still when the engine does."""
@@ -108,8 +109,9 @@ class Replica:
 
     async def settle(self) -> None:
         """Stand still if anybody wants that, go on if nobody does."""
-        while self.stands_still != (self.holds > 0):
+        while self.stands_still is not (self.holds > 0):
             still = self.holds > 0
+            self.stands_still = None
             await (self.engine.pause() if still else self.engine.resume())
             self.stands_still = still
 

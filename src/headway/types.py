@@ -285,9 +285,9 @@ class Repeated(Sequence[Any]):
 
 
 def joined(left: Sequence[Any], right: Sequence[Any]) -> Sequence[Any]:
-    """Two stretches in order. Sequences of one type that can be added are (`Repeated` stays compact)."""
+    """Two stretches in order. `Repeated` stays compact; arrays, which add element by element, become lists."""
     if not len(left):
         return right
-    if type(left) is type(right) and hasattr(left, "__add__"):
-        return left + right  # type: ignore[no-any-return]
+    if type(left) is type(right) and isinstance(left, tuple | list | Repeated):
+        return left + right  # type: ignore[operator]
     return [*left, *right]

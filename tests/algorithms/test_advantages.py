@@ -25,6 +25,7 @@ from tests.algorithms.factory import bits, generator, reals, whole
 REWARDS = (1.0, 0.0, 0.5, 3.0, 3.0, 7.0)
 GROUPS = (0, 0, 0, 1, 1, 1)
 LENGTHS = (2, 3, 1, 2, 2, 4)
+CUTS = (2, 5, 6, 8, 10)
 
 
 def batch(**changes: Any) -> RewardBatch:
@@ -166,6 +167,20 @@ def test_rewards_are_clipped_after_they_are_normalised() -> None:
     close(made("grpo", reward_clip=0.8), spread([min(max(x, -0.8), 0.8) for x in norm]))
 
 
+def test_gigpo_clips_both_normalised_parts() -> None:
+    found = made("gigpo", agentic(), step_reward_gamma=0.5, reward_clip=0.7)
+    close(found, reals(-1.4, -1.4, -0.7, 1.4, 1.4, 1.4, -1.4).repeat_interleave(2))
+
+
+def test_inside_an_episode_the_token_penalty_stays_in_its_step() -> None:
+    logp = torch.randn(14, generator=generator(6), dtype=torch.float64)
+    given = agentic(logp_N=logp, reference_N=torch.zeros_like(logp))
+    found = made("step_reinforce", given, kl_coef=0.1, kl_penalty="k1")
+    pairs = logp.view(7, 2)
+    to_go = torch.stack([pairs.sum(1), pairs[:, 1]], dim=1).flatten()
+    close(found, made("step_reinforce", agentic()) - 0.1 * to_go)
+
+
 def kl_batch() -> tuple[RewardBatch, Tensor]:
     random = generator(4)
     logp, reference = (torch.randn(14, generator=random, dtype=torch.float64) for _ in range(2))
@@ -176,15 +191,13 @@ def test_the_token_penalty_counts_for_the_actions_before_it_and_is_not_clipped_w
     given, kl = kl_batch()
     found = made("grpo", given, kl_coef=0.3, kl_penalty="k1", reward_clip=0.8)
     plain = made("grpo", reward_clip=0.8)
-    parts = [part.flip(0).cumsum(0).flip(0) for part in kl.split(list(LENGTHS))]
+    parts = [part.flip(0).cumsum(0).flip(0) for part in kl.tensor_split(CUTS)]
     close(found, plain - 0.3 * torch.cat(parts))
 
 
 def test_rloo_compares_rewards_less_the_penalty_of_the_whole_sample() -> None:
     given, kl = kl_batch()
-    penalised = [
-        reward - 0.3 * float(part.sum()) for reward, part in zip(REWARDS, kl.split(list(LENGTHS)), strict=True)
-    ]
+    penalised = [reward - 0.3 * float(part.sum()) for reward, part in zip(REWARDS, kl.tensor_split(CUTS), strict=True)]
     found = made("rloo", given, kl_coef=0.3, kl_penalty="k1")
     close(found, made("rloo", batch(reward_S=reals(*penalised))))
 
@@ -192,7 +205,7 @@ def test_rloo_compares_rewards_less_the_penalty_of_the_whole_sample() -> None:
 def test_the_kl_for_the_controller_is_per_action_and_averaged_over_samples() -> None:
     given, kl = kl_batch()
     result = estimate_advantages(given, params("grpo", kl_penalty="k1"), kl_coef=0.1)
-    assert result.kl == pytest.approx(sum(float(part.mean()) for part in kl.split(list(LENGTHS))) / 6)
+    assert result.kl == pytest.approx(sum(float(part.mean()) for part in kl.tensor_split(CUTS)) / 6)
 
 
 def test_a_penalty_needs_the_reference() -> None:

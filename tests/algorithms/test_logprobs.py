@@ -127,7 +127,7 @@ def test_no_positions_are_no_problem() -> None:
     assert (head.grad == 0).all()
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The number of elements of the largest tensor that any operation made."""
 
     elements = 0
@@ -152,17 +152,28 @@ def test_neither_pass_ever_makes_all_logits_and_none_are_kept() -> None:
         kept.append(tensor.numel())
         return tensor
 
-    with Largest() as largest, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    largest = Largest()  # type: ignore[no-untyped-call]
+    with largest, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         made = token_logps(hidden_NH, head_VH, token_N, chunk=chunk)
         (made.logp_N.sum() + made.entropy_N.sum()).backward()  # type: ignore[no-untyped-call]
     assert largest.elements == chunk * vocabulary < positions * vocabulary
     assert sum(kept) <= positions * hidden + vocabulary * hidden + 4 * positions
 
 
+def test_a_single_chunk_is_kept_and_may_be_used_twice() -> None:
+    hidden, head, bias, token = inputs(6)
+    made = chunked(hidden, head, bias, token, 0.7, POSITIONS)
+    twice = [torch.autograd.grad(made[0].sum() + made[1].sum(), [hidden, head], retain_graph=True) for _ in range(2)]
+    wanted = torch.autograd.grad(sum(plainly(hidden, head, bias, token, 0.7)).sum(), [hidden, head])  # type: ignore[union-attr]
+    for found in twice:
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
 def test_the_size_of_a_chunk_follows_from_the_vocabulary() -> None:
     positions, vocabulary = 40, CHUNK_LOGITS // 16
     hidden_NH, head_VH = torch.zeros(positions, 1), torch.zeros(vocabulary, 1)
-    with Largest() as largest, torch.no_grad():
+    with Largest() as largest, torch.no_grad():  # type: ignore[no-untyped-call]
         made = token_logps(hidden_NH, head_VH, torch.zeros(positions, dtype=torch.int64))
     assert largest.elements == CHUNK_LOGITS
     torch.testing.assert_close(made.entropy_N, -made.logp_N)

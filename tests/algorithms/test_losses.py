@@ -181,6 +181,17 @@ def test_smooth_losses_pass_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(lambda logp: smooth(name, logp), (LOGP[:6].clone().requires_grad_(),))
 
 
+@pytest.mark.parametrize("name", VARIANT_NAMES)
+def test_other_policies_are_constants_for_the_gradient(name: str) -> None:
+    place = world(2)
+    others = [place.fixed[key].clone().requires_grad_() for key in ("behaviour_N", "proximal_N")]
+    table = place.table.clone().requires_grad_()
+    raw = place.actions(table, behaviour_N=others[0], proximal_N=others[1])
+    made = losses.variant(name).loss(raw, losses.variant(name).params())
+    made.loss_N.sum().backward()  # type: ignore[no-untyped-call]
+    assert [table.grad is None, *(other.grad is None for other in others)] == [False, True, True]
+
+
 CORRECTED_ALIKE = ("vanilla", "ppo", "tis", "topr", "cispo", "kimi15")
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from math import exp, prod, sqrt
+from math import sqrt
 
 import pytest
 import torch
+from torch import Tensor
 
 from headway.algorithms import Mismatch, mismatch_of
 from headway.algorithms.mismatch import FilterParams, WeightParams, filter_mask, importance_weight
 from headway.config import ImportanceWeightConfig, RatioFilterConfig, TrainInferCorrectionConfig
-from tests.algorithms.factory import bits, gradient, objective, reals, whole, world
+from tests.algorithms.factory import World, bits, gradient, objective, reals, whole, world
 
 RATIO = (0.5, 1.5, 9.0, 1.1, 0.9)
 BEHAVIOUR = reals(-1.0, -2.0, -3.0, -0.5, -0.25)
@@ -18,6 +19,12 @@ PROXIMAL = BEHAVIOUR + reals(*RATIO).log()
 MASK = bits("11011")
 SEQUENCE = whole(0, 0, 0, 1, 1)
 WHERE = (PROXIMAL, BEHAVIOUR, MASK, SEQUENCE, 2)
+
+
+def where_of(place: World) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """What weights and filters read, of a whole batch."""
+    fixed = place.fixed
+    return fixed["proximal_N"], fixed["behaviour_N"], fixed["mask_N"], fixed["sequence_N"], fixed["sequences"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +74,7 @@ def test_dropped_actions_leave_the_numerator_and_not_the_denominator() -> None:
     place = world(11)
     narrow = Mismatch(filters=(FilterParams(low=0.7, high=1.4),))
     kept = filter_mask(
-        *(place.fixed[name] for name in ("proximal_N", "behaviour_N", "mask_N", "sequence_N", "sequences")),
+        *where_of(place),
         narrow.filters,
     )
     assert 0 < int(kept.sum()) < int(place.fixed["mask_N"].sum())
@@ -83,17 +90,13 @@ def test_dropped_actions_leave_the_numerator_and_not_the_denominator() -> None:
 def test_the_weight_multiplies_the_policy_loss_of_any_variant() -> None:
     place = world(12)
     weight = importance_weight(
-        *(place.fixed[name] for name in ("proximal_N", "behaviour_N", "mask_N", "sequence_N", "sequences")),
+        *where_of(place),
         WeightParams(level="token", upper_bound=1.2),
     )
     for name in ("vanilla", "ppo", "tis"):
         found = gradient(objective(name, mismatch=Mismatch(weight=WeightParams())), place)
         expected = gradient(objective(name), place, advantage_N=place.fixed["advantage_N"] * weight)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_the_product_and_the_geometric_mean_are_of_the_masked_actions() -> None:
-    assert exp(float((PROXIMAL - BEHAVIOUR)[:2].sum())) == pytest.approx(prod(RATIO[:2]))
 
 
 def test_only_what_is_enabled_is_taken_from_the_configuration() -> None:

@@ -55,11 +55,11 @@ def parts_of(place: World, seed: int, count: int) -> list[Tensor]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", VARIANT_NAMES)
 def test_micro_batches_change_no_gradient(name: str, mode: str) -> None:
-    for seed in range(4):
+    for seed in range(3):
         place, goal = world(seed), everything(name, mode)
         expected = gradient(goal, place)
         assert expected.abs().max() > 1e-6
-        for count in (2, 3, 9):
+        for count in (2, 9):
             found, sums = summed(goal, place, parts_of(place, seed, count), place.totals())
             close(found, expected)
             whole = goal(place.actions(place.table), place.totals()).sums.summary()
@@ -134,7 +134,7 @@ def test_padding_changes_no_gradient_whatever_is_in_it(name: str, mode: str) -> 
 
     names = ("logp_N", "behaviour_N", "advantage_N", "proximal_N", "reference_N", "reward_N", "entropy_N")
     flat = Actions(
-        **{name: padded(getattr(packed, name)) for name in names},  # type: ignore[arg-type]
+        **{name: padded(getattr(packed, name)) for name in names},
         mask_N=mask_BT.view(-1),
         sequence_N=row_ids(mask_BT),
         sequences=rows,
@@ -219,7 +219,7 @@ def test_only_the_policy_being_trained_gets_a_gradient() -> None:
     place = world(8)
     others = {key: place.fixed[key].clone().requires_grad_() for key in ("behaviour_N", "proximal_N", "reference_N")}
     table = place.table.clone().requires_grad_()
-    everything("decoupled_ppo", "token-mean")(place.actions(table, **others), place.totals()).loss.backward()
+    everything("decoupled_ppo", "token-mean")(place.actions(table, **others), place.totals()).loss.backward()  # type: ignore[no-untyped-call]
     assert all(value.grad is None for value in others.values())
     assert table.grad is not None
 

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import sqlite3
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from headway.config.simulation import (
@@ -25,11 +24,10 @@ from headway.ledger import Ledger
 from headway.monitor.events import Event
 from headway.seeding import Rng, seeded
 from headway.settings import Reliability, RunSettings
-from headway.sim import trainer as sim_trainer
 from headway.sim.clock import run as run_virtually
 from headway.sim.faults import random_faults
 from headway.sim.world import Scenario, play
-from headway.types import Batch
+from tests.flow.witness import Witness
 
 HORIZON_S = 60.0
 RELIABILITY = Reliability(
@@ -136,65 +134,6 @@ def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:
     )
 
 
-@dataclass
-class Witness:
-    """What the trainer was really given, and whatever the events say, over all lives of one run."""
-
-    alpha: float
-    group_size: int
-    lineage: dict[int, list[str]] = field(default_factory=dict)
-    """Version made → ids of the samples it was made of, in the surviving lineage."""
-    events: list[Event] = field(default_factory=list)
-    flow: AsyncTrainingFlow | None = None
-
-    def attach(self, flow: AsyncTrainingFlow) -> None:
-        self.flow = flow
-        trainer = flow.backends.trainer
-        assert isinstance(trainer, sim_trainer.SimulatedTrainer)
-        train: Callable[[Batch], object] = trainer.train
-
-        async def witnessed(batch: Batch) -> Mapping[str, float]:
-            metrics = await train(batch)  # type: ignore[misc]
-            self.look(batch)
-            return metrics  # type: ignore[no-any-return]
-
-        trainer.train = witnessed  # type: ignore[method-assign]
-
-    def rewind(self, run_dir: Path) -> None:
-        """A new life begins at the last checkpoint: what was trained after it is undone."""
-        if not (run_dir / "ledger.sqlite").exists():
-            self.lineage.clear()
-            return
-        ledger = Ledger(run_dir / "ledger.sqlite")
-        last = ledger.last_checkpoint()
-        ledger.close()
-        reached = last[0] if last else 0
-        self.lineage = {version: ids for version, ids in self.lineage.items() if version <= reached}
-
-    def undo(self, sample_id: str) -> None:
-        """The trainer was lost: a sample that only it knew of is open again."""
-        for ids in self.lineage.values():
-            if sample_id in ids:
-                ids.remove(sample_id)
-
-    def look(self, batch: Batch) -> None:
-        """The promises about what is trained."""
-        for version in [version for version in self.lineage if version > batch.trained]:
-            del self.lineage[version]
-        ids = [sample.sample_id for group in batch.groups for sample in group.samples]
-        before = {sample for samples in self.lineage.values() for sample in samples}
-        assert len(set(ids)) == len(ids), f"twice in one batch: {ids}"
-        assert not before & set(ids), f"trained twice: {before & set(ids)}"
-        self.lineage[batch.trained + 1] = ids
-        for group in batch.groups:
-            assert len(group.samples) == self.group_size, f"group {group.group_id} is not whole"
-            for sample in group.samples:
-                versions = [run.version for turn in sample.episode.turns for run in turn.generation.runs]
-                assert batch.trained - min(versions) <= self.alpha, f"{sample.sample_id}: {versions} at {batch.trained}"
-                if self.alpha < 1:
-                    assert set(versions) == {batch.trained}, f"{sample.sample_id} is not on-policy"
-
-
 def live(
     scenario: Scenario, run_dir: Path, witness: Witness, *, until: int | None = None, how: str = ""
 ) -> RunSummary | None:
@@ -217,8 +156,7 @@ def live(
                 loop.call_soon(killed.set)
             if not killed.is_set() and not (how == "kill" and until is not None and seen > until):
                 witness.events.append(event)
-            if event.kind == "sample.reopen":
-                witness.undo(event.data["sample"])
+            witness.hear(event)
 
         task = loop.create_task(play(scenario, run_dir=run_dir, sinks=[count], on_flow=witness.attach))
         death = loop.create_task(killed.wait())
@@ -283,7 +221,7 @@ def check_ends(events: list[Event]) -> None:
 
 
 def check_slots(flow: AsyncTrainingFlow) -> None:
-    """No slot is held by anything but a group that is still wanted."""
+    """No slot is held by anything but a group that is still wanted, and nothing is left behind."""
     line = flow.line
     assert line is not None
     assert line.headway.flying == sum(t.place == "flying" for t in line.headway.tickets.values())
@@ -292,3 +230,9 @@ def check_slots(flow: AsyncTrainingFlow) -> None:
     for ticket in line.headway.tickets.values():
         waits_to_be_served = ticket.place == "trained" and ticket.made > line.headway.served
         assert ticket.is_live or waits_to_be_served or ticket.place == "training", f"{ticket.number}: {ticket.place}"
+    assert not line.hub._router._sessions, "sessions are forgotten"
+    assert not line.hub._router.paused, "no lane stays paused"
+    for replica in line.hub.replicas:
+        assert not replica.inflight and not len(replica.bound), replica.name
+        assert replica.holds == int(line.hub._halted), f"{replica.name} is held {replica.holds} times"
+    assert set(line.loop.runs) <= set(line.headway.tickets), "runs of groups that are gone"

@@ -66,7 +66,7 @@ def test_over_a_whole_run_no_more_groups_are_outstanding_than_there_are_slots(
 
 
 def test_a_slot_is_not_free_before_the_weights_made_from_it_are_served(tmp_path: Path) -> None:
-    costs = make_costs(weights=SimulatedWeights(buckets=2, send_s=3.0))
+    costs = make_costs(weights=SimulatedWeights(buckets=4, send_s=3.0))
     played = play_through(make_scenario(costs=costs, max_steps=2), tmp_path)
     trained, served = played.first("step.end").time_s, played.first("served", version=1).time_s
     assert served == pytest.approx(trained + 3.0)
@@ -313,8 +313,21 @@ def test_what_a_stop_interrupted_is_continued_and_not_made_again(tmp_path: Path)
     play_through(scenario, tmp_path, prepare=lambda flow: (flows.append(flow), prepare(flow)), on_event=stop)
     resumed = play_through(scenario, tmp_path, prepare=Scripted(script).use)
     made = resumed.first("request.end", request="1.0/0").data["actions"]
-    assert made == pytest.approx(300, abs=2), "a quarter was there"
+    assert made == pytest.approx(200, abs=2), "half was there when the step that was under way ended"
     assert resumed.first("sample.finish", sample="1.0").data["actions"] == 400
+
+
+def test_a_stop_lets_the_step_under_way_end_and_no_other_begin(tmp_path: Path) -> None:
+    flows: list[AsyncTrainingFlow] = []
+
+    def stop(event: Event) -> None:
+        if event.kind == "step.begin":
+            flows[0].stop()
+
+    scenario = make_scenario(groups_per_step=1, alpha=4, max_steps=9)
+    played = play_through(scenario, tmp_path, prepare=flows.append, on_event=stop)
+    assert len(played.of("step.begin")) == len(played.of("step.end")) == played.summary.trained == 1
+    assert audit(tmp_path)["saved"] == 4
 
 
 def test_a_stop_before_anything_began_is_a_clean_one_too(tmp_path: Path) -> None:

@@ -182,7 +182,9 @@ def test_whatever_a_policy_chose_a_stale_group_is_refused_at_the_moment_of_consu
     make_ready(headway, start(headway, 0), version=0)
     batch = headway.choose()
     assert batch is not None
-    with pytest.raises(InvariantBroken, match=r"group 0 \(ready\) of version 0 has lag 2 at trained = 2, alpha = 1"):
+    with pytest.raises(
+        InvariantBroken, match=r"group 0 \(ready\) of versions 0 to 0 has lag 2 at trained = 2, alpha = 1"
+    ):
         headway.begin_step(batch)
     assert not headway.stepping
 
@@ -192,6 +194,13 @@ def test_whatever_a_policy_chose_a_group_that_is_not_ready_is_refused() -> None:
     headway.policy = TakesAnything()  # type: ignore[assignment]
     ticket = start(headway, 0)
     with pytest.raises(InvariantBroken, match=r"group 0 \(flying\)"):
+        headway.begin_step([ticket])
+
+
+def test_what_was_made_by_weights_that_do_not_exist_is_refused() -> None:
+    headway, _ = make_headway(groups_per_step=1, alpha=1)
+    (ticket,) = make_ready(headway, start(headway, 0), version=1)
+    with pytest.raises(InvariantBroken, match="versions 1 to 1"):
         headway.begin_step([ticket])
 
 
@@ -275,3 +284,11 @@ def test_nothing_starts_while_paused_or_before_anything_is_served() -> None:
     assert headway.may_start()
     headway.paused = True
     assert not headway.may_start()
+
+
+def test_a_run_about_to_stop_starts_nothing_and_chooses_no_further_batch() -> None:
+    headway, _ = make_headway(groups_per_step=1, alpha=1)
+    make_ready(headway, start(headway, 0))
+    assert headway.may_start() and headway.choose()
+    headway.stopping = True
+    assert not headway.may_start() and headway.choose() is None

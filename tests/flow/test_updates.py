@@ -59,7 +59,8 @@ def test_a_bucket_that_hangs_is_sent_again_at_its_deadline(tmp_path: Path) -> No
     played = play_through(make_scenario(fault, costs=make_costs(weights=WEIGHTS)), tmp_path)
     assert played.summary.finished and served(played) == [0, 1, 2, 3]
     (error,) = played.of("error")
-    assert "not there after 6.0 s" in error.data["message"]
+    limit = RELIABILITY.transfer_timeout_s / (1 + RELIABILITY.transfer_retries)
+    assert f"not there after {limit} s" in error.data["message"]
 
 
 def test_a_replica_that_cannot_be_updated_is_restarted_and_serves_nothing_meanwhile(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_generation_goes_on_while_weights_arrive_unless_there_is_no_room_for_bot
 
 
 def test_versions_made_while_one_is_on_its_way_are_skipped_for_the_newest(tmp_path: Path) -> None:
-    costs = make_costs(weights=SimulatedWeights(buckets=2, send_s=3.3))
+    costs = make_costs(weights=SimulatedWeights(buckets=4, send_s=3.3))
     scenario = make_scenario(costs=costs, groups_per_step=1, alpha=5, max_steps=6)
     played = play_through(scenario, tmp_path)
     versions = served(played)

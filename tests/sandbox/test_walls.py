@@ -186,13 +186,17 @@ def test_one_process_cannot_take_all_memory() -> None:
     assert "MemoryError" in outcome.stderr
 
 
-def test_many_processes_together_cannot_take_all_memory() -> None:
+@pytest.mark.parametrize(("kind", "dumpable"), [("MAP_PRIVATE", 1), ("MAP_SHARED", 1), ("MAP_PRIVATE", 0)])
+def test_many_processes_together_cannot_take_all_memory(kind: str, dumpable: int) -> None:
     outcome = run(
-        """
-import os, time
+        f"""
+import ctypes, mmap, os, time
+ctypes.CDLL(None).prctl(4, {dumpable}, 0, 0, 0)  # 0: nobody may look into this process
 for _ in range(8):
     if os.fork() == 0:
-        x = bytearray(b"1") * (60 << 20)
+        x = mmap.mmap(-1, 60 << 20, mmap.{kind} | mmap.MAP_ANONYMOUS)
+        for place in range(0, 60 << 20, 4096):
+            x[place] = 1
         time.sleep(5)
         os._exit(0)
 time.sleep(5)
@@ -201,6 +205,24 @@ time.sleep(5)
     )
     assert outcome.ending is Ending.MEMORY
     assert outcome.wall_s < 4
+
+
+def test_memory_that_processes_share_counts_once() -> None:
+    outcome = run(
+        """
+import os, time
+x = bytearray(b"1") * (60 << 20)
+for _ in range(6):
+    if os.fork() == 0:
+        time.sleep(0.5)
+        os._exit(0)
+for _ in range(6):
+    os.wait()
+print("done")
+""",
+        memory_mb=128,
+    )
+    assert outcome.stdout == "done\n", outcome
 
 
 @pytest.mark.parametrize("call", ["memfd_create", "shmget"])

@@ -3,7 +3,7 @@
 Logits are made for a chunk of positions at a time, reduced to two numbers per position, and made again in the
 backward pass; what is kept for it is the hidden states (which the model keeps anyway) and two numbers per position.
 Peak extra memory is about three chunks of logits, whatever the number of positions; the price is one more matrix
-product.
+product. Where all positions fit into one chunk, that chunk is kept instead and nothing is made twice.
 
 Guarantees: equal to log_softmax(hidden·headᵀ / temperature) and its gradients up to rounding; reductions in at least
 float32. Not differentiable twice. Does not choose positions: give it those that are trained.
@@ -92,7 +92,8 @@ class _Chunked(torch.autograd.Function):
             logp_N[part] = chosen_C - norm_C
             log_p_CV = _log_p(logits_CV, norm_C)
             entropy_N[part] = -log_p_CV.exp().mul_(log_p_CV).sum(1)
-        ctx.save_for_backward(hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N)
+        kept_CV = log_p_CV if 0 < token_N.shape[0] <= size and any(ctx.needs_input_grad) else None
+        ctx.save_for_backward(hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N, kept_CV)
         ctx.inverse_temperature, ctx.size = inverse_temperature, size
         ctx.set_materialize_grads(False)
         return logp_N, entropy_N
@@ -100,14 +101,17 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logp_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N = ctx.saved_tensors
+        if grad_logp_N is None and grad_entropy_N is None:
+            return (None,) * 6
+        hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N, kept_CV = ctx.saved_tensors
         needs_hidden, needs_head, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden_NH = torch.zeros_like(hidden_NH) if needs_hidden else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=norm_N.dtype) if needs_head else None
         grad_bias_V = norm_N.new_zeros(head_VH.shape[0]) if needs_bias else None
         for part in _chunks(token_N.shape[0], ctx.size):
-            logits_CV = _logits(hidden_NH[part], head_VH, bias_V, ctx.inverse_temperature)
-            log_p_CV = _log_p(logits_CV, norm_N[part])
+            log_p_CV = kept_CV
+            if log_p_CV is None:
+                log_p_CV = _log_p(_logits(hidden_NH[part], head_VH, bias_V, ctx.inverse_temperature), norm_N[part])
             grad_CV = _logit_gradient(
                 log_p_CV,
                 token_N[part],
@@ -135,15 +139,14 @@ def _log_p(logits_CV: Tensor, norm_C: Tensor) -> Tensor:
 def _logit_gradient(
     log_p_CV: Tensor, token_C: Tensor, entropy_C: Tensor, grad_logp_C: Tensor | None, grad_entropy_C: Tensor | None
 ) -> Tensor:
-    """g·(onehot − p) − h·p·(log p + H), written over `log_p_CV`."""
-    p_CV = log_p_CV.exp()
-    if grad_entropy_C is None:
-        grad_CV = log_p_CV.zero_()
-    else:
-        grad_CV = log_p_CV.add_(entropy_C[:, None]).mul_(-grad_entropy_C[:, None])
-    if grad_logp_C is None:
-        return grad_CV.mul_(p_CV)
-    return grad_CV.sub_(grad_logp_C[:, None]).mul_(p_CV).scatter_add_(1, token_C[:, None], grad_logp_C[:, None])
+    """g·(onehot − p) − h·p·(log p + H)."""
+    grad_CV = log_p_CV.exp()
+    if grad_entropy_C is not None:
+        slope_CV = (log_p_CV + entropy_C[:, None]).mul_(-grad_entropy_C[:, None])
+        grad_CV.mul_(slope_CV if grad_logp_C is None else slope_CV.sub_(grad_logp_C[:, None]))
+    elif grad_logp_C is not None:
+        grad_CV.mul_(-grad_logp_C[:, None])
+    return grad_CV if grad_logp_C is None else grad_CV.scatter_add_(1, token_C[:, None], grad_logp_C[:, None])
 
 
 def _accumulate(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:

@@ -4,8 +4,8 @@ Every loss is per action: what becomes of masks, denominators, KL and correction
 (`objective.py` puts them together). r = exp(ℓ − ℓ_b) is against the behaviour policy, with its log clamped to ±20
 (`ratio.py`); giving ℓ recomputed with the current weights as ℓ_b makes r ≡ 1 and turns the correction off.
 
-Guarantees: finite for finite input; gradient only through ℓ. All but `gspo` work on tensors of any one shape; `gspo`
-wants whole sequences.
+Guarantees: finite for finite input; gradient only through ℓ, other policies are constants. All but `gspo` work on
+tensors of any one shape; `gspo` wants whole sequences.
 
 Legend: N packed actions. `logp_N` ℓ with gradient, `behaviour_N` ℓ_b, `proximal_N` ℓ_p, `advantage_N` A.
 """
@@ -164,7 +164,7 @@ def topr(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, reward_N: Ten
 
 def kimi15(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, params: Kimi15Params) -> ActionLoss:
     """−A·ℓ + (τ/2)·(ℓ − ℓ_b)²: pulled back to the behaviour policy instead of weighted."""
-    pull_N = 0.5 * params.tau * (logp_N - behaviour_N).square()
+    pull_N = 0.5 * params.tau * (logp_N - behaviour_N.detach()).square()
     return ActionLoss(loss_N=pull_N - advantage_N * logp_N, clipped_N=torch.zeros_like(advantage_N, dtype=torch.bool))
 
 

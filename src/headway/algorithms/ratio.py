@@ -2,7 +2,7 @@
 
 Guarantees: never infinite and never NaN for finite or −inf log-probabilities. The log-ratio is clamped to
 ±`MAX_LOG_RATIO` before the exponential (e²⁰ ≈ 5e8, far outside every clip range); beyond the clamp the gradient
-through the ratio is 0, since such an action says nothing about the policy that is trained.
+through the ratio is 0, since such an action says nothing about the policy that is trained. The base is a constant.
 
 Legend: N packed actions, S sequences.
 """
@@ -32,7 +32,7 @@ def bounded(log_ratio: Tensor) -> Tensor:
 
 def ratio_of(logp_N: Tensor, base_N: Tensor) -> Tensor:
     """exp(ℓ − ℓ_base) per action."""
-    return bounded(logp_N - base_N).exp()
+    return bounded(logp_N - base_N.detach()).exp()
 
 
 def ratio_at(
@@ -42,7 +42,7 @@ def ratio_at(
 
     The levels of sequences look at masked actions only and want whole sequences.
     """
-    log_ratio_N = logp_N - base_N
+    log_ratio_N = logp_N - base_N.detach()
     if level == "token":
         return bounded(log_ratio_N).exp()
     if level == "geometric":

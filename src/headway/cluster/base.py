@@ -37,9 +37,11 @@ class ResourceLock:
                 await self.on_busy()
             yield
         finally:
-            if not self._line and self.on_free is not None:
-                await self.on_free()
-            self._release()
+            try:
+                if self.on_free is not None and all(turn.done() for turn in self._line):
+                    await self.on_free()
+            finally:
+                self._release()
 
     async def _acquire(self, owner: str, timeout_s: float) -> None:
         if self.owner:

@@ -99,8 +99,8 @@ class ReliabilityConfig:
     train_timeout_s: Seconds = 7200.0
     """One training step; a trainer that takes longer is restarted."""
     transfer_timeout_s: Seconds = 600.0
-    """Gathering a version, one bucket sent and loaded, or one restart."""
-    lock_timeout_s: Seconds = 7200.0
+    """One weight update of one replica, from gather to flip, or one restart."""
+    lock_timeout_s: Seconds = 28_800.0
     """Longest wait for devices that roles share."""
     stall_timeout_s: Seconds = 900.0
     """Without progress for this long a run prints its wait-for graph; without engines it stops, cleanly."""

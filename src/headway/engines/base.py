@@ -43,8 +43,8 @@ class Progress:
         self.actions: Sequence[Any] = ()
         self.logps: Sequence[float] = ()
         self.runs: tuple[VersionRun, ...] = ()
-        self.started = -1
-        """Version of the replica that first took the request, −1 before: no action is older. Set by the hub."""
+        self.started: int | None = None
+        """Version of the replica that first took the request: no action is older. Set by the hub."""
         self.spent_s = 0.0
         """Time on replicas, queues not counted. Set by the hub."""
         self.on_chunk = on_chunk
@@ -54,7 +54,7 @@ class Progress:
         """Append actions made by `version`."""
         if len(actions) != len(logps):
             raise ValueError(f"{len(actions)} actions with {len(logps)} log-probabilities")
-        if not actions:
+        if not len(actions):
             return
         self.actions = joined(self.actions, actions)
         self.logps = joined(self.logps, logps)

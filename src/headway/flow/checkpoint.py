@@ -6,26 +6,47 @@ takes the last one that the ledger names.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from pathlib import Path
 
+from headway.errors import TrainerCrashed, TrainerError
 from headway.flow.line import Line
+from headway.trainers.base import Trainer
 
 
 async def save_checkpoint(line: Line) -> None:
-    """Write what is needed to go on from here: the trainer, and partial sequences as far as they are known."""
-    trained = line.headway.trained
-    last = line.books.ledger.last_checkpoint()
+    """Write what is needed to go on from here: the trainer, and partial sequences as far as they are known.
+
+    Raises `TrainerError` when it cannot be written now, `TrainerCrashed` when the trainer does not answer.
+    """
+    trained, ledger = line.headway.trained, line.books.ledger
+    last = ledger.last_checkpoint()
     if last is not None and last[0] == trained:
         line.store_partials()  # nothing was trained since: only what is in flight has changed
         return
+    ledger.flush()  # a checkpoint never knows more than the ledger
     final = line.run_dir / "checkpoints" / f"step-{trained:08d}"
+    try:
+        await _write(line.backends.trainer, trained, final, line.settings.reliability.train_timeout_s)
+    except OSError as error:
+        raise TrainerError(f"checkpoint {final} cannot be written: {error}") from error
+    line.store_partials()
+    ledger.checkpoint(trained, str(final.relative_to(line.run_dir)))
+    line.events.emit("checkpoint", "flow", trained=trained)
+
+
+async def _write(trainer: Trainer, trained: int, final: Path, limit_s: float) -> None:
+    """The trainer's state under its final name, whole or not at all."""
+    if trainer.version != trained:  # a step that was cut off has gone through after all: nobody knows its samples
+        raise TrainerCrashed(f"the trainer is at version {trainer.version}, the line at {trained}")
     draft = final.with_name(final.name + ".partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    line.books.ledger.flush()  # a checkpoint never knows more than the ledger
-    await line.backends.trainer.save(draft)
+    try:
+        async with asyncio.timeout(limit_s):
+            await trainer.save(draft)
+    except TimeoutError:
+        raise TrainerCrashed(f"checkpoint of version {trained}: not written after {limit_s} s") from None
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
-    line.store_partials()
-    line.books.ledger.checkpoint(trained, str(final.relative_to(line.run_dir)))
-    line.events.emit("checkpoint", "flow", trained=trained)

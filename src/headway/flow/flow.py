@@ -114,11 +114,11 @@ class AsyncTrainingFlow:
                     await self._revive_trainer(ledger, lost)
                 failure = await self._run_line(ledger, hub)
                 if not isinstance(failure, TrainerCrashed):
-                    return self._summary(failure)
+                    return self._summary(failure, self.backends.trainer.version)
                 lost = failure
         except RunStopped as stopped:
             self._end_open(ledger, {})
-            return self._summary(stopped)
+            return self._summary(stopped, (ledger.last_checkpoint() or (0, ""))[0])
         finally:
             ledger.close()
 
@@ -147,6 +147,7 @@ class AsyncTrainingFlow:
     def _build(self, ledger: Ledger, hub: InferenceHub, tasks: asyncio.TaskGroup) -> Line:
         """A line with its stages and channels, going on from what the ledger holds."""
         restored = ledger.restore(self.backends.trainer.version)
+        hub.begin_line()
         line = Line(
             settings=self.settings,
             backends=self.backends,
@@ -170,6 +171,7 @@ class AsyncTrainingFlow:
 
     async def _conduct(self, line: Line) -> None:
         """Seed the engines, start the stages, and end the line when training is done or a stop is asked for."""
+        await line.hub.continue_engines()
         await self._seed(line)
         running = [line.tasks.create_task(stage.run(), name=role) for role, stage in self.stages.items()]
         validation = self._validation(line)
@@ -179,6 +181,8 @@ class AsyncTrainingFlow:
         last = running[-1]  # ends when train does, after the last version is served
         await asyncio.wait({last, stop}, return_when=asyncio.FIRST_COMPLETED)
         if self._stop.is_set():
+            line.headway.stopping = True
+            await line.headway.changed.until(lambda: not line.headway.stepping)  # a step is not cut in two
             raise RunStopped(self._stop_reason)
         if validation is not None:
             await validation.done.until(lambda: validation.running == 0)
@@ -193,6 +197,8 @@ class AsyncTrainingFlow:
         """Every replica that is up gets the trainer's version before anything starts; the others are revived."""
         down = [replica for replica in line.hub.replicas if replica.health is not Health.UP]
         for replica in down:
+            if replica.health is Health.LOST:
+                line.recovery.replica_lost(replica.name)
             line.supervisor.take(replica, BackendError("was down when the line started"))
         healthy = [replica for replica in line.hub.replicas if replica.health is Health.UP]
         try:
@@ -228,21 +234,23 @@ class AsyncTrainingFlow:
         for sample_id in ledger.save_open(partials):
             self.events.emit("sample.end", "flow", sample=sample_id, end="saved")
 
-    def _summary(self, failure: BaseException | None) -> RunSummary:
+    def _summary(self, failure: BaseException | None, trained: int) -> RunSummary:
         reason = "" if failure is None else str(failure)
-        trained = self.backends.trainer.version
         return RunSummary(trained=trained, finished=failure is None, reason=reason, restarts=self._restarts)
 
     # -- the trainer
 
     async def _load_trainer(self, ledger: Ledger) -> TrainerCrashed | None:
         """Where a checkpoint is, go on from it. Returns what went wrong."""
-        last = ledger.last_checkpoint()
+        last, limit = ledger.last_checkpoint(), self.settings.reliability.train_timeout_s
         try:
             if last is not None:
-                await self.backends.trainer.load(self.run_dir / last[1])
+                async with asyncio.timeout(limit):
+                    await self.backends.trainer.load(self.run_dir / last[1])
         except TrainerCrashed as error:
             return error
+        except TimeoutError:
+            return TrainerCrashed(f"{last}: not loaded after {limit} s")
         return None
 
     async def _revive_trainer(self, ledger: Ledger, failure: TrainerCrashed) -> None:
@@ -259,14 +267,16 @@ class AsyncTrainingFlow:
                 break
             self.events.emit("restart", "trainer", attempt=attempt + 1)
             try:
-                async with asyncio.timeout(reliability.transfer_timeout_s):
+                async with asyncio.timeout(reliability.train_timeout_s):
                     await self.backends.trainer.restart()
                     error = await self._load_trainer(ledger) or failure
                 if error is failure:
                     self.events.emit("up", "trainer", version=self.backends.trainer.version)
                     return
-            except (BackendError, TimeoutError) as again:
+            except BackendError as again:
                 error = again
+            except TimeoutError:
+                error = TrainerCrashed(f"not restarted and loaded after {reliability.train_timeout_s} s")
             self.events.emit("error", "trainer", error=type(error).__name__, message=str(error))
             await asyncio.sleep(reliability.restart_backoff_s * float(2**attempt))
         raise RunStopped(f"the trainer does not come back: {error}; the run can be resumed from its last checkpoint")

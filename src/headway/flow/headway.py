@@ -85,7 +85,9 @@ class Headway:
         self.degraded = False
         """Runs as if alpha were 0: nothing starts ahead. What is already in the line keeps its bound."""
         self.paused = False
-        """Nothing starts: the run is about to stop, or validation wants the engines for itself."""
+        """Nothing starts: validation wants the engines for itself."""
+        self.stopping = False
+        """Nothing starts and no further batch is chosen: the run is about to stop."""
         self.tickets: dict[int, Ticket] = {}
         self.changed = Signal()
         self.on_evict: Callable[[Ticket, DropReason], None] = lambda ticket, reason: None
@@ -125,7 +127,7 @@ class Headway:
 
     def may_start(self) -> bool:
         """Whether a new group may start now."""
-        if self.paused or self.served < 0:
+        if self.paused or self.stopping or self.served < 0:
             return False
         return self.policy.admit(self.view(0 if self.degraded else self.settings.bound))
 
@@ -163,7 +165,7 @@ class Headway:
 
     def choose(self) -> list[Ticket] | None:
         """The next batch, if there is one now."""
-        if self.ready_count < self.settings.groups_per_step:
+        if self.stopping or self.ready_count < self.settings.groups_per_step:
             return None
         chosen = self.policy.select(self._live(), self.view(self.settings.bound))
         return None if chosen is None else [self.tickets[candidate.number] for candidate in chosen]
@@ -173,10 +175,10 @@ class Headway:
         if self.stepping:
             raise InvariantBroken("a training step began before the last one ended")
         for ticket in batch:
-            lag = self.trained - ticket.oldest
-            if lag > self.settings.alpha or not ticket.is_ready:
+            lag, newest = self.trained - ticket.oldest, ticket.group.newest if ticket.group is not None else 0
+            if lag > self.settings.alpha or newest > self.trained or not ticket.is_ready:
                 raise InvariantBroken(
-                    f"group {ticket.number} ({ticket.place}) of version {ticket.oldest} has lag {lag} "
+                    f"group {ticket.number} ({ticket.place}) of versions {ticket.oldest} to {newest} has lag {lag} "
                     f"at trained = {self.trained}, alpha = {self.settings.alpha}"
                 )
             ticket.place = Place.TRAINING

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headway.cluster.base import DevicePools
 from headway.data.cursor import Cursor
-from headway.errors import BackendError
+from headway.errors import BackendError, RunStopped
 from headway.flow.backends import Backends
 from headway.flow.books import Books
 from headway.flow.headway import Headway, Place, Ticket
@@ -27,6 +27,9 @@ from headway.rollout.replica import Replica
 from headway.rollout.signal import Signal
 from headway.settings import RunSettings
 from headway.types import DropReason, EpisodeGroup, Generation, SampleGroup, Task
+
+FRUITLESS_BATCHES = 100
+"""Batches' worth of groups with equal rewards, one after the other, after which a run is stopped."""
 
 
 class Line:
@@ -55,28 +58,20 @@ class Line:
         self.cursor = Cursor(backends.tasks, restored.cursor, restored.pending)
         self.requeued = Signal()
         """Notified when a position was put back."""
+        self.given_out = 0
+        """Tasks that have left the source and not started yet."""
         self.exhausted = False
         """The source is at its end and nothing was put back."""
         self.next_group = restored.next_group_id
         self.capacity = settings.slots + settings.spare_groups + len(restored.groups) + 1
         """Groups that can be in the line at once: no channel of groups is ever full."""
-        self._given_up = 0
+        self._given_up = self._fruitless = 0
         self.on_generated: Callable[[EpisodeGroup], None] = lambda group: None
         """Set by the generate stage: where finished groups go."""
         self.on_validate: Callable[[int], None] = lambda trained: None
         """Set by the flow: start a validation of this version beside training."""
         self.recovery = Recovery(settings.reliability, events=events, on_level=self._degrade)
-        self.loop = RolloutLoop(
-            hub=hub,
-            environments=backends.environments,
-            reward=backends.reward,
-            settings=settings,
-            events=events,
-            book=self.books,
-            tasks=tasks,
-            on_group=self._generated,
-            on_failed=self._failed,
-        )
+        self.loop = self._rollout_loop()
         self.updater = WeightUpdater(
             backends.trainer, backends.transport, settings, events=events, on_flip=self._flipped, on_failure=hub.fail
         )
@@ -92,11 +87,25 @@ class Line:
         )
         hub.on_failure = self._replica_failed
 
+    def _rollout_loop(self) -> RolloutLoop:
+        return RolloutLoop(
+            hub=self.hub,
+            environments=self.backends.environments,
+            reward=self.backends.reward,
+            settings=self.settings,
+            events=self.events,
+            book=self.books,
+            tasks=self.tasks,
+            on_group=self._generated,
+            on_failed=self._failed,
+        )
+
     # -- groups
 
     def start_group(self, task: Task) -> Ticket:
         """Take a slot and let a new group begin."""
         number, self.next_group = self.next_group, self.next_group + 1
+        self.given_out -= 1
         ticket = self.headway.open(number, task)
         self.books.start_group(number, task.position, self.headway.served)
         self._fly(ticket, self.loop.start(number, task))
@@ -108,7 +117,7 @@ class Line:
             task = self.backends.tasks.task(old.position)
             if task is None:
                 continue
-            ticket = self.headway.open(old.group_id, task)
+            ticket = self.headway.open(old.group_id, task, born=self.headway.trained)
             for sample_id in (*old.episodes, *old.open):
                 self.events.emit("sample.reopen", "restore", sample=sample_id)
             run = self.loop.restore(
@@ -135,10 +144,18 @@ class Line:
             return
         self.loop.cancel(group_id)
         self.books.drop_group(group_id, reason, who)
+        if reason is DropReason.ZERO_VARIANCE:
+            self._count_fruitless()
         if reason.regenerates:
             self.cursor.requeue(ticket.task.position)
             self.requeued.notify()
         self.headway.drop(ticket)
+
+    def _count_fruitless(self) -> None:
+        """Groups that teach nothing are normal; nothing but such groups is a run that goes nowhere."""
+        self._fruitless += 1
+        if self._fruitless >= FRUITLESS_BATCHES * self.settings.groups_per_step:
+            raise RunStopped(f"the last {self._fruitless} groups had equal rewards throughout: nothing to learn from")
 
     def replace_member(self, group_id: int, sample_id: str, reason: DropReason) -> None:
         """A member turned out to be unusable after the group was handed over: it flies again with another."""
@@ -148,7 +165,7 @@ class Line:
 
     def stuck_for_good(self) -> bool:
         """No further batch can ever be made: the source is exhausted and what is left does not fill one."""
-        if not self.exhausted:
+        if not self.exhausted or self.given_out:
             return False
         return not any(ticket.place is Place.FLYING for ticket in self.headway.tickets.values())
 
@@ -201,7 +218,7 @@ class Line:
 
     def group_ready(self, group: SampleGroup) -> None:
         """A group has come down the whole line."""
-        self._given_up = 0
+        self._given_up = self._fruitless = 0
         self.recovery.progress()
         self.headway.ready(group)
 

@@ -112,7 +112,7 @@ class Wait(Drop):
 
 
 class Window(Drop):
-    """First started, first trained, with a look-ahead: a straggler is overtaken by at most a window of others."""
+    """First started, first trained, with a look-ahead: a batch is chosen from the oldest `window` groups alone."""
 
     def __init__(self, settings: RunSettings) -> None:
         super().__init__(settings)

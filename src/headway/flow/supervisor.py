@@ -52,13 +52,14 @@ class Supervisor:
             try:
                 async with asyncio.timeout(self._reliability.transfer_timeout_s):
                     await replica.engine.restart()
+                    replica.stands_still = False
                 await self._seed(replica)
-                if replica.holds:
-                    await replica.engine.pause()
+                await replica.settle()
             except (BackendError, TimeoutError) as error:
                 replica.failures += 1
                 replica.last_failure_s = self._clock()
-                self._events.emit("error", replica.name, error=type(error).__name__, message=str(error))
+                message = str(error) or f"not back after {self._reliability.transfer_timeout_s} s"
+                self._events.emit("error", replica.name, error=type(error).__name__, message=message)
             else:
                 self._recovery.replica_back(replica.name)
                 self._hub.revive(replica)

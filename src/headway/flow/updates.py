@@ -50,9 +50,13 @@ class WeightUpdater:
         """The last version that a push began with."""
 
     async def push(self, version: int, replicas: Sequence[Replica]) -> None:
-        """Bring `replicas` to `version`. Raises `TransferError` only if the trainer cannot give it."""
+        """Bring `replicas` to `version`. Raises `TransferError` only if the trainer cannot give it.
+
+        A replica that takes longer than its deadline is given up, so that it holds up the next version no longer.
+        """
         self.newest = version
-        await self._distribute(version, replicas, self._on_failure)
+        behind = [replica for replica in replicas if not (replica.in_service and replica.version >= version)]
+        await self._distribute(version, behind, self._on_failure)
 
     async def seed(self, replica: Replica) -> None:
         """Bring one restarted replica to the newest version. Raises what went wrong."""
@@ -103,44 +107,52 @@ class WeightUpdater:
                 feed.put_nowait(last)
 
     async def _update(self, replica: Replica, feed: Feed, on_failure: Callable[[Replica, BaseException], None]) -> None:
+        """One replica, inside its deadline. What happens in a life that is over is no news."""
+        life, limit = replica.life, self._settings.reliability.transfer_timeout_s
         try:
-            await self._load(replica, feed)
+            await _within(self._load(replica, feed), limit, f"the update of {replica.name}")
         except GatherFailed:
             return  # not the replica's fault; whoever pushed is told
-        except (BackendError, TimeoutError) as error:
-            on_failure(replica, error)
+        except BackendError as error:
+            if replica.life == life:
+                on_failure(replica, error)
         else:
-            self._on_flip(replica)
+            if replica.life == life:
+                self._on_flip(replica)
 
     async def _load(self, replica: Replica, feed: Feed) -> None:
         """Into one replica: every bucket, then the flip."""
         manifest = await _next(feed, Manifest)
         assert manifest is not None
-        receiver, limit = replica.engine.receiver, self._settings.reliability.transfer_timeout_s
+        receiver = replica.engine.receiver
         span = self._begin(f"load {replica.name}", manifest.version)
         try:
             if not self._settings.dual_buffer:
-                await asyncio.wait_for(replica.hold(), limit)
-            await asyncio.wait_for(receiver.begin(manifest), limit)
+                replica.holds += 1
+                await replica.settle()
+            await receiver.begin(manifest)
             while (bucket := await _next(feed, Bucket)) is not None:
                 await self._carry(bucket, replica)
-            await asyncio.wait_for(receiver.flip(), limit)
+            await receiver.flip()
         finally:
             self._end(f"load {replica.name}", span)
             if not self._settings.dual_buffer:
-                await asyncio.wait_for(replica.let_go(), limit)
+                replica.holds -= 1
+                limit = self._settings.reliability.abort_timeout_s
+                await _within(replica.settle(), limit, f"going on of {replica.name}")
 
     async def _carry(self, bucket: Bucket, replica: Replica) -> None:
         """One bucket, sent and loaded; again when it was lost, late or damaged."""
         receiver = replica.engine.receiver
         reliability = self._settings.reliability
+        limit = reliability.transfer_timeout_s / (reliability.transfer_retries + 1)
 
         async def once() -> None:
             await receiver.load(await self._transport.send(bucket, receiver))
 
         for attempt in range(reliability.transfer_retries + 1):
             try:
-                await _within(once(), reliability.transfer_timeout_s, f"bucket {bucket.index} to {replica.name}")
+                await _within(once(), limit, f"bucket {bucket.index} to {replica.name}")
                 return
             except TransferError as error:
                 self._events.emit("error", replica.name, error=type(error).__name__, message=str(error))

@@ -47,10 +47,10 @@ class ValidationFlow:
             async with self._turn:
                 with line.waits.waiting("validate", f"version {trained} to be served", "param_update"):
                     await line.headway.changed.until(lambda: line.headway.served >= trained)
-                if line.settings.pause_generation_for_validation:
-                    line.headway.paused = True
-                    await line.hub.pause(Lane.TRAIN)
                 try:
+                    if line.settings.pause_generation_for_validation:
+                        line.headway.paused = True
+                        await line.hub.pause(Lane.TRAIN)
                     await self._validate(trained)
                 finally:
                     if line.settings.pause_generation_for_validation:

@@ -6,12 +6,13 @@ A bad episode is data: whatever an environment raises becomes `EnvironmentFailed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import json
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from headway.engines.base import Progress, Request
 from headway.environments.base import Environment, Observation
-from headway.errors import EnvironmentFailed, HeadwayError
+from headway.errors import EnvironmentFailed
 from headway.rollout.barrier import TurnBarrier
 from headway.rollout.deadline import within
 from headway.rollout.hub import InferenceHub
@@ -34,6 +35,7 @@ class EnvironmentAgent:
         "_priority",
         "_settings",
         "_spent_s",
+        "complaint",
         "progress",
         "sample_id",
         "task",
@@ -56,26 +58,28 @@ class EnvironmentAgent:
         self.sample_id = sample_id
         self.task = task
         self.turns: list[Turn] = []
-        self._oldest = -1
+        self._oldest: int | None = None
         self._spent_s = 0.0
+        self.complaint = ""
+        """What went wrong after the episode was over; it is not lost for that."""
         self.progress = Progress()
         if partial is not None:
             self.progress.actions, self.progress.logps = partial.actions, partial.logps
             self.progress.runs = partial.runs
-            self.progress.started = min((run.version for run in partial.runs), default=-1)
+            self.progress.started = min((run.version for run in partial.runs), default=None)
         self._hub, self._settings = hub, settings
         self._lane, self._priority, self._bound = lane, priority, bound
         self._barrier = barrier
 
     @property
-    def oldest(self) -> int:
-        """Version of the replica that took the first request, −1 before: no action of the episode is older."""
-        return self._oldest if self._oldest >= 0 else self.progress.started
+    def oldest(self) -> int | None:
+        """Version of the replica that took the first request: no action of the episode is older."""
+        return self._oldest if self._oldest is not None else self.progress.started
 
     @property
     def partial(self) -> Generation | None:
         """What can be continued in another process: the first turn's actions, before any step was taken."""
-        if self.turns or not self.progress.actions:
+        if self.turns or not len(self.progress.actions):
             return None
         return self.progress.generation(FinishReason.ABORTED)
 
@@ -89,7 +93,7 @@ class EnvironmentAgent:
             if self._barrier is not None:
                 self._barrier.leave()
             self._hub.end_session(self.sample_id)
-            await environment.close()
+            await self._close(environment)
 
     async def _play(self, environment: Environment) -> Episode:
         observation = await self._guard("reset", environment.reset(self.task))
@@ -102,6 +106,7 @@ class EnvironmentAgent:
             self.turns.append(turn)
             self._spent_s += self.progress.spent_s
             if outcome.done:
+                self._check_info(outcome.info)
                 return Episode(sample_id=self.sample_id, task=self.task, turns=tuple(self.turns), info=outcome.info)
             context = joined(context, generation.actions)
             self._oldest = self.oldest
@@ -125,6 +130,14 @@ class EnvironmentAgent:
         )
         return self.progress.generation(finish)
 
+    def _check_info(self, info: Mapping[str, Any]) -> None:
+        """What the environment says about the episode must outlive the process."""
+        try:
+            if info:
+                json.dumps(dict(info))
+        except (TypeError, ValueError) as error:
+            raise EnvironmentFailed(f"{self.sample_id}: info is not JSON: {error}") from error
+
     def _check_time(self) -> None:
         limit = self._settings.reliability.episode_timeout_s
         if self._spent_s > limit:
@@ -140,7 +153,28 @@ class EnvironmentAgent:
             return answer
         except TimeoutError:
             raise EnvironmentFailed(f"{self.sample_id}: no answer to {what} after {limit} s") from None
-        except HeadwayError:
+        except EnvironmentFailed:
             raise
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise EnvironmentFailed(f"{self.sample_id}: {what} cancelled itself") from error
         except Exception as error:
             raise EnvironmentFailed(f"{self.sample_id}: {what} raised {type(error).__name__}: {error}") from error
+
+    async def _close(self, environment: Environment) -> None:
+        """Let go of the environment; one that does not let itself be closed has `complaint` to show for it."""
+        try:
+            await within(self._settings.reliability.abort_timeout_s, environment.close())
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            self.complaint = f"{self.sample_id}: close cancelled itself"
+        except Exception as error:
+            self.complaint = f"{self.sample_id}: close raised {type(error).__name__}: {error}"
+
+
+def is_cancelled() -> bool:
+    """Whether somebody has cancelled this task, as opposed to code in it that raised `CancelledError`."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -2,61 +2,55 @@
 
 Guarantees: a request ends with all its actions, or raises after its budget; what was generated before a crash,
 an interruption or a pause is kept and goes on, on any replica; no request is given to a replica whose weights
-are too old for what it makes to be trained. Requests are single, bound late (a free slot takes the next one) and
-routed by session affinity, then least load.
+are too old for what it makes to be trained. Requests are single and bound late; `routing` says where they go.
 
-Does not know groups, rewards or training; does not restart replicas itself (`supervisor`).
+Does not know groups, rewards or training; does not restart replicas itself (`flow.supervisor`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
+from functools import partial
 
 from headway.engines.base import Engine, Progress, Request
 from headway.errors import BackendError, EngineCrashed, EngineError
 from headway.monitor.events import EventLog
 from headway.monitor.waits import Wait
-from headway.rollout.replica import Health, Lane, LoadIndex, Queued, Replica, WaitingLine
-from headway.rollout.signal import Signal
+from headway.rollout.replica import Health, Lane, Replica
+from headway.rollout.routing import Router
 from headway.settings import Reliability
 from headway.types import FinishReason
 
+ERRORS_IN_A_ROW = 8
+"""Requests that may fail on a replica, one after the other with none that succeeds, before it is restarted."""
+
 
 class InferenceHub:
-    """Routes, retries, interrupts, pauses. `on_failure` is told of a replica that must be restarted."""
+    """Retries, interrupts, pauses. `on_failure` is told of a replica that must be restarted."""
 
     def __init__(
         self, engines: Sequence[Engine], *, events: EventLog, reliability: Reliability, clock: Callable[[], float]
     ) -> None:
         self.replicas = [Replica(engine, number) for number, engine in enumerate(engines)]
-        self.changed = Signal()
-        """Notified when a replica goes up or down or serves another version."""
         self.on_failure: Callable[[Replica, BaseException], None] = lambda replica, error: None
         self._events = events
         self._reliability = reliability
         self._clock = clock
-        self._index = LoadIndex()
-        self._lines = {lane: WaitingLine() for lane in Lane}
-        self._paused: set[Lane] = set()
+        self._router = Router(self.replicas)
         self._halted = False
-        self._numbers = count()
-        self._oldest_useful = -1
-        self._sessions: dict[str, Replica] = {}
-        for replica in self.replicas:
-            self._refresh(replica)
+        self._router.refresh_all()
 
     # -- what others may ask
 
     @property
     def served(self) -> int:
         """The oldest version that a replica in service answers with; −1 while there is none."""
-        return min((r.version for r in self.replicas if r.health is Health.UP and r.version >= 0), default=-1)
+        return self._router.served
 
     @property
     def up(self) -> int:
-        """Replicas in service."""
+        """Replicas that are up."""
         return sum(replica.health is Health.UP for replica in self.replicas)
 
     def waits(self) -> list[Wait]:
@@ -67,9 +61,10 @@ class InferenceHub:
             for r in self.replicas
             if r.load and r.health is Health.UP
         ]
-        for lane, line in self._lines.items():
-            if waiting := len(line) + sum(q.lane is lane and not q.slot.done() for r in self.replicas for q in r.bound):
-                state = "paused" if lane in self._paused else f"a free slot ({self.up} of {len(self.replicas)} up)"
+        for lane in Lane:
+            if waiting := self._router.waiting(lane):
+                free = f"a free slot ({self.up} of {len(self.replicas)} up)"
+                state = "paused" if lane in self._router.paused else free
                 edges.append(Wait("generate", f"{waiting} {lane} requests wait for {state}", "hub", now))
         edges.extend(Wait("hub", "restart", r.name, r.last_failure_s) for r in self.replicas if r.health is Health.DOWN)
         return edges
@@ -87,9 +82,11 @@ class InferenceHub:
 
         Raises `EngineError` when the budget for this request is spent. Cancelling aborts it.
         """
+        router, budget = self._router, self._reliability.sample_retries
         errors = crashes = 0
+        avoid: Replica | None = None
         while True:
-            replica = self._take(request, lane, bound) or await self._queue(request, lane, priority, bound)
+            replica = router.take(request, lane, bound, avoid) or await router.queue(request, lane, priority, bound)
             try:
                 finish = await self._run(replica, request, progress, lane)
                 if finish is not FinishReason.ABORTED:
@@ -97,43 +94,48 @@ class InferenceHub:
             except EngineCrashed as error:
                 crashes += 1
                 self.fail(replica, error)
-                if crashes > self._reliability.sample_retries + self._reliability.replica_restarts:
+                if crashes > budget:
                     raise EngineError(f"{request.request_id}: replicas crashed under it {crashes} times") from error
             except EngineError as error:
                 errors += 1
-                self._events.emit("error", replica.name, error=type(error).__name__, message=str(error))
-                if errors > self._reliability.sample_retries:
+                avoid = replica
+                self._complain(replica, request, error)
+                if errors > budget:
                     raise
             finally:
-                self._release(replica, request)
+                router.release(replica, request)
 
     def end_session(self, session: str) -> None:
         """Forget where a session ran."""
-        self._sessions.pop(session, None)
+        self._router.forget(session)
 
     # -- what the flow tells it
 
     def require(self, oldest_useful: int) -> None:
-        """Give no work to replicas that serve anything older than this version."""
-        if oldest_useful != self._oldest_useful:
-            self._oldest_useful = oldest_useful
-            for replica in self.replicas:
-                self._refresh(replica)
+        """Give no training work to replicas that serve anything older than this version."""
+        self._router.require(oldest_useful)
+
+    def begin_line(self) -> None:
+        """A new line starts: nothing is paused, and no replica is trusted until it has flipped in this line."""
+        self._router.paused.clear()
+        for replica in self.replicas:
+            replica.trusted = False
+        self._router.refresh_all()
 
     def version_changed(self, replica: Replica) -> None:
         """A replica has flipped (or was seeded)."""
-        self._refresh(replica)
-        self.changed.notify()
+        replica.trusted = True
+        self._router.refresh(replica)
 
     def fail(self, replica: Replica, error: BaseException) -> None:
         """Take a replica out of service; whoever supervises it is told once."""
         if replica.health is not Health.UP:
             return
         replica.health = Health.DOWN
-        self._index.discard(replica)
-        self._unbind(replica)
+        replica.life += 1
+        replica.errors = 0
+        self._router.withdraw(replica)
         self._events.emit("down", replica.name, reason=f"{type(error).__name__}: {error}")
-        self.changed.notify()
         self.on_failure(replica, error)
         replica.last_failure_s = self._clock()  # only now: whoever was told wants to know how long ago the last one was
 
@@ -141,165 +143,110 @@ class InferenceHub:
         """A restarted and seeded replica is back in service."""
         replica.health = Health.UP
         self._events.emit("up", replica.name, version=replica.version)
-        self._refresh(replica)
-        self.changed.notify()
+        self._router.refresh(replica)
 
     def check(self) -> None:
         """Take out of service whoever has lost its weights: it died without a request to show for it."""
         for replica in self.replicas:
-            if replica.health is Health.UP and replica.version < 0:
+            if replica.health is Health.UP and replica.trusted and replica.version < 0:
                 self.fail(replica, EngineCrashed(f"{replica.name} has no weights any more"))
 
     async def interrupt(self, lane: Lane) -> None:
         """Stop every request of a lane at an action boundary; each goes on where a slot is free."""
-        for replica in self.replicas:
-            for request_id, request_lane in list(replica.inflight.items()):
-                if request_lane is lane and replica.health is Health.UP:
-                    await self._ask(replica, replica.engine.abort(request_id))
+        calls = [
+            self._ask(replica, partial(replica.engine.abort, request_id))
+            for replica in self.replicas
+            for request_id, request_lane in replica.inflight.items()
+            if request_lane is lane and replica.health is Health.UP
+        ]
+        await asyncio.gather(*calls)
 
     async def pause(self, lane: Lane) -> None:
         """Interrupt a lane and hold it until `resume`."""
-        self._paused.add(lane)
+        self._router.paused.add(lane)
         await self.interrupt(lane)
 
     def resume(self, lane: Lane) -> None:
         """Let a paused lane go on."""
-        self._paused.discard(lane)
-        for replica in self.replicas:
-            self._refresh(replica)
+        self._router.paused.discard(lane)
+        self._router.refresh_all()
 
     async def halt_engines(self) -> None:
         """Stop all decoding, keeping every request where it is: the devices are needed for something else."""
-        if not self._halted:
-            self._halted = True
-            await asyncio.gather(*(self._ask(replica, replica.hold()) for replica in self.replicas))
+        await self._hold_all(True)
 
     async def continue_engines(self) -> None:
         """Go on after `halt_engines`."""
-        if self._halted:
-            self._halted = False
-            await asyncio.gather(*(self._ask(replica, replica.let_go()) for replica in self.replicas))
+        await self._hold_all(False)
 
-    # -- routing
+    # -- inside
 
-    def _serves(self, replica: Replica, lane: Lane) -> bool:
-        """Whether a request of `lane` may run there; only what is trained has to be fresh."""
-        oldest = self._oldest_useful if lane is Lane.TRAIN else 0
-        return replica.health is Health.UP and 0 <= replica.version >= oldest
-
-    def _refresh(self, replica: Replica) -> None:
-        """Put a replica where it belongs in the index and give its free slots away."""
-        if replica.health is not Health.UP or replica.version < 0:
-            self._index.discard(replica)
+    async def _hold_all(self, halted: bool) -> None:
+        if self._halted is halted:
             return
-        self._index.put(replica)
-        while replica in self._index:
-            queued = self._next_for(replica)
-            if queued is None:
-                return
-            self._occupy(replica, queued.request_id, queued.lane)
-            queued.slot.set_result(replica)
+        self._halted = halted
+        for replica in self.replicas:
+            replica.holds += 1 if halted else -1
+            self._shift_deadlines(replica, halted)
+        calls = [self._ask(replica, replica.settle) for replica in self.replicas if replica.health is Health.UP]
+        await asyncio.gather(*calls)
 
-    def _next_for(self, replica: Replica) -> Queued | None:
-        """The first request that may run on `replica`: bound to it, or bound to nothing; training after others."""
-        for number, queued in enumerate(replica.bound):
-            if not queued.slot.done() and self._may_run(replica, queued.lane):
-                return replica.bound.pop(number)
-        for lane in (Lane.VALIDATE, Lane.TRAIN):
-            if self._may_run(replica, lane) and (waiting := self._lines[lane].pop()) is not None:
-                return waiting
-        return None
-
-    def _may_run(self, replica: Replica, lane: Lane) -> bool:
-        return lane not in self._paused and self._serves(replica, lane)
-
-    def _occupy(self, replica: Replica, request_id: str, lane: Lane) -> None:
-        replica.inflight[request_id] = lane
-        self._index.put(replica)
-
-    def _take(self, request: Request, lane: Lane, bound: int | None) -> Replica | None:
-        """A free slot right now, if there is one and nobody is before us."""
-        if lane in self._paused:
-            return None
-        pinned = self._pinned(bound)
-        replica = pinned or self._sessions.get(request.session)
-        if pinned is None and (replica is None or not self._free(replica, lane)):
-            replica = self._index.least(lambda candidate: self._serves(candidate, lane))
-        if replica is None or not self._free(replica, lane):
-            return None
-        self._occupy(replica, request.request_id, lane)
-        return replica
-
-    def _pinned(self, bound: int | None) -> Replica | None:
-        """The one replica that a bound request may run on; none while that one is out of service."""
-        replica = None if bound is None else self.replicas[bound % len(self.replicas)]
-        return replica if replica is not None and replica.health is Health.UP else None
-
-    def _free(self, replica: Replica, lane: Lane) -> bool:
-        return replica in self._index and self._serves(replica, lane)
-
-    async def _queue(self, request: Request, lane: Lane, priority: int, bound: int | None) -> Replica:
-        """Wait for a slot."""
-        slot: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        queued = Queued(priority, next(self._numbers), lane, request.request_id, slot)
-        pinned = self._pinned(bound)
-        if pinned is not None:
-            pinned.bound.append(queued)
-        else:
-            self._lines[lane].push(queued)
-        try:
-            return await slot
-        except asyncio.CancelledError:
-            if slot.done() and not slot.cancelled():  # the slot was granted in the very tick of the cancellation
-                self._release(slot.result(), request)
-            raise
-
-    def _unbind(self, replica: Replica) -> None:
-        """What waited for this replica alone may now run anywhere."""
-        for queued in replica.bound:
-            self._lines[queued.lane].push(queued)
-        replica.bound = []
-        for other in self.replicas:
-            if other is not replica:
-                self._refresh(other)
-
-    def _release(self, replica: Replica, request: Request) -> None:
-        replica.inflight.pop(request.request_id, None)
-        self._refresh(replica)
-
-    # -- one attempt
+    def _shift_deadlines(self, replica: Replica, halted: bool) -> None:
+        """Time in which the engine has to stand still is not the requests' time."""
+        now, limit = self._clock(), self._reliability.request_timeout_s
+        for request_id, deadline in replica.deadlines.items():
+            if halted:
+                replica.left_s[request_id] = (deadline.when() or now + limit) - now
+                deadline.reschedule(None)
+            else:
+                deadline.reschedule(now + replica.left_s.pop(request_id, limit))
 
     async def _run(self, replica: Replica, request: Request, progress: Progress, lane: Lane) -> FinishReason:
         """One attempt on one replica, bounded in time."""
-        if not self._may_run(replica, lane):  # changed since the slot was granted
+        if not self._router.serves(replica, lane):  # changed since the slot was granted
             return FinishReason.ABORTED
-        if progress.started < 0:
+        if progress.started is None:
             progress.started = replica.version
-        self._sessions[request.session] = replica
+        self._router.remember(request.session, replica)
         before, began_s = len(progress.actions), self._clock()
         finish = "failed"
         self._events.emit("request.start", replica.name, request=request.request_id)
         try:
-            async with asyncio.timeout(self._reliability.request_timeout_s):
+            limit = None if self._halted else self._reliability.request_timeout_s
+            async with asyncio.timeout(limit) as replica.deadlines[request.request_id]:
                 finish = await replica.engine.generate(request, progress)
-            replica.last_success_s = self._clock()
+            replica.last_success_s, replica.errors = self._clock(), 0
             return FinishReason(finish)
         except TimeoutError:
             late = f"{request.request_id}: no end after {self._reliability.request_timeout_s} s"
             if replica.last_success_s < began_s:
                 raise EngineCrashed(f"{late}, and nothing else ended on {replica.name} meanwhile") from None
-            await self._ask(replica, replica.engine.abort(request.request_id))
+            await self._ask(replica, partial(replica.engine.abort, request.request_id))
             raise EngineError(late) from None
+        except BackendError:
+            raise
+        except Exception as error:
+            raise EngineError(f"{replica.name}: {request.request_id}: {type(error).__name__}: {error}") from error
         finally:
+            replica.deadlines.pop(request.request_id, None)
+            replica.left_s.pop(request.request_id, None)
             made = len(progress.actions) - before
             progress.spent_s += self._clock() - began_s
             self._events.emit("request.end", replica.name, request=request.request_id, actions=made, finish=str(finish))
 
-    async def _ask(self, replica: Replica, call: Awaitable[None]) -> None:
+    def _complain(self, replica: Replica, request: Request, error: EngineError) -> None:
+        """One request failed: try it elsewhere; a replica on which they all fail is sick."""
+        self._events.emit("error", replica.name, error=type(error).__name__, message=str(error))
+        self._router.forget(request.session)
+        replica.errors += 1
+        if replica.errors >= ERRORS_IN_A_ROW:
+            self.fail(replica, EngineCrashed(f"{replica.name}: {replica.errors} requests in a row failed: {error}"))
+
+    async def _ask(self, replica: Replica, call: Callable[[], Awaitable[None]]) -> None:
         """A control call that a healthy engine answers soon; one that does not is taken out of service."""
         try:
             async with asyncio.timeout(self._reliability.abort_timeout_s):
-                await call
+                await call()
         except TimeoutError:
             self.fail(replica, EngineCrashed(f"{replica.name}: no answer for {self._reliability.abort_timeout_s} s"))
         except BackendError as error:

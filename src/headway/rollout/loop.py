@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from math import isfinite
 from typing import Protocol
 
-from headway.environments.base import EnvironmentFactory
-from headway.errors import EngineError, EnvironmentFailed, RewardError
+from headway.environments.base import Environment, EnvironmentFactory
+from headway.errors import EngineCrashed, EngineError, EnvironmentFailed, RewardError
 from headway.monitor.events import EventLog
 from headway.rewards.base import Reward
-from headway.rollout.agent import EnvironmentAgent
+from headway.rollout.agent import EnvironmentAgent, is_cancelled
 from headway.rollout.barrier import TurnBarrier
 from headway.rollout.deadline import within
 from headway.rollout.hub import InferenceHub
@@ -60,7 +61,7 @@ class GroupRun:
         """The oldest version at work in the group; `unstarted` stands for members without a replica yet."""
         versions = [run.version for episode in self.episodes.values() for run in episode.runs]
         for agent in self.agents.values():
-            versions.append(agent.oldest if agent.oldest >= 0 else unstarted)
+            versions.append(unstarted if agent.oldest is None else agent.oldest)
         return min(versions, default=unstarted)
 
     def partials(self) -> dict[str, Generation]:
@@ -204,13 +205,18 @@ class RolloutLoop:
     async def _play(self, run: GroupRun, agent: EnvironmentAgent) -> None:
         """One member: episode, hand-over, verdict."""
         try:
-            episode = await agent.run(self._environments(run.task))
+            episode = await agent.run(self._environment(run.task))
         except (EnvironmentFailed, EngineError) as error:
             reason = DropReason.ENGINE_FAILED if isinstance(error, EngineError) else DropReason.ENVIRONMENT_FAILED
-            self._events.emit("error", self._who, error=type(error).__name__, message=str(error))
+            self._complain(type(error).__name__, str(error))
+            if isinstance(error.__cause__, EngineCrashed):
+                run.budget = 0  # replicas died under it again and again: it may well be the prompt
             if run.agents.get(agent.sample_id) is agent:
                 self.replace(run, agent.sample_id, reason)
             return
+        finally:
+            if agent.complaint:
+                self._complain(EnvironmentFailed.__name__, agent.complaint)
         if run.agents.pop(agent.sample_id, None) is None:
             return  # cancelled in the very tick in which it ended: its end is recorded already
         self._hand_in(run, episode)
@@ -220,6 +226,15 @@ class RolloutLoop:
             await self._score(episode, future)
         else:
             self._hand_over_if_full(run)
+
+    def _environment(self, task: Task) -> Environment:
+        try:
+            return self._environments(task)
+        except Exception as error:
+            raise EnvironmentFailed(f"no environment for task {task.position}: {error!r}") from error
+
+    def _complain(self, error: str, message: str) -> None:
+        self._events.emit("error", self._who, error=error, message=message)
 
     def _hand_in(self, run: GroupRun, episode: Episode) -> None:
         run.episodes[episode.sample_id] = episode
@@ -272,10 +287,17 @@ class RolloutLoop:
     async def _judge(self, episode: Episode) -> Score:
         limit = self._settings.reliability.reward_timeout_s
         try:
-            return await within(limit, self._reward.score(episode))
+            verdict = await within(limit, self._reward.score(episode))
+            if not isfinite(verdict.value):
+                raise RewardError(f"{episode.sample_id}: {verdict.value} is not a reward")
+            return verdict
         except TimeoutError:
             raise RewardError(f"{episode.sample_id}: no verdict after {limit} s") from None
         except RewardError:
             raise
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise RewardError(f"{episode.sample_id}: the reward cancelled itself") from error
         except Exception as error:
             raise RewardError(f"{episode.sample_id}: {type(error).__name__}: {error}") from error

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from headway.engines.base import Engine
-
-if TYPE_CHECKING:
-    import asyncio
 
 
 class Health(StrEnum):
@@ -40,47 +38,87 @@ class Queued(NamedTuple):
     slot: asyncio.Future[Replica]
 
 
+class WaitingLine:
+    """Requests without a slot, in order; entries whose future is done (cancelled) are skipped."""
+
+    def __init__(self) -> None:
+        self._heap: list[Queued] = []
+
+    def push(self, queued: Queued) -> None:
+        heappush(self._heap, queued)
+
+    def pop(self) -> Queued | None:
+        """The first one still waiting."""
+        while self._heap:
+            queued = heappop(self._heap)
+            if not queued.slot.done():
+                return queued
+        return None
+
+    def __len__(self) -> int:
+        return sum(not queued.slot.done() for queued in self._heap)
+
+
 class Replica:
     """Load, health and failure count of one engine."""
 
     __slots__ = (
         "bound",
+        "deadlines",
         "engine",
+        "errors",
         "failures",
         "health",
         "holds",
         "inflight",
         "last_failure_s",
         "last_success_s",
+        "left_s",
+        "life",
         "number",
+        "stands_still",
+        "trusted",
     )
 
     def __init__(self, engine: Engine, number: int) -> None:
         self.engine = engine
         self.number = number
         self.health = Health.UP
+        self.trusted = False
+        """It has flipped in the line that runs now."""
+        self.life = 0
+        """Grows with every failure: what was begun in an earlier life is nobody's business any more."""
         self.holds = 0
         """How many want it to stand still."""
+        self.stands_still: bool | None = False
+        """`None`: it was asked to change that and has not answered, or nobody waited for its answer."""
         self.inflight: dict[str, Lane] = {}
-        self.bound: list[Queued] = []
-        """Requests that may run nowhere else (groups that are not replicated)."""
+        self.deadlines: dict[str, asyncio.Timeout] = {}
+        """Of the requests in flight; they stand still when the engine does."""
+        self.left_s: dict[str, float] = {}
+        """What was left of them when it was made to."""
+        self.bound = WaitingLine()
+        """Training requests that may run nowhere else (groups that are not replicated)."""
         self.failures = 0
         """In a row, without a quiet time between."""
+        self.errors = 0
+        """Requests that failed here, one after the other."""
         self.last_failure_s = float("-inf")
         self.last_success_s = float("-inf")
         """When a request last ended here."""
 
-    async def hold(self) -> None:
-        """Stand still until everybody who said so has let go; a replica out of service does so when it is back."""
-        self.holds += 1
-        if self.holds == 1 and self.health is Health.UP:
-            await self.engine.pause()
+    async def settle(self) -> None:
+        """Stand still if anybody wants that, go on if nobody does."""
+        while self.stands_still is not (self.holds > 0):
+            still = self.holds > 0
+            self.stands_still = None
+            await (self.engine.pause() if still else self.engine.resume())
+            self.stands_still = still
 
-    async def let_go(self) -> None:
-        """One holder less."""
-        self.holds -= 1
-        if self.holds == 0 and self.health is Health.UP:
-            await self.engine.resume()
+    @property
+    def in_service(self) -> bool:
+        """Whether it can be given work at all."""
+        return self.health is Health.UP and self.trusted and self.version >= 0
 
     @property
     def name(self) -> str:
@@ -128,24 +166,3 @@ class LoadIndex:
                 if fits(replica):
                     return replica
         return None
-
-
-class WaitingLine:
-    """Requests without a slot, in order; entries whose future is done (cancelled) are skipped."""
-
-    def __init__(self) -> None:
-        self._heap: list[Queued] = []
-
-    def push(self, queued: Queued) -> None:
-        heappush(self._heap, queued)
-
-    def pop(self) -> Queued | None:
-        """The first one still waiting."""
-        while self._heap:
-            queued = heappop(self._heap)
-            if not queued.slot.done():
-                return queued
-        return None
-
-    def __len__(self) -> int:
-        return sum(not queued.slot.done() for queued in self._heap)

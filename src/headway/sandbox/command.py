@@ -7,6 +7,7 @@ but what the loader needs, no other process, no network but an unconnected loopb
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -52,6 +53,8 @@ class Jail:
     """Folders that are shown read-only, besides the system's."""
     packages: tuple[str, ...] = ()
     """Those of them that Python imports from."""
+    hidden: tuple[str, ...] = ()
+    """Folders below the system's that are not the system's, such as ours: shown empty."""
 
 
 def request(
@@ -66,7 +69,7 @@ def request(
         "head": _head(jail, disk),
         "files": {_inside(name): content for name, content in _checked(files, disk)},
         "seccomp": seccomp.program(),
-        "tail": [*_TAIL, str(limits.processes + 1), *argv],
+        "tail": [*_tail(jail), str(limits.processes + 1), *argv],
         "stdin": stdin,
         "folder": FOLDER,
         "wall_s": limits.wall_s,
@@ -91,6 +94,8 @@ def _head(jail: Jail, disk: int) -> list[str]:
         words += ["--setenv", name, value]
     for path in _SYSTEM:
         words += _system(path)
+    for path in jail.hidden:
+        words += ["--tmpfs", path]
     words += ["--perms", "0700", "--size", str(disk), "--tmpfs", FOLDER]
     words += ["--proc", "/proc", "--dev", "/dev", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
     for path in jail.prefixes:
@@ -98,7 +103,18 @@ def _head(jail: Jail, disk: int) -> list[str]:
     return words
 
 
-_TAIL = ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", FOLDER, "--", "/bin/sh", "-c", _PRELUDE)
+def _tail(jail: Jail) -> list[str]:
+    words = []
+    for path in (*jail.hidden, "/dev", "/"):
+        words += ["--remount-ro", path]
+    return [*words, "--chdir", FOLDER, "--", "/bin/sh", "-c", _PRELUDE]
+
+
+def hidden_folders(candidates: Sequence[str]) -> tuple[str, ...]:
+    """Those of `candidates`, and the system's sources, that would be seen because they lie below a shown folder."""
+    shown = tuple(f"{path}/" for path in _SYSTEM)
+    paths = {os.path.realpath(path) for path in (*candidates, "/usr/src")}
+    return tuple(sorted(path for path in paths if path.startswith(shown) and Path(path).is_dir()))
 
 
 def _system(path: str) -> list[str]:

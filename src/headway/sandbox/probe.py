@@ -112,6 +112,11 @@ def find_bwrap() -> tuple[str | None, str]:
     return path, ""
 
 
+def quick_problem() -> str:
+    """Why there is certainly no sandbox here, found without starting anything; empty where there may be one."""
+    return system_problem() or find_bwrap()[1]
+
+
 def bwrap_problem(bwrap: str) -> str:
     """Why this bubblewrap will not do; empty where it will."""
     try:

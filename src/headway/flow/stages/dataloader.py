@@ -22,6 +22,7 @@ class DataloaderStage(Stage[Task, Task]):
                 with self.line.waits.waiting(self.role, "a position put back (the source is at its end)", "headway"):
                     await self.line.requeued.wait()
             self.line.exhausted = False
+            self.line.given_out += 1
             return task
         finally:
             self._listening -= 1

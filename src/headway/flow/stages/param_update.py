@@ -25,12 +25,7 @@ class ParamUpdateStage(Stage[Snapshot, Snapshot]):
             await line.updater.push(newest.version, replicas)
 
         try:
-            await self.attempt(
-                f"version {newest.version}",
-                push,
-                retries=reliability.transfer_retries,
-                timeout_s=reliability.transfer_timeout_s * (reliability.transfer_retries + 2),
-            )
+            await self.attempt(f"version {newest.version}", push, retries=reliability.transfer_retries)
         except BackendError as error:  # replicas that fail are seen to elsewhere: this is the trainer
             raise TrainerCrashed(f"its weights cannot be had: {error}") from error
         line.versions_changed()

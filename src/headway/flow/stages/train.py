@@ -69,8 +69,8 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
         line.versions_changed()
         async with line.devices.hold(self.role, reliability.lock_timeout_s):
             metrics = await self._train(batch)
-        headway.end_step(tickets)
-        line.books.train(groups, headway.trained)
+            headway.end_step(tickets)  # at once: between the update and its record there is no point to be stopped at
+            line.books.train(groups, headway.trained)
         line.versions_changed()
         rewards = [s.score.value for group in groups for s in group.samples if s.score is not None]
         line.events.emit(
@@ -122,10 +122,23 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
                 actions=group.actions,
             )
 
+    async def _checkpoint(self) -> None:
+        """Tried again where that makes sense: a full disk may be emptied, a dead trainer is not."""
+        retries = self.line.settings.reliability.step_retries
+        self.settle(running=1)
+        try:
+            await self.attempt("checkpoint", lambda: save_checkpoint(self.line), retries=retries)
+        except BackendError as error:
+            if error.fatal:
+                raise
+            self.line.recovery.exhausted(self.role, error)
+        finally:
+            self.settle(running=-1)
+
     async def _after_step(self) -> None:
         """Between two steps: checkpoints and validation."""
         line, trained = self.line, self.line.headway.trained
         if line.settings.save_steps and trained % line.settings.save_steps == 0:
-            await save_checkpoint(line)
+            await self._checkpoint()
         if line.settings.eval_steps and trained % line.settings.eval_steps == 0:
             line.on_validate(trained)

@@ -1,0 +1,150 @@
+"""Rewards by name, from `module:function` or from `file.py:function`, and whole configurations of them.
+
+Everything that can be wrong about a name, a function's signature or its arguments is a `ConfigError` here, before
+anything starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from headway.config import RewardConfig
+from headway.errors import ConfigError
+from headway.rewards.base import EpisodeReturn, Reward
+from headway.rewards.compose import Part, RoutedReward
+from headway.rewards.exact import exact
+from headway.rewards.function import FunctionReward
+from headway.rewards.instructions import ifeval
+from headway.rewards.judge import judge
+from headway.rewards.mathematics import math
+from headway.rewards.numeric import numeric
+from headway.rewards.pattern import regex, tags
+from headway.rewards.program import code
+
+RewardFactory = Callable[..., Reward]
+
+_FACTORIES: dict[str, RewardFactory] = {
+    "code": code,
+    "environment": EpisodeReturn,
+    "exact": exact,
+    "format": tags,
+    "ifeval": ifeval,
+    "judge": judge,
+    "math": math,
+    "numeric": numeric,
+    "regex": regex,
+}
+
+
+def register_reward(name: str) -> Callable[[RewardFactory], RewardFactory]:
+    """Make a factory of rewards known by name; its keyword parameters are the `reward_args`."""
+
+    def register(factory: RewardFactory) -> RewardFactory:
+        if name in _FACTORIES:
+            raise ConfigError("is taken by another reward", key="reward_fn", value=name)
+        _FACTORIES[name] = factory
+        return factory
+
+    return register
+
+
+def reward_names() -> tuple[str, ...]:
+    """Every registered name."""
+    return tuple(sorted(_FACTORIES))
+
+
+def make_reward(reward_fn: str, reward_args: Mapping[str, Any] | None = None, *, answer: str | None = None) -> Reward:
+    """One reward. `answer`: the data's answer column, for rewards that compare and are not told another."""
+    given = dict(reward_args or {})
+    if ":" in reward_fn:
+        return _users(reward_fn, given)
+    factory = _FACTORIES.get(reward_fn)
+    if factory is None:
+        close = get_close_matches(reward_fn, _FACTORIES, n=1)
+        meant = f", did you mean {close[0]!r}?" if close else ""
+        hint = f"one of {', '.join(reward_names())}, or module:function of your own"
+        raise ConfigError(f"is no reward{meant}", key="reward_fn", value=reward_fn, hint=hint)
+    known = inspect.signature(factory).parameters
+    if answer is not None and "answer" in known:
+        given.setdefault("answer", answer)
+    _check_arguments(factory, reward_fn, (), given)
+    return factory(**given)
+
+
+def make_rewards(rewards: Mapping[str, RewardConfig], *, answer: str | None = None) -> Reward:
+    """The judge of a whole run, from the configuration's `rewards`. None configured: what the environment gave."""
+    if not rewards:
+        return EpisodeReturn()
+    parts = {}
+    for name, config in rewards.items():
+        try:
+            reward = make_reward(config.reward_fn or name, config.reward_args, answer=answer)
+        except ConfigError as error:
+            raise ConfigError(str(error), key=f"rewards.{name}", value=config.reward_fn) from error
+        parts[name] = Part(name=name, reward=reward, weight=config.weight, domains=frozenset(config.tag_included))
+    return RoutedReward(parts)
+
+
+def _users(path: str, given: dict[str, Any]) -> Reward:
+    """The user's own: a function `(text, task_data, **reward_args)`, or an object or class with `score(episode)`."""
+    module, _, name = path.rpartition(":")
+    concurrency = given.pop("concurrency", 8)
+    found: Any = _module(module, path)
+    for step in name.split("."):
+        if not hasattr(found, step):
+            raise ConfigError(f"has no {step!r}", key="reward_fn", value=path)
+        found = getattr(found, step)
+    if inspect.isclass(found) and hasattr(found, "score"):
+        _check_arguments(found, path, (), given)
+        return cast(Reward, found(**given))
+    if not callable(found):
+        raise ConfigError(f"is a {type(found).__name__}, not a function", key="reward_fn", value=path)
+    _check_arguments(found, path, ("text", {}), given)
+    return FunctionReward(path, found, given, concurrency=concurrency)
+
+
+def _module(module: str, path: str) -> Any:
+    try:
+        if not module.endswith(".py"):
+            return importlib.import_module(module)
+        return _from_file(Path(module), path)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"cannot be imported: {type(error).__name__}: {error}",
+            key="reward_fn",
+            value=path,
+            hint="package.module:function, or path/to/file.py:function",
+        ) from error
+
+
+def _from_file(file: Path, path: str) -> Any:
+    if not file.is_file():
+        raise ConfigError("there is no such file", key="reward_fn", value=path)
+    name = f"headway_user_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check_arguments(function: Callable[..., Any], name: str, leading: tuple[Any, ...], given: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # written in C: it will say itself what is wrong
+    try:
+        signature.bind(*leading, **given)
+    except TypeError as error:
+        takes = ", ".join(list(signature.parameters)[len(leading) :]) or "none"
+        hint = f"arguments of {name}: {takes}"
+        raise ConfigError(f"{name}: {error}", key="reward_args", value=given, hint=hint) from error

@@ -1,0 +1,201 @@
+"""What the stages of the line do with groups: verdicts, spares, filters, faults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config.simulation import Distribution, Fault, SimulatedReward, SimulatedScorer
+from headway.errors import ScoringError
+from headway.flow.flow import AsyncTrainingFlow
+from headway.flow.stages.rollout import find_fault, to_sample
+from headway.flow.stages.scoring import check_rows
+from headway.types import DropReason, Episode, Repeated, Score
+from tests.flow.factory import Played, Scripted, audit, make_costs, make_sample_group, make_scenario, play_through
+
+SLOW_VERDICT = make_costs(reward=SimulatedReward(latency_s=Distribution(mean=0.5)))
+
+
+class Judge:
+    """Verdicts by sample id; an exception is raised."""
+
+    def __init__(self, **verdicts: Any) -> None:
+        self._verdicts = {name.replace("_", ".").removeprefix("s"): verdict for name, verdict in verdicts.items()}
+
+    async def score(self, episode: Episode) -> Score:
+        verdict = self._verdicts.get(episode.sample_id, float(episode.sample_id.endswith("1")))
+        if isinstance(verdict, Exception):
+            raise verdict
+        return Score(value=verdict)
+
+    def use(self, flow: AsyncTrainingFlow) -> None:
+        flow.backends = replace(flow.backends, reward=self)
+
+
+def reasons(played: Played) -> dict[int, str]:
+    return {event.data["group"]: event.data["reason"] for event in played.of("group.drop")}
+
+
+# -- reward
+
+
+def test_scoring_overlaps_with_the_generation_of_siblings_or_waits_for_the_group(tmp_path: Path) -> None:
+    starts = {}
+    for early in (True, False):
+        scenario = make_scenario(costs=SLOW_VERDICT, group_size=2, max_steps=1, with_reward=early)
+        script = Scripted({0: [100, 300], 1: [100, 100]})
+        played = play_through(scenario, tmp_path / str(early), prepare=script.use)
+        starts[early] = played.first("score.start", sample="0.0").time_s
+        assert played.first("group.ready", group=0).time_s == pytest.approx(3.5)
+    assert starts == {True: pytest.approx(1.0), False: pytest.approx(3.0)}
+
+
+def test_a_member_without_a_verdict_is_replaced_and_the_group_is_trained_whole(tmp_path: Path) -> None:
+    judge = Judge(s0_0=ValueError("no idea"))
+    played = play_through(make_scenario(group_size=2, max_steps=1), tmp_path, prepare=judge.use)
+    assert played.summary.finished
+    ends = {e.data["sample"]: e.data.get("reason", e.data["end"]) for e in played.of("sample.end")}
+    assert (ends["0.0"], ends["0.1"], ends["0.2"]) == ("reward_failed", "trained", "trained")
+    assert played.first("group.train", group=0).data["samples"] == 2
+
+
+def test_groups_that_teach_nothing_are_dropped_and_fresh_prompts_take_their_place(tmp_path: Path) -> None:
+    judge = Judge(s0_0=1.0, s0_1=1.0, s3_0=0.0, s3_1=0.0)
+    scenario = make_scenario(group_size=2, max_steps=3, filter_zero_variance=True)
+    played = play_through(scenario, tmp_path, prepare=judge.use)
+    assert played.summary.finished
+    assert reasons(played) == {0: "zero_variance", 3: "zero_variance"}
+    assert len(played.of("group.start", position=0)) == 1, "the prompt taught nothing through its own fault"
+    trained = [event.data["group"] for event in played.of("group.train")]
+    assert trained == [1, 2, 4, 5, 6, 7]
+    assert audit(tmp_path)["dropped:zero_variance"] == 4
+
+
+def test_unfiltered_groups_are_trained_with_advantages_that_are_zero(tmp_path: Path) -> None:
+    judge = Judge(s0_0=1.0, s0_1=1.0)
+    played = play_through(make_scenario(group_size=2, max_steps=1), tmp_path, prepare=judge.use)
+    assert reasons(played) == {} and 0 in {event.data["group"] for event in played.of("group.train")}
+
+
+def test_groups_of_one_are_never_filtered(tmp_path: Path) -> None:
+    played = play_through(make_scenario(group_size=1, filter_zero_variance=True), tmp_path)
+    assert played.summary.finished and reasons(played) == {}
+
+
+# -- spares
+
+
+def test_spare_prompts_are_cancelled_the_moment_the_batch_is_full_and_drawn_again(tmp_path: Path) -> None:
+    script = Scripted({0: [900], 2: [800]})
+    played = play_through(make_scenario(spare_groups=2, max_steps=4), tmp_path, prepare=script.use)
+    assert played.summary.finished
+    begin = played.first("step.begin").time_s
+    assert begin == pytest.approx(1.0), "training did not wait for the long ones"
+    dropped = [event for event in played.of("group.drop") if event.time_s == begin]
+    assert {event.data["group"] for event in dropped} == {0, 2}
+    assert {event.time_s for event in played.of("request.end", finish="failed")} >= {begin}
+    assert {event.data["reason"] for event in played.of("group.drop")} <= {"surplus_group", "stale_in_flight"}
+    again = {event.data["position"] for event in played.of("group.start") if event.data["group"] > 3}
+    assert {0, 2} <= again
+
+
+def test_spare_members_make_groups_whole_without_the_slowest(tmp_path: Path) -> None:
+    script = Scripted({0: [900, 100, 100]})
+    scenario = make_scenario(group_size=2, spare_members=1, max_steps=1)
+    played = play_through(scenario, tmp_path, prepare=script.use)
+    assert played.first("group.ready", group=0).time_s == pytest.approx(1.0)
+    surplus = played.first("sample.end", sample="0.0")
+    assert surplus.data["reason"] == DropReason.SURPLUS_MEMBER and surplus.time_s == pytest.approx(1.0)
+
+
+# -- scheduling
+
+
+def test_a_batch_at_a_time_waits_for_all_of_it_and_a_queue_does_not(tmp_path: Path) -> None:
+    starts = {}
+    for scheduling in ("queue", "batch"):
+        scenario = make_scenario(groups_per_step=1, alpha=2, max_steps=4, policy="wait", scheduling=scheduling)
+        script = Scripted({1: [600]})
+        played = play_through(scenario, tmp_path / scheduling, prepare=script.use)
+        assert played.summary.finished
+        starts[scheduling] = played.first("group.start", group=3).time_s
+    assert starts == {"queue": pytest.approx(2.0), "batch": pytest.approx(6.0)}
+
+
+def test_with_a_barrier_all_episodes_take_their_turns_together(tmp_path: Path) -> None:
+    ends = {}
+    for barrier in (False, True):
+        scenario = make_scenario(max_steps=1, turn_barrier=barrier)
+        script = Scripted({0: [(100, 100)], 1: [(300, 100)]})
+        played = play_through(scenario, tmp_path / str(barrier), prepare=script.use)
+        ends[barrier] = played.first("sample.finish", sample="0.0").time_s
+    assert ends == {False: pytest.approx(2.0), True: pytest.approx(4.0)}
+
+
+# -- rollout
+
+
+def test_an_episode_whose_counts_do_not_add_up_is_found() -> None:
+    episode = make_sample_group(0, 3, 4, actions=5).samples[0].episode
+    turn = episode.turns[0]
+    assert find_fault(episode) == ""
+    broken = replace(turn.generation, logps=Repeated(-1.0, 9))
+    torn = replace(episode, turns=(turn, replace(turn, generation=broken)))
+    assert find_fault(torn) == "turn 1 has 10 actions, 9 log-probabilities and versions for 10"
+    short = replace(turn.generation, runs=turn.generation.runs[:1])
+    assert "versions for 5" in find_fault(replace(episode, turns=(replace(turn, generation=short),)))
+    empty = replace(turn.generation, actions=(), logps=(), runs=())
+    assert find_fault(replace(episode, turns=(replace(turn, generation=empty),))) == "no actions at all"
+    assert find_fault(replace(episode, turns=())) == "no actions at all"
+
+
+def test_a_sample_knows_its_oldest_and_newest_version_and_how_many_actions_it_has() -> None:
+    sample = to_sample(make_sample_group(0, 4, 3, 6, actions=5).samples[0].episode)
+    assert (sample.oldest, sample.newest, sample.actions) == (3, 6, 15)
+
+
+# -- scoring
+
+
+def test_a_scorer_gives_one_number_for_each_action_or_is_refused() -> None:
+    group = make_sample_group(7, 0, actions=3)
+    check_rows([[0.0] * 3], group)
+    with pytest.raises(ScoringError, match=r"group 7: \[2\] numbers for \[3\] actions"):
+        check_rows([[0.0] * 2], group)
+    with pytest.raises(ScoringError, match="group 7"):
+        check_rows([], group)
+
+
+@pytest.mark.parametrize("with_trainer", [True, False])
+def test_a_scorer_on_the_trainers_devices_takes_turns_with_it(with_trainer: bool, tmp_path: Path) -> None:
+    costs = make_costs(ref_logp=SimulatedScorer(fixed_s=0.3, with_trainer=with_trainer))
+    played = play_through(make_scenario(costs=costs, alpha=2, max_steps=6), tmp_path)
+    assert played.summary.finished
+    steps = [(event.time_s - 1.0, event.time_s) for event in played.of("step.end")]
+    during = 0
+    for ready in played.of("group.ready"):  # a score of its own ends right before
+        during += any(before + 1e-6 < ready.time_s < after - 1e-6 for before, after in steps)
+    assert (during == 0) is with_trainer
+
+
+def test_a_group_that_is_let_go_while_it_is_scored_is_not_scored_again(tmp_path: Path) -> None:
+    costs = make_costs(ref_logp=SimulatedScorer(fixed_s=2.5, with_trainer=False))
+    played = play_through(make_scenario(costs=costs, spare_groups=2, max_steps=3), tmp_path)
+    assert played.summary.finished
+    gone = {event.data["group"]: event.time_s for event in played.of("group.drop")}
+    assert gone
+    ready = {event.data["group"]: event.time_s for event in played.of("group.ready")}
+    assert not [group for group in gone if ready.get(group, 0) > gone[group]]
+
+
+def test_a_fault_of_the_environment_is_one_failed_member(tmp_path: Path) -> None:
+    costs = make_costs()
+    costs = replace(costs, environment=replace(costs.environment, step_s=Distribution(mean=0.2)))
+    fault = Fault(kind="hang", target="environment", at_s=1.05)
+    played = play_through(make_scenario(fault, costs=costs), tmp_path)
+    assert played.summary.finished
+    (drop,) = played.of("sample.end", end="dropped")
+    assert drop.data["reason"] == DropReason.ENVIRONMENT_FAILED

@@ -1,0 +1,119 @@
+"""Validation: a second flow over the same hub, beside training or instead of generation for a while."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config.simulation import Distribution, Fault, SimulatedReward
+from headway.monitor.events import Event
+from tests.flow.factory import Played, audit, make_costs, make_engine_cost, make_scenario, play_through
+
+SPREAD = Distribution(kind="lognormal", mean=100, std=100, min=1, max=500)
+ACTION_S = 0.01
+
+
+def validated(run_dir: Path, *faults: Fault, **settings: Any) -> Played:
+    """A run that validates every second version on six tasks."""
+    costs = make_costs(response_tokens=SPREAD, engine=make_engine_cost(slots=3))
+    base: dict[str, Any] = {"alpha": 1, "max_steps": 6, "eval_steps": 2, "eval_tasks": 6}
+    return play_through(make_scenario(*faults, costs=costs, **{**base, **settings}), run_dir)
+
+
+def windows(played: Played) -> list[tuple[Event, Event]]:
+    return list(zip(played.of("validate.begin"), played.of("validate.end"), strict=True))
+
+
+def is_training(event: Event) -> bool:
+    return not event.data["request"].startswith("v")
+
+
+def test_every_so_many_steps_the_version_just_made_is_validated_on_all_tasks(tmp_path: Path) -> None:
+    played = validated(tmp_path)
+    assert played.summary.finished
+    assert [end.data["trained"] for _, end in windows(played)] == [2, 4, 6]
+    for begin, end in windows(played):
+        assert (end.data["samples"], end.data["failed"]) == (6, 0) and 0 <= end.data["reward"] <= 1
+        assert played.first("served", version=begin.data["trained"]).time_s <= begin.time_s
+
+
+def test_validation_is_in_no_ledger_and_in_no_batch(tmp_path: Path) -> None:
+    played = validated(tmp_path)
+    counts = audit(tmp_path)
+    assert counts["trained"] == 12
+    ended = [event.data["sample"] for event in played.of("sample.end")]
+    assert not [sample for sample in ended if sample.startswith("v")]
+    assert len([event for event in played.of("sample.start") if event.who == "validate"]) == 18
+
+
+def test_beside_training_both_lanes_are_at_work_at_once(tmp_path: Path) -> None:
+    played = validated(tmp_path)
+    both = 0
+    for begin, end in windows(played):
+        starts = [event for event in played.of("request.start") if begin.time_s <= event.time_s <= end.time_s]
+        both += any(is_training(event) for event in starts) and any(not is_training(event) for event in starts)
+    assert both > 0
+
+
+def test_with_generation_paused_training_requests_stop_at_an_action_and_go_on_afterwards(tmp_path: Path) -> None:
+    played = validated(tmp_path, pause_generation_for_validation=True)
+    assert played.summary.finished
+    interrupted = []
+    for begin, end in windows(played):
+        for event in played.of("request.start"):
+            assert not (is_training(event) and begin.time_s < event.time_s < end.time_s), event
+        for event in played.of("request.end"):
+            if is_training(event) and begin.time_s < event.time_s < end.time_s:
+                assert event.time_s <= begin.time_s + ACTION_S + 1e-6, "only to the end of the action it was at"
+            if is_training(event) and begin.time_s <= event.time_s <= begin.time_s + ACTION_S:
+                interrupted += [event.data["request"]] if event.data["finish"] == "aborted" else []
+    assert interrupted
+    for request in interrupted:
+        ends = played.of("request.end", request=request)
+        assert len(ends) > 1, "it went on"
+        finish = played.of("sample.finish", sample=request.split("/")[0])
+        if finish:
+            assert sum(event.data["actions"] for event in ends) == finish[0].data["actions"], "with what it had"
+
+
+def test_a_run_ends_only_when_its_last_validation_has(tmp_path: Path) -> None:
+    played = validated(tmp_path, eval_steps=6, eval_tasks=20)
+    assert played.first("validate.end").time_s > played.of("step.end")[-1].time_s + 1
+    assert played.summary.finished and played.events[-1].time_s >= played.first("validate.end").time_s
+
+
+def test_without_tasks_or_steps_to_validate_there_is_none(tmp_path: Path) -> None:
+    for name, settings in {"steps": {"eval_steps": 0}, "tasks": {"eval_tasks": 0}}.items():
+        assert windows(validated(tmp_path / name, **settings)) == []
+
+
+def test_validations_take_turns(tmp_path: Path) -> None:
+    played = validated(tmp_path, eval_steps=1, eval_tasks=30)
+    assert len(windows(played)) == 6
+    for (_, end), (begin, _) in zip(windows(played), windows(played)[1:], strict=False):
+        assert end.time_s <= begin.time_s
+
+
+def test_a_crash_under_validation_is_survived_and_its_samples_count(tmp_path: Path) -> None:
+    at_s = windows(validated(tmp_path / "healthy"))[0][0].time_s + 0.3
+    played = validated(tmp_path / "crash", Fault(kind="crash", target="engine/0", at_s=at_s))
+    assert played.summary.finished
+    assert windows(played)[0][1].data["samples"] == 6
+
+
+def test_samples_without_a_verdict_are_counted_as_failed(tmp_path: Path) -> None:
+    costs = make_costs(reward=SimulatedReward(failure_probability=0.6))
+    settings = {"max_steps": 2, "eval_steps": 2, "eval_tasks": 30}
+    played = play_through(make_scenario(costs=costs, **settings), tmp_path)
+    (end,) = played.of("validate.end")
+    assert end.data["samples"] + end.data["failed"] == 30 and end.data["failed"] > 0
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_training_loses_nothing_to_validation(paused: bool, tmp_path: Path) -> None:
+    played = validated(tmp_path, pause_generation_for_validation=paused, policy="wait")
+    trained = {event.data["sample"] for event in played.of("sample.end", end="trained")}
+    made = {event.data["sample"]: event.data["actions"] for event in played.of("sample.finish", who="generate")}
+    assert len(trained) == 12 and trained <= made.keys() and played.of("group.drop") == []

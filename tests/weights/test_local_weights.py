@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from headway.errors import TransferError
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.receiver import SpareReceiver
 from headway.weights.segment import Segment, sweep
-from headway.weights.store import SharedArena, SharedSlice, WeightStore
+from headway.weights.store import SharedArena, WeightStore
 from headway.weights.transport import (
     InProcessTransport,
     SharedMemoryTransport,
@@ -212,6 +213,56 @@ def test_what_travels_between_processes_is_plain_json() -> None:
     asyncio.run(scenario())
 
 
+ENGINE = """
+import asyncio, json, sys
+from headway.weights.receiver import SpareReceiver
+from headway.weights.transport import bucket_from_json, manifest_from_json
+
+async def switch(version, tensors):
+    print(json.dumps({name: float(one.double().sum()) for name, one in tensors.items()}), flush=True)
+
+async def main():
+    receiver = SpareReceiver(switch)
+    for line in sys.stdin:
+        kind, data = json.loads(line)
+        if kind == "manifest":
+            await receiver.begin(manifest_from_json(data))
+        elif kind == "bucket":
+            await receiver.load(bucket_from_json(data))
+        else:
+            await receiver.flip()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("arena", [None, SharedArena()], ids=["copied", "published"])
+def test_versions_reach_another_process(arena: SharedArena | None) -> None:
+    async def lines(store: WeightStore, transport: SharedMemoryTransport, version: int) -> list[str]:
+        manifest, buckets = await store.gather(version)
+        sent = [["manifest", manifest_to_json(manifest)]]
+        async for bucket in buckets:
+            moved = await transport.send(bucket, SpareReceiver(Serving().switch))
+            sent.append(["bucket", bucket_to_json(moved)])
+        return [json.dumps(one) for one in [*sent, ["flip", {}]]]
+
+    engine = subprocess.Popen([sys.executable, "-c", ENGINE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert engine.stdin is not None and engine.stdout is not None
+    store, transport = WeightStore(bucket_mb=BUCKET_MB, wire=None, arena=arena), SharedMemoryTransport()
+    for version in range(4):
+        store.publish(version, weights(version))
+        engine.stdin.write("\n".join(asyncio.run(lines(store, transport, version))) + "\n")
+        engine.stdin.flush()
+        got = json.loads(engine.stdout.readline())
+        assert got == {name: float(one.double().sum()) for name, one in weights(version).items()}
+    engine.stdin.close()
+    assert engine.wait() == 0
+    engine.stdout.close()
+    transport.close()
+    store.close()
+    assert not mine()
+
+
 READER = """
 import sys
 from headway.weights.segment import Segment
@@ -266,5 +317,4 @@ def test_a_killed_owner_leaves_no_name(tracker_too: bool) -> None:
 def test_names_of_the_living_are_not_swept() -> None:
     segment = Segment.create(10)
     assert segment.name not in sweep()
-    assert isinstance(SharedSlice(segment=segment.name, start=0, size=10), SharedSlice)
     segment.close()

@@ -14,18 +14,16 @@ repetition of buckets. Does not know what an engine is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.errors import EngineCrashed, TransferError
-from headway.weights.base import Bucket, Manifest
-from headway.weights.flat import DTYPES, Buffer, Extent, checksum, layout_of, pieces_in, place_of
-from headway.weights.segment import Segment
-from headway.weights.store import SharedSlice
+from headway.weights.base import Bucket, Manifest, checksum
+from headway.weights.flat import DTYPES, Extent, layout_of, pieces_in, place_of
+from headway.weights.segment import SharedReader
 
 Switch = Callable[[int, Mapping[str, Tensor]], Awaitable[None]]
 """Make these tensors the ones that the engine computes with, between two actions."""
@@ -47,9 +45,7 @@ class SpareReceiver:
         self._extents: tuple[Extent, ...] = ()
         self._total = 0
         self._loaded: set[int] = set()
-        self._attached: dict[str, Segment] = {}
-        self._read: set[str] = set()
-        """Segments that the version begun last was read from; others are let go when the next one begins."""
+        self._reader = SharedReader()
 
     async def begin(self, manifest: Manifest) -> None:
         self._check_alive()
@@ -59,8 +55,7 @@ class SpareReceiver:
         self._manifest, self._extents, self._total = manifest, extents, total
         self._loaded = set()
         self._prepare(manifest)
-        self._detach(self._attached.keys() - self._read)
-        self._read = set()
+        self._reader.next_version()
 
     async def load(self, bucket: Bucket) -> None:
         self._check_alive()
@@ -91,11 +86,7 @@ class SpareReceiver:
         self.version, self.gone = -1, gone
         self._manifest, self._loaded = None, set()
         self._live, self._spare = {}, {}
-        self._detach(set(self._attached))
-
-    def _detach(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._attached.pop(name).close()
+        self._reader.close()
 
     def _prepare(self, manifest: Manifest) -> None:
         """A spare tensor for each entry; those of the version before last where they fit."""
@@ -112,7 +103,7 @@ class SpareReceiver:
 
     def _fill(self, manifest: Manifest, bucket: Bucket, spare: Mapping[str, Tensor]) -> None:
         """Copy, then verify. On a thread."""
-        data = self._bytes_of(bucket.payload)
+        data = self._reader.buffer(bucket.payload)
         place = place_of(manifest, bucket.index, data.nbytes, self._total)
         for piece in pieces_in(self._extents, place):
             source = torch.frombuffer(data, dtype=piece.dtype, count=piece.count, offset=piece.offset)
@@ -121,18 +112,6 @@ class SpareReceiver:
         found, wanted = checksum(data), manifest.checksums[bucket.index]
         if found != wanted:
             raise TransferError(f"bucket {bucket.index} of version {bucket.version}: {found} instead of {wanted}")
-
-    def _bytes_of(self, payload: Any) -> Buffer:
-        if not isinstance(payload, SharedSlice):
-            return memoryview(payload).cast("B")
-        self._read.add(payload.segment)
-        segment = self._attached.get(payload.segment)
-        if segment is None:
-            segment = self._attached[payload.segment] = Segment.attach(payload.segment)
-        end = payload.start + payload.size
-        if not 0 <= payload.start <= end <= segment.size:
-            raise TransferError(f"bytes {payload.start} to {end} of shared memory of {segment.size}")
-        return segment.buffer[payload.start : end]
 
     def _check_alive(self) -> None:
         if self.gone:

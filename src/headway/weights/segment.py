@@ -16,6 +16,7 @@ import secrets
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,48 @@ class Segment:
             self._memory.close()
         except BufferError:  # a tensor still looks at it: unmapped when the last one goes
             _leave_to_collector(self._memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSlice:
+    """The payload of a bucket that lies in shared memory: three words instead of the bytes."""
+
+    segment: str
+    start: int
+    size: int
+
+
+class SharedReader:
+    """Opens slices in the process that reads them, and keeps segments mapped as long as versions still use them."""
+
+    def __init__(self) -> None:
+        self._attached: dict[str, Segment] = {}
+        self._read: set[str] = set()
+        """Segments that were read since the last `next_version`."""
+
+    def buffer(self, payload: Any) -> memoryview:
+        """The bytes of a bucket's payload, wherever they are. Raises `TransferError` when they are gone."""
+        if not isinstance(payload, SharedSlice):
+            return memoryview(payload).cast("B")
+        segment = self._attached.get(payload.segment)
+        if segment is None:
+            segment = self._attached[payload.segment] = Segment.attach(payload.segment)
+        self._read.add(payload.segment)
+        end = payload.start + payload.size
+        if not 0 <= payload.start <= end <= segment.size:
+            raise TransferError(f"bytes {payload.start} to {end} of shared memory of {segment.size}")
+        return segment.buffer[payload.start : end]
+
+    def next_version(self) -> None:
+        """Let go what the version before did not use."""
+        for name in self._attached.keys() - self._read:
+            self._attached.pop(name).close()
+        self._read.clear()
+
+    def close(self) -> None:
+        """Let everything go."""
+        self._read.clear()
+        self.next_version()
 
 
 def sweep() -> list[str]:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from headway.errors import TransferError
-from headway.weights.base import Bucket, Manifest, TensorEntry
-from headway.weights.flat import Buffer, checksum, cuts, entries_of, layout_of, pack
-from headway.weights.segment import Segment
+from headway.weights.base import Bucket, Manifest, TensorEntry, checksum
+from headway.weights.flat import Buffer, cuts, entries_of, layout_of, pack
+from headway.weights.segment import Segment, SharedSlice
 
 _HELD = 2
 _MB = 1 << 20
@@ -63,15 +63,6 @@ class HeapArena:
 
     def close(self) -> None:
         """Nothing is kept here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedSlice:
-    """The payload of a bucket that lies in shared memory: four words instead of the bytes."""
-
-    segment: str
-    start: int
-    size: int
 
 
 class SharedArena:

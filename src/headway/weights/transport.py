@@ -1,9 +1,10 @@
 """Ways between a trainer and an engine on one machine, and how a version is written down for another process.
 
 In one process a bucket is handed over as it is: the receiver copies out of it. Between processes the bytes lie in
-shared memory and four words travel. A source that publishes into shared memory (`SharedArena`) costs no further copy;
+shared memory and three words travel. A source that publishes into shared memory (`SharedArena`) costs no further copy;
 buckets from the heap are copied once, whatever the number of engines.
 
+Whoever runs an engine in another process opens payloads there (`SharedReader`); the engine sees plain buffers.
 The JSON forms hold no bytes: only buckets whose payload is in shared memory have one.
 """
 
@@ -16,8 +17,7 @@ from typing import Any
 
 from headway.errors import TransferError
 from headway.weights.base import Bucket, Manifest, TensorEntry, WeightReceiver
-from headway.weights.segment import Segment
-from headway.weights.store import SharedSlice
+from headway.weights.segment import Segment, SharedSlice
 
 _VERSIONS = 2
 

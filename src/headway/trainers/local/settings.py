@@ -8,7 +8,7 @@ from typing import Literal
 
 from headway.algorithms import AdvantageParams, PolicyObjective, advantage_params_of, objective_of
 from headway.algorithms.losses import PpoParams
-from headway.config import Resolved, TrainingArgs
+from headway.config import ModelArgs, Resolved, TrainingArgs
 from headway.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp64"]
@@ -105,12 +105,10 @@ def local_settings_of(
     precision: Precision = "fp32",
     device: str = "cpu",
     threads: int = 1,
-    lora: LoraSettings | None = None,
 ) -> LocalSettings:
     """From a configuration; where it runs is the caller's choice."""
     config, derived = resolved.config, resolved.derived
     train, sampling = config.actor_train, config.actor_infer.generating_args
-    token_kl = config.add_token_level_kl
     return LocalSettings(
         objective=objective_of(resolved),
         advantages=advantage_params_of(resolved),
@@ -125,10 +123,17 @@ def local_settings_of(
         precision=precision,
         device=device,
         threads=threads,
-        lora=lora,
-        reference=derived.needs_reference or token_kl,
+        lora=_lora_of(train.model_args, config.seed),
+        reference=derived.needs_reference,
         proximal=derived.needs_proximal,
     )
+
+
+def _lora_of(args: ModelArgs, seed: int) -> LoraSettings | None:
+    if args.lora_rank is None:
+        return None
+    alpha = args.lora_alpha or 2.0 * args.lora_rank
+    return LoraSettings(rank=args.lora_rank, alpha=alpha, targets=args.lora_target, seed=seed)
 
 
 def _optimizer_of(args: TrainingArgs, max_steps: int) -> OptimizerSettings:

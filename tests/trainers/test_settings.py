@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from headway.algorithms import kl_controller
 from headway.config import load
 from headway.errors import ConfigError
 from headway.trainers.local import LocalSettings, LocalTrainer, local_settings_of
@@ -63,7 +65,11 @@ def test_a_configuration_becomes_settings() -> None:
 def test_every_kind_of_configuration_trains(options: list[str]) -> None:
     async def scenario() -> None:
         resolved = load(None, [*SMALL, "actor_train.training_args.learning_rate=1e-3", *options])
-        trainer = LocalTrainer(tiny, local_settings_of(resolved), WeightStore())
+        settings, kl = local_settings_of(resolved), partial(kl_controller, resolved.config)
+        if resolved.config.add_token_level_kl:
+            with pytest.raises(ConfigError, match="controller"):
+                LocalTrainer(tiny, settings, WeightStore())
+        trainer = LocalTrainer(tiny, settings, WeightStore(), make_kl=kl)
         for step in range(2):
             metrics = await trainer.train(batch(step, turns=2))
             assert metrics["grad_norm"] > 0 and metrics["optimizer_steps"] == resolved.derived.optimizer_steps

@@ -2,10 +2,10 @@
 
     receiver = SpareReceiver(engine.switch, dtype=torch.float32)
 
-Buckets are converted straight from where they lie (heap or shared memory) into the spare tensors, on a thread; nothing
-is staged in between. The checksum is counted after the copy: a buffer that is overwritten while it is read is found
-out. `flip` hands the spare tensors to `switch`, which makes them live between two actions; those that were live become
-the spare ones of the next version, so `switch` must not return while anything still computes with them.
+Buckets are converted straight from where they lie (heap or shared memory) into the spare tensors, on a thread of their
+own; nothing is staged in between. The checksum is counted after the copy: a buffer that is overwritten while it is read
+is found out. `flip` hands the spare tensors to `switch`, which makes them live between two actions; those that were
+live become the spare ones of the next version, so `switch` must not return while anything still computes with them.
 
 Guarantees: `switch` sees complete, verified versions only, and `version` is what it last accepted. Any order, any
 repetition of buckets. Does not know what an engine is.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
 import torch
@@ -32,7 +33,9 @@ Switch = Callable[[int, Mapping[str, Tensor]], Awaitable[None]]
 class SpareReceiver:
     """A `WeightReceiver`. `dtype` is what floating tensors are computed in; None: as they travel."""
 
-    def __init__(self, switch: Switch, *, dtype: torch.dtype | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self, switch: Switch, *, dtype: torch.dtype | None = None, device: str = "cpu", threads: int = 1
+    ) -> None:
         self.version = -1
         self.gone = False
         """The engine is down: whoever loads is told so."""
@@ -46,6 +49,8 @@ class SpareReceiver:
         self._total = 0
         self._loaded: set[int] = set()
         self._reader = SharedReader()
+        self._threads = threads
+        self._loader: ThreadPoolExecutor | None = None
 
     async def begin(self, manifest: Manifest) -> None:
         self._check_alive()
@@ -64,7 +69,12 @@ class SpareReceiver:
         if manifest is None or manifest.version != bucket.version:
             begun = "nothing" if manifest is None else f"version {manifest.version}"
             raise TransferError(f"{where}: {begun} was begun")
-        await asyncio.to_thread(self._fill, manifest, bucket, self._spare)
+        if self._loader is None:
+            self._loader = ThreadPoolExecutor(
+                1, "weights", initializer=torch.set_num_threads, initargs=(self._threads,)
+            )
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._loader, self._fill, manifest, bucket, self._spare)
         if self._manifest is not manifest:
             raise TransferError(f"{where}: thrown away, another version was begun meanwhile")
         self._loaded.add(bucket.index)
@@ -87,6 +97,9 @@ class SpareReceiver:
         self._manifest, self._loaded = None, set()
         self._live, self._spare = {}, {}
         self._reader.close()
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            loader.shutdown(wait=False, cancel_futures=True)
 
     def _prepare(self, manifest: Manifest) -> None:
         """A spare tensor for each entry; those of the version before last where they fit."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headway.algorithms.kl import FixedKl, KlController
-from headway.errors import ScoringError, TrainerError
+from headway.errors import ConfigError, ScoringError, TrainerError
 from headway.trainers.local.model import Critic, Policy
 from headway.trainers.local.optimizer import Optimizer
 from headway.trainers.local.packing import Pack, packs_of
@@ -46,6 +46,8 @@ class Learner:
         self.settings = settings
         self.version = 0
         self.broken = False
+        if kl is None and settings.advantages is not None and settings.advantages.kl_penalty is not None:
+            raise ConfigError("a token penalty needs a controller that says what it costs", key="make_kl", value=None)
         self.kl = kl or FixedKl(0.0)
         frozen = deepcopy(model) if settings.reference and settings.lora is None else None
         self.policy = Policy(model, settings)

@@ -41,7 +41,11 @@ class Store(WeightSource, Protocol):
 
 
 class LocalTrainer:
-    """Trains what `make_model` gives: a causal language model of `transformers`, the same at every call."""
+    """Trains what `make_model` gives: a causal language model of `transformers`, the same at every call.
+
+    `make_critic` gives the critic's decoder (else a copy of the policy's), `make_kl` who steers the token penalty.
+    `tokenizer`, where given, is saved beside the model. The store stays the caller's to close.
+    """
 
     def __init__(
         self,
@@ -133,7 +137,7 @@ class LocalTrainer:
         self.lose("the trainer was restarted")
         await self._worker.ended(_LEAVE_S)
         self._worker = Worker(self._settings.threads)
-        self._take(await self._worker.call(lambda gate: self._made()))
+        await self._worker.call(lambda gate: self._take(self._made()))
 
     async def close(self) -> None:
         self.lose("the trainer was closed")

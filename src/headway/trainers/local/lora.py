@@ -25,7 +25,7 @@ def attach(model: Any, settings: LoraSettings) -> Any:
         raise ConfigError("LoRA needs peft", key="lora", value=settings, hint="pip install 'headway[lora]'") from error
     config = LoraConfig(
         r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]
+        lora_alpha=settings.alpha,
         lora_dropout=0.0,
         target_modules=list(settings.targets) if settings.targets else "all-linear",
         task_type="CAUSAL_LM",

@@ -10,7 +10,6 @@ Masks apply to the numerator here; a batch without trained actions has the loss 
 Legend: N packed actions, S sequences.
 """
 
-
 from __future__ import annotations
 
 from collections.abc import Iterable

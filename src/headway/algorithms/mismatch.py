@@ -8,7 +8,6 @@ batch (`aggregate.py`), so dropping much makes the step smaller and never noisie
 The levels of sequences want whole sequences. Legend: N packed actions, S sequences.
 """
 
-
 from __future__ import annotations
 
 from collections.abc import Sequence

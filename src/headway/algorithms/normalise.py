@@ -8,7 +8,6 @@ kept are in no statistic and come out as 0.
 Legend: S samples, G sets (groups), N packed actions.
 """
 
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -7,7 +7,6 @@ through the ratio is 0, since such an action says nothing about the policy that 
 Legend: N packed actions, S sequences.
 """
 
-
 from __future__ import annotations
 
 from typing import Literal

@@ -7,7 +7,6 @@ taken for one that ended.
 Legend: S rows, T columns, N packed actions.
 """
 
-
 from __future__ import annotations
 
 import torch

@@ -10,6 +10,7 @@ from math import floor
 from typing import Literal
 
 from headway.config.blocks import ReliabilityConfig as Reliability
+from headway.config.derive import slots_of
 from headway.errors import ConfigError
 from headway.types import SamplingParams
 
@@ -84,4 +85,4 @@ class RunSettings:
     @property
     def slots(self) -> int:
         """Groups that may be outstanding, spares not counted."""
-        return floor((1 + self.pipeline_depth) * self.groups_per_step)
+        return slots_of(self.pipeline_depth, self.groups_per_step)

@@ -1,7 +1,5 @@
 """Small makers for the tests of the algorithms: a policy of one table, batches of packed actions, all in float64."""
 
-# ruff: noqa: N806, N815
-
 from __future__ import annotations
 
 from dataclasses import dataclass

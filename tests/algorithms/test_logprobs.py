@@ -1,7 +1,5 @@
 """Chunked log-probabilities against the plain computation, gradients included, and what they never hold."""
 
-# ruff: noqa: N806
-
 from __future__ import annotations
 
 from collections.abc import Callable

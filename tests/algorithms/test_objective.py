@@ -1,7 +1,5 @@
 """The objective as a trainer uses it: cuts, packing, padding and ranks change nothing; masks always hold."""
 
-# ruff: noqa: N803, N806
-
 from __future__ import annotations
 
 from collections.abc import Sequence

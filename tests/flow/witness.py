@@ -145,7 +145,7 @@ class Witness:
         assert self.flow is not None and self.flow.line is not None
         served, settings = self.flow.line.hub.served, self.settings
         taken = sum(made is None or made > served for made in self.slots_taken.values())
-        slots = floor((1 + settings.pipeline_depth) * settings.groups_per_step) + settings.spare_groups
+        slots = floor((1 + settings.pipeline_depth) * settings.groups_per_step + 1e-9) + settings.spare_groups
         assert taken <= slots, f"{taken} groups in {slots} slots"
 
     def rewind(self, run_dir: Path) -> None:

@@ -6,8 +6,6 @@ loss nor the gradient; only ℓ and the entropy carry gradients; half precision 
 Legend: N packed actions, S sequences of the batch (of this rank).
 """
 
-# ruff: noqa: N803, N806, N815
-
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace

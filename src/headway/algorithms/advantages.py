@@ -13,8 +13,6 @@ zero-variance groups: `normalise.zero_variance` finds them, and here their advan
 Legend: N packed actions, S samples, K steps (turns) of all samples.
 """
 
-# ruff: noqa: N803, N806, N815
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -10,8 +10,6 @@ Masks apply to the numerator here; a batch without trained actions has the loss 
 Legend: N packed actions, S sequences.
 """
 
-# ruff: noqa: N803, N806, N815
-
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -6,8 +6,6 @@ The same four estimators serve as a term of the loss (with gradient through ℓ)
 Does not aggregate (`aggregate.py`) and does not hold the reference model. Legend: N packed actions.
 """
 
-# ruff: noqa: N803, N806
-
 from __future__ import annotations
 
 from typing import Literal, Protocol

@@ -11,8 +11,6 @@ float32. Not differentiable twice. Does not choose positions: give it those that
 Legend: N positions, C positions of a chunk, H hidden size, V vocabulary.
 """
 
-# ruff: noqa: N803, N806, N815
-
 from __future__ import annotations
 
 from collections.abc import Iterator

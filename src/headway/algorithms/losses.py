@@ -10,8 +10,6 @@ tensors of any one shape; `gspo` wants whole sequences.
 Legend: N packed actions. `logp_N` ℓ with gradient, `behaviour_N` ℓ_b, `proximal_N` ℓ_p, `advantage_N` A.
 """
 
-# ruff: noqa: N803, N806, N815
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

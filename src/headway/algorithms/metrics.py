@@ -4,8 +4,6 @@ Nothing here leaves the device until `summary`: a micro-batch costs no synchroni
 without gradient.
 """
 
-# ruff: noqa: N803, N806
-
 from __future__ import annotations
 
 from dataclasses import dataclass, fields

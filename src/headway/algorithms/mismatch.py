@@ -8,8 +8,6 @@ batch (`aggregate.py`), so dropping much makes the step smaller and never noisie
 The levels of sequences want whole sequences. Legend: N packed actions, S sequences.
 """
 
-# ruff: noqa: N803, N806
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ kept are in no statistic and come out as 0.
 Legend: S samples, G sets (groups), N packed actions.
 """
 
-# ruff: noqa: N803, N806, N815
-
 from __future__ import annotations
 
 from dataclasses import dataclass

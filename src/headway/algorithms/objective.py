@@ -15,8 +15,6 @@ part of one raises. Ratios are against the behaviour policy unless a loss asks f
 Does not compute log-probabilities (`logprobs.py`) or advantages (`advantages.py`).
 """
 
-# ruff: noqa: N803, N806
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ in the order of time; sequences need not be contiguous. Does not split sequences
 Legend: N actions, M masked actions among them, S sequences, T columns (longest sequence).
 """
 
-# ruff: noqa: N803, N806, N815
-
 from __future__ import annotations
 
 from dataclasses import dataclass

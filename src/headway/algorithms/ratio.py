@@ -7,8 +7,6 @@ through the ratio is 0, since such an action says nothing about the policy that 
 Legend: N packed actions, S sequences.
 """
 
-# ruff: noqa: N803, N806
-
 from __future__ import annotations
 
 from typing import Literal

@@ -7,8 +7,6 @@ taken for one that ended.
 Legend: S rows, T columns, N packed actions.
 """
 
-# ruff: noqa: N803, N806
-
 from __future__ import annotations
 
 import torch

@@ -148,6 +148,13 @@ def _derive_additional(draft: Draft) -> int:
 def _derive_headway(draft: Draft, per_step: int) -> None:
     if draft.config.pipeline_depth is None:
         draft.derive("pipeline_depth", draft.config.async_generation_ratio, "async_generation_ratio")
+    depth, bound = draft.config.pipeline_depth or 0.0, math.floor(draft.config.async_generation_ratio)
+    if depth > bound:
+        racing = slots_of(depth, per_step) - slots_of(bound, per_step)
+        draft.notes.append(
+            f"async_generation_ratio = {draft.config.async_generation_ratio:g}: lag is whole, so at most {bound}; the "
+            f"fraction starts {racing} groups that race for a place, and the slowest are dropped and made again"
+        )
     if draft.config.staleness_window is None and draft.config.staleness_policy == "window":
         draft.derive("staleness_window", per_step, "groups of one step")
     manager = draft.config.train_env_manager

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from math import floor
 
 from headway.errors import InvariantBroken
 from headway.flow.policies import POLICIES, Candidate, View
@@ -105,8 +104,8 @@ class Headway:
     @property
     def slots(self) -> int:
         """Slots there are now, spares included."""
-        depth = 0.0 if self.degraded else self.settings.pipeline_depth
-        return floor((1 + depth) * self.settings.groups_per_step) + self.settings.spare_groups
+        ordinary = self.settings.groups_per_step if self.degraded else self.settings.slots
+        return ordinary + self.settings.spare_groups
 
     @property
     def oldest_useful(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headway.errors import BackendError, TrainerCrashed
 from headway.flow.checkpoint import save_checkpoint
@@ -71,18 +71,8 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
             metrics = await self._train(batch)
             headway.end_step(tickets)  # at once: between the update and its record there is no point to be stopped at
             line.books.train(groups, headway.trained)
-        line.versions_changed()
-        rewards = [s.score.value for group in groups for s in group.samples if s.score is not None]
-        line.events.emit(
-            "step.end",
-            self.role,
-            trained=headway.trained,
-            groups=len(groups),
-            samples=sum(len(group.samples) for group in groups),
-            actions=batch.actions,
-            reward=sum(rewards) / max(len(rewards), 1),
-            **{f"train/{name}": value for name, value in metrics.items()},
-        )
+            line.versions_changed()
+            self._report_end(batch, headway.trained, metrics)
         return Snapshot(version=headway.trained, metrics=metrics)
 
     async def _train(self, batch: Batch) -> dict[str, float]:
@@ -121,6 +111,20 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
                 samples=len(group.samples),
                 actions=group.actions,
             )
+
+    def _report_end(self, batch: Batch, trained: int, metrics: Mapping[str, float]) -> None:
+        samples = [sample for group in batch.groups for sample in group.samples]
+        rewards = [sample.score.value for sample in samples if sample.score is not None]
+        self.line.events.emit(
+            "step.end",
+            self.role,
+            trained=trained,
+            groups=len(batch.groups),
+            samples=len(samples),
+            actions=batch.actions,
+            reward=sum(rewards) / max(len(rewards), 1),
+            **{f"train/{name}": value for name, value in metrics.items()},
+        )
 
     async def _checkpoint(self) -> None:
         """Tried again where that makes sense: a full disk may be emptied, a dead trainer is not."""

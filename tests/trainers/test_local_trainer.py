@@ -339,3 +339,29 @@ def test_the_learning_rate_is_a_function_of_the_version() -> None:
     assert rates["constant"] == [0.5, 1, 1, 1, 1, 1, 1]
     assert rates["linear"] == [0.5, 1, 1, 0.75, 0.5, 0.25, 0]
     assert rates["cosine"] == [0.5, 1, 1, 0.8536, 0.5, 0.1464, 0]
+
+
+def test_the_event_loop_goes_on_while_a_step_is_computed() -> None:
+    async def scenario() -> None:
+        made = trainer()
+        task = asyncio.create_task(made.train(batch(0, groups=20)))
+        turns = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        await task
+        assert turns > 10
+
+    asyncio.run(scenario())
+
+
+def test_without_an_estimator_each_sample_brings_its_own_advantage() -> None:
+    async def scenario() -> None:
+        made, data = trainer(settings(advantages=None)), batch(0, members=2)
+        metrics = await made.train(data)
+        wanted = [one.advantage for group in data.groups for one in group.samples for _ in range(one.actions)]
+        trained = [advantage for advantage in wanted if advantage]
+        assert metrics["advantage_mean"] == pytest.approx(sum(trained) / len(trained))
+        assert metrics["skipped_samples"] == sum(not one.advantage for group in data.groups for one in group.samples)
+
+    asyncio.run(scenario())

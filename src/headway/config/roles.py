@@ -25,6 +25,12 @@ class ModelArgs:
     """Attention kernel; `auto` takes the fastest that is installed."""
     disable_gradient_checkpointing: bool = False
     """Keep all activations instead of recomputing them: faster, more memory. Read by training roles."""
+    lora_rank: Count | None = None
+    """Train adapters of this rank instead of the weights. null: train the weights. Read for actor_train."""
+    lora_alpha: Positive | None = None
+    """Scale of the adapters. null: twice the rank."""
+    lora_target: tuple[str, ...] = ()
+    """Layers that get adapters, by the last part of their names. Empty: all linear ones but the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

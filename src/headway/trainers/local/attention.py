@@ -1,0 +1,102 @@
+"""Attention over trees: a prompt sees itself, a member sees the prompt and itself, nobody sees other trees.
+
+A small tree is one call with a mask. A large one is a call for the prompt and one for each member, so that the cost
+grows with what is seen and not with the square of the pack; no mask is ever larger than one tree.
+
+Registered with `transformers` under `NAME`; any decoder that calls its attention through that interface and hands
+unknown keywords on works. Without a tree it is plain causal attention. What it cannot do (soft caps, sinks) raises.
+
+Legend: H heads, L tokens of the pack, D size of a head.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from headway.errors import ConfigError
+from headway.trainers.local.packing import Tree
+
+NAME = "headway_tree"
+SMALL = 512
+"""Tokens up to which a tree is one call."""
+_UNKNOWN = ("softcap", "s_aux", "position_bias")
+
+
+def register() -> None:
+    """Make `NAME` known to `transformers`. Idempotent."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, tree_attention)
+
+
+def tree_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    headway_trees: tuple[Tree, ...] | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The signature is that of the interface; tensors are [1, H, L, D], the result [1, L, H, D]."""
+    for name in _UNKNOWN:
+        if kwargs.get(name) is not None:
+            raise ConfigError(f"this model's attention uses {name}, which the local trainer does not have")
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    if headway_trees is None:
+        out = _attend(query, key, value, 0, sliding_window, scaling)
+    else:
+        parts = [_tree(query, key, value, tree, sliding_window, scaling) for tree in headway_trees]
+        out = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _tree(query: Tensor, key: Tensor, value: Tensor, tree: Tree, window: int | None, scaling: float | None) -> Tensor:
+    here = slice(tree.start, tree.start + tree.size)
+    q, k, v = query[:, :, here], key[:, :, here], value[:, :, here]
+    if len(tree.members) == 1:
+        return _attend(q, k, v, 0, window, scaling)
+    if tree.size <= SMALL and (window is None or tree.size <= window):
+        return scaled_dot_product_attention(q, k, v, attn_mask=tree_mask(tree).to(q.device), scale=scaling)
+    p = tree.prefix
+    shared_k, shared_v = k[:, :, :p], v[:, :, :p]
+    parts = [_attend(q[:, :, :p], shared_k, shared_v, 0, window, scaling)] if p else []
+    start = p
+    for length in tree.members:
+        own = slice(start, start + length)
+        seen_k, seen_v = torch.cat([shared_k, k[:, :, own]], dim=2), torch.cat([shared_v, v[:, :, own]], dim=2)
+        parts.append(_attend(q[:, :, own], seen_k, seen_v, p, window, scaling))
+        start += length
+    return torch.cat(parts, dim=2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, before: int, window: int | None, scaling: float | None) -> Tensor:
+    """Causal attention of queries that come `before` keys later."""
+    if window is not None and k.shape[2] <= window:
+        window = None
+    if before == 0 and window is None:
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+    rows = torch.arange(q.shape[2], device=q.device)[:, None] + before
+    columns = torch.arange(k.shape[2], device=q.device)[None, :]
+    mask = columns <= rows
+    if window is not None:
+        mask &= columns > rows - window
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+
+
+@lru_cache(maxsize=64)
+def tree_mask(tree: Tree) -> Tensor:
+    """Who sees whom, [size, size]."""
+    owner = torch.cat([torch.full((n,), i) for i, n in enumerate((tree.prefix, *tree.members))])
+    causal = torch.ones(tree.size, tree.size, dtype=torch.bool).tril()
+    return causal & ((owner[:, None] == owner[None, :]) | (owner[None, :] == 0))

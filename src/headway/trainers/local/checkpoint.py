@@ -1,0 +1,97 @@
+"""Checkpoints of a learner: safetensors and JSON, nothing pickled.
+
+    model.safetensors, config.json      what `transformers` loads directly (LoRA merged)
+    optimizer.safetensors               moments; with LoRA the adapters too
+    critic.safetensors                  where there is one
+    trainer.json                        version and KL coefficient; written last, so that it vouches for the rest
+
+Guarantees: reading checks names, shapes and types of everything before the first weight is changed. The precision is
+that of training, so the step after a load is the step that would have been, bit for bit. With LoRA the frozen weights
+are those that the learner was made with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from headway.errors import TrainerError
+from headway.trainers.local.learner import Learner
+from headway.trainers.local.optimizer import overwrite
+
+_FORMAT = 1
+_MARK = "trainer.json"
+_MODEL, _OPTIMIZER, _CRITIC = "model.safetensors", "optimizer.safetensors", "critic.safetensors"
+
+
+def save(learner: Learner, directory: Path, tokenizer: Any = None) -> None:
+    """Write everything needed to go on from `learner.version`."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(learner.policy.weights(), directory / _MODEL)
+        _write_config(learner, directory)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(directory)
+        for name, tensors in _private(learner).items():
+            _write(tensors, directory / name)
+        state = {"format": _FORMAT, "version": learner.version, "kl": learner.kl.state()}
+        (directory / _MARK).write_text(json.dumps(state), encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise TrainerError(f"checkpoint {directory}: {error}") from error
+
+
+def load(learner: Learner, directory: Path) -> None:
+    """Become what `save` wrote, or stay as before and raise."""
+    try:
+        state = json.loads((directory / _MARK).read_text(encoding="utf-8"))
+        version, kl = int(state["version"]), {str(key): float(value) for key, value in state["kl"].items()}
+        if state["format"] != _FORMAT:
+            raise TrainerError(f"{directory}: format {state['format']}, this build reads {_FORMAT}")
+        live = _private(learner)
+        if learner.settings.lora is None:
+            live[_MODEL] = learner.policy.weights()
+        read = {name: load_file(directory / name) for name in live}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise TrainerError(f"{directory} holds no checkpoint of this trainer: {error!r}") from error
+    for name, tensors in live.items():
+        _check(tensors, read[name], directory / name)
+    for name, tensors in live.items():
+        overwrite(tensors, read[name])
+    learner.version = version
+    learner.kl.restore(kl)
+
+
+def _private(learner: Learner) -> dict[str, dict[str, Tensor]]:
+    """What a user of the model does not need, by file."""
+    trained = learner.trained
+    adapters = learner.settings.lora is not None
+    files = {_OPTIMIZER: trained.optimizer.everything() if adapters else trained.optimizer.tensors()}
+    if trained.critic_optimizer is not None:
+        files[_CRITIC] = trained.critic_optimizer.everything()
+    return files
+
+
+def _write(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def _write_config(learner: Learner, directory: Path) -> None:
+    causal = learner.policy.causal
+    causal.config.dtype = learner.dtype
+    causal.config.save_pretrained(directory)
+    if getattr(causal, "generation_config", None) is not None:
+        causal.generation_config.save_pretrained(directory)
+
+
+def _check(live: Mapping[str, Tensor], read: Mapping[str, Tensor], path: Path) -> None:
+    for name in live.keys() ^ read.keys():
+        raise TrainerError(f"{path}: {name} is only in {'the model' if name in live else 'the file'}")
+    for name, tensor in live.items():
+        if (tensor.shape, tensor.dtype) != (read[name].shape, read[name].dtype):
+            raise TrainerError(f"{path}: {name} is {read[name].dtype} {tuple(read[name].shape)} in the file")

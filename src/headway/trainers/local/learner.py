@@ -1,0 +1,153 @@
+"""Everything a trainer's thread does: models, optimizers, updates, scores. Knows no event loop and no thread.
+
+Guarantees: `learn` is all or nothing. Any error before the weights are touched is a `TrainerError`; one that strikes
+while they are moved leaves `broken` set, and whoever owns the learner must throw it away.
+"""
+
+# ruff: noqa: N806
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from headway.algorithms.kl import FixedKl, KlController
+from headway.errors import ConfigError, ScoringError, TrainerError
+from headway.trainers.local.model import Critic, Policy
+from headway.trainers.local.optimizer import Optimizer
+from headway.trainers.local.packing import Pack, packs_of
+from headway.trainers.local.settings import LocalSettings
+from headway.trainers.local.tokens import Row, TokenBatch, rows_of, token_batch
+from headway.trainers.local.update import Trained, advantages_of, update
+from headway.trainers.local.worker import Abandoned, Gate
+from headway.types import Batch, SampleGroup
+
+Score = Literal["policy", "reference", "value"]
+"""Log-probabilities now, log-probabilities at the start, or values."""
+
+
+class Learner:
+    """The policy, what it was at the start, and the critic; as far as each is asked for."""
+
+    def __init__(
+        self,
+        model: Any,
+        settings: LocalSettings,
+        *,
+        critic_model: Any = None,
+        kl: KlController | None = None,
+    ) -> None:
+        self.settings = settings
+        self.version = 0
+        self.broken = False
+        if kl is None and settings.advantages is not None and settings.advantages.kl_penalty is not None:
+            raise ConfigError("a token penalty needs a controller that says what it costs", key="make_kl", value=None)
+        self.kl = kl or FixedKl(0.0)
+        frozen = deepcopy(model) if settings.reference and settings.lora is None else None
+        self.policy = Policy(model, settings)
+        self.reference = None if frozen is None else _frozen(frozen, settings)
+        self.critic = None if settings.critic is None else Critic(critic_model or deepcopy(model), settings)
+        self.trained = Trained(
+            policy=self.policy,
+            optimizer=Optimizer(self.policy.trainable(), settings.optimizer),
+            critic=self.critic,
+            critic_optimizer=self._critic_optimizer(),
+        )
+
+    def _critic_optimizer(self) -> Optimizer | None:
+        if self.critic is None or self.settings.critic is None:
+            return None
+        return Optimizer({f"critic.{name}": one for name, one in self.critic.named_parameters()}, self.settings.critic)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.settings.precision == "fp64" else torch.float32
+
+    def learn(self, batch: Batch, gate: Gate) -> dict[str, float]:
+        """One update; `version` is one higher afterwards."""
+        if batch.trained != self.version:
+            raise TrainerError(f"a batch for version {batch.trained}, the trainer is at {self.version}")
+        try:
+            return self._learn(batch, gate)
+        except (TrainerError, Abandoned):
+            raise
+        except Exception as error:
+            self.broken = gate.committed
+            raise TrainerError(f"step {batch.trained + 1}: {type(error).__name__}: {error}") from error
+
+    def _learn(self, batch: Batch, gate: Gate) -> dict[str, float]:
+        settings = self.settings
+        tokens = token_batch(
+            batch.groups,
+            trained=batch.trained,
+            vocabulary=self.policy.vocabulary,
+            dtype=self.dtype,
+            device=settings.device,
+        )
+        if not tokens.rows:
+            raise TrainerError(f"step {batch.trained + 1}: a batch without a single action")
+        tokens = self._completed(tokens, gate)
+        made = advantages_of(tokens, settings, self.kl.coef)
+        report = update(self.trained, tokens, made, settings, self.version, gate)
+        self.kl.update(made.kl, len(tokens.rows))
+        self.version += 1
+        return {**report.metrics(tokens), "kl_coef": float(self.kl.coef), "kl": float(made.kl)}
+
+    def _completed(self, tokens: TokenBatch, gate: Gate) -> TokenBatch:
+        """With what the objective reads and no stage has filled, under the weights of now."""
+        if self.settings.proximal and tokens.proximal_N is None:
+            tokens = replace(tokens, proximal_N=self._packed("policy", tokens.rows, gate))
+        if self.settings.reference and tokens.reference_N is None:
+            tokens = replace(tokens, reference_N=self._packed("reference", tokens.rows, gate))
+        if self.critic is not None and tokens.value_N is None:
+            tokens = replace(tokens, value_N=self._packed("value", tokens.rows, gate))
+        return tokens
+
+    def score(self, kind: Score, group: SampleGroup, gate: Gate) -> list[list[float]]:
+        """One number per action of each sample."""
+        try:
+            rows = rows_of([group], self.policy.vocabulary)
+            numbers = iter(self._packed(kind, rows, gate).tolist())
+        except Abandoned:
+            raise
+        except Exception as error:
+            raise ScoringError(f"group {group.group_id}: {error}") from error
+        return [[next(numbers) for _ in range(sample.actions)] for sample in group.samples]
+
+    def _packed(self, kind: Score, rows: Sequence[Row], gate: Gate) -> Tensor:
+        """In the order of actions, without gradients, [N]."""
+        forward, inside = self._forward(kind)
+        settings = self.settings
+        found_N = torch.zeros(sum(len(row.actions) for row in rows), dtype=self.dtype, device=settings.device)
+        budget, share = settings.micro_batch_tokens, settings.share_prompts
+        with torch.no_grad(), inside:
+            for pack in packs_of(rows, budget=budget, share=share, device=settings.device):
+                gate.check()
+                found_N[pack.action_N] = forward(pack).to(self.dtype)
+        return found_N
+
+    def _forward(self, kind: Score) -> tuple[Callable[[Pack], Tensor], Any]:
+        if kind == "policy":
+            return lambda pack: self.policy.logps(pack).logp_N, nullcontext()
+        if kind == "value":
+            if self.critic is None:
+                raise TrainerError("values were asked for, and there is no critic")
+            return self.critic.values, nullcontext()
+        if not self.settings.reference:
+            raise TrainerError("reference log-probabilities were asked for, and no reference is held")
+        if self.reference is None:
+            return lambda pack: self.policy.logps(pack).logp_N, self.policy.without_adapters()
+        reference = self.reference
+        return lambda pack: reference.logps(pack).logp_N, nullcontext()
+
+
+def _frozen(model: Any, settings: LocalSettings) -> Policy:
+    for one in model.parameters():
+        one.requires_grad_(False)
+    return Policy(model, replace(settings, gradient_checkpointing=False), adapters=False)

@@ -1,0 +1,62 @@
+"""LoRA through `peft`, which is needed only where adapters are asked for.
+
+Guarantees: only adapters train; what is merged has the names and shapes of the model without them. Adapters begin as
+the identity, so the model with fresh adapters is the model it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError
+from headway.trainers.local.settings import LoraSettings
+
+_ADAPTER = "default"
+
+
+def attach(model: Any, settings: LoraSettings) -> Any:
+    """Put adapters into `model`; returns what can switch them off."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ConfigError("LoRA needs peft", key="lora", value=settings, hint="pip install 'headway[lora]'") from error
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=0.0,
+        target_modules=list(settings.targets) if settings.targets else "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        return get_peft_model(model, config)
+
+
+def merged(model: Any) -> dict[str, Tensor]:
+    """Weights with their adapters added, by the names they have without adapters."""
+    adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
+    found = {}
+    with torch.no_grad():
+        for name, tensor in distinct(model.state_dict()).items():
+            if ".lora_" in name:
+                continue
+            owner, _, last = name.rpartition(".base_layer.")
+            if owner in adapted and last == "weight":
+                tensor = tensor + adapted[owner].get_delta_weight(_ADAPTER).to(tensor.dtype)
+            found[f"{owner}.{last}" if owner else name] = tensor
+    return found
+
+
+def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without second names for the same memory: tied embeddings travel and are saved once."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    found = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if not tensor.numel() or key not in seen:
+            seen.add(key)
+            found[name] = tensor.detach()
+    return found

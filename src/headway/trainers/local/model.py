@@ -1,0 +1,144 @@
+"""The model behind the trainer: packed trees in, log-probabilities of chosen tokens out.
+
+Guarantees: no dropout, no padding, no logits beyond a chunk; tied embeddings are one tensor. A model whose packed
+forward pass does not give what its plain one gives (other attention, scaled logits, recurrent layers) is refused when
+it is taken in, by trying it. What it shows to the world are detached tensors by the names `transformers` uses, LoRA
+merged. Legend: L tokens of a pack, N actions, V vocabulary.
+"""
+
+# ruff: noqa: N806
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.algorithms import TokenLogps, token_logps
+from headway.errors import ConfigError
+from headway.trainers.local import attention, lora
+from headway.trainers.local.packing import Pack, packs_of
+from headway.trainers.local.settings import LocalSettings, Precision
+from headway.trainers.local.tokens import Row
+
+_LARGEST_DIFFERENCE = 1e-3
+"""Between log-probabilities of the plain and the packed pass, in fp32."""
+
+
+class Policy:
+    """A causal language model that is trained, or scored with."""
+
+    def __init__(self, model: Any, settings: LocalSettings, *, adapters: bool = True) -> None:
+        self.causal = prepared(model, settings)
+        self._peft: Any = None
+        if settings.lora is not None and adapters:
+            self._peft = lora.attach(self.causal, settings.lora)
+        self._settings = settings
+        self.backbone = self.causal.base_model
+        self.head: nn.Linear = self.causal.get_output_embeddings()
+        self.vocabulary = int(self.head.weight.shape[0])
+        self._probe()
+
+    def logps(self, pack: Pack) -> TokenLogps:
+        """Of every action of `pack`, with gradients where they are on."""
+        hidden_NH = hidden_of(self.backbone, pack, self._settings.precision)[pack.before_N]
+        weight: Tensor = self.head.weight
+        bias: Tensor | None = self.head.bias
+        if hidden_NH.dtype != weight.dtype:
+            weight, bias = weight.to(hidden_NH.dtype), None if bias is None else bias.to(hidden_NH.dtype)
+        return token_logps(hidden_NH, weight, pack.chosen_N, bias_V=bias, temperature=self._settings.temperature)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """What the optimizer moves, by name."""
+        return {name: one for name, one in self.causal.named_parameters() if one.requires_grad}
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights as `transformers` names them, each tensor once; live ones, or merged copies with LoRA."""
+        if self._peft is not None:
+            return lora.merged(self.causal)
+        return lora.distinct(self.causal.state_dict())
+
+    def without_adapters(self) -> AbstractContextManager[Any]:
+        """Inside, the model is what it was at the start."""
+        if self._peft is None:
+            raise ConfigError("only LoRA can be switched off", key="lora", value=None)
+        found: AbstractContextManager[Any] = self._peft.disable_adapter()
+        return found
+
+    def _probe(self) -> None:
+        """Two members after one prompt, packed and plain."""
+        lines = [tuple(number % self.vocabulary for number in line) for line in ((3, 1, 4, 1, 5), (3, 1, 9, 2))]
+        rows = [
+            Row(sample_id="probe", group=0, tokens=line, actions=tuple(range(2, len(line))), first=3 * index)
+            for index, line in enumerate(lines)
+        ]
+        device, worst = self._settings.device, 0.0
+        with torch.no_grad():
+            packed_N = self.logps(packs_of(rows, budget=100, device=device)[0]).logp_N
+            for row in rows:
+                part_N = packed_N[row.first : row.first + len(row.actions)]
+                ids = torch.tensor([row.tokens], device=device)
+                with cast(self._settings.precision, device):
+                    logits_LV = self.causal(input_ids=ids, use_cache=False).logits[0]
+                plain_LV = (logits_LV.to(part_N.dtype) / self._settings.temperature).log_softmax(-1)
+                plain_N = plain_LV[[place - 1 for place in row.actions], [row.tokens[place] for place in row.actions]]
+                worst = max(worst, float((plain_N - part_N).abs().max()))
+        limit = _LARGEST_DIFFERENCE * (100 if self._settings.precision == "bf16" else 1)
+        if not worst < limit:
+            kind = type(self.causal).__name__
+            raise ConfigError(f"{kind}: its packed log-probabilities are {worst:.2g} off, so it cannot be trained here")
+
+
+class Critic(nn.Module):
+    """A decoder with one number per token instead of logits; the head starts at zero."""
+
+    def __init__(self, model: Any, settings: LocalSettings) -> None:
+        super().__init__()
+        self.backbone = prepared(model, settings).base_model
+        first = next(self.backbone.parameters())
+        size = self.backbone.config.get_text_config().hidden_size
+        self.value = nn.Linear(size, 1, dtype=first.dtype, device=first.device)
+        nn.init.zeros_(self.value.weight)
+        nn.init.zeros_(self.value.bias)
+        self._precision: Precision = settings.precision
+
+    def values(self, pack: Pack) -> Tensor:
+        """Of the state before every action of `pack`, [N]."""
+        hidden_NH = hidden_of(self.backbone, pack, self._precision)[pack.before_N]
+        found: Tensor = self.value(hidden_NH.to(self.value.weight.dtype)).squeeze(-1)
+        return found
+
+
+def prepared(model: Any, settings: LocalSettings) -> Any:
+    """In the right precision and place, without dropout, with our attention, checkpointing if asked for."""
+    attention.register()
+    model.to(device=settings.device, dtype=torch.float64 if settings.precision == "fp64" else torch.float32)
+    model.set_attn_implementation(attention.NAME)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def hidden_of(backbone: Any, pack: Pack, precision: Precision) -> Tensor:
+    """Last hidden states of all tokens of a pack, [L, H]."""
+    with cast(precision, pack.token_L.device.type):
+        out = backbone(
+            input_ids=pack.token_L[None],
+            position_ids=pack.position_L[None],
+            use_cache=False,
+            headway_trees=pack.trees,
+        )
+    hidden: Tensor = out.last_hidden_state[0]
+    return hidden
+
+
+def cast(precision: Precision, device: str) -> AbstractContextManager[Any]:
+    """bf16 where it is asked for."""
+    if precision != "bf16":
+        return nullcontext()
+    return torch.autocast(device.split(":")[0], dtype=torch.bfloat16)

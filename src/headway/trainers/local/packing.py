@@ -1,0 +1,144 @@
+"""Packing without padding: a group is a tree, its common prompt once and its members after it.
+
+Each member sees the prompt and itself, at the positions it would have alone; so log-probabilities and gradients are
+those of the members one by one, and a prompt shared by eight costs once. Trees are laid end to end until a pack holds
+`budget` tokens. A group that is larger than that becomes several trees; a sample is never cut.
+
+Guarantees: every row is in exactly one pack; the same rows give the same packs. Does not pad and does not reorder
+the actions of a row. Legend: L tokens of a pack, N actions in it.
+"""
+
+# ruff: noqa: N815
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from headway.trainers.local.tokens import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """One prompt and those that follow it, in a pack."""
+
+    start: int
+    """Its first token in the pack."""
+    prefix: int
+    """Tokens that all members share."""
+    members: tuple[int, ...]
+    """Tokens of each beyond the prefix."""
+
+    @property
+    def size(self) -> int:
+        return self.prefix + sum(self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pack:
+    """What one forward pass sees."""
+
+    token_L: Tensor
+    position_L: Tensor
+    trees: tuple[Tree, ...]
+    before_N: Tensor
+    """For each action the token in the pack that it follows."""
+    chosen_N: Tensor
+    """The action itself."""
+    action_N: Tensor
+    """Its number in the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bundle:
+    """Rows that share their first `prefix` tokens."""
+
+    rows: tuple[Row, ...]
+    prefix: int
+
+    @property
+    def size(self) -> int:
+        return self.prefix + sum(len(row.tokens) - self.prefix for row in self.rows)
+
+
+def packs_of(rows: Sequence[Row], *, budget: int, share: bool = True, device: str = "cpu") -> list[Pack]:
+    """All rows, in packs of at most `budget` tokens where that is possible."""
+    bundles = [
+        bundle
+        for _, members in groupby(rows, key=lambda row: row.group)
+        for bundle in _bundles(list(members), budget, share)
+    ]
+    packs: list[tuple[int, list[_Bundle]]] = []
+    for bundle in sorted(bundles, key=lambda one: -one.size):  # first fit, largest first
+        for index, (used, inside) in enumerate(packs):
+            if used + bundle.size <= budget:
+                inside.append(bundle)
+                packs[index] = (used + bundle.size, inside)
+                break
+        else:
+            packs.append((bundle.size, [bundle]))
+    return [_pack(inside, device) for _, inside in packs]
+
+
+def _bundles(rows: list[Row], budget: int, share: bool) -> list[_Bundle]:
+    """One group, cut where it would be larger than the budget."""
+    if not share:
+        return [_Bundle(rows=(row,), prefix=row.prompt) for row in rows]
+    prefix = common_prefix([row.tokens[: row.prompt] for row in rows])
+    found: list[_Bundle] = []
+    inside: list[Row] = []
+    size = prefix
+    for row in rows:
+        more = len(row.tokens) - prefix
+        if inside and size + more > budget:
+            found.append(_Bundle(rows=tuple(inside), prefix=prefix))
+            inside, size = [], prefix
+        inside.append(row)
+        size += more
+    return [*found, _Bundle(rows=tuple(inside), prefix=prefix)]
+
+
+def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
+    """Tokens that all of `prompts` begin with."""
+    low, high = min(prompts), max(prompts)  # the furthest apart in the order of dictionaries
+    for index, (one, other) in enumerate(zip(low, high, strict=False)):
+        if one != other:
+            return index
+    return min(len(low), len(high))
+
+
+def _pack(bundles: Sequence[_Bundle], device: str) -> Pack:
+    tokens: list[int] = []
+    positions: list[int] = []
+    trees: list[Tree] = []
+    before: list[int] = []
+    chosen: list[int] = []
+    numbers: list[int] = []
+    for bundle in bundles:
+        start, prefix = len(tokens), bundle.prefix
+        tokens += bundle.rows[0].tokens[:prefix]
+        positions += range(prefix)
+        for row in bundle.rows:
+            shift = len(tokens) - prefix  # where the row would begin if its prefix were here
+            tokens += row.tokens[prefix:]
+            positions += range(prefix, len(row.tokens))
+            before += [(start if place <= prefix else shift) + place - 1 for place in row.actions]
+            chosen += [row.tokens[place] for place in row.actions]
+            numbers += range(row.first, row.first + len(row.actions))
+        members = tuple(len(row.tokens) - prefix for row in bundle.rows)
+        trees.append(Tree(start=start, prefix=prefix, members=members))
+    arrays = [
+        torch.tensor(values, dtype=torch.long, device=device) for values in (tokens, positions, before, chosen, numbers)
+    ]
+    return Pack(
+        token_L=arrays[0],
+        position_L=arrays[1],
+        trees=tuple(trees),
+        before_N=arrays[2],
+        chosen_N=arrays[3],
+        action_N=arrays[4],
+    )

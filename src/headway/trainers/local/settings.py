@@ -1,0 +1,149 @@
+"""What the local trainer needs to know, checked when it is made. `local_settings_of` reads it from a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import cos, pi
+from typing import Literal
+
+from headway.algorithms import AdvantageParams, PolicyObjective, advantage_params_of, objective_of
+from headway.algorithms.losses import PpoParams
+from headway.config import ModelArgs, Resolved, TrainingArgs
+from headway.errors import ConfigError
+
+Precision = Literal["fp32", "bf16", "fp64"]
+"""What is computed in. Weights and optimizer are fp32 (fp64 with fp64); bf16 is autocast over them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW, its schedule and its clip."""
+
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.0
+    """On matrices only: norms and biases keep their size."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    max_steps: int = 1
+    """Where `linear` and `cosine` reach zero."""
+
+    def rate_at(self, version: int) -> float:
+        """Learning rate of the step that makes `version + 1`: a function of the version, so it survives restarts."""
+        if version < self.warmup_steps:
+            return self.learning_rate * (version + 1) / self.warmup_steps
+        left = self.max_steps - self.warmup_steps
+        done = min((version - self.warmup_steps) / left, 1.0) if left > 0 else 0.0
+        shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + cos(pi * done))}
+        return self.learning_rate * shape[self.schedule]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """Low-rank adapters on linear layers; the rest is frozen."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ()
+    """Names of layers, as their last part. Empty: all linear layers but the head."""
+    seed: int = 0
+    """Where adapters start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSettings:
+    """One local trainer."""
+
+    objective: PolicyObjective = field(default_factory=lambda: PolicyObjective(pg_variant="ppo", params=PpoParams()))
+    advantages: AdvantageParams | None = None
+    """How advantages are made from scores; None: each sample's own `advantage`, broadcast."""
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    critic: OptimizerSettings | None = None
+    """Optimizer of the critic; None: there is none."""
+    value_clip: float | None = None
+    temperature: float = 1.0
+    """What the engines sampled with: log-probabilities are after it."""
+    epochs: int = 1
+    mini_batch_samples: int | None = None
+    """Samples of one optimizer step; None: all of a batch."""
+    micro_batch_tokens: int = 4096
+    """Packed tokens of one forward pass; a longer sample has one to itself."""
+    gradient_checkpointing: bool = True
+    precision: Precision = "fp32"
+    device: str = "cpu"
+    threads: int = 1
+    """Of the torch operations of this trainer."""
+    lora: LoraSettings | None = None
+    reference: bool = False
+    """Hold the policy of the start: a frozen copy, or with LoRA the model without its adapters."""
+    proximal: bool = False
+    """Compute ℓ_p at the start of a step where samples do not bring it."""
+    share_prompts: bool = True
+    """Encode a group's common prompt once."""
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "micro_batch_tokens", "threads"):
+            if getattr(self, key) < 1:
+                raise ConfigError("must be at least 1", key=key, value=getattr(self, key))
+        if self.temperature <= 0:
+            raise ConfigError("greedy answers have no log-probabilities", key="temperature", value=self.temperature)
+        if self.advantages is not None and self.advantages.adv_estimator == "gae" and self.critic is None:
+            raise ConfigError("gae needs a critic", key="critic", value=None)
+
+    @property
+    def skips_zero_advantages(self) -> bool:
+        """Whether an action without advantage has no gradient under this objective."""
+        plain = self.objective.kl_coef is None and not self.objective.entropy_coef
+        return plain and self.objective.pg_variant != "kimi15"
+
+
+def local_settings_of(
+    resolved: Resolved,
+    *,
+    precision: Precision = "fp32",
+    device: str = "cpu",
+    threads: int = 1,
+) -> LocalSettings:
+    """From a configuration; where it runs is the caller's choice."""
+    config, derived = resolved.config, resolved.derived
+    train, sampling = config.actor_train, config.actor_infer.generating_args
+    return LocalSettings(
+        objective=objective_of(resolved),
+        advantages=advantage_params_of(resolved),
+        optimizer=_optimizer_of(train.training_args, config.max_steps),
+        critic=_optimizer_of(config.critic.training_args, config.max_steps) if derived.needs_critic else None,
+        value_clip=config.value_clip,
+        temperature=sampling.temperature or 1.0,
+        epochs=config.ppo_epochs,
+        mini_batch_samples=derived.mini_batch_samples,
+        micro_batch_tokens=train.training_args.per_device_train_batch_size * derived.sequence_length,
+        gradient_checkpointing=not train.model_args.disable_gradient_checkpointing,
+        precision=precision,
+        device=device,
+        threads=threads,
+        lora=_lora_of(train.model_args, config.seed),
+        reference=derived.needs_reference,
+        proximal=derived.needs_proximal,
+    )
+
+
+def _lora_of(args: ModelArgs, seed: int) -> LoraSettings | None:
+    if args.lora_rank is None:
+        return None
+    alpha = args.lora_alpha or 2.0 * args.lora_rank
+    return LoraSettings(rank=args.lora_rank, alpha=alpha, targets=args.lora_target, seed=seed)
+
+
+def _optimizer_of(args: TrainingArgs, max_steps: int) -> OptimizerSettings:
+    return OptimizerSettings(
+        learning_rate=args.learning_rate,
+        weight_decay=args.weight_decay,
+        betas=(args.adam_beta1, args.adam_beta2),
+        epsilon=args.adam_epsilon,
+        max_grad_norm=args.max_grad_norm,
+        schedule=args.lr_scheduler_type,
+        warmup_steps=args.warmup_steps,
+        max_steps=max_steps,
+    )

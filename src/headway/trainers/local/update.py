@@ -1,0 +1,226 @@
+"""One update: advantages of the whole batch, gradients micro-batch by micro-batch, then the step.
+
+Guarantees: nothing is changed before `Gate.commit`, and behind it only by optimizer steps. Where a batch makes several
+optimizer steps, a copy from before the first is put back if a later one is refused. Denominators are those of the
+whole mini-batch, so micro-batches, packing and skipped rows change no gradient.
+
+Legend: N actions of the batch, S samples.
+"""
+
+# ruff: noqa: N803, N806
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headway.algorithms import (
+    Actions,
+    Advantages,
+    BatchTotals,
+    PolicySums,
+    RewardBatch,
+    action_weights,
+    estimate_advantages,
+    value_loss,
+    weighted_sum,
+)
+from headway.algorithms.actions import required
+from headway.errors import TrainerError
+from headway.trainers.local.model import Critic, Policy
+from headway.trainers.local.optimizer import Optimizer, copied, overwrite
+from headway.trainers.local.packing import Pack, packs_of
+from headway.trainers.local.settings import LocalSettings
+from headway.trainers.local.tokens import Row, TokenBatch
+from headway.trainers.local.worker import Gate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """What an update moves."""
+
+    policy: Policy
+    optimizer: Optimizer
+    critic: Critic | None = None
+    critic_optimizer: Optimizer | None = None
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return [one for one in (self.optimizer, self.critic_optimizer) if one is not None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Report:
+    """What there is to say about an update, gathered while it runs."""
+
+    sums: PolicySums | None = None
+    steps: int = 0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+    value_loss: float = 0.0
+    packed_tokens: int = 0
+    micro_batches: int = 0
+    skipped: set[int] = field(default_factory=set)
+    """Rows that had nothing to teach."""
+
+    def metrics(self, batch: TokenBatch) -> dict[str, float]:
+        """By the names they are logged under."""
+        found = {} if self.sums is None else self.sums.summary()
+        for name in ("loss", "pg_loss", "kl_loss", "entropy"):
+            found[name] = found.get(name, 0.0) / max(self.steps, 1)
+        return {
+            **found,
+            "grad_norm": self.grad_norm / max(self.steps, 1),
+            "learning_rate": self.learning_rate,
+            "value_loss": self.value_loss / max(self.steps, 1),
+            "optimizer_steps": float(self.steps),
+            "micro_batches": float(self.micro_batches),
+            "samples": float(len(batch.rows)),
+            "tokens": float(batch.sequence_N.numel()),
+            "packed_tokens": float(self.packed_tokens),
+            "unpacked_tokens": float(sum(len(row.tokens) for row in batch.rows)),
+            "skipped_samples": float(len(self.skipped)),
+            "lag_mean": float(batch.lag_N.mean()),
+            "lag_max": float(batch.lag_N.max()),
+            "reward": 0.0 if batch.reward_S is None else float(batch.reward_S.mean()),
+        }
+
+
+def advantages_of(batch: TokenBatch, settings: LocalSettings, kl_coef: float) -> Advantages:
+    """From scores by the configured estimator, or each sample's own."""
+    if settings.advantages is None:
+        advantage_N = batch.advantage_S[batch.sequence_N]
+        return Advantages(advantage_N=advantage_N, mask_N=batch.mask_N, return_N=None, kl=0.0)
+    if batch.reward_S is None:
+        raise TrainerError("a sample without a score, and the estimator needs all of them")
+    rewards = RewardBatch(
+        reward_S=batch.reward_S,
+        group_S=batch.group_S,
+        groups=batch.groups,
+        mask_N=batch.mask_N,
+        sequence_N=batch.sequence_N,
+        logp_N=batch.behaviour_N if batch.proximal_N is None else batch.proximal_N,
+        reference_N=batch.reference_N,
+        value_N=batch.value_N,
+        steps=batch.steps,
+    )
+    return estimate_advantages(rewards, settings.advantages, kl_coef=kl_coef)
+
+
+def update(
+    trained: Trained, batch: TokenBatch, made: Advantages, settings: LocalSettings, version: int, gate: Gate
+) -> Report:
+    """All optimizer steps of one batch, or none."""
+    minis = list(_mini_batches(batch.rows, settings))
+    backup = [copied(one.everything()) for one in trained.optimizers] if len(minis) > 1 else []
+    report = Report()
+    try:
+        for rows in minis:
+            _gradients(trained, batch, made, rows, settings, report, gate)
+            norms = [one.ready(f"step {version + 1}") for one in trained.optimizers]
+            gate.commit()
+            rates = [one.step(version) for one in trained.optimizers]
+            report.steps += 1
+            report.grad_norm += norms[0]
+            report.learning_rate = rates[0]
+    except TrainerError:
+        for one, values in zip(trained.optimizers, backup, strict=False):
+            overwrite(one.everything(), values)
+        gate.committed = False
+        raise
+    finally:
+        for one in trained.optimizers:
+            one.forget()
+    return report
+
+
+def _mini_batches(rows: Sequence[Row], settings: LocalSettings) -> Iterator[Sequence[Row]]:
+    """The rows of each optimizer step, epoch after epoch."""
+    size = settings.mini_batch_samples or len(rows)
+    for _ in range(settings.epochs):
+        for start in range(0, len(rows), size):
+            yield rows[start : start + size]
+
+
+def _gradients(
+    trained: Trained,
+    batch: TokenBatch,
+    made: Advantages,
+    rows: Sequence[Row],
+    settings: LocalSettings,
+    report: Report,
+    gate: Gate,
+) -> None:
+    """Add up the gradients of one mini-batch."""
+    inside_N = torch.zeros_like(made.mask_N)
+    inside_N[rows[0].first : rows[-1].first + len(rows[-1].actions)] = True
+    totals = BatchTotals.of(made.mask_N & inside_N, batch.sequence_N, len(batch.rows))
+    taught = [row for row in rows if not settings.skips_zero_advantages or _teaches(row, made)]
+    report.skipped |= {row.first for row in rows} - {row.first for row in taught}
+    for pack in _packs(taught, settings):
+        gate.check()
+        _policy_part(trained.policy, batch, made, pack, totals, settings, report)
+    if trained.critic is not None:
+        for pack in _packs(rows, settings):
+            gate.check()
+            report.value_loss += _critic_part(trained.critic, batch, made, pack, totals, settings)
+
+
+def _packs(rows: Sequence[Row], settings: LocalSettings) -> list[Pack]:
+    return packs_of(rows, budget=settings.micro_batch_tokens, share=settings.share_prompts, device=settings.device)
+
+
+def _teaches(row: Row, made: Advantages) -> bool:
+    part = slice(row.first, row.first + len(row.actions))
+    return bool(((made.advantage_N[part] != 0) & made.mask_N[part]).any())
+
+
+def _policy_part(
+    policy: Policy,
+    batch: TokenBatch,
+    made: Advantages,
+    pack: Pack,
+    totals: BatchTotals,
+    settings: LocalSettings,
+    report: Report,
+) -> None:
+    """Forward and backward of one pack."""
+    out, at = policy.logps(pack), pack.action_N
+
+    def here(x_N: Tensor | None) -> Tensor | None:
+        return None if x_N is None else x_N[at]
+
+    rewards_N = None if batch.reward_S is None else batch.reward_S[batch.sequence_N[at]]
+    actions = Actions(
+        logp_N=out.logp_N,
+        behaviour_N=batch.behaviour_N[at],
+        advantage_N=made.advantage_N[at],
+        mask_N=made.mask_N[at],
+        sequence_N=batch.sequence_N[at],
+        sequences=len(batch.rows),
+        proximal_N=here(batch.proximal_N),
+        reference_N=here(batch.reference_N),
+        reward_N=rewards_N,
+        entropy_N=out.entropy_N if settings.objective.entropy_coef else out.entropy_N.detach(),
+    )
+    result = settings.objective(actions, totals)
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    report.sums = result.sums if report.sums is None else report.sums + result.sums
+    report.packed_tokens += pack.token_L.numel()
+    report.micro_batches += 1
+
+
+def _critic_part(
+    critic: Critic, batch: TokenBatch, made: Advantages, pack: Pack, totals: BatchTotals, settings: LocalSettings
+) -> float:
+    value_N, at = critic.values(pack), pack.action_N
+    old_N = required(batch.value_N, "values", "the critic")[at]
+    return_N = required(made.return_N, "returns", "the critic")[at]
+    error_N = value_loss(value_N, old_N.to(value_N.dtype), return_N.to(value_N.dtype), settings.value_clip)
+    weight_N = action_weights("token-mean", batch.sequence_N[at], totals, norm_length=1, dtype=value_N.dtype)
+    loss = weighted_sum(error_N, made.mask_N[at], weight_N)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())

@@ -1,0 +1,131 @@
+"""The engine's side: a spare set of tensors that buckets are converted into, and the flip to it.
+
+    receiver = SpareReceiver(engine.switch, dtype=torch.float32)
+
+Buckets are converted straight from where they lie (heap or shared memory) into the spare tensors, on a thread of their
+own; nothing is staged in between. The checksum is counted after the copy: a buffer that is overwritten while it is read
+is found out. `flip` hands the spare tensors to `switch`, which makes them live between two actions; those that were
+live become the spare ones of the next version, so `switch` must not return while anything still computes with them.
+
+Guarantees: `switch` sees complete, verified versions only, and `version` is what it last accepted. Any order, any
+repetition of buckets. Does not know what an engine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+
+import torch
+from torch import Tensor
+
+from headway.errors import EngineCrashed, TransferError
+from headway.weights.base import Bucket, Manifest, checksum
+from headway.weights.flat import DTYPES, Extent, layout_of, pieces_in, place_of
+from headway.weights.segment import SharedReader
+
+Switch = Callable[[int, Mapping[str, Tensor]], Awaitable[None]]
+"""Make these tensors the ones that the engine computes with, between two actions."""
+
+
+class SpareReceiver:
+    """A `WeightReceiver`. `dtype` is what floating tensors are computed in; None: as they travel."""
+
+    def __init__(
+        self, switch: Switch, *, dtype: torch.dtype | None = None, device: str = "cpu", threads: int = 1
+    ) -> None:
+        self.version = -1
+        self.gone = False
+        """The engine is down: whoever loads is told so."""
+        self._switch = switch
+        self._dtype = dtype
+        self._device = device
+        self._live: dict[str, Tensor] = {}
+        self._spare: dict[str, Tensor] = {}
+        self._manifest: Manifest | None = None
+        self._extents: tuple[Extent, ...] = ()
+        self._total = 0
+        self._loaded: set[int] = set()
+        self._reader = SharedReader()
+        self._threads = threads
+        self._loader: ThreadPoolExecutor | None = None
+
+    async def begin(self, manifest: Manifest) -> None:
+        self._check_alive()
+        extents, total = layout_of(manifest.tensors)
+        if total != manifest.total_bytes:
+            raise TransferError(f"version {manifest.version}: {manifest.total_bytes} bytes, its tensors need {total}")
+        self._manifest, self._extents, self._total = manifest, extents, total
+        self._loaded = set()
+        self._prepare(manifest)
+        self._reader.next_version()
+
+    async def load(self, bucket: Bucket) -> None:
+        self._check_alive()
+        manifest = self._manifest
+        where = f"bucket {bucket.index} of version {bucket.version}"
+        if manifest is None or manifest.version != bucket.version:
+            begun = "nothing" if manifest is None else f"version {manifest.version}"
+            raise TransferError(f"{where}: {begun} was begun")
+        if self._loader is None:
+            self._loader = ThreadPoolExecutor(
+                1, "weights", initializer=torch.set_num_threads, initargs=(self._threads,)
+            )
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._loader, self._fill, manifest, bucket, self._spare)
+        if self._manifest is not manifest:
+            raise TransferError(f"{where}: thrown away, another version was begun meanwhile")
+        self._loaded.add(bucket.index)
+
+    async def flip(self) -> None:
+        self._check_alive()
+        manifest = self._manifest
+        if manifest is None:
+            raise TransferError("no version was begun")
+        missing = len(manifest.checksums) - len(self._loaded)
+        if missing:
+            raise TransferError(f"version {manifest.version} lacks {missing} of {len(manifest.checksums)} buckets")
+        await self._switch(manifest.version, self._spare)
+        self._live, self._spare = self._spare, self._live
+        self.version, self._manifest = manifest.version, None
+
+    def reset(self, *, gone: bool) -> None:
+        """Forget everything: the engine crashed (`gone`) or came back empty."""
+        self.version, self.gone = -1, gone
+        self._manifest, self._loaded = None, set()
+        self._live, self._spare = {}, {}
+        self._reader.close()
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            loader.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(self, manifest: Manifest) -> None:
+        """A spare tensor for each entry; those of the version before last where they fit."""
+        wanted = {}
+        for entry in manifest.tensors:
+            dtype = DTYPES[entry.dtype]
+            dtype = self._dtype if self._dtype is not None and dtype.is_floating_point else dtype
+            old = self._spare.get(entry.name)
+            fits = old is not None and tuple(old.shape) == entry.shape and old.dtype == dtype
+            wanted[entry.name] = (
+                old if old is not None and fits else torch.empty(entry.shape, dtype=dtype, device=self._device)
+            )
+        self._spare = wanted
+
+    def _fill(self, manifest: Manifest, bucket: Bucket, spare: Mapping[str, Tensor]) -> None:
+        """Copy, then verify. On a thread."""
+        data = self._reader.buffer(bucket.payload)
+        place = place_of(manifest, bucket.index, data.nbytes, self._total)
+        for piece in pieces_in(self._extents, place):
+            source = torch.frombuffer(data, dtype=piece.dtype, count=piece.count, offset=piece.offset)
+            target = spare[piece.name].view(-1) if prod(spare[piece.name].shape) else spare[piece.name]
+            target[piece.element : piece.element + piece.count].copy_(source)
+        found, wanted = checksum(data), manifest.checksums[bucket.index]
+        if found != wanted:
+            raise TransferError(f"bucket {bucket.index} of version {bucket.version}: {found} instead of {wanted}")
+
+    def _check_alive(self) -> None:
+        if self.gone:
+            raise EngineCrashed("the engine of this receiver is down")

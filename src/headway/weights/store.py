@@ -1,0 +1,165 @@
+"""The trainer's side: consistent copies of the newest versions, given out bucket by bucket.
+
+`publish` copies the live tensors into one flat buffer, on the thread that trains and between two steps; from then on
+the trainer may do what it likes. Checksums are counted when a version is first gathered, on another thread, while the
+trainer goes on. The newest two versions are held: the one that may still be on its way, and the one after it.
+
+Guarantees: what `gather` gives out never changes, even when the version is dropped while it is on its way (a heap
+buffer lives as long as somebody holds a bucket of it; a shared one is overwritten only by the version after the next,
+and then the receiver's checksum says so). Buckets of a dropped version raise `TransferError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from headway.errors import TransferError
+from headway.weights.base import Bucket, Manifest, TensorEntry, checksum
+from headway.weights.flat import Buffer, cuts, entries_of, layout_of, pack
+from headway.weights.segment import Segment, SharedSlice
+
+_HELD = 2
+_MB = 1 << 20
+
+
+class Arena(Protocol):
+    """Where versions are kept."""
+
+    def take(self, size: int) -> Any:
+        """A buffer of `size` bytes for the next version, known by a key."""
+        ...
+
+    def view(self, key: Any) -> Buffer:
+        """Its bytes, for writing."""
+        ...
+
+    def payload(self, key: Any, place: slice) -> Any:
+        """What travels in a bucket for these bytes."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...
+
+
+class HeapArena:
+    """Plain memory of this process; a fresh buffer for each version, freed with its last bucket."""
+
+    def take(self, size: int) -> Buffer:
+        return memoryview(bytearray(size))
+
+    def view(self, key: Buffer) -> Buffer:
+        return key
+
+    def payload(self, key: Buffer, place: slice) -> Buffer:
+        return key[place]
+
+    def close(self) -> None:
+        """Nothing is kept here."""
+
+
+class SharedArena:
+    """Two segments of shared memory that versions take in turn."""
+
+    def __init__(self) -> None:
+        self._segments: list[Segment] = []
+
+    def take(self, size: int) -> Segment:
+        if len(self._segments) < _HELD:
+            self._segments.append(Segment.create(size))
+            return self._segments[-1]
+        oldest = self._segments.pop(0)
+        if oldest.size < size:
+            oldest.close()
+            oldest = Segment.create(size)
+        self._segments.append(oldest)
+        return oldest
+
+    def view(self, key: Segment) -> Buffer:
+        return key.buffer
+
+    def payload(self, key: Segment, place: slice) -> SharedSlice:
+        return SharedSlice(segment=key.name, start=place.start, size=place.stop - place.start)
+
+    def close(self) -> None:
+        for segment in self._segments:
+            segment.close()
+        self._segments.clear()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Held:
+    """One version, packed."""
+
+    version: int
+    entries: tuple[TensorEntry, ...]
+    total: int
+    key: Any
+    manifest: Manifest | None = None
+
+
+class WeightStore:
+    """A `WeightSource` that a trainer publishes into. `wire` is what floating tensors travel as; None: as they are."""
+
+    def __init__(
+        self, *, bucket_mb: float = 512, wire: torch.dtype | None = torch.bfloat16, arena: Arena | None = None
+    ) -> None:
+        self._bucket_bytes = int(bucket_mb * _MB)
+        self._wire = wire
+        self._arena: Arena = arena or HeapArena()
+        self._held: dict[int, _Held] = {}
+        self._lock = threading.Lock()
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Hold a copy of `tensors` as `version`, and forget what is older than the one before. Any thread."""
+        entries = entries_of(tensors, self._wire)
+        extents, total = layout_of(entries)
+        with self._lock:
+            self._held.pop(version, None)
+            while len(self._held) >= _HELD:
+                del self._held[next(iter(self._held))]
+            key = self._arena.take(total)
+        pack(tensors, extents, self._arena.view(key))
+        with self._lock:
+            self._held[version] = _Held(version=version, entries=entries, total=total, key=key)
+
+    def clear(self) -> None:
+        """Hold nothing: the trainer is gone, or about to become something else."""
+        with self._lock:
+            self._held.clear()
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        self.clear()
+        self._arena.close()
+
+    async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
+        held = self._held.get(version)
+        if held is None:
+            raise TransferError(f"version {version} is not held; there are {sorted(self._held)}")
+        if held.manifest is None:
+            held.manifest = await asyncio.to_thread(self._manifest_of, held)
+            self._check(held)
+        return held.manifest, self._buckets(held, held.manifest)
+
+    async def _buckets(self, held: _Held, manifest: Manifest) -> AsyncIterator[Bucket]:
+        for index, place in enumerate(cuts(held.total, self._bucket_bytes)):
+            self._check(held)
+            payload = self._arena.payload(held.key, place)
+            yield Bucket(version=held.version, index=index, checksum=manifest.checksums[index], payload=payload)
+
+    def _manifest_of(self, held: _Held) -> Manifest:
+        data = self._arena.view(held.key)
+        sums = tuple(checksum(data[place]) for place in cuts(held.total, self._bucket_bytes))
+        return Manifest(version=held.version, tensors=held.entries, checksums=sums, total_bytes=held.total)
+
+    def _check(self, held: _Held) -> None:
+        if self._held.get(held.version) is not held:
+            raise TransferError(f"version {held.version} was given up while it was gathered")

@@ -1,0 +1,146 @@
+"""Packing, sharing prompts, cutting into micro-batches, checkpointing and skipping change no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.algorithms import AdvantageParams, PolicyObjective
+from headway.algorithms.losses import GspoParams, Kimi15Params, PpoParams
+from headway.trainers.local import LocalSettings, attention
+from headway.trainers.local.learner import Learner
+from headway.trainers.local.packing import Tree, common_prefix, packs_of
+from headway.trainers.local.tokens import rows_of
+from headway.trainers.local.worker import Gate
+from headway.types import Batch
+
+from .factory import VOCABULARY, batch, exact, tiny
+
+PPO = PolicyObjective(pg_variant="ppo", params=PpoParams(clip_low=5.0, clip_high=5.0), entropy_coef=0.01)
+
+
+class Stop(Exception):
+    """Thrown where the weights would be moved."""
+
+
+def gradients(data: Batch, model: Callable[[], Any] = exact, **options: Any) -> dict[str, Tensor]:
+    """Before the clip, in float64."""
+    defaults: dict[str, Any] = {
+        "advantages": AdvantageParams(adv_estimator="grpo"),
+        "objective": PPO,
+        "precision": "fp64",
+        "micro_batch_tokens": 10_000,
+        "gradient_checkpointing": False,
+    }
+    learner = Learner(model(), LocalSettings(**{**defaults, **options}))
+    found: dict[str, Tensor] = {}
+
+    def ready(what: str) -> float:
+        for name, one in learner.policy.trainable().items():
+            found[name] = torch.zeros_like(one) if one.grad is None else one.grad.clone()
+        raise Stop
+
+    learner.trained.optimizer.ready = ready  # type: ignore[method-assign]
+    with pytest.raises(Exception, match="Stop"):
+        learner.learn(data, Gate())
+    return found
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor], *, rtol: float = 1e-9, atol: float = 1e-13) -> None:
+    assert any(float(grad.abs().max()) > 1e-6 for grad in one.values())
+    for name, grad in one.items():
+        torch.testing.assert_close(other[name], grad, rtol=rtol, atol=atol)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "members one by one": {"share_prompts": False, "micro_batch_tokens": 1},
+    "not shared": {"share_prompts": False},
+    "small micro-batches": {"micro_batch_tokens": 40},
+    "smallest micro-batches": {"micro_batch_tokens": 1},
+    "checkpointing": {"gradient_checkpointing": True},
+    "all of it": {"gradient_checkpointing": True, "micro_batch_tokens": 30},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("turns", [1, 3])
+def test_how_a_batch_is_laid_out_changes_no_gradient(change: str, turns: int) -> None:
+    data = batch(0, turns=turns)
+    same(gradients(data), gradients(data, **CHANGES[change]))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_nor_with_rotary_positions_and_fewer_key_heads(change: str) -> None:
+    data = batch(0, turns=2)
+    same(gradients(data, tiny), gradients(data, tiny, **CHANGES[change]), rtol=1e-3, atol=1e-7)
+
+
+def test_large_trees_are_attended_in_parts_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = batch(0, turns=2, longest=20)
+    whole = gradients(data)
+    monkeypatch.setattr(attention, "SMALL", 0)
+    same(whole, gradients(data))
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_groups_that_teach_nothing_are_skipped_without_a_trace(mode: Any) -> None:
+    flat, spread = batch(5, groups=2, flat=True), batch(0, groups=2)
+    data = Batch(trained=0, groups=(*spread.groups, *flat.groups))
+    plain = PolicyObjective(pg_variant="ppo", params=PpoParams(), mode=mode, norm_length=50)
+    assert LocalSettings(objective=plain).skips_zero_advantages
+    every = PolicyObjective(pg_variant="ppo", params=PpoParams(), mode=mode, norm_length=50, entropy_coef=1e-300)
+    assert not LocalSettings(objective=every).skips_zero_advantages
+    same(gradients(data, objective=plain), gradients(data, objective=every))
+    kimi = LocalSettings(objective=PolicyObjective(pg_variant="kimi15", params=Kimi15Params()))
+    assert not kimi.skips_zero_advantages
+
+
+def test_losses_over_sequences_get_whole_ones() -> None:
+    gspo = PolicyObjective(pg_variant="gspo", params=GspoParams(clip_low=5.0, clip_high=5.0))
+    data = batch(0)
+    same(gradients(data, objective=gspo), gradients(data, objective=gspo, micro_batch_tokens=25))
+
+
+def test_a_shared_prompt_is_encoded_once_and_nothing_is_padded() -> None:
+    data = batch(0, groups=2, members=8)
+    rows = rows_of(data.groups, VOCABULARY)
+    packs = packs_of(rows, budget=10_000)
+    assert len(packs) == 1 and len(packs[0].trees) == 2
+    prompts = [len(group.task.prompt) for group in data.groups]
+    actions = sum(group.actions for group in data.groups)
+    assert packs[0].token_L.numel() == sum(prompts) + actions
+    alone = packs_of(rows, budget=10_000, share=False)
+    assert alone[0].token_L.numel() == sum(8 * prompt for prompt in prompts) + actions
+    for budget in (1, 30, 77, 200):
+        cut = packs_of(rows, budget=budget)
+        numbers = torch.cat([pack.action_N for pack in cut])
+        assert sorted(numbers.tolist()) == list(range(actions))
+        assert all(pack.token_L.numel() <= budget or len(pack.trees[0].members) == 1 for pack in cut)
+
+
+def test_observations_are_read_and_never_trained() -> None:
+    data = batch(0, turns=3)
+    rows = rows_of(data.groups, VOCABULARY)
+    pack = packs_of(rows, budget=10_000)[0]
+    made = [token for group in data.groups for one in group.samples for turn in one.episode.turns
+            for token in turn.generation.actions]  # fmt: skip
+    order = pack.action_N.argsort()
+    assert pack.chosen_N[order].tolist() == made
+    assert sum(len(row.tokens) for row in rows) > len(made) + sum(row.prompt for row in rows)
+
+
+def test_who_sees_whom() -> None:
+    mask = attention.tree_mask(Tree(start=0, prefix=2, members=(1, 2))).int().tolist()
+    assert mask == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 0, 1, 0],
+        [1, 1, 0, 1, 1],
+    ]
+    assert common_prefix([(1, 2, 3), (1, 2), (1, 2, 4)]) == 2
+    assert common_prefix([(1,), (2,)]) == 0 and common_prefix([(5, 6)]) == 2

@@ -1,0 +1,320 @@
+"""Weights on one machine: both transports meet the contract, and shared memory leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.errors import TransferError
+from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
+from headway.weights.receiver import SpareReceiver
+from headway.weights.segment import Segment, sweep
+from headway.weights.store import SharedArena, WeightStore
+from headway.weights.transport import (
+    InProcessTransport,
+    SharedMemoryTransport,
+    bucket_from_json,
+    bucket_to_json,
+    manifest_from_json,
+    manifest_to_json,
+)
+
+from ..contracts.weights_contract import WeightsContract
+
+BUCKET_MB = 1000 / 2**20
+
+
+def weights(version: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(version)
+    return {
+        "embed.weight": torch.randn(33, 7, generator=generator),
+        "norm.weight": torch.randn(7, generator=generator),
+        "empty": torch.empty(0, 3),
+        "steps": torch.tensor([version]),
+        "head.weight": torch.randn(129, 7, generator=generator, dtype=torch.float64),
+    }
+
+
+class Serving:
+    """Stands where an engine would: remembers what it was switched to."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    async def switch(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = dict(tensors)
+
+
+class Real:
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(scenario)
+
+
+def published(**options: Any) -> WeightStore:
+    store = WeightStore(bucket_mb=BUCKET_MB, **options)
+    store.publish(1, weights(1))
+    store.publish(2, weights(2))
+    return store
+
+
+class TestInProcess(Real, WeightsContract):
+    def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
+        return published(), InProcessTransport(), SpareReceiver(Serving().switch)
+
+    def corrupted(self, bucket: Bucket) -> Bucket:
+        return replace(bucket, payload=bytearray(b"\x01" + bytes(bucket.payload)[1:]))
+
+
+class TestSharedMemory(Real, WeightsContract):
+    @pytest.fixture(autouse=True)
+    def closing(self) -> Iterator[None]:
+        yield
+        self.transport.close()
+        assert not mine()
+
+    def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
+        self.transport = SharedMemoryTransport()
+        return published(), self.transport, SpareReceiver(Serving().switch)
+
+    def corrupted(self, bucket: Bucket) -> Bucket:
+        segment = Segment.attach(bucket.payload.segment)
+        segment.buffer[0] ^= 1
+        segment.close()
+        return bucket
+
+
+class TestPublishedInSharedMemory(Real, WeightsContract):
+    @pytest.fixture(autouse=True)
+    def closing(self) -> Iterator[None]:
+        yield
+        self.store.close()
+        assert not mine()
+
+    def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
+        self.store = published(arena=SharedArena())
+        return self.store, SharedMemoryTransport(), SpareReceiver(Serving().switch)
+
+    def corrupted(self, bucket: Bucket) -> Bucket:
+        return replace(bucket, payload=replace(bucket.payload, start=0, size=bucket.payload.size - 64))
+
+
+def mine() -> list[Path]:
+    return list(Path("/dev/shm").glob(f"headway-{os.getpid()}-*"))
+
+
+async def updated(store: WeightSource, receiver: WeightReceiver, version: int, transport: WeightTransport) -> None:
+    manifest, buckets = await store.gather(version)
+    await receiver.begin(manifest_from_json(manifest_to_json(manifest)))
+    async for bucket in buckets:
+        await receiver.load(await transport.send(bucket, receiver))
+    await receiver.flip()
+
+
+@pytest.mark.parametrize("wire", [torch.bfloat16, torch.float32, None])
+def test_what_arrives_is_what_was_published_in_the_precision_asked_for(wire: torch.dtype | None) -> None:
+    async def scenario() -> None:
+        serving, store = Serving(), WeightStore(bucket_mb=BUCKET_MB, wire=wire)
+        receiver = SpareReceiver(serving.switch, dtype=torch.float32)
+        for version in range(4):
+            live = weights(version)
+            store.publish(version, live)
+            for tensor in live.values():
+                tensor.zero_()  # the trainer goes on at once
+            await updated(store, receiver, version, InProcessTransport())
+            for name, wanted in weights(version).items():
+                got = serving.tensors[name]
+                floating = wanted.is_floating_point()
+                assert got.dtype == (torch.float32 if floating else wanted.dtype)
+                assert torch.equal(got, (wanted.to(wire or wanted.dtype) if floating else wanted).to(got.dtype))
+
+    asyncio.run(scenario())
+
+
+def test_a_flip_leaves_the_tensors_in_use_alone_until_the_next_one() -> None:
+    async def scenario() -> None:
+        serving, store = Serving(), published(wire=None)
+        receiver = SpareReceiver(serving.switch)
+        await updated(store, receiver, 1, InProcessTransport())
+        live = serving.tensors
+        manifest, buckets = await store.gather(2)
+        await receiver.begin(manifest)
+        async for bucket in buckets:
+            await receiver.load(bucket)
+        assert all(torch.equal(live[name], wanted) for name, wanted in weights(1).items())
+
+    asyncio.run(scenario())
+
+
+def test_a_version_dropped_while_it_is_gathered_says_so_and_its_buckets_stay_whole() -> None:
+    async def scenario() -> None:
+        store = published()
+        _, buckets = await store.gather(1)
+        first = await anext(buckets)
+        before = bytes(first.payload)
+        store.publish(3, weights(3))
+        assert bytes(first.payload) == before
+        with pytest.raises(TransferError, match="given up"):
+            await anext(buckets)
+        store.clear()
+        with pytest.raises(TransferError, match="not held"):
+            await store.gather(3)
+
+    asyncio.run(scenario())
+
+
+def test_shared_memory_that_is_overwritten_while_it_is_on_its_way_is_found_out() -> None:
+    async def scenario() -> None:
+        store = published(arena=SharedArena())
+        receiver = SpareReceiver(Serving().switch)
+        manifest, buckets = await store.gather(1)
+        await receiver.begin(manifest)
+        first = await anext(buckets)
+        store.publish(3, weights(3))
+        with pytest.raises(TransferError, match="instead of"):
+            await receiver.load(first)
+        receiver.reset(gone=False)
+        store.close()
+        assert not mine()
+
+    asyncio.run(scenario())
+
+
+def test_what_travels_between_processes_is_plain_json() -> None:
+    async def scenario() -> None:
+        store, transport = published(), SharedMemoryTransport()
+        manifest, buckets = await store.gather(2)
+        assert manifest_from_json(manifest_to_json(manifest)) == manifest
+        bucket = await anext(buckets)
+        with pytest.raises(TransferError, match="not in shared memory"):
+            bucket_to_json(bucket)
+        sent = await transport.send(bucket, SpareReceiver(Serving().switch))
+        assert bucket_from_json(bucket_to_json(sent)) == sent
+        again = await transport.send(bucket, SpareReceiver(Serving().switch))
+        assert again.payload == sent.payload, "a second engine reads the same bytes"
+        for data in ({}, {"version": 1, "index": 0, "checksum": "", "payload": {"file": "/etc/passwd"}}):
+            with pytest.raises(TransferError):
+                bucket_from_json(data)
+        with pytest.raises(TransferError):
+            manifest_from_json({"version": "x"})
+        transport.close()
+
+    asyncio.run(scenario())
+
+
+ENGINE = """
+import asyncio, json, sys
+from headway.weights.receiver import SpareReceiver
+from headway.weights.transport import bucket_from_json, manifest_from_json
+
+async def switch(version, tensors):
+    print(json.dumps({name: float(one.double().sum()) for name, one in tensors.items()}), flush=True)
+
+async def main():
+    receiver = SpareReceiver(switch)
+    for line in sys.stdin:
+        kind, data = json.loads(line)
+        if kind == "manifest":
+            await receiver.begin(manifest_from_json(data))
+        elif kind == "bucket":
+            await receiver.load(bucket_from_json(data))
+        else:
+            await receiver.flip()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("arena", [None, SharedArena()], ids=["copied", "published"])
+def test_versions_reach_another_process(arena: SharedArena | None) -> None:
+    async def lines(store: WeightStore, transport: SharedMemoryTransport, version: int) -> list[str]:
+        manifest, buckets = await store.gather(version)
+        sent = [["manifest", manifest_to_json(manifest)]]
+        async for bucket in buckets:
+            moved = await transport.send(bucket, SpareReceiver(Serving().switch))
+            sent.append(["bucket", bucket_to_json(moved)])
+        return [json.dumps(one) for one in [*sent, ["flip", {}]]]
+
+    engine = subprocess.Popen([sys.executable, "-c", ENGINE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert engine.stdin is not None and engine.stdout is not None
+    store, transport = WeightStore(bucket_mb=BUCKET_MB, wire=None, arena=arena), SharedMemoryTransport()
+    for version in range(4):
+        store.publish(version, weights(version))
+        engine.stdin.write("\n".join(asyncio.run(lines(store, transport, version))) + "\n")
+        engine.stdin.flush()
+        got = json.loads(engine.stdout.readline())
+        assert got == {name: float(one.double().sum()) for name, one in weights(version).items()}
+    engine.stdin.close()
+    assert engine.wait() == 0
+    engine.stdout.close()
+    transport.close()
+    store.close()
+    assert not mine()
+
+
+READER = """
+import sys
+from headway.weights.segment import Segment
+segment = Segment.attach(sys.argv[1])
+print(bytes(segment.buffer[:5]).decode())
+"""
+
+
+def test_a_process_that_attached_and_ended_takes_no_name_with_it() -> None:
+    segment = Segment.create(100)
+    segment.buffer[:5] = b"hello"
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", READER, segment.name], capture_output=True, text=True, check=True)
+        assert done.stdout == "hello\n" and not done.stderr
+    assert Segment.attach(segment.name).size >= 100
+    segment.close()
+    segment.close()
+    with pytest.raises(TransferError):
+        Segment.attach(segment.name)
+
+
+OWNER = """
+import os, signal, sys
+from headway.weights.segment import Segment
+from multiprocessing import resource_tracker
+kept = Segment.create(4096)
+print(kept.name, resource_tracker._resource_tracker._pid, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="names cannot be listed here")
+@pytest.mark.parametrize("tracker_too", [False, True])
+def test_a_killed_owner_leaves_no_name(tracker_too: bool) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None and owner.stdin is not None
+    name, tracker = owner.stdout.readline().split()
+    assert (Path("/dev/shm") / name).exists()
+    if tracker_too:
+        os.kill(int(tracker), signal.SIGKILL)
+    owner.kill()
+    owner.wait()
+    if tracker_too:
+        assert name in sweep()
+    else:
+        assert owner.stdout.read() == "", "the tracker has ended: it held our pipe"
+    assert not (Path("/dev/shm") / name).exists()
+    owner.stdin.close()
+    owner.stdout.close()
+
+
+def test_names_of_the_living_are_not_swept() -> None:
+    segment = Segment.create(10)
+    assert segment.name not in sweep()
+    segment.close()

@@ -8,11 +8,12 @@ everybody, an unserviceable request is `EngineError` for itself only. A flip kee
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch import Tensor
 
 from headway.engines.base import Progress, Request
 from headway.engines.native.core import Core
@@ -27,6 +28,7 @@ from headway.engines.native.stops import Decode, StopStrings
 from headway.engines.native.worker import Worker
 from headway.errors import EngineCrashed, EngineError
 from headway.types import FinishReason
+from headway.weights.base import WeightReceiver
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,6 +37,19 @@ _END_S = 10.0
 """How long a worker may take to end before it is left behind."""
 
 RunnerFactory = Callable[["PreTrainedModel", Parameters, NativeSettings], Runner]
+Switch = Callable[[int, Mapping[str, Tensor]], Awaitable[None]]
+"""Serve these tensors, in any dtype, as this version, between two tokens."""
+
+
+class ServedReceiver(WeightReceiver, Protocol):
+    """A receiver that can be told what became of its engine."""
+
+    def reset(self, *, gone: bool) -> None:
+        """Forget everything: the engine crashed (`gone`) or came back empty."""
+        ...
+
+
+ReceiverFactory = Callable[[Switch], ServedReceiver]
 
 
 class _Ticket:
@@ -70,6 +85,7 @@ class NativeEngine:
         decode: Decode | None = None,
         eos: Iterable[int] | None = None,
         runner: RunnerFactory = ModelRunner,
+        receiver: ReceiverFactory | None = None,
     ) -> None:
         self.name = name
         self._model = model
@@ -79,7 +95,11 @@ class NativeEngine:
         self._ends: frozenset[int] = self._eos or frozenset()
         """Tokens that end a sequence; the model's own where none were given."""
         self._runner = runner
-        self._receiver = NativeReceiver(self._parameters, self._switch, threads=self._settings.threads)
+        self._receiver: ServedReceiver = (
+            NativeReceiver(self._parameters, self._switch, threads=self._settings.threads)
+            if receiver is None
+            else receiver(self.switch)
+        )
         self._tickets: dict[int, _Ticket] = {}
         self._by_id: dict[str, _Ticket] = {}
         self._numbers = count()
@@ -93,7 +113,7 @@ class NativeEngine:
         return self._settings.slots
 
     @property
-    def receiver(self) -> NativeReceiver:
+    def receiver(self) -> ServedReceiver:
         return self._receiver
 
     # What the hub calls.
@@ -147,7 +167,7 @@ class NativeEngine:
         for ticket in list(self._tickets.values()):
             self._forget(ticket)
             ticket.finish(FinishReason.ABORTED)
-        self._receiver.close()
+        self._receiver.reset(gone=True)
         if worker is not None:
             await worker.ended(_END_S)
 
@@ -195,6 +215,11 @@ class NativeEngine:
         self._running()
         assert self._built is not None
         return await asyncio.shield(self._built)
+
+    async def switch(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """For receivers that are not our own: lay `tensors` out for serving beside the running steps, then flip."""
+        parameters = await self._parameters()
+        await self._switch(await asyncio.to_thread(parameters.prepared, tensors), version)
 
     async def _switch(self, values: Values, version: int) -> None:
         await self._running().ask(lambda core: core.flip(values, version))

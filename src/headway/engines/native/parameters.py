@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.engines.native.linears import Layout, ServedLinear
+from headway.errors import TransferError
 
 Values = Mapping[str, tuple[Tensor, ...]]
 """By canonical name, one tensor for every place."""
@@ -91,6 +92,19 @@ class Parameters:
             self._layout.prepare(tensor) if place.prepared else nn.Parameter(tensor, requires_grad=False)
             for place in self._places[name]
         )
+
+    def prepared(self, tensors: Mapping[str, Tensor]) -> Values:
+        """All of `tensors` as they will be served. Raises `TransferError` where they are not a whole version."""
+        values: dict[str, tuple[Tensor, ...]] = {}
+        for name, tensor in tensors.items():
+            canonical = self._canonical.get(name)
+            if canonical is None or tuple(tensor.shape) != self._shapes[name]:
+                raise TransferError(f"{name}: the model has no tensor of this name and shape {tuple(tensor.shape)}")
+            if canonical not in values:
+                values[canonical] = self.served(canonical, tensor.detach().to(self._dtype))
+        if missing := self.names - values.keys():
+            raise TransferError(f"{len(missing)} tensors are missing, {min(missing)!r} among them")
+        return values
 
     def install(self, values: Values) -> None:
         """Serve `values`. All or nothing: names are checked first."""

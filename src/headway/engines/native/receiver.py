@@ -33,7 +33,8 @@ class NativeReceiver:
         self._parameters = parameters
         self._switch = switch
         self._staging: Staging | None = None
-        self._loader = ThreadPoolExecutor(1, "weights", initializer=torch.set_num_threads, initargs=(threads,))
+        self._threads = threads
+        self._loader: ThreadPoolExecutor | None = None
 
     async def begin(self, manifest: Manifest) -> None:
         self._check_alive()
@@ -45,6 +46,9 @@ class NativeReceiver:
         staging = self._staging
         if staging is None:
             raise TransferError(f"bucket {bucket.index} of version {bucket.version}: nothing was begun")
+        if self._loader is None:
+            setup = {"initializer": torch.set_num_threads, "initargs": (self._threads,)}
+            self._loader = ThreadPoolExecutor(1, "weights", **setup)  # type: ignore[arg-type]
         await asyncio.get_running_loop().run_in_executor(self._loader, staging.load, bucket)
         if self._staging is not staging:
             raise TransferError(f"version {bucket.version} was thrown away, another one was begun meanwhile")
@@ -65,11 +69,9 @@ class NativeReceiver:
         self.version = -1
         self.gone = gone
         self._staging = None
-
-    def close(self) -> None:
-        """Let the thread go."""
-        self.reset(gone=True)
-        self._loader.shutdown(wait=False, cancel_futures=True)
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            loader.shutdown(wait=False, cancel_futures=True)
 
     def _check_alive(self) -> None:
         if self.gone:

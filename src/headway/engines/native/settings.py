@@ -19,7 +19,7 @@ class NativeSettings:
     prefill_tokens: int = 128
     """Prompt tokens in one step beside those that decode: what a long prompt may delay the others by."""
     prefix_tokens: int | None = None
-    """Prompt tokens kept for members of a group that come later; an eighth of the slots by default, 0 keeps none."""
+    """Prompt tokens kept for members of a group that come later; as many as an eighth of the slots hold, 0: none."""
     stream_tokens: int = 8
     """Actions between two reports into a `Progress`."""
     threads: int = 1
@@ -43,4 +43,4 @@ class NativeSettings:
     @property
     def kept_tokens(self) -> int:
         """Tokens of prompts that are kept for later."""
-        return self.slots * self.slot_tokens // 8 if self.prefix_tokens is None else self.prefix_tokens
+        return max(self.slots // 8, 1) * self.slot_tokens if self.prefix_tokens is None else self.prefix_tokens

@@ -18,7 +18,8 @@ class KvMemory:
     def __init__(
         self, *, layers: int, slots: int, heads: int, slot_tokens: int, head_size: int, dtype: torch.dtype
     ) -> None:
-        self._both = torch.empty(layers, 2, slots, heads, slot_tokens, head_size, dtype=dtype)
+        # Zeros, not garbage: what a mask hides is multiplied by 0, and 0 · NaN is NaN. Costs nothing until written.
+        self._both = torch.zeros(layers, 2, slots, heads, slot_tokens, head_size, dtype=dtype)
         self.keys: tuple[Tensor, ...] = tuple(layer[0] for layer in self._both)
         """By layer, (S, K, L, D)."""
         self.values: tuple[Tensor, ...] = tuple(layer[1] for layer in self._both)

@@ -70,6 +70,8 @@ def _pick(probs_NV: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
     blocks_NBW = probs_NV.view(rows, -1, _WIDTH)
     upto_NB = blocks_NBW.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     total_N = upto_NB[:, -1]
+    if not bool(torch.isfinite(total_N).all()):
+        raise FloatingPointError(f"logits of {int((~torch.isfinite(total_N)).sum())} of {rows} rows are not finite")
     below_N = torch.minimum(uniforms_N * total_N, torch.nextafter(total_N, torch.zeros(())))
     block_N1 = torch.searchsorted(upto_NB, below_N[:, None], right=True)
     start_N = upto_NB.gather(1, block_N1)[:, 0]

@@ -47,8 +47,7 @@ class NativeReceiver:
         if staging is None:
             raise TransferError(f"bucket {bucket.index} of version {bucket.version}: nothing was begun")
         if self._loader is None:
-            setup = {"initializer": torch.set_num_threads, "initargs": (self._threads,)}
-            self._loader = ThreadPoolExecutor(1, "weights", **setup)  # type: ignore[arg-type]
+            self._loader = ThreadPoolExecutor(1, "weights", torch.set_num_threads, (self._threads,))
         await asyncio.get_running_loop().run_in_executor(self._loader, staging.load, bucket)
         if self._staging is not staging:
             raise TransferError(f"version {bucket.version} was thrown away, another one was begun meanwhile")

@@ -108,7 +108,7 @@ def _own_config(model: PreTrainedModel) -> None:
     shared, own = model.config, deepcopy(model.config)
     for module in model.modules():
         if getattr(module, "config", None) is shared:
-            module.config = own
+            module.config = own  # type: ignore[assignment]
 
 
 def _flat(plan: Plan) -> tuple[list[int], list[int], list[int], list[int]]:

@@ -10,7 +10,7 @@ early are held until the ones before them are here. Not safe for two threads.
 
 from __future__ import annotations
 
-from hashlib import blake2b
+import zlib
 from math import prod
 from typing import Any
 
@@ -23,16 +23,19 @@ from headway.weights.base import Bucket, Manifest, TensorEntry
 
 
 def checksum(payload: Any) -> str:
-    """Of the bytes of one bucket."""
-    return blake2b(memoryview(_bytes(payload).numpy()), digest_size=16).hexdigest()
+    """Of the bytes of one bucket: CRC-32 and length. Finds what was torn or lost, not what was forged."""
+    return _sum(_bytes(payload))
+
+
+def _sum(data: Tensor) -> str:
+    return f"crc32:{zlib.crc32(data.numpy().data):08x}:{len(data)}"
 
 
 def _bytes(payload: Any) -> Tensor:
-    """Any buffer as uint8, without a copy where it can be written to."""
+    """A copy of any buffer, as uint8: nobody can change it between the check and its use."""
     if isinstance(payload, Tensor):
-        return payload.detach().contiguous().view(-1).view(torch.uint8)
-    view = memoryview(payload).cast("B")
-    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+        return payload.detach().reshape(-1).view(torch.uint8).clone()
+    return torch.frombuffer(bytearray(memoryview(payload).cast("B")), dtype=torch.uint8)
 
 
 class Staging:
@@ -59,13 +62,14 @@ class Staging:
             raise TransferError(f"{where}: version {self.manifest.version} was begun")
         if not 0 <= bucket.index < len(self.manifest.checksums):
             raise TransferError(f"{where}: there are {len(self.manifest.checksums)}")
-        found, wanted = checksum(bucket.payload), self.manifest.checksums[bucket.index]
+        data = _bytes(bucket.payload)
+        found, wanted = _sum(data), self.manifest.checksums[bucket.index]
         if found != wanted:
             raise TransferError(f"{where}: checksum {found} instead of {wanted}")
         if bucket.index in self._loaded:
             return
         self._loaded.add(bucket.index)
-        self._early[bucket.index] = _bytes(bucket.payload)
+        self._early[bucket.index] = data
         while self._next in self._early:
             self._take(self._early.pop(self._next))
             self._next += 1

@@ -11,25 +11,21 @@ log-probabilities; the others are spared that. `generate()` gets batches as larg
 from __future__ import annotations
 
 import argparse
+import asyncio
+import cProfile
 import os
+import pstats
+import random
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: some libraries read it only once
-
-import asyncio  # noqa: E402
-import cProfile  # noqa: E402
-import pstats  # noqa: E402
-import random  # noqa: E402
-import time  # noqa: E402
-from collections.abc import Callable  # noqa: E402
-from dataclasses import dataclass  # noqa: E402
-from typing import Any  # noqa: E402
-
-import torch  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-from transformers import (  # noqa: E402
-    AutoConfig,
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import (
     AutoModelForCausalLM,
     ContinuousBatchingConfig,
     GenerationConfig,
@@ -37,11 +33,10 @@ from transformers import (  # noqa: E402
     PreTrainedModel,
 )
 
-from headway.engines.base import Progress, Request  # noqa: E402
-from headway.engines.native import NativeEngine, NativeSettings  # noqa: E402
-from headway.engines.native.staging import checksum  # noqa: E402
-from headway.types import SamplingParams  # noqa: E402
-from headway.weights.base import Bucket, Manifest, TensorEntry  # noqa: E402
+from headway.engines.base import Progress, Request
+from headway.engines.native import NativeEngine, NativeSettings
+from headway.types import SamplingParams
+from headway.weights.base import Bucket, Manifest, TensorEntry, checksum
 
 SMOLLM2_135M = {
     "vocab_size": 49152,
@@ -56,6 +51,9 @@ SMOLLM2_135M = {
     "bos_token_id": None,
     "pad_token_id": 0,
 }
+
+
+THREADS = os.environ.get("OMP_NUM_THREADS", "1")
 
 
 @dataclass(frozen=True)
@@ -121,12 +119,12 @@ async def serve(engine: NativeEngine, model: PreTrainedModel) -> None:
     manifest = Manifest(
         version=0,
         tensors=tuple(TensorEntry(name=n, shape=tuple(t.shape), dtype="float32") for n, t in tensors.items()),
-        checksums=tuple(checksum(tensor) for tensor in tensors.values()),
+        checksums=tuple(checksum(tensor.numpy()) for tensor in tensors.values()),
         total_bytes=sum(tensor.nbytes for tensor in tensors.values()),
     )
     await engine.receiver.begin(manifest)
     for index, tensor in enumerate(tensors.values()):
-        bucket = Bucket(version=0, index=index, checksum=manifest.checksums[index], payload=tensor)
+        bucket = Bucket(version=0, index=index, checksum=manifest.checksums[index], payload=tensor.numpy())
         await engine.receiver.load(bucket)
     await engine.receiver.flip()
 
@@ -198,7 +196,7 @@ def main(arguments: list[str]) -> None:
     options = parse(arguments)
     torch.set_num_threads(int(THREADS))
     model = load_model(options.model, options.seed)
-    work = make_work(options, AutoConfig.for_model("llama").vocab_size if not model else model.config.vocab_size)
+    work = make_work(options, model.config.vocab_size)
     table = Table(
         title=f"{len(work.prompts)} requests, {work.tokens} tokens, longest {max(work.lengths)}, "
         f"{work.slots} slots, {THREADS} thread(s)"
@@ -221,4 +219,6 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if "OMP_NUM_THREADS" not in os.environ:  # some libraries read it only once, when they are loaded
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OMP_NUM_THREADS": THREADS})
     main(sys.argv[1:])

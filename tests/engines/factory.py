@@ -26,10 +26,9 @@ from headway.engines.native import NativeEngine, NativeSettings
 from headway.engines.native.parameters import Parameters
 from headway.engines.native.runner import ModelRunner
 from headway.engines.native.scheduler import Plan
-from headway.engines.native.staging import checksum
 from headway.errors import TransferError
 from headway.types import FinishReason, SamplingParams
-from headway.weights.base import Bucket, Manifest, TensorEntry, WeightReceiver
+from headway.weights.base import Bucket, Manifest, TensorEntry, WeightReceiver, checksum
 
 VOCABULARY = 97
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {

@@ -24,6 +24,7 @@ from headway.engines.native.runner import ModelRunner, Runner, compute_dtype
 from headway.engines.native.scheduler import Delivery, Scheduler
 from headway.engines.native.sequence import Sequence
 from headway.engines.native.settings import NativeSettings
+from headway.engines.native.staging import Read
 from headway.engines.native.stops import Decode, StopStrings
 from headway.engines.native.worker import Worker
 from headway.errors import EngineCrashed, EngineError
@@ -74,7 +75,10 @@ class _Ticket:
 
 
 class NativeEngine:
-    """`model` makes the architecture, its weights do not matter; `decode` is needed for stop strings only."""
+    """`model` makes the architecture, its weights do not matter; `decode` is needed for stop strings only.
+
+    `read` opens payloads that are not buffers themselves. `receiver` puts another receiver in the place of our own.
+    """
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class NativeEngine:
         eos: Iterable[int] | None = None,
         runner: RunnerFactory = ModelRunner,
         receiver: ReceiverFactory | None = None,
+        read: Read = memoryview,
     ) -> None:
         self.name = name
         self._model = model
@@ -96,7 +101,7 @@ class NativeEngine:
         """Tokens that end a sequence; the model's own where none were given."""
         self._runner = runner
         self._receiver: ServedReceiver = (
-            NativeReceiver(self._parameters, self._switch, threads=self._settings.threads)
+            NativeReceiver(self._parameters, self._switch, threads=self._settings.threads, read=read)
             if receiver is None
             else receiver(self.switch)
         )

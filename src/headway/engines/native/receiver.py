@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from headway.engines.native.parameters import Parameters, Values
-from headway.engines.native.staging import Staging
+from headway.engines.native.staging import Read, Staging
 from headway.errors import EngineCrashed, TransferError
 from headway.weights.base import Bucket, Manifest
 
@@ -26,6 +26,7 @@ class NativeReceiver:
         switch: Callable[[Values, int], Awaitable[None]],
         *,
         threads: int = 1,
+        read: Read = memoryview,
     ) -> None:
         self.version = -1
         self.gone = False
@@ -34,12 +35,13 @@ class NativeReceiver:
         self._switch = switch
         self._staging: Staging | None = None
         self._threads = threads
+        self._read = read
         self._loader: ThreadPoolExecutor | None = None
 
     async def begin(self, manifest: Manifest) -> None:
         self._check_alive()
         self._staging = None
-        self._staging = Staging(manifest, await self._parameters())
+        self._staging = Staging(manifest, await self._parameters(), self._read)
 
     async def load(self, bucket: Bucket) -> None:
         self._check_alive()

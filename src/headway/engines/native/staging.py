@@ -1,8 +1,7 @@
 """The spare buffer: one version of the weights on its way in.
 
-The bytes of a version are its tensors one after the other in manifest order, in their own dtypes, cut into buckets of
-any size at boundaries of elements. Every bucket is verified against the manifest before a byte of it is used; a tensor
-is converted and laid out for serving as soon as its last element is here, so that a flip has nothing left to do.
+Every bucket is verified against the manifest before a byte of it is used; a tensor is converted and laid out for
+serving as soon as its last element is here, so that a flip has nothing left to do.
 
 Guarantees: `values` gives a whole, verified version or raises. Buckets may come in any order and twice; those that come
 early are held until the ones before them are here. Not safe for two threads.
@@ -10,7 +9,7 @@ early are held until the ones before them are here. Not safe for two threads.
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -19,30 +18,18 @@ from torch import Tensor
 
 from headway.engines.native.parameters import Parameters, Values
 from headway.errors import TransferError
-from headway.weights.base import Bucket, Manifest, TensorEntry
+from headway.weights.base import Bucket, Manifest, TensorEntry, checksum
 
-
-def checksum(payload: Any) -> str:
-    """Of the bytes of one bucket: CRC-32 and length. Finds what was torn or lost, not what was forged."""
-    return _sum(_bytes(payload))
-
-
-def _sum(data: Tensor) -> str:
-    return f"crc32:{zlib.crc32(data.numpy().data):08x}:{len(data)}"
-
-
-def _bytes(payload: Any) -> Tensor:
-    """A copy of any buffer, as uint8: nobody can change it between the check and its use."""
-    if isinstance(payload, Tensor):
-        return payload.detach().reshape(-1).view(torch.uint8).clone()
-    return torch.frombuffer(bytearray(memoryview(payload).cast("B")), dtype=torch.uint8)
+Read = Callable[[Any], Any]
+"""From a bucket's payload to a buffer with its bytes: attaches shared memory, for instance."""
 
 
 class Staging:
     """Made by `begin`, thrown away by the next one."""
 
-    def __init__(self, manifest: Manifest, parameters: Parameters) -> None:
+    def __init__(self, manifest: Manifest, parameters: Parameters, read: Read) -> None:
         _check(manifest, parameters)
+        self._read = read
         self.manifest = manifest
         self._parameters = parameters
         self._loaded: set[int] = set()
@@ -62,14 +49,15 @@ class Staging:
             raise TransferError(f"{where}: version {self.manifest.version} was begun")
         if not 0 <= bucket.index < len(self.manifest.checksums):
             raise TransferError(f"{where}: there are {len(self.manifest.checksums)}")
-        data = _bytes(bucket.payload)
-        found, wanted = _sum(data), self.manifest.checksums[bucket.index]
+        # A copy: nobody can change it between the check and its use.
+        data = bytearray(memoryview(self._read(bucket.payload)).cast("B"))
+        found, wanted = checksum(data), self.manifest.checksums[bucket.index]
         if found != wanted:
             raise TransferError(f"{where}: checksum {found} instead of {wanted}")
         if bucket.index in self._loaded:
             return
         self._loaded.add(bucket.index)
-        self._early[bucket.index] = data
+        self._early[bucket.index] = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
         while self._next in self._early:
             self._take(self._early.pop(self._next))
             self._next += 1

@@ -72,3 +72,28 @@ class ServedLinear(nn.Module):
         if self.prepared is None:
             raise RuntimeError("no weights")
         return self.layout.multiply(x, self.prepared, self.added)
+
+
+class FusedPart(nn.Module):
+    """One of several linear layers that are given the same input one after the other, computed as one.
+
+    The first one called computes them all. One that is given something else than the one before is still right, only
+    slower.
+    """
+
+    def __init__(self, whole: ServedLinear, sizes: list[int], number: int, shelf: list[Tensor]) -> None:
+        super().__init__()
+        self._whole = (whole,)  # not a child: the whole has no name of its own in the model
+        self._sizes = sizes
+        self._number = number
+        self._shelf = shelf
+        """Shared by the parts: the input seen last, then a product for each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shelf = self._shelf
+        if not shelf or shelf[0] is not x:
+            shelf[:] = [x, *self._whole[0](x).split(self._sizes, -1)]
+        part = shelf[self._number + 1]
+        if self._number + 1 == len(self._sizes):
+            shelf.clear()
+        return part

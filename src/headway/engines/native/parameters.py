@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headway.engines.native.linears import Layout, ServedLinear
+from headway.engines.native.linears import FusedPart, Layout, ServedLinear
 from headway.errors import TransferError
 
 Values = Mapping[str, tuple[Tensor, ...]]
-"""By canonical name, one tensor for every place."""
+"""By unit, one tensor for every place."""
 
 
 class Place(NamedTuple):
@@ -29,6 +29,10 @@ class Place(NamedTuple):
     """In the layout of linear layers, not as it came."""
 
 
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers with one input, by the names that most models give them."""
+
+
 class Parameters:
     """Built once from a fresh model, whose own tensors are given up for empty ones."""
 
@@ -38,32 +42,55 @@ class Parameters:
         self._canonical: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, list[Place]] = {}
+        """By unit: one tensor, or several that are served as one."""
+        self._units: dict[str, tuple[str, ...]] = {}
+        """By canonical name, all names of its unit; the first one stands for it."""
+        stand_ins: dict[int, nn.Module] = {}
+        places = self._fuse(model, stand_ins)
         owners: dict[int, str] = {}
-        linears: dict[int, ServedLinear] = {}
-        kept = {name for name in model.state_dict() if name}
+        kept = set(model.state_dict())
         for prefix, module in list(model.named_modules(remove_duplicate=False)):
-            tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-            for attribute, tensor in tensors:
+            for attribute, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
                 name = f"{prefix}.{attribute}" if prefix else attribute
                 if name in kept:
-                    self._enter(
-                        name, owners.setdefault(id(tensor), name), tensor, _place(module, attribute, linears, layout)
-                    )
-        self._replace(model, linears)
+                    place = places.get(name) or _place(module, attribute, stand_ins, layout)
+                    self._enter(name, owners.setdefault(id(tensor), name), tensor, place)
+        self._replace(model, stand_ins)
+
+    def _fuse(self, model: nn.Module, stand_ins: dict[int, nn.Module]) -> dict[str, Place]:
+        """Find layers to serve as one; where the tensors of each will live."""
+        places = {}
+        for prefix, module in model.named_modules():
+            for names in _FUSED:
+                layers = [getattr(module, name, None) for name in names]
+                linears = [layer for layer in layers if type(layer) is nn.Linear]
+                biases = {layer.bias is not None for layer in linears}
+                if len(linears) != len(names) or len(biases) != 1:
+                    continue
+                whole, shelf = ServedLinear(self._layout), list[Tensor]()
+                sizes = [layer.out_features for layer in linears]
+                for number, layer in enumerate(linears):
+                    stand_ins[id(layer)] = FusedPart(whole, sizes, number, shelf)
+                for attribute in ("weight", "bias")[: 1 + biases.pop()]:
+                    unit = tuple(f"{prefix}.{name}.{attribute}" for name in names)
+                    self._units.update(dict.fromkeys(unit, unit))
+                    places.update(dict.fromkeys(unit, _served_place(whole, attribute)))
+        return places
 
     def _enter(self, name: str, canonical: str, tensor: Tensor, place: Place) -> None:
         self._canonical[name] = canonical
         self._shapes[name] = tuple(tensor.shape)
-        places = self._places.setdefault(canonical, [])
+        unit = self._units.setdefault(canonical, (canonical,))
+        places = self._places.setdefault(unit[0], [])
         if place not in places:
             places.append(place)
 
-    def _replace(self, model: nn.Module, linears: dict[int, ServedLinear]) -> None:
+    def _replace(self, model: nn.Module, stand_ins: dict[int, nn.Module]) -> None:
         """Put our linear layers in, and free what the model was made with."""
         for module in list(model.modules()):
             for child, old in list(module.named_children()):
-                if id(old) in linears:
-                    setattr(module, child, linears[id(old)])
+                if id(old) in stand_ins:
+                    setattr(module, child, stand_ins[id(old)])
         for places in self._places.values():
             for module, attribute, _ in places:
                 if attribute in module._parameters:
@@ -72,7 +99,7 @@ class Parameters:
     @property
     def names(self) -> frozenset[str]:
         """Canonical names: what a version must bring."""
-        return frozenset(self._places)
+        return frozenset(self._units)
 
     def canonical(self, name: str) -> str | None:
         """The name that stands for all places tied to `name`; none where the model has no such tensor."""
@@ -86,23 +113,34 @@ class Parameters:
         """Room for it to arrive in."""
         return torch.empty(self._shapes[name], dtype=self._dtype)
 
-    def served(self, name: str, tensor: Tensor) -> tuple[Tensor, ...]:
-        """What will stand in each place."""
-        return tuple(
-            self._layout.prepare(tensor) if place.prepared else nn.Parameter(tensor, requires_grad=False)
-            for place in self._places[name]
+    def collect(
+        self, name: str, tensor: Tensor, parts: dict[str, Tensor], values: dict[str, tuple[Tensor, ...]]
+    ) -> None:
+        """Enter one canonical tensor of a version; a unit that is whole goes from `parts` to `values`, as served."""
+        parts[name] = tensor
+        unit = self._units[name]
+        if not all(member in parts for member in unit):
+            return
+        members = [parts.pop(member) for member in unit]
+        whole = members[0] if len(members) == 1 else torch.cat(members)
+        values[unit[0]] = tuple(
+            self._layout.prepare(whole) if place.prepared else nn.Parameter(whole, requires_grad=False)
+            for place in self._places[unit[0]]
         )
 
     def prepared(self, tensors: Mapping[str, Tensor]) -> Values:
         """All of `tensors` as they will be served. Raises `TransferError` where they are not a whole version."""
         values: dict[str, tuple[Tensor, ...]] = {}
+        parts: dict[str, Tensor] = {}
+        seen: set[str] = set()
         for name, tensor in tensors.items():
             canonical = self._canonical.get(name)
             if canonical is None or tuple(tensor.shape) != self._shapes[name]:
                 raise TransferError(f"{name}: the model has no tensor of this name and shape {tuple(tensor.shape)}")
-            if canonical not in values:
-                values[canonical] = self.served(canonical, tensor.detach().to(self._dtype))
-        if missing := self.names - values.keys():
+            if canonical not in seen:
+                seen.add(canonical)
+                self.collect(canonical, tensor.detach().to(self._dtype), parts, values)
+        if missing := self.names - seen:
             raise TransferError(f"{len(missing)} tensors are missing, {min(missing)!r} among them")
         return values
 
@@ -120,8 +158,11 @@ class Parameters:
                     module._buffers[attribute] = tensor.data
 
 
-def _place(module: nn.Module, attribute: str, linears: dict[int, ServedLinear], layout: Layout) -> Place:
+def _place(module: nn.Module, attribute: str, stand_ins: dict[int, nn.Module], layout: Layout) -> Place:
     if type(module) is not nn.Linear:
         return Place(module, attribute, prepared=False)
-    served = linears.setdefault(id(module), ServedLinear(layout))
+    return _served_place(stand_ins.setdefault(id(module), ServedLinear(layout)), attribute)
+
+
+def _served_place(served: nn.Module, attribute: str) -> Place:
     return Place(served, "prepared" if attribute == "weight" else "added", prepared=attribute == "weight")

@@ -40,6 +40,8 @@ class Staging:
         self._done = 0
         """Elements of that entry that are here."""
         self._room: Tensor | None = None
+        self._seen: set[str] = set()
+        self._parts: dict[str, Tensor] = {}
         self._values: dict[str, tuple[Tensor, ...]] = {}
 
     def load(self, bucket: Bucket) -> None:
@@ -99,8 +101,9 @@ class Staging:
 
     def _finish(self, entry: TensorEntry) -> None:
         name, room = self._parameters.canonical(entry.name), self._room
-        if name is not None and room is not None and name not in self._values:  # else tied: the same tensor again
-            self._values[name] = self._parameters.served(name, room)
+        if name is not None and room is not None and name not in self._seen:  # else tied: the same tensor again
+            self._seen.add(name)
+            self._parameters.collect(name, room, self._parts, self._values)
         self._entry, self._done, self._room = self._entry + 1, 0, None
 
 

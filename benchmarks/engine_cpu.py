@@ -4,8 +4,9 @@
     python benchmarks/engine_cpu.py --model PATH         # a model of yours
 
 Groups share prompts; lengths of answers are log-normal, the same for everyone, and nobody may end earlier. What counts
-are the tokens asked for, per second of CPU time of the whole process, prefill included. The native engine reports
-log-probabilities; the others are spared that. `generate()` gets batches as large as the slots and pads to the longest.
+are the tokens asked for, per second of CPU time of the whole process, prefill included, setting up (model, weights,
+memory) not. The native engine reports log-probabilities; the others are spared that. `generate()` gets batches as large
+as the slots and pads to the longest.
 """
 
 from __future__ import annotations
@@ -147,8 +148,9 @@ def continuous(model: PreTrainedModel, work: Work, profile: bool) -> int:
     blocks = work.slots * (max(map(len, work.prompts)) + max(work.lengths)) // 32 + work.slots
     sampling = GenerationConfig(do_sample=True, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0)
     config = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=128 + work.slots)
-    begin, made = time.process_time(), 0
+    made = 0
     with model.continuous_batching_context_manager(sampling, continuous_batching_config=config) as manager:
+        begin = time.process_time()
         for prompt, length in zip(work.prompts, work.lengths, strict=True):
             manager.add_request(prompt, max_new_tokens=length, eos_token_id=-1)
         for _ in work.prompts:

@@ -1,0 +1,176 @@
+"""Who runs in the next step, and what became of them after it.
+
+Guarantees: a free slot takes the next request at the next step; a finished row leaves at once; requests start first
+in, first out, but a member of a group lets others pass while a sibling fills their prompt; every step decodes one token
+for each ready sequence and fills at most `prefill_tokens` of the others. Never sees a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Listing
+from dataclasses import dataclass
+
+from headway.engines.native.prefixes import Prefixes
+from headway.engines.native.sequence import Sequence
+from headway.engines.native.settings import NativeSettings
+from headway.engines.native.slots import KvMoves, Slots
+from headway.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A piece of a prompt to be computed."""
+
+    sequence: Sequence
+    count: int
+    draws: bool
+    """It reaches the end: the next token is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: all ready sequences by row, then pieces of prompts."""
+
+    ready: Listing[Sequence]
+    fills: tuple[Fill, ...]
+    changes: int
+    """Equal in two plans with the same `ready`."""
+
+    @property
+    def drawn(self) -> list[Sequence]:
+        """Those that get a token, in the order of their logits."""
+        return [*self.ready, *(fill.sequence for fill in self.fills if fill.draws)]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """News of one sequence."""
+
+    number: int
+    actions: list[int]
+    logps: list[float]
+    finish: FinishReason | None = None
+
+
+class Scheduler:
+    """Queue, slots and ends of one replica."""
+
+    def __init__(
+        self,
+        settings: NativeSettings,
+        moves: KvMoves,
+        *,
+        eos: frozenset[int],
+        stopped: Callable[[Sequence], bool] = lambda sequence: False,
+    ) -> None:
+        self._settings = settings
+        self._slots = Slots(settings.slots, moves)
+        self._prefixes = Prefixes(settings.kept_tokens, moves)
+        self._eos = eos
+        self._stopped = stopped
+        self._waiting: list[Sequence] = []
+        self._filling: list[Sequence] = []
+        self._all: dict[int, Sequence] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._all)
+
+    @property
+    def shared(self) -> int:
+        """Prompts that were not filled because a sibling had filled them."""
+        return self._prefixes.hits
+
+    def add(self, sequence: Sequence) -> None:
+        """A new request, or one that goes on."""
+        self._all[sequence.number] = sequence
+        self._waiting.append(sequence)
+
+    def remove(self, number: int) -> Delivery | None:
+        """Take a sequence out, with what it has not reported."""
+        sequence = self._all.get(number)
+        return None if sequence is None else self._end(sequence, FinishReason.ABORTED)
+
+    def plan(self) -> Plan:
+        """Let in who fits and share out the step."""
+        self._admit()
+        self._promote()
+        room = self._settings.prefill_tokens
+        fills: list[Fill] = []
+        for sequence in self._filling:
+            if room <= 0:
+                break
+            count = min(room, sequence.missing)
+            fills.append(Fill(sequence, count, draws=count == sequence.missing))
+            room -= count
+        return Plan(tuple(self._slots.ready), tuple(fills), self._slots.changes)
+
+    def commit(self, plan: Plan, tokens: Listing[int], logps: Listing[float]) -> list[Delivery]:
+        """Enter what a step has made."""
+        drawn = plan.drawn
+        for sequence in plan.ready:
+            sequence.cached += 1
+        for fill in plan.fills:
+            fill.sequence.cached += fill.count
+            self._prefixes.filled(fill.sequence)
+        deliveries = []
+        for sequence, token, logp in zip(drawn, tokens, logps, strict=True):
+            sequence.append(token, logp)
+            finish = sequence.finish(self._eos)
+            if finish is not FinishReason.STOP and sequence.stops and self._stopped(sequence):
+                finish = FinishReason.STOP
+            if finish is not None:
+                deliveries.append(self._end(sequence, finish))
+            elif len(sequence.fresh) >= self._settings.stream_tokens:
+                deliveries.append(_report(sequence))
+        return deliveries
+
+    def flush(self) -> list[Delivery]:
+        """Everything not yet reported."""
+        return [_report(sequence) for sequence in self._all.values() if sequence.fresh]
+
+    def other_weights(self) -> None:
+        """From the next step on other weights are served: running sequences keep their KV, nothing else is shared."""
+        self._prefixes.clear()
+
+    def _admit(self) -> None:
+        held: list[Sequence] = []
+        for number, sequence in enumerate(self._waiting):
+            if not self._slots.free:
+                held.extend(self._waiting[number:])
+                break
+            if self._prefixes.awaited(sequence):
+                held.append(sequence)
+                continue
+            self._slots.take(sequence)
+            self._prefixes.join(sequence)
+            self._filling.append(sequence)
+        self._waiting = held
+
+    def _promote(self) -> None:
+        filling = []
+        for sequence in self._filling:
+            if sequence.missing == 1 and not self._prefixes.leads(sequence):
+                self._slots.promote(sequence)
+            else:
+                filling.append(sequence)
+        self._filling = filling
+
+    def _end(self, sequence: Sequence, finish: FinishReason) -> Delivery:
+        del self._all[sequence.number]
+        self._prefixes.left(sequence)
+        if sequence.row >= 0:
+            self._slots.release(sequence)
+            if sequence in self._filling:
+                self._filling.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        return _report(sequence, finish)
+
+
+def _report(sequence: Sequence, finish: FinishReason | None = None) -> Delivery:
+    delivery = Delivery(sequence.number, sequence.fresh, sequence.fresh_logps, finish)
+    sequence.fresh, sequence.fresh_logps = [], []
+    return delivery

@@ -1,0 +1,5 @@
+"""One thread for torch, whatever the machine has."""
+
+import torch
+
+torch.set_num_threads(1)

@@ -1,0 +1,206 @@
+"""Small models, versions of their weights, and engines that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from headway.engines.base import Engine, Progress, Request
+from headway.engines.native import NativeEngine, NativeSettings
+from headway.engines.native.parameters import Parameters
+from headway.engines.native.runner import ModelRunner
+from headway.engines.native.scheduler import Plan
+from headway.errors import TransferError
+from headway.types import FinishReason, SamplingParams
+from headway.weights.base import Bucket, Manifest, TensorEntry, WeightReceiver, checksum
+
+VOCABULARY = 97
+FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "llama, all heads": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4}),
+    "llama, heads of 96": (LlamaConfig, LlamaForCausalLM, {"head_dim": 96}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 64}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 64, "sliding_window": None}),
+    "mistral, window of 9": (MistralConfig, MistralForCausalLM, {"head_dim": 96, "sliding_window": 9}),
+}
+
+
+def make_model(family: str = "llama", *, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """Random and sharp enough that sampling has something to prefer."""
+    config_type, model_type, options = FAMILIES[family]
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+    torch.manual_seed(seed)
+    model: PreTrainedModel = model_type(config_type(**(shape | options | changes)))
+    return model.eval()
+
+
+def counting_model() -> PreTrainedModel:
+    """Says n + 1 after n, whatever came before: every length is known beforehand."""
+    model = make_model(hidden_size=128, vocab_size=128, num_hidden_layers=1)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                tensor.zero_()
+        model.get_input_embeddings().weight.copy_(torch.eye(128))
+        model.get_output_embeddings().weight.copy_(50 * torch.eye(128).roll(1, dims=0))
+    return model
+
+
+def version_of(
+    model: PreTrainedModel, version: int, *, bucket_bytes: int = 40_000, dtype: torch.dtype = torch.float32
+) -> tuple[Manifest, list[Bucket]]:
+    """A model's weights as they travel."""
+    tensors = {name: tensor.detach().to(dtype) for name, tensor in model.named_parameters()}
+    flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()])
+    parts = [part.numpy().tobytes() for part in flat.split(bucket_bytes)]
+    manifest = Manifest(
+        version=version,
+        tensors=tuple(
+            TensorEntry(name=name, shape=tuple(tensor.shape), dtype=str(dtype).removeprefix("torch."))
+            for name, tensor in tensors.items()
+        ),
+        checksums=tuple(checksum(part) for part in parts),
+        total_bytes=len(flat),
+    )
+    sums = manifest.checksums
+    return manifest, [
+        Bucket(version=version, index=index, checksum=sums[index], payload=part) for index, part in enumerate(parts)
+    ]
+
+
+async def serve(engine: Engine, model: PreTrainedModel, version: int = 0, **options: Any) -> None:
+    """Load and flip."""
+    manifest, buckets = version_of(model, version, **options)
+    await engine.receiver.begin(manifest)
+    for bucket in buckets:
+        await engine.receiver.load(bucket)
+    await engine.receiver.flip()
+
+
+class ModelSource:
+    """Holds some versions."""
+
+    def __init__(self, models: dict[int, PreTrainedModel]) -> None:
+        self._models = models
+
+    async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
+        if version not in self._models:
+            raise TransferError(f"version {version} is not held")
+        manifest, buckets = version_of(self._models[version], version)
+        return manifest, _each(buckets)
+
+
+async def _each(buckets: list[Bucket]) -> AsyncIterator[Bucket]:
+    for bucket in buckets:
+        yield bucket
+
+
+class HandOver:
+    """A transport inside one process."""
+
+    async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
+        return bucket
+
+
+class SlowRunner(ModelRunner):
+    """Takes its time for each step, counts them, and breaks when told to."""
+
+    def __init__(self, model: PreTrainedModel, parameters: Parameters, settings: NativeSettings) -> None:
+        super().__init__(model, parameters, settings)
+        self.steps = 0
+        self.step_s = 0.01
+        self.broken = False
+        self.midway = threading.Event()
+        """Set after a dozen steps."""
+
+    def step(self, plan: Plan) -> tuple[list[int], list[float]]:
+        time.sleep(self.step_s)
+        if self.broken:
+            raise RuntimeError("the model broke")
+        self.steps += 1
+        if self.steps == 12:
+            self.midway.set()
+        return super().step(plan)
+
+
+def run(scenario: Coroutine[Any, Any, None], timeout_s: float = 60.0) -> None:
+    """On a loop of its own, never forever."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(timeout_s):
+            await scenario
+
+    asyncio.run(bounded())
+
+
+def make_engine(model: PreTrainedModel, *, name: str = "engine/0", **options: Any) -> NativeEngine:
+    """An engine of `model`'s architecture; keywords that settings know go there."""
+    fields = NativeSettings.__dataclass_fields__
+    chosen = {"slots": 4, "slot_tokens": 128, "prefill_tokens": 16, "stream_tokens": 4}
+    chosen |= {key: options.pop(key) for key in list(options) if key in fields}
+    config_type = type(model)
+    return NativeEngine(name, lambda: config_type(model.config), NativeSettings(**chosen), **options)
+
+
+def request(
+    name: str = "a", prompt: Sequence[int] = (1, 2, 3), *, group: int = -1, count: int = 20, **params: Any
+) -> Request:
+    return Request(
+        request_id=name,
+        session=name,
+        prompt=list(prompt),
+        params=SamplingParams(max_new_tokens=count, **params),
+        prefix_key=group,
+    )
+
+
+async def together(engine: Engine, requests: Sequence[Request]) -> list[Progress]:
+    """All at once, to their ends."""
+    parts = [Progress() for _ in requests]
+    ends = await asyncio.gather(*(engine.generate(each, part) for each, part in zip(requests, parts, strict=True)))
+    assert all(end in (FinishReason.STOP, FinishReason.LENGTH) for end in ends)
+    return parts
+
+
+@torch.no_grad()
+def full_logps(model: PreTrainedModel, prompt: Sequence[int], actions: Sequence[int], temperature: float = 1.0) -> Any:
+    """Log-probabilities of the whole vocabulary before each action, by one full forward: (actions, vocabulary)."""
+    logits = model(torch.tensor([[*prompt, *actions]])).logits[0].float() / temperature
+    return logits[len(prompt) - 1 : -1].log_softmax(-1)
+
+
+def worst(model: PreTrainedModel, asked: Request, progress: Progress) -> float:
+    """Largest difference between what was reported and a full forward."""
+    temperature = asked.params.temperature or 1.0
+    logps = full_logps(model, asked.prompt, progress.actions, temperature)
+    exact = logps.gather(1, torch.tensor(progress.actions)[:, None])[:, 0]
+    return float((exact - torch.tensor(progress.logps)).abs().max())

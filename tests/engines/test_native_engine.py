@@ -1,0 +1,237 @@
+"""What the native engine does at its edges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from headway.engines.base import Progress
+from headway.engines.native import NativeSettings
+from headway.errors import ConfigError, EngineCrashed, EngineError, TransferError
+from headway.types import FinishReason, VersionRun
+
+from . import factory
+from .factory import counting_model, make_engine, make_model, request, run, serve, together, version_of, worst
+
+
+def letters(tokens: list[int]) -> str:
+    """A tokenizer of two characters a token."""
+    return "".join(f"{token:02x}" for token in tokens)
+
+
+def test_a_stop_string_ends_with_the_token_that_completes_it() -> None:
+    async def scenario() -> None:
+        model = counting_model()
+        engine = make_engine(model, decode=letters)
+        await serve(engine, model)
+        progress = Progress()  # 04 05 06 ... 12 13: "213" is in the middle of 0x12 0x13
+        assert await engine.generate(request(stop=("zz", "213"), count=60), progress) is FinishReason.STOP
+        assert list(progress.actions) == list(range(4, 0x14))
+        progress = Progress()
+        assert await engine.generate(request(prompt=[0x20, 0x21], stop=("2021",)), progress) is FinishReason.LENGTH
+        await engine.close()
+
+    run(scenario())
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    async def scenario() -> None:
+        model = counting_model()
+        engine = make_engine(model)
+        await serve(engine, model)
+        with pytest.raises(EngineError, match="tokenizer"):
+            await engine.generate(request(stop=("x",)), Progress())
+        await engine.close()
+
+    run(scenario())
+
+
+def test_a_prompt_that_fills_the_slot_is_refused_with_both_numbers_and_hurts_nobody() -> None:
+    async def scenario() -> None:
+        model = counting_model()
+        engine = make_engine(model, slot_tokens=16)
+        await serve(engine, model)
+        with pytest.raises(EngineError, match=r"16 tokens .* slot of 16"):
+            await engine.generate(request(prompt=range(16)), Progress())
+        with pytest.raises(EngineError, match="empty"):
+            await engine.generate(request(prompt=[]), Progress())
+        progress = Progress()
+        assert await engine.generate(request(prompt=range(10), count=99), progress) is FinishReason.LENGTH
+        assert list(progress.actions) == [10, 11, 12, 13, 14, 15], "a full slot is an end by length"
+        await engine.close()
+
+    run(scenario())
+
+
+def test_a_request_that_is_complete_already_ends_at_once() -> None:
+    async def scenario() -> None:
+        model = counting_model()
+        engine = make_engine(model, eos=[6])
+        await serve(engine, model)
+        progress = Progress()
+        progress.extend([4, 5], [0.0, 0.0], 0)
+        assert await engine.generate(request(count=2), progress) is FinishReason.LENGTH
+        assert await engine.generate(request(count=9), progress) is FinishReason.STOP
+        assert await engine.generate(request(count=9), progress) is FinishReason.STOP
+        assert list(progress.actions) == [4, 5, 6]
+        await engine.close()
+
+    run(scenario())
+
+
+def test_actions_stream_in_chunks_of_a_few() -> None:
+    async def scenario() -> None:
+        model = counting_model()
+        engine = make_engine(model, stream_tokens=4)
+        await serve(engine, model)
+        chunks: list[int] = []
+        await engine.generate(request(count=10), Progress(lambda actions: chunks.append(len(actions))))
+        assert chunks == [4, 4, 2]
+        await engine.close()
+
+    run(scenario())
+
+
+def test_one_id_cannot_run_twice_at_once() -> None:
+    async def scenario() -> None:
+        model = counting_model()
+        engine = make_engine(model)
+        await serve(engine, model)
+        await engine.pause()
+        first = asyncio.create_task(engine.generate(request(), Progress()))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="already"):
+            await engine.generate(request(), Progress())
+        await engine.resume()
+        assert await first is FinishReason.LENGTH
+        await engine.close()
+
+    run(scenario())
+
+
+def test_an_abort_while_paused_or_waiting_for_a_slot_answers_at_once() -> None:
+    async def scenario() -> None:
+        model = counting_model()
+        engine = make_engine(model, slots=1)
+        await serve(engine, model)
+        await engine.pause()
+        tasks = [asyncio.create_task(engine.generate(request(name), Progress())) for name in "ab"]
+        await asyncio.sleep(0)
+        await engine.abort("b")
+        assert await tasks[1] is FinishReason.ABORTED
+        await engine.resume()
+        assert await tasks[0] is FinishReason.LENGTH
+        await engine.close()
+
+    run(scenario())
+
+
+def test_closing_ends_what_runs() -> None:
+    async def scenario() -> None:
+        model = counting_model()
+        engine = make_engine(model, runner=factory.SlowRunner)
+        await serve(engine, model)
+        progress = Progress()
+        task = asyncio.create_task(engine.generate(request(count=100), progress))
+        await asyncio.sleep(0.1)
+        await engine.close()
+        assert await task is FinishReason.ABORTED
+        with pytest.raises(EngineCrashed):
+            await engine.generate(request(), Progress())
+        with pytest.raises(EngineCrashed):
+            await engine.receiver.begin(version_of(model, 1)[0])
+
+    run(scenario())
+
+
+def test_a_model_that_cannot_be_built_says_so() -> None:
+    async def scenario() -> None:
+        model = make_model(max_position_embeddings=64)
+        engine = make_engine(model, slot_tokens=65)
+        with pytest.raises(EngineCrashed, match="64 positions"):
+            await serve(engine, model)
+        with pytest.raises(EngineCrashed, match="does not come up"):
+            await engine.restart()
+        await engine.close()
+
+    run(scenario())
+
+
+def test_logits_that_are_not_numbers_are_named() -> None:
+    async def scenario() -> None:
+        model = make_model()
+        engine = make_engine(model)
+        with torch.no_grad():
+            model.get_output_embeddings().weight[0, 0] = float("nan")
+        await serve(engine, model)
+        with pytest.raises(EngineCrashed, match="not finite"):
+            await engine.generate(request(), Progress())
+        await engine.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("wrong", ["name", "shape", "missing", "bytes", "dtype"])
+def test_a_manifest_that_does_not_fit_the_model_is_refused_before_a_byte_is_moved(wrong: str) -> None:
+    async def scenario() -> None:
+        model = make_model()
+        engine = make_engine(model)
+        manifest, _ = version_of(model, 1)
+        first, *others = manifest.tensors
+        changed = {
+            "name": replace(manifest, tensors=(replace(first, name="nobody"), *others)),
+            "shape": replace(manifest, tensors=(replace(first, shape=(1, 2)), *others)),
+            "missing": replace(manifest, tensors=tuple(others)),
+            "bytes": replace(manifest, total_bytes=1),
+            "dtype": replace(manifest, tensors=(replace(first, dtype="float31"), *others)),
+        }
+        with pytest.raises(TransferError):
+            await engine.receiver.begin(changed[wrong])
+        with pytest.raises(TransferError):
+            await engine.receiver.flip()
+        await engine.close()
+
+    run(scenario())
+
+
+def test_a_receiver_of_somebody_else_can_hand_over_plain_tensors() -> None:
+    class Plain:
+        """The least a receiver can be."""
+
+        def __init__(self, switch: Any) -> None:
+            self.version = -1
+            self.switch = switch
+
+        async def take(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+            await self.switch(version, tensors)
+            self.version = version
+
+        def reset(self, *, gone: bool) -> None:
+            self.version = -1
+
+    async def scenario() -> None:
+        model = make_model("qwen2")
+        engine = make_engine(model, receiver=Plain)
+        tensors = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+        receiver: Any = engine.receiver
+        with pytest.raises(TransferError, match="missing"):
+            await receiver.take(1, dict(list(tensors.items())[1:]))
+        await receiver.take(2, tensors)
+        asked = request()
+        (progress,) = await together(engine, [asked])
+        assert worst(model, asked, progress) < 1e-4
+        assert progress.runs == (VersionRun(version=2, count=20),)
+        await engine.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("setting", [{"slots": 0}, {"slot_tokens": 1}, {"prefix_tokens": -1}, {"dtype": "float8"}])
+def test_settings_that_cannot_be_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        NativeSettings(**setting)

@@ -1,0 +1,61 @@
+"""`python -m benchmarks.scaling [--quick] [--full] [--write] [--table NAME]`: exit code 1 if a cell is off.
+
+`--quick` is the resource split alone; `--full` simulates every prompt and GPU instead of folding asynchronous runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator
+
+from . import agentic, tables
+from .cells import Cell
+from .report import PAGE, grouped, markdown, summary, text_table
+
+TABLES: dict[str, Callable[[], Iterator[Cell]]] = {
+    "split": tables.split,
+    "think": lambda: tables.gpu_count("think"),
+    "base": lambda: tables.gpu_count("base"),
+    "batch": tables.batch,
+    "alpha": tables.alpha,
+    "alpha-needed": tables.alpha_needed,
+    "queue": tables.queue,
+    "replication": tables.replication,
+    "environment": agentic.environment_async,
+    "redundant": agentic.redundant,
+    "tasks": agentic.tasks,
+    "bound": agentic.bound,
+    "large": agentic.large,
+    "losing": agentic.losing,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.scaling", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the resource split alone")
+    parser.add_argument("--full", action="store_true", help="no folding; takes several times as long")
+    parser.add_argument("--write", action="store_true", help="write docs/results/scaling.md")
+    parser.add_argument("--table", action="append", choices=TABLES, help="only this one; may be repeated")
+    options = parser.parse_args()
+    gc.set_threshold(200_000, 20, 50)  # a run makes millions of small objects and hardly any cycles
+    tables.FULL = options.full
+    started_s = time.monotonic()
+    cells: list[Cell] = []
+    for name in ["split"] if options.quick else options.table or TABLES:
+        begun_s = time.monotonic()
+        found = list(TABLES[name]())
+        cells += found
+        for title, members in grouped(found).items():
+            print(text_table(title, members))
+        print(f"({name}: {time.monotonic() - begun_s:.0f} s)\n", flush=True)
+    print(summary(cells))
+    if options.write:
+        PAGE.parent.mkdir(parents=True, exist_ok=True)
+        PAGE.write_text(markdown(cells, seconds=time.monotonic() - started_s, full=options.full), encoding="utf-8")
+    return 1 if any(cell.failed for cell in cells) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

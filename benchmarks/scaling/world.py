@@ -1,0 +1,189 @@
+"""Running one cell: the real flow on the virtual clock, with responses whose lengths belong to their prompt.
+
+Two things are added to the simulated world of the package, both through its own seams:
+
+* `PromptLengths`: members of a group share a factor, because a hard prompt makes all its answers long. Without it
+  whole groups on one worker would balance by themselves, and prompt replication would have nothing to gain.
+* `RoundFeeder`: when too few groups of a batch teach anything, a whole further batch is generated. That is what the
+  baseline of the queue-scheduling table does; the package's own `batch` only refills what is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from headway.config.simulation import SimulationConfig
+from headway.environments.base import Observation, SingleTurn
+from headway.flow.flow import AsyncTrainingFlow
+from headway.flow.stages.generate import FEEDERS, BatchFeeder
+from headway.monitor.events import Event
+from headway.seeding import seeded
+from headway.settings import Reliability, RunSettings
+from headway.sim.clock import run as run_virtually
+from headway.sim.reward import SimulatedReward
+from headway.sim.world import Scenario, play
+from headway.types import SamplingParams, Task
+
+PATIENT = Reliability(
+    request_timeout_s=1e7,
+    episode_timeout_s=1e7,
+    train_timeout_s=1e7,
+    lock_timeout_s=1e7,
+    stall_timeout_s=1e7,
+    transfer_timeout_s=1e7,
+)
+"""Deadlines that never pass: the tables are about speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Response lengths: `mean` × a lognormal factor of the prompt × one of the response, cut off at `longest`."""
+
+    mean: float
+    """Before it is cut off."""
+    prompt_spread: float
+    """σ of the logarithm that all members of a group share."""
+    spread: float
+    """σ of the logarithm of each response."""
+    longest: int = 32_768
+    easy_is_short: bool = False
+    """Prompts that teach nothing because every answer is right have answers below the mean."""
+
+    def scaled(self, longest: int) -> Lengths:
+        """The same shape for another limit."""
+        return replace(self, mean=self.mean * longest / self.longest, longest=longest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One calibration: what responses are like and what everything costs."""
+
+    name: str
+    lengths: Lengths | None
+    """None: the simulation's own."""
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    fold_to: int = 64
+    """Prompts per step that asynchronous runs are folded down to (see `Setup.fold`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One run."""
+
+    workload: Workload
+    settings: RunSettings
+    train: int
+    infer: int = 0
+    """0: on the trainer's devices, in turns."""
+    warmup: int = 0
+    fold: int = 1
+    """Simulates one part in `fold` of the prompts on one part in `fold` of the GPUs: the same work and the same tail
+    for every GPU. Only for asynchronous runs, where no step waits for the slowest of all GPUs."""
+    seed: int = 1
+
+
+class RoundFeeder(BatchFeeder):
+    """Whole batches until enough groups of them are useful. Wants `policy="wait"` and a batch of spare slots."""
+
+    def may_start(self) -> bool:
+        headway = self._headway
+        if headway.paused or headway.stepping or headway.served < headway.trained:
+            return False
+        size = headway.settings.groups_per_step
+        if self._left == 0 and headway.flying == 0 and headway.ready_count < size:
+            self._left = size
+        return self._left > 0
+
+
+FEEDERS["rounds"] = RoundFeeder
+
+
+class OneAnswer(SingleTurn):
+    """A single turn whose length is known."""
+
+    __slots__ = ("_length",)
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    async def reset(self, task: Task) -> Observation:
+        return Observation(tokens=task.prompt, hint=self._length)
+
+
+class PromptLengths:
+    """The environments of a run: single turns with lengths that are drawn per prompt and per response."""
+
+    def __init__(self, lengths: Lengths, simulation: SimulationConfig, *, seed: int) -> None:
+        self._lengths, self._seed = lengths, seed
+        self._reward = SimulatedReward(simulation.reward, seed=seed)
+        self._prompts: dict[int, float] = {}
+        self._episodes: dict[int, int] = {}
+        self._mu = math.log(lengths.mean) - (lengths.prompt_spread**2 + lengths.spread**2) / 2
+
+    def __call__(self, task: Task) -> OneAnswer:
+        position = task.position
+        episode = self._episodes[position] = self._episodes.get(position, -1) + 1
+        if position not in self._prompts:
+            self._prompts[position] = self._prompt(position)
+        own = seeded(self._seed, "length", position, episode).gauss(0.0, self._lengths.spread)
+        length = math.exp(self._mu + self._prompts[position] + own)
+        return OneAnswer(min(max(round(length), 1), self._lengths.longest))
+
+    def _prompt(self, position: int) -> float:
+        """The logarithm of the factor that all answers to a prompt share."""
+        factor = seeded(self._seed, "prompt length", position).gauss(0.0, self._lengths.prompt_spread)
+        if self._lengths.easy_is_short and self._reward.chance(position) in (0.0, 1.0):
+            return -abs(factor)
+        return factor
+
+
+class StepEnds:
+    """Sink: when training steps ended. Nothing else is kept, to keep a big run cheap."""
+
+    def __init__(self) -> None:
+        self.ends_s: list[float] = [0.0]
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "step.end":
+            self.ends_s.append(event.time_s)
+
+
+def scenario_of(setup: Setup) -> Scenario:
+    """The scenario of a setup, folded."""
+    if setup.train % setup.fold or setup.infer % setup.fold or setup.settings.groups_per_step % setup.fold:
+        raise ValueError(f"{setup.train}T{setup.infer}I does not fold into {setup.fold} parts")
+    train, infer = setup.train // setup.fold, setup.infer // setup.fold
+    settings = replace(
+        setup.settings,
+        groups_per_step=setup.settings.groups_per_step // setup.fold,
+        sampling=SamplingParams(max_new_tokens=setup.workload.lengths.longest if setup.workload.lengths else 1_000_000),
+    )
+    return Scenario(
+        settings=settings,
+        simulation=setup.workload.simulation,
+        train_devices=tuple(range(train)),
+        infer_devices=tuple(range(train, train + infer)) if infer else tuple(range(train)),
+        seed=setup.seed,
+    )
+
+
+@cache
+def step_seconds(setup: Setup) -> float:
+    """Mean seconds per training step after the warm-up."""
+    scenario, sink = scenario_of(setup), StepEnds()
+
+    def prepare(flow: AsyncTrainingFlow) -> None:
+        lengths = setup.workload.lengths
+        if lengths is not None:
+            environments = PromptLengths(lengths, scenario.simulation, seed=scenario.seed)
+            flow.backends = replace(flow.backends, environments=environments)
+
+    with TemporaryDirectory(prefix="headway-scaling-") as scratch:
+        summary = run_virtually(play(scenario, run_dir=Path(scratch), sinks=[sink], on_flow=prepare))
+    if not summary.finished:
+        raise RuntimeError(f"{setup}: {summary.reason}")
+    return (sink.ends_s[-1] - sink.ends_s[setup.warmup]) / (len(sink.ends_s) - 1 - setup.warmup)

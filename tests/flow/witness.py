@@ -129,6 +129,7 @@ class Witness:
     def hear(self, event: Event) -> None:
         """Events, for what is counted by them."""
         group = event.data.get("group")
+        self.free_slots()
         if event.kind == "sample.reopen":
             self.undo(event.data["sample"])
         elif event.kind == "group.start":
@@ -144,10 +145,16 @@ class Witness:
     def check_slots(self) -> None:
         """A group starts only into a free slot: trained and not yet served is not free."""
         assert self.flow is not None and self.flow.line is not None
-        served, settings = self.flow.line.hub.served, self.settings
-        taken = sum(made is None or made > served for made in self.slots_taken.values())
+        settings, taken = self.settings, len(self.slots_taken)
         slots = floor((1 + settings.pipeline_depth) * settings.groups_per_step + 1e-9) + settings.spare_groups
         assert taken <= slots, f"{taken} groups in {slots} slots"
+
+    def free_slots(self) -> None:
+        """What was trained and is served frees its slot for good, also if the engine dies later."""
+        line = self.flow.line if self.flow is not None else None
+        served = -1 if line is None else max(line.hub.served, line.headway.served)
+        for group in [group for group, made in self.slots_taken.items() if made is not None and made <= served]:
+            del self.slots_taken[group]
 
     def rewind(self, run_dir: Path) -> None:
         """A new life begins at the last checkpoint: what was trained after it is undone."""

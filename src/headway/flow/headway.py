@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from headway.errors import InvariantBroken
-from headway.flow.policies import POLICIES, Candidate, View
+from headway.flow.policies import POLICIES, Candidate, StalenessPolicy, View
 from headway.rollout.signal import Signal
 from headway.settings import RunSettings
 from headway.types import DropReason, SampleGroup, Task
@@ -77,7 +77,7 @@ class Headway:
 
     def __init__(self, settings: RunSettings, *, trained: int = 0) -> None:
         self.settings = settings
-        self.policy = POLICIES[settings.policy](settings)
+        self.policy: StalenessPolicy = POLICIES[settings.policy](settings)
         self.trained = trained
         self.served = -1
         self.stepping = False

@@ -19,7 +19,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS: dict[str, int] = {
     **dict.fromkeys(("types", "errors", "seeding", "settings", "config"), 0),
-    **dict.fromkeys(("algorithms", "monitor", "data", "rewards", "environments", "ledger", "sandbox"), 1),
+    **dict.fromkeys(("algorithms", "monitor", "data", "rewards", "environments", "ledger", "sandbox", "models"), 1),
     **dict.fromkeys(("engines", "trainers", "weights", "cluster", "generative"), 2),
     **dict.fromkeys(("rollout", "flow"), 3),
     **dict.fromkeys(("sim", "build"), 4),

@@ -55,6 +55,10 @@ class RunSettings:
     """Checkpoint every so many steps; 0: only at the end and at a clean stop."""
     eval_steps: int = 0
     eval_tasks: int = 0
+    eval_at_start: bool = False
+    """Validate the policy of the start before anything is trained."""
+    eval_sampling: SamplingParams | None = None
+    """How validation draws; `None`: as training does."""
     pause_generation_for_validation: bool = False
     sampling: SamplingParams = field(default_factory=SamplingParams)
     reliability: Reliability = field(default_factory=Reliability)

@@ -228,6 +228,7 @@ def make_line(
         devices=DevicePools(backends.devices, waits=waits, clock=clock),
         tasks=tasks,
         run_dir=run_dir,
+        checkpoint_dir=run_dir / "checkpoints",
         clock=clock,
     )
     return line, events

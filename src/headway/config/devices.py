@@ -102,8 +102,10 @@ def _derive_hybrid(draft: Draft, placed: dict[str, Devices]) -> None:
         mapped = any(getattr(draft.config, role).device_mapping is not None for role in ("actor_train", "actor_infer"))
         if not train & infer:
             draft.derive("hybrid_engine", False, "actor_train and actor_infer have devices of their own")
-        elif train == infer and (draft.config.async_generation_ratio == 0 or not mapped):
+        elif train == infer and draft.config.async_generation_ratio == 0:
             draft.derive("hybrid_engine", True, "actor_train and actor_infer have the same devices")
+        elif train == infer and not mapped:
+            draft.derive("hybrid_engine", False, "rollout runs ahead, beside training on the same devices")
         else:
             _refuse_overlap(draft, train, infer)
     elif not draft.config.hybrid_engine and train & infer:

@@ -167,6 +167,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "trainer.total_training_steps": (Rule("max_steps"),),
     "trainer.save_freq": (Rule("save_steps", _off_below_zero(0)),),
     "trainer.test_freq": (Rule("eval_steps", _off_below_zero(0)),),
+    "trainer.val_before_train": (Rule("eval_at_start"),),
     "trainer.experiment_name": (Rule("exp_name"),),
     "trainer.default_local_dir": (Rule("checkpoint_dir"),),
     "trainer.resume_mode": (Rule("resume", _named({"auto": "auto", "disable": "never", "resume_path": UNSET})),),

@@ -170,7 +170,6 @@ FOREIGN: dict[str, str] = {
     "trainer.validation_data_dir": "validation samples are in the ledger",
     "trainer.balance_batch": "micro-batches do not change the gradient",
     "trainer.total_epochs": "max_steps ends the run",
-    "trainer.val_before_train": "validation runs every eval_steps",
     "trainer.critic_warmup": "the critic trains from the first step",
     "trainer.default_hdfs_dir": "copy the run directory yourself",
     "trainer.device": "devices are found when workers start",

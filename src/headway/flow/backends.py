@@ -10,6 +10,7 @@ from headway.engines.base import Engine
 from headway.environments.base import EnvironmentFactory
 from headway.rewards.advantage import group_relative
 from headway.rewards.base import Reward
+from headway.rollout.agent import Decode
 from headway.trainers.base import Scorer, Trainer
 from headway.weights.base import WeightTransport
 
@@ -34,5 +35,7 @@ class Backends:
     critic: Scorer | None = None
     """`None`: there is no critic stage."""
     validation_tasks: TaskSource | None = None
+    decode: Decode | None = None
+    """Actions as text, for rewards and environments that read; `None`: they do not."""
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Devices of `train`, `logp`, `ref_logp`, `critic`, `generate`; roles that share some take turns."""

@@ -26,13 +26,14 @@ async def save_checkpoint(line: Line) -> None:
         line.store_partials()  # nothing was trained since: only what is in flight has changed
         return
     ledger.flush()  # a checkpoint never knows more than the ledger
-    final = line.run_dir / "checkpoints" / f"step-{trained:08d}"
+    final = line.checkpoint_dir / f"step-{trained:08d}"
     try:
         await _write(line.backends.trainer, trained, final, line.settings.reliability.train_timeout_s)
     except OSError as error:
         raise TrainerError(f"checkpoint {final} cannot be written: {error}") from error
     line.store_partials()
-    ledger.checkpoint(trained, str(final.relative_to(line.run_dir)))
+    inside = final.is_relative_to(line.run_dir)
+    ledger.checkpoint(trained, str(final.relative_to(line.run_dir) if inside else final.resolve()))
     line.events.emit("checkpoint", "flow", trained=trained)
 
 

@@ -37,7 +37,7 @@ from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Health
 from headway.rollout.tasks import OrderedTaskGroup
 from headway.settings import RunSettings
-from headway.types import Generation
+from headway.types import Batch, Generation
 
 ROLES = ("dataloader", "generate", "rollout", "logp", "ref_logp", "reward", "train", "param_update")
 """The line as it stands; `critic` goes before `train` where there is one."""
@@ -71,6 +71,8 @@ class AsyncTrainingFlow:
         events: EventLog,
         run_dir: Path,
         clock: Callable[[], float],
+        checkpoint_dir: Path | None = None,
+        on_trained: Callable[[Batch, int], None] | None = None,
         insert: Mapping[str, str] | None = None,
         enable_async_rl: bool = True,
     ) -> None:
@@ -78,8 +80,10 @@ class AsyncTrainingFlow:
             raise ConfigError("there is no engine to generate with", key="actor_infer", value=[])
         self.settings = settings if enable_async_rl else replace(settings, alpha=0.0, depth=None)
         self.backends, self.events, self.run_dir = backends, events, run_dir
+        self.checkpoint_dir = checkpoint_dir or run_dir / "checkpoints"
         self.roles = arrange(insert or {}, critic=backends.critic is not None)
         self.waits = Waits(clock)
+        self._on_trained = on_trained
         self.line: Line | None = None
         """The line that runs now."""
         self.stages: dict[str, Stage[Any, Any]] = {}
@@ -159,8 +163,10 @@ class AsyncTrainingFlow:
             devices=DevicePools(self.backends.devices, waits=self.waits, clock=self._clock),
             tasks=tasks,
             run_dir=self.run_dir,
+            checkpoint_dir=self.checkpoint_dir,
             clock=self._clock,
         )
+        line.on_trained = self._on_trained or line.on_trained
         if line.devices.shared("train", "generate"):
             lock = line.devices.locks["train"]
             lock.on_busy, lock.on_free = hub.halt_engines, hub.continue_engines
@@ -173,22 +179,27 @@ class AsyncTrainingFlow:
         """Seed the engines, start the stages, and end the line when training is done or a stop is asked for."""
         await line.hub.continue_engines()
         await self._seed(line)
-        running = [line.tasks.create_task(stage.run(), name=role) for role, stage in self.stages.items()]
-        validation = self._validation(line)
         line.tasks.create_task(watch(line, self._progress, self.events), name="watchdog")
         line.tasks.create_task(check_replicas(line), name="health")
         stop = line.tasks.create_task(self._wait_for_stop(), name="stop")
-        last = running[-1]  # ends when train does, after the last version is served
-        await asyncio.wait({last, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if self._stop.is_set():
-            line.headway.stopping = True
-            await line.headway.changed.until(lambda: not line.headway.stepping)  # a step is not cut in two
-            raise RunStopped(self._stop_reason)
+        validation = self._validation(line)
+        if validation is not None and self.settings.eval_at_start and not line.headway.trained:
+            await self._unless_stopped(line, stop, line.tasks.create_task(validation.first(), name="validate"))
+        running = [line.tasks.create_task(stage.run(), name=role) for role, stage in self.stages.items()]
+        await self._unless_stopped(line, stop, running[-1])  # ends when train does, after the last version is served
         if validation is not None:
             await validation.done.until(lambda: validation.running == 0)
         if line.headway.trained < self.settings.max_steps:
             raise RunStopped(f"the tasks ran out after {line.headway.trained} of {self.settings.max_steps} steps")
         raise LineEnded
+
+    async def _unless_stopped(self, line: Line, stop: asyncio.Task[None], work: asyncio.Task[None]) -> None:
+        """Wait for `work`. Raises `RunStopped` where a stop comes first; a step is not cut in two."""
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if self._stop.is_set():
+            line.headway.stopping = True
+            await line.headway.changed.until(lambda: not line.headway.stepping)
+            raise RunStopped(self._stop_reason)
 
     async def _wait_for_stop(self) -> None:
         await self._stop.wait()

@@ -26,7 +26,7 @@ from headway.rollout.loop import GroupRun, RolloutLoop
 from headway.rollout.replica import Replica
 from headway.rollout.signal import Signal
 from headway.settings import RunSettings
-from headway.types import DropReason, EpisodeGroup, Generation, SampleGroup, Task
+from headway.types import Batch, DropReason, EpisodeGroup, Generation, SampleGroup, Task
 
 FRUITLESS_BATCHES = 100
 """Batches' worth of groups with equal rewards, one after the other, after which a run is stopped."""
@@ -48,10 +48,12 @@ class Line:
         devices: DevicePools,
         tasks: asyncio.TaskGroup,
         run_dir: Path,
+        checkpoint_dir: Path,
         clock: Callable[[], float],
     ) -> None:
         self.settings, self.backends, self.events, self.waits = settings, backends, events, waits
-        self.hub, self.devices, self.tasks, self.run_dir = hub, devices, tasks, run_dir
+        self.hub, self.devices, self.tasks = hub, devices, tasks
+        self.run_dir, self.checkpoint_dir = run_dir, checkpoint_dir
         self.books = Books(ledger, events)
         self.headway = Headway(settings, trained=backends.trainer.version)
         self.headway.on_evict = lambda ticket, reason: self.drop(ticket.number, reason, who="headway")
@@ -70,6 +72,8 @@ class Line:
         """Set by the generate stage: where finished groups go."""
         self.on_validate: Callable[[int], None] = lambda trained: None
         """Set by the flow: start a validation of this version beside training."""
+        self.on_trained: Callable[[Batch, int], None] = lambda batch, trained: None
+        """Set by the flow: told of every batch that was trained, and of the version it made."""
         self.recovery = Recovery(settings.reliability, events=events, on_level=self._degrade)
         self.loop = self._rollout_loop()
         self.updater = WeightUpdater(
@@ -98,6 +102,7 @@ class Line:
             tasks=self.tasks,
             on_group=self._generated,
             on_failed=self._failed,
+            decode=self.backends.decode,
         )
 
     # -- groups

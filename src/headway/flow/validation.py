@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import takewhile
 
 from headway.data.base import TaskSource
 from headway.flow.line import Line
-from headway.rollout.loop import GroupRun, RolloutLoop
+from headway.rollout.evaluation import Examiner
 from headway.rollout.replica import Lane
 from headway.rollout.signal import Signal
-from headway.rollout.tasks import OrderedTaskGroup, spawn
-from headway.types import DropReason, Episode
-
-
-class NoBook:
-    """Validation samples are not written down."""
-
-    def start_sample(self, sample_id: str, group_id: int) -> None: ...
-    def finish_sample(self, episode: Episode) -> None: ...
-    def drop_sample(self, sample_id: str, reason: DropReason) -> None: ...
+from headway.rollout.tasks import spawn
 
 
 class ValidationFlow:
@@ -37,9 +29,13 @@ class ValidationFlow:
         self.done = Signal()
 
     def start(self, trained: int) -> None:
-        """Validate version `trained` as soon as it is served."""
+        """Validate version `trained` as soon as it is served, beside training."""
         self.running += 1
         spawn(self._line.tasks, self._run(trained), f"validate/{trained}")
+
+    async def first(self) -> None:
+        """Validate the policy of the start, before anything else happens."""
+        await self._validate(self._line.headway.trained)
 
     async def _run(self, trained: int) -> None:
         line = self._line
@@ -62,43 +58,29 @@ class ValidationFlow:
             self.done.notify()
 
     async def _validate(self, trained: int) -> None:
-        line, rewards = self._line, []
+        line, wanted = self._line, self._line.settings.eval_tasks
+        tasks = list(takewhile(lambda task: task is not None, map(self._tasks.task, range(wanted))))
         line.events.emit("validate.begin", "validate", trained=trained)
-        finished: asyncio.Queue[GroupRun | None] = asyncio.Queue()
-        count = 0
-        async with OrderedTaskGroup() as tasks:
-            loop = self._loop(finished, tasks)
-            while count < line.settings.eval_tasks and (task := self._tasks.task(count)) is not None:
-                loop.start(count, task)
-                count += 1
-            for _ in range(count):
-                run = await finished.get()
-                if run is None:
-                    continue
-                for episode in run.episodes.values():
-                    verdict = loop.score(run, episode)
-                    await asyncio.wait([verdict])
-                    if not verdict.cancelled() and verdict.exception() is None:
-                        rewards.append(verdict.result().value)
-                loop.close(run.group_id)
+        judged = await self._examiner().examine(task for task in tasks if task is not None)
+        rewards = [score.value for one in judged for _, score in one.answers]
         mean = sum(rewards) / len(rewards) if rewards else 0.0
-        line.events.emit(
-            "validate.end", "validate", trained=trained, reward=mean, samples=len(rewards), failed=count - len(rewards)
-        )
+        failed = len(tasks) - len(rewards)
+        line.events.emit("validate.end", "validate", trained=trained, reward=mean, samples=len(rewards), failed=failed)
 
-    def _loop(self, finished: asyncio.Queue[GroupRun | None], tasks: asyncio.TaskGroup) -> RolloutLoop:
+    def _examiner(self) -> Examiner:
         line = self._line
-        return RolloutLoop(
+        return Examiner(
             hub=line.hub,
             environments=line.backends.environments,
             reward=line.backends.reward,
-            settings=replace(line.settings, group_size=1, spare_members=0, turn_barrier=False, replicate=True),
+            settings=replace(
+                line.settings,
+                group_size=1,
+                spare_members=0,
+                turn_barrier=False,
+                replicate=True,
+                sampling=line.settings.eval_sampling or line.settings.sampling,
+            ),
             events=line.events,
-            book=NoBook(),
-            tasks=tasks,
-            on_group=finished.put_nowait,
-            on_failed=lambda run, reason: finished.put_nowait(None),
-            lane=Lane.VALIDATE,
-            who="validate",
-            prefix="v",
+            decode=line.backends.decode,
         )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from headway.engines.base import Progress, Request
 from headway.environments.base import Environment, Observation
-from headway.errors import EnvironmentFailed
+from headway.errors import EngineError, EnvironmentFailed
 from headway.rollout.barrier import TurnBarrier
 from headway.rollout.deadline import within
 from headway.rollout.hub import InferenceHub
@@ -21,6 +21,8 @@ from headway.settings import RunSettings
 from headway.types import Episode, FinishReason, Generation, Task, Turn, joined
 
 T = TypeVar("T")
+Decode = Callable[[Sequence[Any]], str]
+"""Actions → what they say."""
 
 
 class EnvironmentAgent:
@@ -29,6 +31,7 @@ class EnvironmentAgent:
     __slots__ = (
         "_barrier",
         "_bound",
+        "_decode",
         "_hub",
         "_lane",
         "_oldest",
@@ -54,6 +57,7 @@ class EnvironmentAgent:
         bound: int | None = None,
         barrier: TurnBarrier | None = None,
         partial: Generation | None = None,
+        decode: Decode | None = None,
     ) -> None:
         self.sample_id = sample_id
         self.task = task
@@ -69,7 +73,7 @@ class EnvironmentAgent:
             self.progress.started = min((run.version for run in partial.runs), default=None)
         self._hub, self._settings = hub, settings
         self._lane, self._priority, self._bound = lane, priority, bound
-        self._barrier = barrier
+        self._barrier, self._decode = barrier, decode
 
     @property
     def oldest(self) -> int | None:
@@ -128,7 +132,15 @@ class EnvironmentAgent:
         finish = await self._hub.generate(
             request, self.progress, lane=self._lane, priority=self._priority, bound=self._bound
         )
-        return self.progress.generation(finish)
+        return self.progress.generation(finish, self._text())
+
+    def _text(self) -> str:
+        if self._decode is None:
+            return ""
+        try:
+            return self._decode(self.progress.actions)
+        except Exception as error:
+            raise EngineError(f"{self.sample_id}: what was generated cannot be decoded: {error!r}") from error
 
     def _check_info(self, info: Mapping[str, Any]) -> None:
         """What the environment says about the episode must outlive the process."""

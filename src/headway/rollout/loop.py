@@ -19,7 +19,7 @@ from headway.environments.base import Environment, EnvironmentFactory
 from headway.errors import EngineCrashed, EngineError, EnvironmentFailed, RewardError
 from headway.monitor.events import EventLog
 from headway.rewards.base import Reward
-from headway.rollout.agent import EnvironmentAgent, is_cancelled
+from headway.rollout.agent import Decode, EnvironmentAgent, is_cancelled
 from headway.rollout.barrier import TurnBarrier
 from headway.rollout.deadline import within
 from headway.rollout.hub import InferenceHub
@@ -88,12 +88,13 @@ class RolloutLoop:
         lane: Lane = Lane.TRAIN,
         who: str = "generate",
         prefix: str = "",
+        decode: Decode | None = None,
     ) -> None:
         self.runs: dict[int, GroupRun] = {}
         self._hub, self._environments, self._reward = hub, environments, reward
         self._settings, self._events, self._book = settings, events, book
         self._tasks, self._on_group, self._on_failed, self._lane = tasks, on_group, on_failed, lane
-        self._who, self._prefix = who, prefix
+        self._who, self._prefix, self._decode = who, prefix, decode
         self._barrier = TurnBarrier() if settings.turn_barrier else None
 
     def start(self, group_id: int, task: Task) -> GroupRun:
@@ -192,6 +193,7 @@ class RolloutLoop:
             bound=None if self._settings.replicate else run.group_id,
             barrier=self._barrier,
             partial=partial,
+            decode=self._decode,
         )
         run.agents[sample_id] = agent
         self._track(run, sample_id, self._play(run, agent))

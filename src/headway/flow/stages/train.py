@@ -73,6 +73,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
             line.books.train(groups, headway.trained)
             line.versions_changed()
             self._report_end(batch, headway.trained, metrics)
+            line.on_trained(batch, headway.trained)
         return Snapshot(version=headway.trained, metrics=metrics)
 
     async def _train(self, batch: Batch) -> dict[str, float]:
@@ -144,5 +145,6 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
         line, trained = self.line, self.line.headway.trained
         if line.settings.save_steps and trained % line.settings.save_steps == 0:
             await self._checkpoint()
-        if line.settings.eval_steps and trained % line.settings.eval_steps == 0:
+        last = trained == line.settings.max_steps
+        if line.settings.eval_steps and (last or trained % line.settings.eval_steps == 0):
             line.on_validate(trained)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -110,8 +110,10 @@ class TestPublishedInSharedMemory(Real, WeightsContract):
         return replace(bucket, payload=replace(bucket.payload, start=0, size=bucket.payload.size - 64))
 
 
-def mine() -> list[Path]:
-    return list(Path("/dev/shm").glob(f"headway-{os.getpid()}-*"))
+def mine(process: int | None = None) -> list[Path]:
+    """What a process left behind where names can be seen."""
+    places = ("/dev/shm", tempfile.gettempdir())
+    return [path for place in places for path in Path(place).glob(f"headway-{process or os.getpid()}-*")]
 
 
 async def updated(store: WeightSource, receiver: WeightReceiver, version: int, transport: WeightTransport) -> None:
@@ -174,7 +176,7 @@ def test_a_version_dropped_while_it_is_gathered_says_so_and_its_buckets_stay_who
     asyncio.run(scenario())
 
 
-def test_shared_memory_that_is_overwritten_while_it_is_on_its_way_is_found_out() -> None:
+def test_a_version_on_its_way_survives_the_next_two_and_is_found_out_when_it_is_overwritten() -> None:
     async def scenario() -> None:
         store = published(arena=SharedArena())
         receiver = SpareReceiver(Serving().switch)
@@ -182,6 +184,8 @@ def test_shared_memory_that_is_overwritten_while_it_is_on_its_way_is_found_out()
         await receiver.begin(manifest)
         first = await anext(buckets)
         store.publish(3, weights(3))
+        await receiver.load(first)
+        store.publish(4, weights(4))
         with pytest.raises(TransferError, match="instead of"):
             await receiver.load(first)
         receiver.reset(gone=False)
@@ -285,36 +289,60 @@ def test_a_process_that_attached_and_ended_takes_no_name_with_it() -> None:
 
 
 OWNER = """
-import os, signal, sys
-from headway.weights.segment import Segment
-from multiprocessing import resource_tracker
-kept = Segment.create(4096)
-print(kept.name, resource_tracker._resource_tracker._pid, flush=True)
+import os, sys
+from headway.weights import segment
+if sys.argv[1] == "named":
+    del os.memfd_create
+kept = segment.Segment.create(4096)
+print(kept.name, flush=True)
 sys.stdin.readline()
 """
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="names cannot be listed here")
-@pytest.mark.parametrize("tracker_too", [False, True])
-def test_a_killed_owner_leaves_no_name(tracker_too: bool) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None and owner.stdin is not None
-    name, tracker = owner.stdout.readline().split()
-    assert (Path("/dev/shm") / name).exists()
-    if tracker_too:
-        os.kill(int(tracker), signal.SIGKILL)
+def owner_of(kind: str) -> tuple[subprocess.Popen[str], str]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    return owner, owner.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "named"])
+def test_a_killed_owner_leaves_nothing_and_says_nothing(kind: str) -> None:
+    if kind == "anonymous" and not hasattr(os, "memfd_create"):
+        pytest.skip("no anonymous memory here")
+    owner, name = owner_of(kind)
+    attached = Segment.attach(name)
+    attached.buffer[:3] = b"abc"
+    assert name not in sweep(), "its owner lives"
     owner.kill()
-    owner.wait()
-    if tracker_too:
+    _, noise = owner.communicate()
+    assert not noise
+    assert bytes(attached.buffer[:3]) == b"abc", "who has it open keeps it"
+    attached.close()
+    if kind == "named":
         assert name in sweep()
-    else:
-        assert owner.stdout.read() == "", "the tracker has ended: it held our pipe"
-    assert not (Path("/dev/shm") / name).exists()
-    owner.stdin.close()
-    owner.stdout.close()
+    with pytest.raises(TransferError):
+        Segment.attach(name)
+    assert not mine(owner.pid)
 
 
-def test_names_of_the_living_are_not_swept() -> None:
+def test_a_descriptor_that_means_something_else_by_now_is_refused() -> None:
     segment = Segment.create(10)
-    assert segment.name not in sweep()
+    name = segment.name
     segment.close()
+    others = [Segment.create(20) for _ in range(3)]  # one of them has its number now
+    with pytest.raises(TransferError):
+        Segment.attach(name)
+    for other in others:
+        other.close()
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "headway-1-../../x", "memfd-1", ""])
+def test_what_is_no_segment_cannot_be_opened(name: str) -> None:
+    with pytest.raises(TransferError, match="cannot be opened"):
+        Segment.attach(name)

@@ -1,6 +1,9 @@
-"""Pools of devices per role, and the locks that roles on the same devices share.
+"""Pools of devices per role, the locks that roles on the same devices share, and parts of a run that live elsewhere.
 
 A lock has an owner and a deadline: whoever cannot have it in time is told who holds it and since when.
+
+A peer is a part of the run in a process of its own. What it is asked are calls by name with records for arguments;
+what it tells unasked are notes. Notes and answers arrive in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -9,8 +12,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
-from headway.errors import ConfigError, LockTimeout
+from headway.errors import BackendError, ConfigError, LockTimeout
 from headway.monitor.waits import Waits
 
 
@@ -109,3 +115,71 @@ class DevicePools:
         else:
             async with lock.hold(role, timeout_s):
                 yield
+
+
+class PeerLost(BackendError):
+    """The peer is gone with everything it held; the message says how it ended and what it last wrote."""
+
+    fatal = True
+
+
+class PeerFailed(BackendError):
+    """A call raised something in the peer that is no error of ours; the peer still answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """What to run in a process of its own."""
+
+    name: str
+    """Shown in errors, such as `engine/0`."""
+    target: str
+    """`module:function`. Called there with `args`; returns what is to be served."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values only."""
+    threads: int = 1
+    """Of OpenMP, BLAS and torch."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of this process."""
+    log: Path | None = None
+    """Its output is appended here. `None`: kept until it ends, for the last lines of an error."""
+    host: str = ""
+    """`module:class` that answers calls for what `target` returns. Filled by whoever speaks to it."""
+
+    def __post_init__(self) -> None:
+        module, _, function = self.target.partition(":")
+        if not (module and function):
+            raise ConfigError("names no function", key=f"{self.name}.target", value=self.target, hint="module:function")
+        if self.threads < 1:
+            raise ConfigError("at least one", key=f"{self.name}.threads", value=self.threads)
+
+
+class Peer(Protocol):
+    """Somebody in another process."""
+
+    on_note: Callable[[Any], None]
+    """Called with everything the peer tells unasked."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still answer."""
+        ...
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """What the method returns or raises there. Cancelled here, it is cancelled there.
+
+        Raises `PeerLost` when the peer ends before it has answered, `PeerFailed` for errors that are not ours.
+        """
+        ...
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Let it close what it holds, then end it; by force after `grace_s`. Idempotent."""
+        ...
+
+    def kill(self) -> None:
+        """End it now. Whoever waits for it is told. Idempotent."""
+        ...
+
+
+Start = Callable[[ChildSpec], Awaitable[Peer]]
+"""Raises `PeerLost` or what the target raised when it does not come up."""

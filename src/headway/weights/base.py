@@ -36,6 +36,15 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSlice:
+    """The payload of a bucket that lies in shared memory: three words instead of the bytes."""
+
+    segment: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """A slice of a version, in manifest order."""
 
@@ -43,7 +52,7 @@ class Bucket:
     index: int
     checksum: str
     payload: Any = field(repr=False)
-    """A buffer, a shared-memory handle, or in the simulator the checksum of what arrived."""
+    """A buffer, a `SharedSlice`, or in the simulator the checksum of what arrived."""
 
 
 def checksum(data: Any) -> str:

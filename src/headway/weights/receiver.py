@@ -60,7 +60,6 @@ class SpareReceiver:
         self._manifest, self._extents, self._total = manifest, extents, total
         self._loaded = set()
         self._prepare(manifest)
-        self._reader.next_version()
 
     async def load(self, bucket: Bucket) -> None:
         self._check_alive()

@@ -1,142 +1,156 @@
-"""Named shared memory whose names do not outlive their owner.
+"""Shared memory that cannot outlive its owner.
 
-A segment belongs to the process that made it. Three things remove its name: `close` of the owner; the resource
-tracker, a process of Python's own that outlives a killed owner; and `sweep`, which whoever starts next calls, for the
-case that the tracker was killed as well. Names begin with the owner's process id for that.
+On Linux a segment is an anonymous file (`memfd_create`): it has no name in any directory, is not bounded by the size
+of `/dev/shm`, and the kernel frees it with the last process that has it open, however that process ended. Others
+open it through the owner's entry in `/proc`, as long as the owner lives and has it open. Elsewhere a segment is a file
+in the temporary directory whose name begins with its owner's process id; the first segment of any process removes the
+files of dead owners.
 
-A process that only attaches must not be tracked: up to Python 3.12 its tracker would remove the name when that process
-ends, under the feet of the owner (and, where both share a tracker, forget the owner's claim). Removing a name never
-harms who has the memory open.
+Closing never harms who has the memory open already.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import re
 import secrets
-import sys
-import threading
+import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing import shared_memory
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from headway.errors import TransferError
+from headway.weights.base import SharedSlice
 
 PREFIX = "headway"
-_DIRECTORY = Path("/dev/shm")
-"""Where Linux shows the names; elsewhere they cannot be listed and `sweep` does nothing."""
-_attaching = threading.Lock()
+_ANONYMOUS = re.compile(r"memfd-(\d+)-(\d+)-([0-9a-f]+)")
+"""Process, descriptor and a random word; the word tells a segment from whatever has its descriptor later."""
+_NAMED = re.compile(rf"{PREFIX}-(\d+)-[0-9a-f]+")
 
 
 class Segment:
     """A stretch of memory that other processes can open by its name."""
 
-    def __init__(self, memory: shared_memory.SharedMemory, *, owned: bool) -> None:
-        self._memory = memory
-        self._owned = owned
-        self._closed = False
+    def __init__(self, name: str, descriptor: int, *, path: Path | None = None) -> None:
+        self.name = name
+        self.size = os.fstat(descriptor).st_size
+        self._descriptor = descriptor
+        self._path = path
+        """Removed with the segment: a file of our own."""
+        self._memory: mmap.mmap | None = mmap.mmap(descriptor, self.size)
 
     @classmethod
     def create(cls, size: int) -> Segment:
-        """A new one of at least `size` bytes, owned by this process."""
-        name = f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
+        """A new one of `size` bytes, owned by this process."""
         try:
-            return cls(shared_memory.SharedMemory(name, create=True, size=max(size, 1)), owned=True)
+            return cls._anonymous(max(size, 1)) if hasattr(os, "memfd_create") else cls._named(max(size, 1))
         except OSError as error:
             raise TransferError(f"{size} bytes of shared memory cannot be had: {error}") from error
+
+    @classmethod
+    def _anonymous(cls, size: int) -> Segment:
+        word = secrets.token_hex(8)
+        descriptor = os.memfd_create(f"{PREFIX}-{word}")
+        os.ftruncate(descriptor, size)
+        return cls(f"memfd-{os.getpid()}-{descriptor}-{word}", descriptor)
+
+    @classmethod
+    def _named(cls, size: int) -> Segment:
+        _sweep_once()
+        path = _directory() / f"{PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.ftruncate(descriptor, size)
+        return cls(path.name, descriptor, path=path)
 
     @classmethod
     def attach(cls, name: str) -> Segment:
         """One made by another process. Raises `TransferError` when it is gone."""
         try:
-            return cls(_untracked(name), owned=False)
+            return cls(name, _opened(name))
         except (OSError, ValueError) as error:
             raise TransferError(f"shared memory {name!r} cannot be opened: {error}") from error
 
     @property
-    def name(self) -> str:
-        return self._memory.name
-
-    @property
-    def size(self) -> int:
-        return self._memory.size
-
-    @property
     def buffer(self) -> memoryview:
         """All of it. Views keep the memory mapped after `close`."""
-        if self._closed or self._memory.buf is None:
+        if self._memory is None:
             raise TransferError(f"shared memory {self.name} was closed")
-        return self._memory.buf
+        return memoryview(self._memory)
 
     def close(self) -> None:
-        """Remove the name if it is ours, and unmap as soon as nobody has a view. Idempotent."""
-        if self._closed:
+        """Nobody can open it any more, if it is ours; unmapped as soon as nobody has a view. Idempotent."""
+        memory, self._memory = self._memory, None
+        if memory is None:
             return
-        self._closed = True
-        if self._owned:
-            with suppress(FileNotFoundError):
-                self._memory.unlink()
-        try:
-            self._memory.close()
-        except BufferError:  # a tensor still looks at it: unmapped when the last one goes
-            _leave_to_collector(self._memory)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedSlice:
-    """The payload of a bucket that lies in shared memory: three words instead of the bytes."""
-
-    segment: str
-    start: int
-    size: int
+        os.close(self._descriptor)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        with suppress(BufferError):  # a tensor still looks at it: unmapped when the last one goes
+            memory.close()
 
 
 class SharedReader:
-    """Opens slices in the process that reads them, and keeps segments mapped as long as versions still use them."""
+    """Opens slices in the process that reads them. The segments read last stay mapped, older ones are let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 3) -> None:
         self._attached: dict[str, Segment] = {}
-        self._read: set[str] = set()
-        """Segments that were read since the last `next_version`."""
+        """The one read last at the end."""
+        self._most = most
 
     def buffer(self, payload: Any) -> memoryview:
         """The bytes of a bucket's payload, wherever they are. Raises `TransferError` when they are gone."""
         if not isinstance(payload, SharedSlice):
             return memoryview(payload).cast("B")
-        segment = self._attached.get(payload.segment)
-        if segment is None:
-            segment = self._attached[payload.segment] = Segment.attach(payload.segment)
-        self._read.add(payload.segment)
+        segment = self._attached.pop(payload.segment, None) or Segment.attach(payload.segment)
+        self._attached[payload.segment] = segment
+        while len(self._attached) > self._most:
+            self._attached.pop(next(iter(self._attached))).close()
         end = payload.start + payload.size
         if not 0 <= payload.start <= end <= segment.size:
             raise TransferError(f"bytes {payload.start} to {end} of shared memory of {segment.size}")
         return segment.buffer[payload.start : end]
 
-    def next_version(self) -> None:
-        """Let go what the version before did not use."""
-        for name in self._attached.keys() - self._read:
-            self._attached.pop(name).close()
-        self._read.clear()
-
     def close(self) -> None:
         """Let everything go."""
-        self._read.clear()
-        self.next_version()
+        while self._attached:
+            self._attached.popitem()[1].close()
 
 
 def sweep() -> list[str]:
-    """Remove what dead owners left behind; returns their names."""
-    if not _DIRECTORY.is_dir():
-        return []
+    """Remove the files of dead owners; returns their names."""
     removed = []
-    for path in _DIRECTORY.glob(f"{PREFIX}-*-*"):
-        owner = path.name.split("-")[1]
-        if owner.isdecimal() and not _alive(int(owner)):
+    for path in _directory().glob(f"{PREFIX}-*-*"):
+        found = _NAMED.fullmatch(path.name)
+        if found and not _alive(int(found[1])):
             with suppress(OSError):
                 path.unlink()
                 removed.append(path.name)
     return removed
+
+
+@cache
+def _sweep_once() -> None:
+    sweep()
+
+
+def _directory() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+def _opened(name: str) -> int:
+    anonymous = _ANONYMOUS.fullmatch(name)
+    if anonymous is None:
+        if not _NAMED.fullmatch(name):
+            raise ValueError("not the name of a segment")
+        return os.open(_directory() / name, os.O_RDWR)
+    process, number, word = anonymous.groups()
+    descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
+    if f"{PREFIX}-{word}" not in os.readlink(f"/proc/self/fd/{descriptor}"):  # noqa: PTH115
+        os.close(descriptor)
+        raise ValueError("its owner has closed it")
+    return descriptor
 
 
 def _alive(process: int) -> bool:
@@ -147,24 +161,3 @@ def _alive(process: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _untracked(name: str) -> shared_memory.SharedMemory:
-    if sys.version_info >= (3, 13):
-        return shared_memory.SharedMemory(name, track=False)
-    tracker: Any = shared_memory.resource_tracker  # type: ignore[attr-defined]
-    with _attaching:
-        register = tracker.register
-        tracker.register = lambda *_: None
-        try:
-            return shared_memory.SharedMemory(name)
-        finally:
-            tracker.register = register
-
-
-def _leave_to_collector(memory: Any) -> None:
-    """Forget the mapping without closing it: the views that are left own it, and the descriptor is not needed."""
-    memory._buf = memory._mmap = None
-    if memory._fd >= 0:
-        os.close(memory._fd)
-        memory._fd = -1

@@ -5,7 +5,7 @@ the trainer may do what it likes. Checksums are counted when a version is first 
 trainer goes on. The newest two versions are held: the one that may still be on its way, and the one after it.
 
 Guarantees: what `gather` gives out never changes, even when the version is dropped while it is on its way (a heap
-buffer lives as long as somebody holds a bucket of it; a shared one is overwritten only by the version after the next,
+buffer lives as long as somebody holds a bucket of it; a shared one is overwritten only by the third version after it,
 and then the receiver's checksum says so). Buckets of a dropped version raise `TransferError`.
 """
 
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from headway.errors import TransferError
-from headway.weights.base import Bucket, Manifest, TensorEntry, checksum
+from headway.weights.base import Bucket, Manifest, SharedSlice, TensorEntry, checksum
 from headway.weights.flat import Buffer, cuts, entries_of, layout_of, pack
-from headway.weights.segment import Segment, SharedSlice
+from headway.weights.segment import Segment
 
 _HELD = 2
 _MB = 1 << 20
@@ -66,13 +66,17 @@ class HeapArena:
 
 
 class SharedArena:
-    """Two segments of shared memory that versions take in turn."""
+    """Segments of shared memory that versions take in turn.
 
-    def __init__(self) -> None:
+    One more than there are versions held: whoever loads the older one is not disturbed by the next to be published.
+    """
+
+    def __init__(self, segments: int = _HELD + 1) -> None:
         self._segments: list[Segment] = []
+        self._most = segments
 
     def take(self, size: int) -> Segment:
-        if len(self._segments) < _HELD:
+        if len(self._segments) < self._most:
             self._segments.append(Segment.create(size))
             return self._segments[-1]
         oldest = self._segments.pop(0)

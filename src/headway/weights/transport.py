@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from headway.errors import TransferError
-from headway.weights.base import Bucket, Manifest, TensorEntry, WeightReceiver
-from headway.weights.segment import Segment, SharedSlice
+from headway.weights.base import Bucket, Manifest, SharedSlice, TensorEntry, WeightReceiver
+from headway.weights.segment import Segment
 
 _VERSIONS = 2
 

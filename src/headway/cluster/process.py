@@ -1,0 +1,206 @@
+"""Children: processes of our own that answer calls.
+
+    child = await Child.start(ChildSpec(name="engine/0", target="package.module:function", host=…), timeout_s=60)
+
+Guarantees: a child is a fresh interpreter that imports what its target needs and nothing of this program's main
+module. It has a session of its own, so that Ctrl-C reaches only this process. It ends when this process does, however
+that ended. When it ends by itself, everybody who waits for it is told at once how, with the last lines of its output,
+and processes of its own that it left behind are killed. Does not restart anything, and does not know what a child is
+for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+from headway.cluster.base import ChildSpec, PeerLost
+from headway.cluster.wire import Wire, encode, error_from_wire
+from headway.errors import ConfigError
+
+__all__ = ["Child", "ChildSpec"]
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Read by libraries when they are loaded. On ARM, oneDNN listens to nothing else."""
+_TAIL_BYTES, _TAIL_LINES = 4000, 12
+_END_S = 5.0
+"""How long a child may take to end after it was asked to, before it is killed."""
+
+
+class Child:
+    """A `Peer` on this machine. Made by `start`."""
+
+    def __init__(self, spec: ChildSpec, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+        self.spec = spec
+        self.pid = process.pid
+        self.on_note: Any = lambda note: None
+        self._process = process
+        self._output = output
+        self._wire = Wire(self._message, self._lost)
+        self._numbers = count()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._connected = True
+        self._closing = False
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """How it ended; set when it was reaped."""
+
+    @classmethod
+    async def start(cls, spec: ChildSpec, timeout_s: float = 120.0) -> Child:
+        """Returns when the target has returned. Raises what it raised, or `PeerLost`."""
+        try:
+            encode(dict(spec.args))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"not JSON: {error}", key=f"{spec.name}.args", value=dict(spec.args)) from error
+        ours, theirs = socket.socketpair()
+        with theirs:
+            output = _output(spec.log)
+            process = _spawned(spec, theirs, output)
+        child = cls(spec, process, output)
+        await asyncio.get_running_loop().create_connection(lambda: child._wire, sock=ours)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await child.call("start", _sent(spec))
+        except TimeoutError:
+            late = PeerLost(f"{spec.name} was not ready after {timeout_s:g} s{child._last_lines()}")
+            await child._end()
+            raise late from None
+        except BaseException:
+            await child._end()
+            raise
+        return child
+
+    @property
+    def alive(self) -> bool:
+        return self._connected and not self._closing
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if self._ended.done():
+            raise PeerLost(self._ended.result())
+        number = next(self._numbers)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._wire.send(("call", number, method, list(args)))
+        self._calls[number] = answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._wire.send(("cancel", number))
+            raise
+        finally:
+            del self._calls[number]
+
+    async def close(self, grace_s: float = _END_S) -> None:
+        first, self._closing = not self._closing, True
+        try:
+            if first:
+                with suppress(Exception):
+                    async with asyncio.timeout(grace_s):
+                        await self.call("close")
+                self._wire.close()
+            await asyncio.wait([self._ended], timeout=grace_s)
+        finally:
+            self.kill()
+        await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        if not self._ended.done():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def _end(self) -> None:
+        self.kill()
+        await asyncio.shield(self._ended)
+
+    def _message(self, message: Any) -> None:
+        kind, *rest = message
+        if kind == "note":
+            self.on_note(rest[0])
+            return
+        number, value = rest
+        answer = self._calls.get(number)
+        if answer is None or answer.done():
+            return  # nobody waits any more
+        if kind == "done":
+            answer.set_result(value)
+        else:
+            answer.set_exception(error_from_wire(value))
+
+    def _lost(self) -> None:
+        """The socket is closed on one side: the process has ended, or is about to."""
+        self._connected = False
+        if not self._closing:
+            self.kill()
+        reaped = asyncio.get_running_loop().run_in_executor(None, _reaped, self._process)
+        reaped.add_done_callback(lambda done: None if done.cancelled() else self._over(done.result()))
+
+    def _over(self, code: int) -> None:
+        how = f"{self.spec.name} (process {self.pid}) {_ending(code)}{self._last_lines()}"
+        self._output.close()
+        self._ended.set_result(how)
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(PeerLost(how))
+
+    def _last_lines(self) -> str:
+        with suppress(OSError, ValueError):
+            descriptor = self._output.fileno()
+            size = os.fstat(descriptor).st_size
+            data = os.pread(descriptor, _TAIL_BYTES, max(size - _TAIL_BYTES, 0))
+            lines = data.decode("utf-8", "replace").strip().splitlines()[-_TAIL_LINES:]
+            return "".join(f"\n  | {line}" for line in lines)
+        return ""
+
+
+def _output(log: Path | None) -> IO[bytes]:
+    if log is None:
+        return tempfile.TemporaryFile()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("a+b")
+
+
+def _spawned(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """By this thread: the kernel ends a child together with the thread that made it."""
+    threads = dict.fromkeys(_THREADS, str(spec.threads))
+    paths = os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))  # noqa: PTH109
+    return subprocess.Popen(
+        [sys.executable, "-m", "headway.cluster.child", str(theirs.fileno()), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **threads, **spec.env},
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+    )
+
+
+def _sent(spec: ChildSpec) -> Mapping[str, Any]:
+    return {"target": spec.target, "host": spec.host, "args": dict(spec.args), "threads": spec.threads}
+
+
+def _reaped(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code, once it has ended and its group with it. On a thread.
+
+    The group is killed before the process is reaped: until then its number belongs to nobody else.
+    """
+    if hasattr(os, "waitid"):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"

@@ -1,0 +1,236 @@
+"""Records between processes: calls, answers and notes as frames of bytes.
+
+    length, 8 bytes | header length, 4 bytes | header (UTF-8 JSON) | arrays, in the order the header names them
+
+Guarantees: the records in `RECORDS` come back equal, integers and floats exactly, `Repeated` and `range` compact; an
+error of `headway.errors` comes back as what it was; nothing is executed on reading, as it would be with pickle. Other
+sequences come back as tuples, paths as paths. What has no form here is refused by whoever sends it: `TypeError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+from headway import errors, types
+from headway.cluster.base import PeerFailed
+from headway.engines.base import Request
+from headway.errors import BackendError, ConfigError, ConfigErrors, HeadwayError
+from headway.weights.base import Bucket, Manifest, SharedSlice, TensorEntry
+
+RECORDS: dict[str, type[Any]] = {
+    one.__name__: one
+    for one in (
+        *(one for one in vars(types).values() if isinstance(one, type) and is_dataclass(one)),
+        *(Request, Manifest, TensorEntry, Bucket, SharedSlice),
+    )
+}
+_ENUMS: dict[str, type[StrEnum]] = {"FinishReason": types.FinishReason}
+_FIELDS = {name: tuple(field.name for field in fields(one)) for name, one in RECORDS.items()}
+_FRAME = struct.Struct("<QI")
+_SHORT = 4
+"""Sequences up to this length are cheaper in the header."""
+
+
+def encode(value: Any) -> bytes:
+    """`value` as one frame."""
+    blocks: list[bytes] = []
+    header = _JSON.encode(_put(value, blocks)).encode("utf-8", "surrogatepass")
+    body = sum(map(len, blocks))
+    return b"".join((_FRAME.pack(4 + len(header) + body, len(header)), header, *blocks))
+
+
+def decode(frame: bytes | bytearray | memoryview) -> Any:
+    """What `encode` was given; `frame` without its length."""
+    view = memoryview(frame)
+    end = 4 + int.from_bytes(view[:4], "little")
+    header = json.loads(bytes(view[4:end]).decode("utf-8", "surrogatepass"))
+    return _Reader(view, end).take(header)
+
+
+def _put(value: Any, blocks: list[bytes]) -> Any:
+    """The header's word for `value`: a scalar, or a list that begins with its kind."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    name = kind.__name__
+    if RECORDS.get(name) is kind:
+        return [name, *(_put(getattr(value, field), blocks) for field in _FIELDS[name])]
+    if isinstance(value, Mapping):
+        return ["d", {_key(key): _put(one, blocks) for key, one in value.items()}]
+    if kind in (list, tuple):
+        return _put_sequence(value, blocks)
+    if isinstance(value, types.Repeated):
+        return ["r", value.value, value.length]
+    if kind is range:
+        return ["s", value.start, value.stop, value.step]
+    if isinstance(value, StrEnum) and name in _ENUMS:
+        return ["e", name, value.value]
+    if isinstance(value, Path):
+        return ["p", str(value)]
+    if hasattr(value, "tolist"):  # numpy, torch, array
+        return _put(value.tolist(), blocks)
+    raise TypeError(f"{name} has no form between processes: {value!r:.80}")
+
+
+def _put_sequence(values: Sequence[Any], blocks: list[bytes]) -> list[Any]:
+    kinds = set(map(type, values)) if len(values) > _SHORT else set()
+    if kinds == {float}:
+        blocks.append(array("d", values).tobytes())
+        return ["f8", len(values)]
+    if kinds == {int}:
+        for code, name in (("i", "i4"), ("q", "i8")):
+            try:
+                blocks.append(array(code, values).tobytes())
+            except OverflowError:
+                continue
+            return [name, len(values)]
+    return ["l", *(_put(one, blocks) for one in values)]
+
+
+def _key(key: Any) -> str:
+    if type(key) is not str:
+        raise TypeError(f"{key!r} is no key: between processes these are text")
+    return key
+
+
+class _Reader:
+    """Takes values out of a frame in the order they were put in."""
+
+    __slots__ = ("_at", "_view")
+
+    def __init__(self, view: memoryview, at: int) -> None:
+        self._view = view
+        self._at = at
+
+    def take(self, word: Any) -> Any:
+        if not isinstance(word, list):
+            return word
+        kind = word[0]
+        if kind in _FIELDS:
+            named = zip(_FIELDS[kind], word[1:], strict=True)
+            return RECORDS[kind](**{name: self.take(one) for name, one in named})
+        if kind == "l":
+            return tuple([self.take(one) for one in word[1:]])
+        if kind in _ARRAYS:
+            return self._array(_ARRAYS[kind], word[1])
+        if kind == "d":
+            return {key: self.take(one) for key, one in word[1].items()}
+        if kind == "r":
+            return types.Repeated(word[1], word[2])
+        if kind == "s":
+            return range(*word[1:])
+        if kind == "e":
+            return _ENUMS[word[1]](word[2])
+        if kind == "p":
+            return Path(word[1])
+        raise TypeError(f"a frame holds {kind!r}, which nothing reads")
+
+    def _array(self, code: str, length: int) -> tuple[Any, ...]:
+        found = array(code)
+        end = self._at + length * found.itemsize
+        found.frombytes(self._view[self._at : end])
+        self._at = end
+        return tuple(found)
+
+
+_SCALARS = frozenset({type(None), bool, int, float, str})
+_ARRAYS = {"i4": "i", "i8": "q", "f8": "d"}
+_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False)
+
+
+# -- errors
+
+
+def error_to_wire(error: BaseException) -> dict[str, Any]:
+    """By name and message; one that is not ours by its type and text."""
+    kind = type(error)
+    if getattr(errors, kind.__name__, None) is not kind:
+        ours = next((one for one in kind.__mro__ if getattr(errors, one.__name__, None) is one), None)
+        known = ours is not None and ours not in (HeadwayError, BackendError)
+        name = ours.__name__ if known and ours is not None else ""
+        return {"error": name, "message": str(error) if known else f"{kind.__name__}: {error}"}
+    found: dict[str, Any] = {"error": kind.__name__, "message": str(error)}
+    if isinstance(error, ConfigErrors):
+        found["problems"] = [error_to_wire(one) for one in error.problems]
+    elif isinstance(error, ConfigError):
+        found |= {"key": error.key, "value": _plain(error.value), "hint": error.hint}
+    return found
+
+
+def error_from_wire(found: Mapping[str, Any]) -> HeadwayError:
+    """What `error_to_wire` was given, as far as it is ours; `PeerFailed` otherwise."""
+    kind = getattr(errors, found["error"], None) if found["error"] else PeerFailed
+    if not (isinstance(kind, type) and issubclass(kind, HeadwayError)):
+        kind = PeerFailed
+    error: HeadwayError = kind.__new__(kind)
+    Exception.__init__(error, found["message"])
+    if isinstance(error, ConfigError):
+        error.key, error.value, error.hint = found.get("key", ""), found.get("value"), found.get("hint", "")
+    if isinstance(error, ConfigErrors):
+        error.problems = [cast(ConfigError, error_from_wire(one)) for one in found["problems"]]
+    return error
+
+
+def _plain(value: Any) -> Any:
+    try:
+        encode(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value
+
+
+# -- the way
+
+
+class Wire(asyncio.Protocol):
+    """One end of a socket: whole messages in, whole messages out. Nothing that `on_message` raises breaks it."""
+
+    def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
+        self._on_message, self._on_lost = on_message, on_lost
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        at = 0
+        while len(self._buffer) - at >= 8:
+            end = at + 8 + int.from_bytes(self._buffer[at : at + 8], "little")
+            if end > len(self._buffer):
+                break
+            self._deliver(bytes(self._buffer[at + 8 : end]))
+            at = end
+        del self._buffer[:at]
+
+    def _deliver(self, frame: bytes) -> None:
+        try:
+            self._on_message(decode(frame))
+        except Exception as error:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a message from another process was not understood", "exception": error}
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_lost()
+
+    def send(self, message: Any) -> None:
+        """Never blocks; after the end nothing is sent. Raises `TypeError` for what cannot travel."""
+        frame = encode(message)
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def close(self) -> None:
+        """No more is read or sent; what was written still leaves."""
+        if self._transport is not None:
+            self._transport.close()

@@ -1,0 +1,159 @@
+"""An engine in a process of its own, behind the same protocol.
+
+    engine = RemoteEngine(ChildSpec(name="engine/0", target="package.module:make_engine", args={…}), slots=8, start=…)
+
+Guarantees: what the child has told stays in `Progress`, in whole actions with their versions, whatever happens to the
+child; nothing is entered after `generate` has returned or raised. A child that ends is `EngineCrashed` at once for
+everybody who waits for it, and until `restart`, which starts another. Weights must lie in shared memory: their buckets
+cross as names, and the child opens them. The first call starts the child; `start` does so beforehand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, NoReturn
+
+from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, Start
+from headway.engines.base import Progress, Request
+from headway.errors import BackendError, EngineCrashed, EngineError, HeadwayError, TransferError
+from headway.types import FinishReason
+from headway.weights.base import Bucket, Manifest, SharedSlice
+
+HOST = "headway.engines.host:EngineHost"
+
+
+class RemoteEngine:
+    """`spec.target` makes the `Engine` in the child; `slots` is how many requests that one works on together."""
+
+    def __init__(self, spec: ChildSpec, slots: int, start: Start, *, close_s: float = 5.0) -> None:
+        self.name = spec.name
+        self.slots = slots
+        self.receiver = RemoteReceiver(self)
+        self._spec = replace(spec, host=HOST)
+        self._start = start
+        self._close_s = close_s
+        self._peer: Peer | None = None
+        self._starting = asyncio.Lock()
+        self._down = ""
+        """Why it cannot be used until `restart`; empty: it can."""
+        self._closed = False
+        self._numbers = count()
+        self._streams: dict[int, Progress] = {}
+
+    async def start(self) -> None:
+        """Have the child ready. Raises `EngineCrashed` when it does not come up."""
+        await self._up()
+
+    async def generate(self, request: Request, progress: Progress) -> FinishReason:
+        number = next(self._numbers)
+        self._streams[number] = progress
+        held = (progress.actions, progress.logps, progress.runs)
+        try:
+            finish: FinishReason = await self.ask("generate", number, request, *held, otherwise=EngineError)
+            return finish
+        finally:
+            del self._streams[number]
+
+    async def abort(self, request_id: str) -> None:
+        if self._peer is not None and self._peer.alive:
+            await self.ask("abort", request_id, otherwise=EngineError)
+
+    async def pause(self) -> None:
+        await self.ask("pause", otherwise=EngineError)
+
+    async def resume(self) -> None:
+        if self._peer is not None and self._peer.alive:
+            await self.ask("resume", otherwise=EngineError)
+
+    async def restart(self) -> None:
+        if self._closed:
+            raise EngineCrashed(f"{self.name} is closed")
+        self._lose(f"{self.name} is restarted")
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.kill()
+            await peer.close(0.0)
+        self._down = ""
+        await self._up()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._lose(f"{self.name} is closed")
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            await peer.close(self._close_s)
+
+    async def ask(self, method: str, *args: Any, otherwise: type[BackendError]) -> Any:
+        """Call the child. Errors that are not ours become `otherwise`."""
+        peer = await self._up()
+        try:
+            return await peer.call(method, *args)
+        except PeerLost as error:
+            if peer is self._peer:
+                self._lose(str(error))
+            raise EngineCrashed(str(error)) from error
+        except EngineCrashed:
+            if peer is self._peer:
+                self.receiver.version = -1
+            raise
+        except PeerFailed as error:
+            raise otherwise(f"{self.name}: {error}") from error
+
+    async def _up(self) -> Peer:
+        self._check()
+        async with self._starting:
+            self._check()
+            if self._peer is None:
+                try:
+                    self._peer = await self._start(self._spec)
+                except HeadwayError as error:
+                    self._refuse(error)
+                self._peer.on_note = self._told
+            return self._peer
+
+    def _refuse(self, error: HeadwayError) -> NoReturn:
+        self._lose(f"{self.name} does not come up: {error}")
+        raise EngineCrashed(self._down) from error
+
+    def _check(self) -> None:
+        if self._down or self._closed:
+            raise EngineCrashed(self._down or f"{self.name} is closed")
+
+    def _lose(self, reason: str) -> None:
+        self._down = reason
+        self.receiver.version = -1
+
+    def _told(self, note: tuple[Sequence[int], Sequence[Any], Sequence[float]]) -> None:
+        """Stretches of actions: request, version and length of each, then all of them one after the other."""
+        counts, actions, logps = note
+        at = 0
+        for place in range(0, len(counts), 3):
+            number, version, length = counts[place : place + 3]
+            progress = self._streams.get(number)
+            if progress is not None:
+                progress.extend(actions[at : at + length], logps[at : at + length], version)
+            at += length
+
+
+class RemoteReceiver:
+    """A `WeightReceiver` that forwards; `version` is what the child serves."""
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self.version = -1
+        self._engine = engine
+
+    async def begin(self, manifest: Manifest) -> None:
+        await self._engine.ask("begin", manifest, otherwise=TransferError)
+
+    async def load(self, bucket: Bucket) -> None:
+        if not isinstance(bucket.payload, SharedSlice):
+            raise TransferError(f"bucket {bucket.index} of version {bucket.version} is not in shared memory")
+        await self._engine.ask("load", bucket, otherwise=TransferError)
+
+    async def flip(self) -> None:
+        self.version = await self._engine.ask("flip", otherwise=TransferError)

@@ -1,0 +1,106 @@
+"""What children of these tests run: nothing heavy, so that they start in a blink."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headway.errors import ConfigError, ConfigErrors, TrainerError
+
+
+class Service:
+    """Answers itself: no host is needed."""
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        self.args = args
+        self.cancelled: list[str] = []
+
+    async def echo(self, value: Any) -> Any:
+        return value
+
+    async def spec(self) -> Any:
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "COLOUR")
+        return {
+            "args": self.args,
+            "environment": {name: os.environ.get(name, "") for name in names},
+            "session": os.getsid(0) == os.getpid(),
+            "torch": "torch" in sys.modules,
+            "main": sys.modules["__main__"].__spec__.name,  # type: ignore[union-attr]
+        }
+
+    async def fail(self, kind: str) -> None:
+        failures: dict[str, Callable[[], Exception]] = {
+            "ours": lambda: TrainerError("step 3 failed"),
+            "own subclass": lambda: type("Special", (TrainerError,), {})("special"),
+            "theirs": lambda: ZeroDivisionError("by nothing"),
+            "configuration": lambda: ConfigError("too large", key="a.b", value=Path("x"), hint="be modest"),
+            "configurations": lambda: ConfigErrors([ConfigError("one", key="a", value=1), ConfigError("two")]),
+        }
+        raise failures[kind]()
+
+    async def unsendable(self) -> object:
+        return object()
+
+    async def wait(self, name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+
+    async def who_was_cancelled(self) -> list[str]:
+        return self.cancelled
+
+    async def die(self, code: int) -> None:
+        print("last words")
+        os._exit(code)
+
+    async def block(self) -> None:
+        """Holds the event loop for good."""
+        time.sleep(1000)
+
+    async def grandchild(self) -> int:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
+
+    async def close(self) -> None:
+        print("closed in order")
+
+
+class Telling:
+    """A host that tells numbers before it answers."""
+
+    def __init__(self, made: Service, tell: Callable[[Any], None]) -> None:
+        self._tell = tell
+
+    async def count(self, number: int) -> str:
+        for one in range(number):
+            self._tell(one)
+        return "done"
+
+    async def close(self) -> None: ...
+
+
+def service(args: dict[str, Any]) -> Service:
+    return Service(args)
+
+
+async def later(args: dict[str, Any]) -> Service:
+    await asyncio.sleep(0)
+    return Service(args)
+
+
+def broken(args: dict[str, Any]) -> Service:
+    raise ConfigError("no such model", key="model", value=args.get("model"))
+
+
+def silent(args: dict[str, Any]) -> Service:
+    print("still busy")
+    threading.Event().wait()
+    return Service(args)

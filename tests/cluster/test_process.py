@@ -1,0 +1,277 @@
+"""Children answer, fail, are cancelled, and never outlive their parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cluster.base import PeerFailed, PeerLost
+from headway.cluster.process import Child, ChildSpec
+from headway.errors import ConfigError, ConfigErrors, TrainerError
+
+
+def spec(target: str = "service", **options: Any) -> ChildSpec:
+    return ChildSpec(name="child/0", target=f"tests.cluster.targets:{target}", **options)
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30.0):
+            await scenario
+
+    asyncio.run(bounded())
+
+
+def running(pid: int) -> bool:
+    """Neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone_within(pid: int, limit_s: float) -> bool:
+    end = time.monotonic() + limit_s
+    while running(pid):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_child_is_a_fresh_interpreter_with_its_own_threads_environment_and_session() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec(args={"a": [1, {"b": None}]}, threads=3, env={"COLOUR": "blue"}))
+        found = await child.call("spec")
+        assert found["args"] == {"a": (1, {"b": None})}
+        assert found["environment"] == {
+            "OMP_NUM_THREADS": "3",
+            "MKL_NUM_THREADS": "3",
+            "OPENBLAS_NUM_THREADS": "3",
+            "COLOUR": "blue",
+        }
+        assert found["session"] and not found["torch"] and found["main"] == "headway.cluster.child"
+        await child.close()
+        assert not running(child.pid)
+
+    run(scenario())
+
+
+def test_an_asynchronous_target_is_awaited() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec("later"))
+        assert await child.call("echo", "x") == "x"
+        await child.close()
+
+    run(scenario())
+
+
+def test_errors_travel_by_name_and_the_child_goes_on() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec())
+        with pytest.raises(TrainerError, match="step 3 failed"):
+            await child.call("fail", "ours")
+        with pytest.raises(TrainerError, match="special"):
+            await child.call("fail", "own subclass")
+        with pytest.raises(PeerFailed, match="ZeroDivisionError: by nothing"):
+            await child.call("fail", "theirs")
+        with pytest.raises(ConfigError) as refused:
+            await child.call("fail", "configuration")
+        assert (refused.value.key, refused.value.value, refused.value.hint) == ("a.b", Path("x"), "be modest")
+        with pytest.raises(ConfigErrors) as several:
+            await child.call("fail", "configurations")
+        assert [one.key for one in several.value.problems] == ["a", ""]
+        for method, problem in (("unsendable", "object has no form"), ("nothing", "nothing"), ("_host", "_host")):
+            with pytest.raises(PeerFailed, match=problem):
+                await child.call(method)
+        with pytest.raises(TypeError, match="has no form"):
+            await child.call("echo", object())
+        assert await child.call("echo", 1) == 1
+        await child.close()
+
+    run(scenario())
+
+
+def test_cancelling_a_call_cancels_it_in_the_child() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec())
+        calls = [asyncio.create_task(child.call("wait", name)) for name in "ab"]
+        await child.call("echo", 0)  # both have begun
+        calls[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calls[0]
+        assert await child.call("who_was_cancelled") == ("a",)
+        await child.close()
+        with pytest.raises(PeerLost):
+            await calls[1]
+
+    run(scenario())
+
+
+def test_notes_arrive_before_the_answer_that_follows_them() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec(host="tests.cluster.targets:Telling"))
+        told: list[int] = []
+        child.on_note = told.append
+        assert await child.call("count", 1000) == "done"
+        assert told == list(range(1000))
+        await child.close()
+
+    run(scenario())
+
+
+def test_what_a_note_breaks_here_does_not_break_the_child() -> None:
+    async def scenario() -> None:
+        problems: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context["exception"]))
+        child = await Child.start(spec(host="tests.cluster.targets:Telling"))
+        child.on_note = lambda note: 1 // note
+        assert await child.call("count", 2) == "done"
+        assert [type(one) for one in problems] == [ZeroDivisionError]
+        await child.close()
+
+    run(scenario())
+
+
+def test_a_child_that_ends_by_itself_says_how_and_what_it_last_wrote() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec())
+        waiting = asyncio.create_task(child.call("wait", "a"))
+        with pytest.raises(PeerLost, match=r"child/0 .* exit code 3\n  \| last words"):
+            await child.call("die", 3)
+        with pytest.raises(PeerLost):
+            await waiting
+        with pytest.raises(PeerLost, match="exit code 3"):
+            await child.call("echo", 1)
+        assert not child.alive
+        await child.close()
+
+    run(scenario())
+
+
+def test_a_killed_child_is_noticed_at_once_and_named_by_its_signal() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec())
+        waiting = asyncio.create_task(child.call("wait", "a"))
+        await child.call("echo", 0)
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(PeerLost, match="was killed by SIGKILL"):
+            async with asyncio.timeout(2.0):
+                await waiting
+        await child.close()
+
+    run(scenario())
+
+
+def test_its_own_children_end_with_it() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec())
+        grandchild = await child.call("grandchild")
+        os.kill(child.pid, signal.SIGKILL)
+        await child.close()
+        assert gone_within(grandchild, 2.0)
+
+    run(scenario())
+
+
+def test_a_child_that_does_not_answer_is_closed_by_force() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec())
+        blocked = asyncio.create_task(child.call("block"))
+        await asyncio.sleep(0)
+        await child.close(grace_s=0.2)
+        assert not running(child.pid)
+        with pytest.raises(PeerLost):
+            await blocked
+
+    run(scenario())
+
+
+def test_output_goes_to_the_log(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        log = tmp_path / "logs" / "child.log"
+        for _ in range(2):
+            child = await Child.start(spec(log=log))
+            await child.close()
+        assert log.read_text(encoding="utf-8").count("closed in order") == 2
+
+    run(scenario())
+
+
+def test_a_target_that_fails_or_hangs_leaves_no_process() -> None:
+    async def scenario() -> None:
+        with pytest.raises(ConfigError, match="no such model"):
+            await Child.start(spec("broken", args={"model": "x"}))
+        with pytest.raises(ConfigError, match="has no nothing"):
+            await Child.start(spec("nothing"))
+        with pytest.raises(ConfigError, match="No module named 'nowhere'"):
+            await Child.start(ChildSpec(name="child/0", target="nowhere:at_all"))
+        with pytest.raises(PeerLost, match="not ready after"):
+            await Child.start(spec("silent"), timeout_s=0.5)
+
+    run(scenario())
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_what_cannot_start_is_refused_before_it_does() -> None:
+    with pytest.raises(ConfigError, match="names no function"):
+        ChildSpec(name="child/0", target="module")
+    with pytest.raises(ConfigError, match="at least one"):
+        ChildSpec(name="child/0", target="module:function", threads=0)
+
+    async def scenario() -> None:
+        with pytest.raises(ConfigError, match="not JSON"):
+            await Child.start(spec(args={"a": object()}))
+
+    run(scenario())
+
+
+PARENT = """
+import asyncio, sys
+from headway.cluster.process import Child, ChildSpec
+
+async def main():
+    spec = ChildSpec(name="child/0", target="tests.cluster.targets:service")
+    children = [await Child.start(spec) for _ in range(2)]
+    blocked = asyncio.create_task(children[1].call("block"))
+    await children[0].call("echo", 0)
+    print(*(child.pid for child in children), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_child_outlives_its_parent(how: signal.Signals) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    children = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(children) == 2 and all(map(running, children))
+    parent.send_signal(how)
+    parent.wait()
+    parent.stdout.close()
+    assert all(gone_within(child, 2.0) for child in children)
+
+
+def test_without_the_kernels_help_the_socket_alone_ends_a_child() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec())
+        asyncio.create_task(child.call("block")).add_done_callback(lambda done: done.exception())
+        await asyncio.sleep(0.05)
+        child._closing = True  # it is not killed when its socket is closed
+        child._wire.close()
+        assert await asyncio.to_thread(gone_within, child.pid, 2.0)
+        await child.close()
+
+    run(scenario())

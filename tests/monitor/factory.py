@@ -171,3 +171,55 @@ class ToyRun:
 
 def toy_run(**options: int) -> list[Event]:
     return ToyRun(**options).run()
+
+
+def training_run(*, steps: int = 24, seed: int = 0, eval_steps: int = 5, finished: bool = True) -> list[Event]:
+    """A toy run with what `headway train` adds: its begin and end, rewards, a trainer's metrics, validations."""
+    random = Random(seed)
+    events = [ev(0.0, "run.begin", "run", resumed=False, trained=0, steps=steps, machine="2 cores", headway="0.1.0")]
+    events.append(ev(0.0, "validate.end", "validate", trained=0, reward=0.1, samples=64))
+    for event in toy_run(steps=steps, seed=seed):
+        events.append(event)
+        if event.kind != "step.end":
+            continue
+        trained = event.data["trained"]
+        skill = trained / (trained + steps / 3)
+        event.data.update(
+            {
+                "samples": 32,
+                "actions": 12800,
+                "reward": 0.1 + 0.7 * skill + random.gauss(0, 0.06),
+                "train/loss": random.gauss(0, 0.02),
+                "train/entropy": 1.4 - 0.9 * skill + random.gauss(0, 0.03),
+                "train/grad_norm": 0.4 + abs(random.gauss(0, 0.2)),
+                "train/behaviour_kl": 0.002 + abs(random.gauss(0, 0.001)),
+                "train/clip_fraction": abs(random.gauss(0, 0.01)),
+                "train/kl_loss": 0.0,
+                "train/learning_rate": 1e-5,
+            }
+        )
+        if trained % eval_steps == 0:
+            held_out = 0.1 + 0.6 * skill
+            events.append(ev(event.time_s, "validate.end", "validate", trained=trained, reward=held_out, samples=64))
+    if finished:
+        events.append(ev(events[-1].time_s, "run.end", "run", trained=steps, finished=True))
+    return events
+
+
+def resumed_run(*, first: int = 12, back_to: int = 10, then: int = 8) -> list[Event]:
+    """A run that was killed after step `first` and went on from its checkpoint at `back_to`."""
+    before = training_run(steps=first, finished=False)
+    gone_s = before[-1].time_s
+    events = list(before)
+    for event in training_run(steps=then, seed=1):
+        data = dict(event.data)
+        if event.kind == "run.begin":
+            data.update(resumed=True, trained=back_to)
+        elif event.kind == "validate.end" and data["trained"] == 0:
+            continue
+        else:
+            for key in ("trained", "oldest", "served", "version"):
+                if key in data:
+                    data[key] += back_to
+        events.append(Event(event.time_s + gone_s, event.kind, event.who, data))
+    return events

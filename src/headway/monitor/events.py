@@ -25,6 +25,11 @@ data holds JSON scalars only, in the order given, so that a log is reproducible 
 | `checkpoint` | `flow` | `trained` |
 | `validate.begin` / `validate.end` | `validate` | `trained`, and `reward`, `samples` at the end |
 | `stall` | `flow` | `graph` |
+| `run.begin` | `run` | `resumed`, `trained`, and what is known about the run, such as `steps` and `machine` |
+| `run.end` | `run` | `trained`, `finished`, `reason` where it did not finish |
+
+A log is appended to when a run is resumed, with times that go on; every process begins its part with `run.begin`.
+What a killed process had under way has no end in the log: `run.begin` is the end of it.
 """
 
 from __future__ import annotations
@@ -69,14 +74,22 @@ class EventLog:
             sink(event)
 
 
+_FLUSHED = frozenset({"step.end", "validate.end", "checkpoint", "run.begin", "run.end"})
+
+
 class JsonlSink:
-    """Writes one JSON line an event. `[time, kind, who, data]`, time in whole microseconds."""
+    """Writes one JSON line an event. `[time, kind, who, data]`, time in whole microseconds.
+
+    Flushed with every step: a killed process loses the events of the step under way at most.
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def __call__(self, event: Event) -> None:
         self._stream.write(encode_event(event) + "\n")
+        if event.kind in _FLUSHED:
+            self._stream.flush()
 
 
 def encode_event(event: Event) -> str:

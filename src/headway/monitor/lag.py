@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from headway.monitor.events import Event
 from headway.monitor.window import Handler, WindowClock
 
+VALIDATION = "validate"
+"""Who starts samples that are judged and never trained: they have no end, and are not counted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagBin:
@@ -108,6 +111,8 @@ class Versions:
             self.trains(data["trained"])
         elif kind == "down":
             self.loses(who)
+        elif kind == "run.begin":
+            self.forget_engines()
         else:
             return False
         return True
@@ -134,6 +139,11 @@ class Versions:
         """An engine is down: nobody waits for its version."""
         self._leave(engine)
         self.served = min(self._serving, default=self.served)
+
+    def forget_engines(self) -> None:
+        """A new process: its engines say what they serve."""
+        self._engines.clear()
+        self._serving.clear()
 
     def _leave(self, engine: str) -> None:
         version = self._engines.pop(engine, None)
@@ -178,7 +188,7 @@ class LagRecorder:
         self._drops: Counter[str] = Counter()
         self.handlers: Mapping[str, Handler] = {
             "group.train": self._group_train,
-            **dict.fromkeys(("step.begin", "served", "up", "down"), self._follow),
+            **dict.fromkeys(("step.begin", "served", "up", "down", "run.begin"), self._follow),
             "step.end": self._step_end,
             "request.start": self._request_start,
             "sample.start": self._sample_start,
@@ -225,10 +235,10 @@ class LagRecorder:
         self._behind_since_s = time_s
 
     def _sample_start(self, event: Event) -> None:
-        self._started += 1
+        self._started += event.who != VALIDATION
 
     def _sample_finish(self, event: Event) -> None:
-        self._finished += 1
+        self._finished += event.who != VALIDATION
 
     def _sample_end(self, event: Event) -> None:
         end = event.data["end"]

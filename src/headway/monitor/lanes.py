@@ -24,6 +24,7 @@ _TEXT_LIMIT = 400
 
 MARKER_KINDS = (
     "error", "retry", "restart", "down", "up", "degrade", "restore", "stall", "checkpoint", "validate.end",
+    "run.begin", "run.end",
 )  # fmt: skip
 
 StateSpan = tuple[float, float, str]
@@ -79,6 +80,8 @@ class LaneCollector:
                 self.lanes.drops.append((time_s, str(data.get("reason", "unknown"))))
         else:
             self._follow_versions(event)
+            if kind == "run.begin":
+                self._close_all(time_s)
             if kind in MARKER_KINDS:
                 self._mark(event)
 
@@ -96,6 +99,13 @@ class LaneCollector:
         else:
             pending.discard(key)
         _add_point(points, time_s, len(pending))
+
+    def _close_all(self, time_s: float) -> None:
+        """A new process: nobody ends what the one before it had open."""
+        for pending in self._open.values():
+            pending.clear()
+        for points in (*self.lanes.engines.values(), *self.lanes.pools.values()):
+            _add_point(points, time_s, 0)
 
     def _follow_versions(self, event: Event) -> None:
         time_s, kind, _, data = event

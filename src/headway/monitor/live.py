@@ -1,17 +1,21 @@
 """What a run is doing now, in the terminal.
 
-On a terminal: a small panel, redrawn at most every `refresh_s` seconds of event time. Elsewhere (a file, a pipe, a
-job log): one plain line a training step. Time is the events' own, so a simulated run is shown by its virtual
-clock; no thread is started, and nothing is drawn between events.
+On a terminal: a small panel, redrawn at most every `refresh_s` seconds. Elsewhere (a file, a pipe, a job log): one
+plain line a training step, one a validation, one an incident.
 
-    with LiveDisplay(monitor, console) as live:
+    with LiveDisplay(monitor, console, steps=200) as live:
         log.attach(live)
+        ...
+        live.tick(clock())       # from a timer of the caller's, so that long steps do not look frozen
 
-It reads a `Monitor` that is attached to the same log *before* it, and keeps no numbers of its own.
+Time is the events' own, so a simulated run is shown by its virtual clock; no thread is started. It reads a `Monitor`
+that is attached to the same log *before* it, and keeps no numbers of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -20,22 +24,33 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.monitor.events import Event
-from headway.monitor.report import Monitor
+from headway.monitor.report import Monitor, Validation
 from headway.monitor.tables import number, seconds
 from headway.monitor.throughput import StepRecord
 
 _RECENT = 8
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_COLUMNS = 32
+_BAR_COLUMNS = 24
 _INCIDENTS = ("error", "restart", "down", "degrade", "stall")
 _SIGNS = {"running": "●", "waiting": "○", "emitting": "◆", "idle": "·", "stopped": "■"}
 
 
 class LiveDisplay:
-    """A sink that shows; the panel on a terminal, a line a step elsewhere."""
+    """A sink that shows; the panel on a terminal, lines elsewhere. `steps` is where the run ends, if that is known."""
 
-    def __init__(self, monitor: Monitor, console: Console | None = None, *, refresh_s: float = 0.25) -> None:
+    def __init__(
+        self,
+        monitor: Monitor,
+        console: Console | None = None,
+        *,
+        refresh_s: float = 0.25,
+        steps: int | None = None,
+    ) -> None:
         self._monitor = monitor
         self._console = console or Console()
         self._refresh_s = refresh_s
+        self._steps = steps
         self._next_s = float("-inf")
         self._incident = ""
         self._live: Live | None = None
@@ -54,27 +69,38 @@ class LiveDisplay:
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        if event.kind in _INCIDENTS:
+        kind = event.kind
+        if kind in _INCIDENTS:
             self._incident = incident_line(event)
-            if self._live is None:
-                self._print(self._incident)
-        if self._live is None:
-            if event.kind == "step.end":
-                self._print(step_line(self._monitor))
-        elif event.time_s >= self._next_s:
-            self._next_s = event.time_s + self._refresh_s
-            self._live.update(self.panel(event.time_s), refresh=True)
+        if self._live is not None:
+            self.tick(event.time_s)
+        elif kind == "step.end":
+            self._print(step_line(self._monitor))
+        elif kind == "validate.end":
+            self._print(validation_line(self._monitor.incidents.validations[-1]))
+        elif kind in _INCIDENTS:
+            self._print(self._incident)
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed: redraw the panel if it is due. `now_s` is on the clock of the events."""
+        if self._live is not None and now_s >= self._next_s:
+            self._next_s = now_s + self._refresh_s
+            self._live.update(self.panel(now_s), refresh=True)
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def panel(self, now_s: float) -> Group:
         """The picture of this moment."""
-        steps = self._monitor.throughput.steps
-        rows: list[Table | Text] = [Text(_headline(self._monitor, now_s), style="bold")]
+        monitor = self._monitor
+        steps = monitor.throughput.steps
+        rows: list[Table | Text] = [Text(_headline(monitor, now_s, self._steps), style="bold")]
+        if steps or monitor.incidents.validations:
+            rows.append(_learning(steps, monitor.incidents.validations))
         if steps:
-            rows.append(Text(_progress(self._monitor, steps[-_RECENT:])))
-        rows.append(_roles(self._monitor))
+            rows.append(Text(_progress(monitor, steps[-_RECENT:])))
+        rows.append(Text(_now(monitor, now_s), style="dim"))
+        rows.append(_roles(monitor))
         if self._incident:
             rows.append(Text(self._incident, style="red"))
         return Group(*rows)
@@ -82,15 +108,26 @@ class LiveDisplay:
 
 def step_line(monitor: Monitor) -> str:
     """One step as one line of a log, made to be read and to be searched."""
-    last = monitor.throughput.steps[-1]
-    versions = monitor.lag.versions
+    steps, validations = monitor.throughput.steps, monitor.incidents.validations
+    last = steps[-1]
     reward = "-" if last.reward is None else number(last.reward)
-    samples_per_s = last.samples / last.seconds if last.seconds else 0.0
+    before_s = steps[-2].end_s if len(steps) > 1 else float("-inf")
+    held_out = ""
+    if validations and validations[-1].time_s > before_s and validations[-1].reward is not None:
+        held_out = f", held-out {number(validations[-1].reward)}"
+    spent_s = last.seconds or 1.0
     return (
-        f"[{seconds(last.end_s)}] step {last.trained}: reward {reward}, {number(last.seconds)} s "
-        f"({number(last.train_s)} training), {number(samples_per_s)} samples/s, lag {monitor.lag.last_lag}, "
-        f"served {versions.served}, dropped {monitor.lag.dropped}"
+        f"[{seconds(last.end_s)}] step {last.trained}: reward {reward}{held_out}, {number(last.seconds)} s "
+        f"({number(last.train_s)} training), {number(last.samples / spent_s)} samples/s, "
+        f"{number(last.actions / spent_s)} tokens/s ({number(last.generated / spent_s)} generated), "
+        f"lag {monitor.lag.last_lag}, served {monitor.lag.versions.served}, dropped {monitor.lag.dropped}"
     )
+
+
+def validation_line(validation: Validation) -> str:
+    """A validation as one line."""
+    reward = "-" if validation.reward is None else number(validation.reward)
+    return f"[{seconds(validation.time_s)}] held-out after step {validation.trained}: {reward} ({validation.samples})"
 
 
 def incident_line(event: Event) -> str:
@@ -100,26 +137,71 @@ def incident_line(event: Event) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in line)[:300]
 
 
-def _headline(monitor: Monitor, now_s: float) -> str:
+def sparkline(values: Sequence[float], columns: int = _SPARK_COLUMNS) -> str:
+    """A curve in one line of text; more values than columns are averaged."""
+    count = min(len(values), columns)
+    edges = [round(place * len(values) / count) for place in range(count + 1)] if count else []
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    if not means:
+        return ""
+    low, high = min(means), max(means)
+    top = len(_SPARKS) - 1
+    return "".join(_SPARKS[round((mean - low) / (high - low) * top) if high > low else top // 2] for mean in means)
+
+
+def _headline(monitor: Monitor, now_s: float, total: int | None) -> str:
     versions = monitor.lag.versions
     trained = 0 if versions.trained is None else versions.trained
     served = trained if versions.served is None else versions.served
-    return f"step {trained}   served {served}   {seconds(now_s - (monitor.clock.first_s or 0.0))}"
+    spent = seconds(max(0.0, now_s - (monitor.clock.first_s or 0.0)))
+    if not total:
+        return f"step {trained}   served {served}   {spent}"
+    filled = round(_BAR_COLUMNS * min(1.0, trained / total))
+    bar = "━" * filled + "╌" * (_BAR_COLUMNS - filled)
+    return f"step {trained}/{total}  {bar}  {spent}{_eta(monitor, now_s, total - trained)}   served {served}"
 
 
-def _progress(monitor: Monitor, recent: list[StepRecord]) -> str:
+def _eta(monitor: Monitor, now_s: float, left: int) -> str:
+    recent = monitor.throughput.steps[-_RECENT:]
+    if not recent or left <= 0:
+        return ""
+    each_s = sum(step.seconds for step in recent) / len(recent)
+    return f", {seconds(max(0.0, left * each_s - (now_s - recent[-1].end_s)))} left"
+
+
+def _learning(steps: Sequence[StepRecord], validations: Sequence[Validation]) -> Text:
+    """Reward and held-out reward, each with its curve."""
+    parts = []
+    for name, values, recent in (
+        ("reward", [step.reward for step in steps], _RECENT),
+        ("held-out", [one.reward for one in validations], 1),
+    ):
+        known = [value for value in values if value is not None]
+        if known:
+            last = known[-recent:]
+            parts.append(f"{name} {number(sum(last) / len(last))} {sparkline(known)}")
+    return Text("   ".join(parts), style="green")
+
+
+def _progress(monitor: Monitor, recent: Sequence[StepRecord]) -> str:
     spent_s = sum(step.seconds for step in recent) or 1.0
-    rewards = [step.reward for step in recent if step.reward is not None]
-    reward = number(sum(rewards) / len(rewards)) if rewards else "-"
     parts = (
-        f"reward {reward}",
         f"{number(spent_s / len(recent))} s/step",
         f"{number(sum(step.samples for step in recent) / spent_s)} samples/s",
-        f"{number(sum(step.actions for step in recent) / spent_s)} actions/s",
+        f"{number(sum(step.actions for step in recent) / spent_s)} tokens/s trained",
+        f"{number(sum(step.generated for step in recent) / spent_s)} generated",
         f"lag {monitor.lag.last_lag}",
         f"dropped {number(monitor.lag.dropped)}",
     )
     return "   ".join(parts)
+
+
+def _now(monitor: Monitor, now_s: float) -> str:
+    """What moves while a step is under way."""
+    steps = monitor.throughput.steps
+    since_s = steps[-1].end_s if steps else monitor.clock.first_s or 0.0
+    made = number(monitor.throughput.generated)
+    return f"this step {seconds(max(0.0, now_s - since_s))}   {made} tokens of finished requests"
 
 
 def _roles(monitor: Monitor) -> Table:

@@ -106,10 +106,12 @@ class TraceWriter:
         yield _counter(time_s, "requests", pid, {"open": len(pending)})
 
     def _lose(self, event: Event) -> Iterator[Row]:
-        """An engine that is down holds no requests; those it had have no end in the trace."""
-        if event.kind == "down" and self._requests.get(event.who):
-            self._requests[event.who].clear()
-            yield _counter(event.time_s, "requests", self._pids[event.who], {"open": 0})
+        """An engine that is down, or of a process that is gone, holds no requests; they have no end in the trace."""
+        lost = {"down": [event.who], "run.begin": list(self._requests)}.get(event.kind, [])
+        for engine in lost:
+            if self._requests.get(engine):
+                self._requests[engine].clear()
+                yield _counter(event.time_s, "requests", self._pids[engine], {"open": 0})
 
     def _span(self, event: Event) -> Iterator[Row]:
         time_s, kind, who, data = event

@@ -4,8 +4,8 @@ Seconds per step are between one step end and the next, which is what a user wai
 from the step's begin to its end. Samples and actions are counted where they are trained, so what is dropped does
 not look like progress. One small record is kept for every step, nothing for every sample.
 
-The reward of a step is the mean over its samples of the group rewards that were announced (`group.ready`); a run
-that announces none may report `reward` among the metrics of `step.end`.
+The reward of a step is what `step.end` reports as `reward`; where it does not, the mean over its samples of the group
+rewards that were announced (`group.ready`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class StepRecord:
     samples: int
     actions: int
     reward: float | None
+    generated: int = 0
+    """Actions of the requests that ended since the end of the step before, validation's included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +78,27 @@ class ThroughputRecorder:
         self._rewards: dict[object, float] = {}
         self._open: dict[int, _OpenStep] = {}
         self._begun_s: float | None = None
+        self._resumed_s: float | None = None
+        self.generated = 0
+        """Actions made since the end of the last step."""
         self.handlers: Mapping[str, Handler] = {
+            "run.begin": self._run_begin,
+            "request.end": self._request_end,
             "group.ready": self._group_ready,
             "group.drop": self._group_drop,
             "group.train": self._group_train,
             "step.begin": self._step_begin,
             "step.end": self._step_end,
         }
+
+    def _run_begin(self, event: Event) -> None:
+        """A new process: the step that was under way is made again, and the pause between the two is no step's."""
+        self._open.clear()
+        self._begun_s = None
+        self._resumed_s = event.time_s
+
+    def _request_end(self, event: Event) -> None:
+        self.generated += event.data.get("actions", 0)
 
     def _group_ready(self, event: Event) -> None:
         reward = _number(event.data.get("reward"))
@@ -112,8 +128,8 @@ class ThroughputRecorder:
     def _step_end(self, event: Event) -> None:
         time_s, _, _, data = event
         step = self._close(data["trained"])
-        before_s = self.steps[-1].end_s if self.steps else self._clock.first_s or 0.0
-        metric = data.get("reward")
+        before_s = self._before_s()
+        reported = _number(data.get("reward"))
         record = StepRecord(
             trained=data["trained"],
             end_s=time_s,
@@ -122,10 +138,18 @@ class ThroughputRecorder:
             groups=step.groups,
             samples=step.samples,
             actions=step.actions,
-            reward=step.reward / step.rewarded if step.rewarded else _number(metric),
+            reward=step.reward / step.rewarded if reported is None and step.rewarded else reported,
+            generated=self.generated,
         )
-        self._begun_s = None
+        self._begun_s = self._resumed_s = None
+        self.generated = 0
         self.steps.append(record)
+
+    def _before_s(self) -> float:
+        """What the step under way is counted from."""
+        if self._resumed_s is not None:
+            return self._resumed_s
+        return self.steps[-1].end_s if self.steps else self._clock.first_s or 0.0
 
     def _close(self, trained: int) -> _OpenStep:
         """What was consumed below this version; usually the step before it, more after a failed one."""

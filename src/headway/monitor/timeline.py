@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from headway.monitor.events import Event
-from headway.monitor.lanes import MOST_MARKERS, LaneCollector, drop_bins, thinned
+from headway.monitor.lanes import MOST_MARKERS, LaneCollector, Lanes, drop_bins, thinned
 from headway.monitor.report import Monitor, RunReport, plain_json
 from headway.monitor.tables import number, percent, seconds
 from headway.monitor.usage import STATES
@@ -36,9 +36,13 @@ _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u202
 
 def timeline_page(events: Iterable[Event], *, title: str = "Headway run", warmup_steps: int = 1) -> str:
     """The whole page as text."""
-    data = timeline_data(events, title=title, warmup_steps=warmup_steps)
-    template = files("headway.monitor").joinpath("timeline.html").read_text(encoding="utf-8")
-    before, after = template.split(DATA_MARK)
+    return page_with("timeline.html", timeline_data(events, title=title, warmup_steps=warmup_steps))
+
+
+def page_with(template: str, data: object) -> str:
+    """A page of this package with its data in it."""
+    text = files("headway.monitor").joinpath(template).read_text(encoding="utf-8")
+    before, after = text.split(DATA_MARK)
     return before + embed_json(data) + after
 
 
@@ -54,7 +58,11 @@ def timeline_data(events: Iterable[Event], *, title: str, warmup_steps: int = 1)
     for event in events:
         monitor(event)
         collector(event)
-    lanes, report = collector.finish(), monitor.report()
+    return drawn_timeline(collector.finish(), monitor.report(), title=title)
+
+
+def drawn_timeline(lanes: Lanes, report: RunReport, *, title: str) -> dict[str, Any]:
+    """The same for a run that has been read already."""
     data = {
         "title": title,
         "start": lanes.start_s,

@@ -189,6 +189,7 @@ class UsageRecorder:
             "score.start": self._score_start,
             "score.end": self._score_end,
             "down": self._down,
+            "run.begin": self._run_begin,
             "step.end": self._step_end,
         }
 
@@ -245,6 +246,12 @@ class UsageRecorder:
         for pool in (self._engines, self._spans):
             if event.who in pool:
                 pool[event.who].lose_all(event.time_s)
+
+    def _run_begin(self, event: Event) -> None:
+        """A new process: nobody ends what the one before it had open."""
+        for pool in (self._engines, self._spans):
+            for occupancy in pool.values():
+                occupancy.lose_all(event.time_s)
 
     def _step_end(self, event: Event) -> None:
         if self._clock.opens:

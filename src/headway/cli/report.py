@@ -1,0 +1,89 @@
+"""`headway report`: what came of a run, as a table, as a page, or for machines.
+
+    headway report runs/one
+    headway report runs/one --compare runs/two runs/three --out three.html
+
+Reads what the run left in its directory and changes nothing in it but the page. The run may still go on, may have
+been killed, or may be a simulated one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from headway.errors import HeadwayError
+from headway.monitor.page import facts_of, report_page, state_of
+from headway.monitor.record import RunRecord, read_run
+from headway.monitor.training import render_training
+
+if TYPE_CHECKING:
+    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+PAGE_FILE = "report.html"
+_PIPE_WIDTH = 110
+
+
+def add_parser(subparsers: _SubParsers) -> None:
+    """Add `report`."""
+    parser = subparsers.add_parser("report", help="show what came of a run")
+    parser.add_argument("directory", type=Path, metavar="RUN", help="directory of a run, or its event log")
+    parser.add_argument("--compare", nargs="+", type=Path, default=[], metavar="RUN", help="further runs, laid over it")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where the page goes (RUN/{PAGE_FILE})")
+    parser.add_argument("--json", action="store_true", help="print only the report, for machines; a page with --out")
+    parser.set_defaults(run=run_report, arguments=[])
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """Read, print, write."""
+    if args.arguments:
+        raise HeadwayError(f"report takes no overrides: {' '.join(args.arguments)}")
+    records = [read_run(path) for path in (args.directory, *args.compare)]
+    if args.json:
+        reports = [as_dict(record) for record in records]
+        print(json.dumps(reports if args.compare else reports[0], indent=2, ensure_ascii=False))
+    else:
+        _print(records)
+    if args.out or not args.json:
+        page = _written(records, args.out or _beside(args.directory))
+        if not args.json:
+            print(f"{page}  the run as a page, open it in a browser")
+    return 0
+
+
+def as_dict(record: RunRecord) -> dict[str, Any]:
+    """The report as JSON values, with what ran and how it stands."""
+    state, said = state_of(record)
+    return {
+        "name": record.name,
+        "state": {"is": state, "said": said},
+        "facts": dict(facts_of(record)),
+        **record.report.to_dict(),
+    }
+
+
+def _print(records: list[RunRecord]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    for record in records:
+        facts = ", ".join(f"{name} {text}" for name, text in facts_of(record)[:4])
+        said = state_of(record)[1]
+        console.print("  ".join(part for part in (record.name, said, facts) if part), soft_wrap=True, markup=False)
+        render_training(record.report, console)
+
+
+def _beside(run: Path) -> Path:
+    return (run if run.is_dir() else run.parent) / PAGE_FILE
+
+
+def _written(records: list[RunRecord], page: Path) -> Path:
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(report_page(records[0], compare=records[1:]), encoding="utf-8")
+    except OSError as error:
+        raise HeadwayError(f"--out {page}: {error.strerror}") from error
+    return page

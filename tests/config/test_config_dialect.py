@@ -171,8 +171,10 @@ def test_nulls_of_the_second_dialect_are_not_given() -> None:
 
 
 def test_foreign_keys_are_noted_once_per_block() -> None:
-    notes = load({"system_envs": {"A": 1, "B": 2}, "track_with": "wandb", "num_return_sequences_in_group": 2}).notes
-    assert [note.partition(":")[0] for note in notes] == ["system_envs", "track_with"]
+    notes = load(
+        {"system_envs": {"A": 1, "B": 2}, "tracker_kwargs": {"mode": "offline"}, "num_return_sequences_in_group": 2}
+    ).notes
+    assert [note.partition(":")[0] for note in notes] == ["system_envs", "tracker_kwargs"]
 
 
 def test_beams_are_refused_unless_there_is_one() -> None:

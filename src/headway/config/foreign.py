@@ -13,14 +13,13 @@ from headway.errors import ConfigError
 
 _OWN_WORKERS = "classes of another framework; subclass a stage instead"
 _ENVIRON = "environment variables are set by whoever starts the run"
-_OWN_TRACKING = "metrics are written to the run directory and shown by `headway dashboard`"
+_OWN_TRACKING = "metrics go to the run directory and to what `track_with` names; `headway report` shows them"
 _OWN_PROFILE = "the event log is the profile; see `headway dashboard`"
 _RAY = "processes and their deadlines are set by `reliability`"
 
 FOREIGN: dict[str, str] = {
     # ROLL, top level
     "system_envs": _ENVIRON,
-    "track_with": _OWN_TRACKING,
     "tracker_kwargs": _OWN_TRACKING,
     "model_name": "see exp_name",
     "logging_dir": "logs go to output_dir",

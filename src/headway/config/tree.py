@@ -137,7 +137,7 @@ class _Builder:
             return self._wrong("is not a list", shape, node, path) if numbers is None else numbers
         item = shape.item
         assert item is not None
-        if item.kind == "text" and isinstance(value, str):
+        if item.kind in ("text", "choice") and isinstance(value, str):
             value = [value]
         if not isinstance(value, list | tuple):
             return self._wrong("is not a list", shape, node, path)

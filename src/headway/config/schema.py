@@ -38,6 +38,8 @@ class Config:
     """Steps between checkpoints. 0: only at the end."""
     logging_steps: Count = 1
     """Steps between lines of the log."""
+    track_with: tuple[Literal["tensorboard", "wandb", "trackio", "jsonl"], ...] = ("tensorboard",)
+    """Who is given the curves of the run. An empty list: nobody."""
     eval_steps: Amount = 10
     """Steps between validations. 0: never."""
     val_batch_size: Count | None = None

@@ -6,10 +6,10 @@ import io
 
 from rich.console import Console
 
-from headway.monitor.live import LiveDisplay
+from headway.monitor.live import LiveDisplay, sparkline
 from headway.monitor.report import Monitor
 
-from .factory import ev, toy_run
+from .factory import ev, step, toy_run, training_run
 
 
 def show(console: Console, refresh_s: float = 0.25, steps: int = 6) -> None:
@@ -57,3 +57,66 @@ def test_the_panel_says_what_everybody_does() -> None:
     assert "train stopped" in text
     assert "of 8 busy" in text
     assert "samples/s" in text
+
+
+def panel_text(monitor: Monitor, now_s: float, steps: int | None = None) -> str:
+    live = LiveDisplay(monitor, Console(file=io.StringIO(), force_terminal=False), steps=steps)
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(live.panel(now_s))
+    return stream.getvalue()
+
+
+def test_the_panel_of_a_training_run_says_how_it_learns_and_when_it_ends() -> None:
+    monitor = Monitor()
+    for event in training_run(steps=10, finished=False):
+        monitor(event)
+    text = panel_text(monitor, monitor.clock.last_s, steps=20)
+    assert "step 10/20" in text and " left" in text
+    assert "held-out 0.550 ▁" in text and "reward 0." in text
+    assert "tokens/s trained" in text and "generated" in text
+
+
+def test_what_is_left_gets_less_while_a_step_takes_its_time() -> None:
+    monitor = Monitor()
+    for event in [*step(0.0, 10.0, 1, reward=0.5), *step(10.0, 20.0, 2, reward=0.5)]:
+        monitor(event)
+    assert "20.00 s left" in panel_text(monitor, 20.0, steps=4)
+    assert "15.00 s left" in panel_text(monitor, 25.0, steps=4)
+    assert "this step 5.00 s" in panel_text(monitor, 25.0, steps=4)
+
+
+def test_a_tick_draws_without_an_event_and_no_more_often_than_events_do() -> None:
+    stream = io.StringIO()
+    with LiveDisplay(Monitor(), Console(file=stream, force_terminal=True, width=100), refresh_s=1.0) as live:
+        live.tick(0.0)
+        drawn = stream.tell()
+        live.tick(0.9)
+        assert stream.tell() == drawn
+        live.tick(1.0)
+        assert stream.tell() > drawn
+
+
+def test_a_tick_says_nothing_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    LiveDisplay(Monitor(), Console(file=stream, force_terminal=False)).tick(5.0)
+    assert stream.getvalue() == ""
+
+
+def test_lines_have_the_held_out_reward_when_there_was_one() -> None:
+    stream = io.StringIO()
+    monitor = Monitor()
+    live = LiveDisplay(monitor, Console(file=stream, force_terminal=False, width=80))
+    for event in training_run(steps=6, eval_steps=5):
+        monitor(event)
+        live(event)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "[0 s] held-out after step 0: 0.100 (64)"
+    assert [line for line in lines if "step 6:" in line and ", held-out 0.529," in line]
+    assert [line for line in lines if "step 5:" in line and "held-out" not in line and "tokens/s" in line]
+
+
+def test_a_sparkline_has_the_shape_of_its_values() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([3, 3]) == "▄▄"
+    assert len(sparkline(list(range(1000)), columns=20)) == 20

@@ -113,7 +113,7 @@ def step_line(monitor: Monitor) -> str:
     reward = "-" if last.reward is None else number(last.reward)
     before_s = steps[-2].end_s if len(steps) > 1 else float("-inf")
     held_out = ""
-    if validations and validations[-1].time_s > before_s and validations[-1].reward is not None:
+    if validations and validations[-1].time_s >= before_s and validations[-1].reward is not None:
         held_out = f", held-out {number(validations[-1].reward)}"
     spent_s = last.seconds or 1.0
     return (

@@ -62,6 +62,7 @@ class ScalarMeter:
     def _start_afresh(self) -> None:
         """Nothing has been counted for the next step yet."""
         self._generated = self._requests = self._cut_off = self._ready = self._equal = 0
+        self._samples = self._actions = self._lag = self._lag_max = 0
         self._drops = Counter(dict.fromkeys(self._drops, 0))
 
     def __call__(self, event: Event) -> Point | None:

@@ -43,18 +43,22 @@ class Tracker:
     def __call__(self, event: Event) -> None:
         if self.failure:
             return
-        point = self._meter(event)
-        if point is not None:
-            self._guarded(lambda: self._writer.write(point))
+        try:
+            point = self._meter(event)
+            if point is not None:
+                self._writer.write(point)
+        except Exception as error:  # foreign code, of which nothing is known but that it must not stop a run
+            self._switch_off(error)
 
     def close(self) -> None:
         """Finish writing."""
-        if not self.failure:
-            self._guarded(self._writer.close)
-
-    def _guarded(self, call: Callable[[], None]) -> None:
+        if self.failure:
+            return
         try:
-            call()
-        except Exception as error:  # foreign code, of which nothing is known but that it must not stop a run
-            self.failure = f"{type(error).__name__}: {error}"
-            self._on_failure(f"{self.name}: tracking is switched off for the rest of the run ({self.failure})")
+            self._writer.close()
+        except Exception as error:  # as above
+            self._switch_off(error)
+
+    def _switch_off(self, error: Exception) -> None:
+        self.failure = f"{type(error).__name__}: {error}"
+        self._on_failure(f"{self.name}: tracking is switched off for the rest of the run ({self.failure})")

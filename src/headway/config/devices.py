@@ -1,7 +1,8 @@
 """Which role runs on which devices: from `device_mapping`, else from `use_nodes_ratios`, else shared.
 
 Roles that are not given devices: logp, reference and critic go where actor_train is; actor_infer shares them when
-the engine is hybrid and takes what is left over when it is not.
+the engine is hybrid and takes what is left over when it is not. A single device is always shared: in turns when the
+engine is hybrid, else side by side.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _by_ratio(draft: Draft, total: int) -> dict[str, Devices]:
 def _place_actors(draft: Draft, placed: dict[str, Devices], total: int) -> None:
     """Devices of actor_train and actor_infer where nothing has placed them yet."""
     everything = tuple(range(total))
-    shared = draft.config.hybrid_engine is not False
+    shared = draft.config.hybrid_engine is not False or total == 1
     if "actor_train" not in placed and "actor_infer" not in placed:
         half = max(1, total // 2)
         placed["actor_train"] = everything if shared else everything[:half]
@@ -98,8 +99,8 @@ def _place_actors(draft: Draft, placed: dict[str, Devices], total: int) -> None:
 
 def _derive_hybrid(draft: Draft, placed: dict[str, Devices]) -> None:
     train, infer = set(placed["actor_train"]), set(placed["actor_infer"])
+    mapped = any(getattr(draft.config, role).device_mapping is not None for role in ("actor_train", "actor_infer"))
     if draft.config.hybrid_engine is None:
-        mapped = any(getattr(draft.config, role).device_mapping is not None for role in ("actor_train", "actor_infer"))
         if not train & infer:
             draft.derive("hybrid_engine", False, "actor_train and actor_infer have devices of their own")
         elif train == infer and draft.config.async_generation_ratio == 0:
@@ -108,7 +109,7 @@ def _derive_hybrid(draft: Draft, placed: dict[str, Devices]) -> None:
             draft.derive("hybrid_engine", False, "rollout runs ahead, beside training on the same devices")
         else:
             _refuse_overlap(draft, train, infer)
-    elif not draft.config.hybrid_engine and train & infer:
+    elif not draft.config.hybrid_engine and train & infer and (mapped or len(train | infer) > 1):
         _refuse_overlap(draft, train, infer)
 
 

@@ -84,15 +84,25 @@ class DataArgs:
     """Where prompts come from."""
 
     file_name: tuple[str, ...] = ()
-    """Files or built-in task names, one text or a list."""
+    """Files, `hf:` and `reasoning_gym:` names or built-in tasks, one text or a list; see docs/data.md."""
     dataset_dir: str | None = None
     """Directory that relative file names start from."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """For entries that are not files, such as size and digits; below an entry's name, for that entry alone."""
     template: str | None = None
-    """Name of a chat template. null: the tokenizer's own."""
+    """null: the tokenizer's own chat template, which also stands in for other names; `none`: the text as it is."""
+    system: str | None = None
+    """System message of prompts that bring none."""
+    question_template: str | None = None
+    """Text around the question, which stands in it as `{prompt}`. null: the question alone."""
     prompt: str = "prompt"
-    """Column that holds the prompt."""
-    answer: str = "answer"
-    """Column that holds what the reward compares with."""
+    """Column that holds the prompt, a text or a list of messages; `a.b` is `b` inside of `a`."""
+    answer: str | None = "answer"
+    """Column that holds what the reward compares with; `a.b` is `b` inside of `a`. null: no reward needs one."""
+    too_long: Literal["drop", "error", "truncate"] = "drop"
+    """Prompts longer than `prompt_length` are left out, refused, or cut to their end."""
+    holdout: Real | None = None
+    """Rows (from 1) or share of the rows (below 1) kept from training for validation. null: see docs/data.md."""
     shuffle: bool = True
     """Read in an order drawn from `seed`, anew in each pass."""
     domain_interleave_probs: Mapping[str, Probability] = field(default_factory=dict)
@@ -123,6 +133,8 @@ class StrategyConfig:
     """Tokens in one block of the KV cache."""
     max_num_seqs: Count | None = None
     """Requests that one replica decodes together. null: as many as fit."""
+    num_threads: Count | None = None
+    """CPU threads of one torch operation of the role. null: its share of the cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

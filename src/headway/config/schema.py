@@ -44,6 +44,8 @@ class Config:
     """Steps between validations. 0: never."""
     val_batch_size: Count | None = None
     """Prompts (agentic: trajectories) of one validation. null (or −1): all of the held-out data."""
+    eval_at_start: bool = True
+    """Validate before the first step too, where `eval_steps` is not 0."""
 
     # Models and lengths, in actions.
     pretrain: str | None = None
@@ -109,6 +111,10 @@ class Config:
     """Bucket in which an engine loads them; bounds its extra memory."""
 
     # Devices.
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What models run on. `auto`: a GPU where there is one."""
+    processes: bool | None = None
+    """Trainer and engines each in a process of their own. null: on the CPU, but not on a GPU that they share."""
     num_gpus_per_node: NodeSize | None = None
     """Devices of a node. null: 8, or 1 where nothing is said about devices."""
     num_nodes: Nodes | None = None

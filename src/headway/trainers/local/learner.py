@@ -8,7 +8,7 @@ while they are moved leaves `broken` set, and whoever owns the learner must thro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -67,7 +67,7 @@ class Learner:
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.float64 if self.settings.precision == "fp64" else torch.float32
+        return dtype_of(self.settings)
 
     def learn(self, batch: Batch, gate: Gate) -> dict[str, float]:
         """One update; `version` is one higher afterwards."""
@@ -118,19 +118,13 @@ class Learner:
             raise
         except Exception as error:
             raise ScoringError(f"group {group.group_id}: {error}") from error
-        return [[next(numbers) for _ in range(sample.actions)] for sample in group.samples]
+        return by_sample(group, numbers)
 
     def _packed(self, kind: Score, rows: Sequence[Row], gate: Gate) -> Tensor:
         """In the order of actions, without gradients, [N]."""
         forward, inside = self._forward(kind)
-        settings = self.settings
-        found_N = torch.zeros(sum(len(row.actions) for row in rows), dtype=self.dtype, device=settings.device)
-        budget, share = settings.micro_batch_tokens, settings.share_prompts
-        with torch.no_grad(), inside:
-            for pack in packs_of(rows, budget=budget, share=share, device=settings.device):
-                gate.check()
-                found_N[pack.action_N] = forward(pack).to(self.dtype)
-        return found_N
+        with inside:
+            return numbers_of(forward, rows, self.settings, gate)
 
     def _forward(self, kind: Score) -> tuple[Callable[[Pack], Tensor], Any]:
         if kind == "policy":
@@ -145,6 +139,27 @@ class Learner:
             return lambda pack: self.policy.logps(pack).logp_N, self.policy.without_adapters()
         reference = self.reference
         return lambda pack: reference.logps(pack).logp_N, nullcontext()
+
+
+def numbers_of(forward: Callable[[Pack], Tensor], rows: Sequence[Row], settings: LocalSettings, gate: Gate) -> Tensor:
+    """What `forward` says about every action, in the order of actions, without gradients, [N]."""
+    dtype, device = dtype_of(settings), settings.device
+    found_N = torch.zeros(sum(len(row.actions) for row in rows), dtype=dtype, device=device)
+    with torch.no_grad():
+        for pack in packs_of(rows, budget=settings.micro_batch_tokens, share=settings.share_prompts, device=device):
+            gate.check()
+            found_N[pack.action_N] = forward(pack).to(dtype)
+    return found_N
+
+
+def by_sample(group: SampleGroup, numbers: Iterator[float]) -> list[list[float]]:
+    """Numbers in the order of actions, one list for each sample."""
+    return [[next(numbers) for _ in range(sample.actions)] for sample in group.samples]
+
+
+def dtype_of(settings: LocalSettings) -> torch.dtype:
+    """What numbers are kept in."""
+    return torch.float64 if settings.precision == "fp64" else torch.float32
 
 
 def _frozen(model: Any, settings: LocalSettings) -> Policy:

@@ -52,3 +52,19 @@ def test_sampling_and_deadlines_arrive() -> None:
 def test_an_agentic_batch_is_counted_in_groups() -> None:
     made = settings(train_env_manager={"group_size": 4})
     assert (made.groups_per_step, made.group_size) == (2, 4)
+
+
+def test_validation_draws_as_it_is_told_and_else_as_training_does() -> None:
+    made = settings(
+        response_length=50,
+        actor_infer={"generating_args": {"temperature": 0.7}},
+        validation={"generating_args": {"temperature": 0.0, "max_new_tokens": 9}},
+    )
+    assert made.eval_sampling is not None
+    assert (made.eval_sampling.temperature, made.eval_sampling.max_new_tokens) == (0.0, 9)
+    assert settings(actor_infer={"generating_args": {"temperature": 0.7}}).eval_sampling.temperature == 0.7  # type: ignore[union-attr]
+
+
+def test_without_a_number_all_held_out_tasks_are_used() -> None:
+    assert settings_of(load({}), held_out=37).eval_tasks == 37
+    assert settings_of(load({"val_batch_size": 5}), held_out=37).eval_tasks == 5

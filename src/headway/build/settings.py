@@ -1,7 +1,4 @@
-"""From a configuration to the parts of a run: the one module that may name concrete back ends.
-
-Today it makes the scheduler's settings; the simulator makes its own back ends from them.
-"""
+"""What the scheduler needs to know of a configuration. Real and simulated runs read the same."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from headway.settings import RunSettings
 from headway.types import SamplingParams
 
 
-def settings_of(resolved: Resolved) -> RunSettings:
-    """What the scheduler needs to know of a configuration."""
+def settings_of(resolved: Resolved, *, held_out: int = 0) -> RunSettings:
+    """From a configuration; `held_out` tasks are there to validate with."""
     config, derived = resolved.config, resolved.derived
     return RunSettings(
         groups_per_step=derived.groups_per_step,
@@ -33,7 +30,9 @@ def settings_of(resolved: Resolved) -> RunSettings:
         colocated=derived.hybrid,
         save_steps=config.save_steps,
         eval_steps=config.eval_steps,
-        eval_tasks=config.val_batch_size or 0,
+        eval_tasks=config.val_batch_size or held_out,
+        eval_at_start=config.eval_at_start,
+        eval_sampling=sampling_of(config.validation.generating_args, derived.max_new_tokens),
         pause_generation_for_validation=config.pause_generation_for_validation,
         sampling=sampling_of(config.actor_infer.generating_args, derived.max_new_tokens),
         reliability=config.reliability,
@@ -44,7 +43,7 @@ def settings_of(resolved: Resolved) -> RunSettings:
 def sampling_of(generating: GeneratingArgs, max_new_tokens: int) -> SamplingParams:
     """How the engines draw."""
     return SamplingParams(
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=generating.max_new_tokens or max_new_tokens,
         temperature=generating.temperature,
         top_p=generating.top_p,
         top_k=generating.top_k,

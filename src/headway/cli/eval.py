@@ -1,0 +1,119 @@
+"""`headway eval`: how good is a policy on held-out tasks?
+
+    headway eval runs/mine                      the newest checkpoint of a run
+    headway eval run.yaml pretrain=MODEL        any model, on the tasks and rewards of a configuration
+    headway eval runs/mine --answers 8          also how often one of eight is right
+
+Prints the mean reward with its standard error, per domain where there are several; `--out` keeps every answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from headway.build.evaluation import evaluate, held_out
+from headway.build.rundir import newest_checkpoint
+from headway.build.training import prepare
+from headway.cli.train import configured
+from headway.rollout.evaluation import Judged
+
+if TYPE_CHECKING:
+    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: _SubParsers) -> None:
+    """Add `eval`."""
+    parser = subparsers.add_parser("eval", help="judge a policy on held-out tasks")
+    parser.add_argument(
+        "arguments", nargs="*", metavar="FILE|RUN|key=value", help="YAML file or run directory, then overrides"
+    )
+    parser.add_argument("--answers", type=_positive, default=1, help="answers to each task (1)")
+    parser.add_argument("--limit", type=_positive, help="tasks at most")
+    parser.add_argument("--out", type=Path, help="write every answer to this file, one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.set_defaults(run=run_eval)
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    """Answer, judge, print. Exit code 1 when no task could be judged."""
+    resolved = configured([*args.arguments, *_newest(args.arguments)])
+    prepared = prepare(resolved)
+    tasks = held_out(prepared, args.limit)
+    judged = asyncio.run(evaluate(prepared, tasks, answers=args.answers))
+    if args.out:
+        args.out.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows_of(judged)), "utf-8")
+    result = {"policy": str(prepared.policy.path), "answers": args.answers, "domains": summary(judged)}
+    if args.json:
+        print(json.dumps(result, indent=2, ensure_ascii=False))
+    else:
+        _print(result)
+    return 0 if any(one.answers for one in judged) else 1
+
+
+def summary(judged: Sequence[Judged]) -> dict[str, dict[str, float | int]]:
+    """Per domain and over all: tasks, failed ones, mean reward with its standard error, mean of the best answers."""
+    domains: dict[str, list[Judged]] = defaultdict(list)
+    for one in judged:
+        domains[one.task.domain].append(one)
+    if len(domains) > 1:
+        domains["all"] = list(judged)
+    return {domain: _numbers(group) for domain, group in domains.items()}
+
+
+def _numbers(judged: Sequence[Judged]) -> dict[str, float | int]:
+    means = [one.mean for one in judged if one.answers]
+    best = [max(score.value for _, score in one.answers) for one in judged if one.answers]
+    count = len(means)
+    mean = sum(means) / count if count else 0.0
+    spread = sum((value - mean) ** 2 for value in means) / (count - 1) if count > 1 else 0.0
+    return {
+        "tasks": len(judged),
+        "failed": len(judged) - count,
+        "reward": mean,
+        "standard_error": math.sqrt(spread / count) if count else 0.0,
+        "best_of_answers": sum(best) / count if count else 0.0,
+    }
+
+
+def rows_of(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    """Every answer as a plain object."""
+    return [
+        {**one.task.data, "answer_text": episode.turns[-1].generation.text, "reward": score.value, **score.parts}
+        for one in judged
+        for episode, score in one.answers
+    ]
+
+
+def _newest(arguments: Sequence[str]) -> list[str]:
+    """Of a run directory, the newest checkpoint, unless another policy is named."""
+    if not arguments or not Path(arguments[0]).is_dir() or any(word.startswith("pretrain=") for word in arguments):
+        return []
+    checkpoint = newest_checkpoint(Path(arguments[0]))
+    return [] if checkpoint is None else [f"pretrain={checkpoint}"]
+
+
+def _print(result: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    table = Table("domain", "tasks", "failed", "reward", f"best of {result['answers']}")
+    for domain, row in result["domains"].items():
+        reward = f"{row['reward']:.3f} ± {row['standard_error']:.3f}"
+        table.add_row(domain, str(row["tasks"]), str(row["failed"]), reward, f"{row['best_of_answers']:.3f}")
+    console.print(f"policy {result['policy']}", soft_wrap=True, markup=False)
+    console.print(table)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

@@ -1,0 +1,124 @@
+"""`headway train`: train a policy as a configuration says, and go on where an earlier process left off.
+
+    headway train examples/arithmetic.yaml async_generation_ratio=2
+    headway train runs/mine --resume
+
+Exit codes: 0 all steps are done, 1 the run ended early (its state is saved; the last line says how to go on), 2 the
+input is wrong and nothing was started, 130 interrupted twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from headway.build.rundir import CONFIG, EVENTS, LEDGER, RunDirectory
+from headway.build.training import Prepared, opened, prepare, train
+from headway.cli.config import split_arguments
+from headway.config import Resolved, load
+from headway.errors import ConfigError
+from headway.flow.flow import RunSummary
+from headway.monitor.events import read_events
+from headway.monitor.live import LiveDisplay
+from headway.monitor.page import report_page
+from headway.monitor.report import Monitor, report_of
+from headway.monitor.trackers import make_trackers
+from headway.monitor.training import render_training
+
+PIPE_WIDTH = 160
+
+if TYPE_CHECKING:
+    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: _SubParsers) -> None:
+    """Add `train`."""
+    parser = subparsers.add_parser("train", help="train a policy")
+    parser.add_argument(
+        "arguments", nargs="*", metavar="FILE|RUN|key=value", help="YAML file or run directory, then overrides"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the run that is there; an error if none is")
+    parser.set_defaults(run=run_train)
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Check, train, show."""
+    resolved = configured(args.arguments)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    prepared = prepare(resolved)
+    if args.resume and not (prepared.directory / LEDGER).exists():
+        raise ConfigError("there is no run to go on with", key="output_dir", value=str(prepared.directory))
+    with opened(prepared) as directory:
+        done, wanted = directory.trained(), resolved.config.max_steps
+        if done >= wanted:
+            console.print(f"{directory.path} is finished: {done} steps. Raise max_steps, or choose another output_dir.")
+            return 0
+        _introduce(prepared, done, console)
+        summary = asyncio.run(_shown(prepared, directory, console))
+    return _conclude(prepared, summary, console)
+
+
+def configured(arguments: list[str]) -> Resolved:
+    """The configuration that the command line describes: a file, or the directory of an earlier run."""
+    source, overrides = split_arguments(arguments)
+    if isinstance(source, str) and Path(source).is_dir():
+        saved = Path(source) / CONFIG
+        if not saved.is_file():
+            raise ConfigError(
+                f"{source} is a directory without {CONFIG}", hint="a YAML file, or the directory of a run"
+            )
+        return load(str(saved), [*overrides, f"output_dir={source}"])
+    return load(source, overrides)
+
+
+def _introduce(prepared: Prepared, done: int, console: Console) -> None:
+    config, derived = prepared.resolved.config, prepared.resolved.derived
+    console.print(
+        f"{config.exp_name}: {prepared.policy.parameters / 1e6:,.1f}M parameters from {prepared.policy.path.name}, "
+        f"{derived.groups_per_step} prompts × {derived.group_size} answers a step, {config.max_steps} steps\n"
+        f"headway α = {derived.alpha:g}: a sample is at most {derived.bound} versions old when it is trained; "
+        f"loss {config.pg_variant}, advantages {config.adv_estimator}\n"
+        f"{prepared.place.text}; everything goes to {prepared.directory}",
+        soft_wrap=True,
+        markup=False,
+    )
+    for note in (*prepared.resolved.notes, *prepared.sources.notes):
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    if done:
+        console.print(f"going on from step {done}", markup=False)
+
+
+async def _shown(prepared: Prepared, directory: RunDirectory, console: Console) -> RunSummary:
+    """Train with a display and trackers."""
+    config = prepared.resolved.config
+    monitor = Monitor()
+    with ExitStack() as stack:
+        trackers = make_trackers(
+            config.track_with, directory.path, project=config.exp_name, config=prepared.resolved.changed()
+        )
+        for tracker in trackers:
+            stack.callback(tracker.close)
+        live = stack.enter_context(LiveDisplay(monitor, console, steps=config.max_steps))
+        return await train(prepared, directory, sinks=[monitor, *trackers, live], tick=live.tick)
+
+
+def _conclude(prepared: Prepared, summary: RunSummary, console: Console) -> int:
+    """The table, the page, and where things are."""
+    path = prepared.directory
+    with (path / EVENTS).open(encoding="utf-8") as lines:
+        render_training(report_of(read_events(lines)), console)
+    page = path / "report.html"
+    page.write_text(report_page(path), encoding="utf-8")
+    for what, where in (("report", page), ("checkpoints", prepared.checkpoints)):
+        console.print(f"{what:<12}{where}", soft_wrap=True, markup=False)
+    if summary.finished:
+        return 0
+    print(f"ended early after step {summary.trained}: {summary.reason}", file=sys.stderr)
+    print(f"go on with: headway train {path} --resume", file=sys.stderr)
+    return 1

@@ -1,0 +1,17 @@
+"""From a configuration to a run: the one package that may name concrete back ends.
+
+settings    what the scheduler needs to know
+placement   which device, which processes, how many threads
+parts       trainer and engine, made where they run
+children    the same parts as targets of child processes
+backends    everything a flow drives, behind protocols
+rundir      the directory of a run: lock, configuration, logs
+training    a whole run, from the first check to the last page
+evaluation  a policy on held-out tasks
+
+Nothing here imports torch before it is needed.
+"""
+
+from headway.build.settings import sampling_of, settings_of
+
+__all__ = ["sampling_of", "settings_of"]

@@ -1,0 +1,227 @@
+"""Everything a flow drives, made of real parts: in this process or in children, behind the same protocols."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.build.parts import PartArgs, args_of, engine_slots, make_engine
+from headway.build.placement import Placement
+from headway.cluster.base import ChildSpec
+from headway.cluster.process import Child
+from headway.config import Resolved
+from headway.data import Sources
+from headway.engines.base import Engine
+from headway.engines.remote import RemoteEngine
+from headway.environments.base import SingleTurn
+from headway.flow.backends import Backends
+from headway.rewards.registry import make_rewards
+from headway.trainers.base import Scorer, Trainer
+from headway.trainers.remote import Kind, RemoteScorer, RemoteTrainer, ReplicaScorer
+from headway.types import Task
+from headway.weights.base import WeightSource, WeightTransport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The model of a run, found and read as far as the controller needs it."""
+
+    path: Path
+    critic: Path | None
+    tokenizer: Any
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machinery:
+    """The heavy parts of a run, and the way between them."""
+
+    trainer: Trainer
+    engines: list[Engine]
+    transport: WeightTransport
+    ref_logp: Scorer | None = None
+    logp: Scorer | None = None
+    critic: Scorer | None = None
+
+    async def start(self) -> None:
+        """Have every process ready, all at once. Raises what keeps one of them from coming up."""
+        parts = [self.trainer, *self.engines, self.ref_logp, self.logp]
+        starts = [part.start() for part in parts if hasattr(part, "start")]
+        for outcome in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def close(self) -> None:
+        """Release everything; no process is left behind."""
+        for engine in self.engines:
+            await engine.close()
+        for scorer in (self.ref_logp, self.logp):
+            close = getattr(scorer, "close", None)
+            if close is not None:
+                await close()
+        await self.trainer.close()
+        close = getattr(self.transport, "close", None)
+        if close is not None:
+            close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Engines without a trainer."""
+
+    engines: list[Engine]
+    transport: WeightTransport
+    source: WeightSource
+    release: Callable[[], None]
+
+    async def close(self) -> None:
+        """Release everything; no process is left behind."""
+        for engine in self.engines:
+            await engine.close()
+        self.release()
+
+
+def find_policy(resolved: Resolved) -> Policy:
+    """Find, and where needed fetch and convert, the model. Raises `ConfigError`."""
+    from headway.models import load_tokenizer, parameter_count, resolve
+
+    config = resolved.config
+    wanted = config.actor_train.model_args.model_name_or_path or config.pretrain
+    path = resolve(wanted or "")
+    critic = config.critic.model_args.model_name_or_path or config.reward_pretrain
+    return Policy(
+        path=path,
+        critic=resolve(critic) if critic and resolved.derived.needs_critic else None,
+        tokenizer=load_tokenizer(path),
+        parameters=parameter_count(path),
+    )
+
+
+def make_backends(resolved: Resolved, policy: Policy, machinery: Machinery, sources: Sources) -> Backends:
+    """The parts of a run together with what they work on."""
+    answer = resolved.config.actor_train.data_args.answer
+    own = resolved.derived.hybrid
+    return Backends(
+        trainer=machinery.trainer,
+        engines=machinery.engines,
+        transport=machinery.transport,
+        tasks=sources.train,
+        validation_tasks=sources.validation,
+        environments=single_turn,
+        reward=make_rewards(resolved.config.rewards, answer=answer),
+        logp=machinery.logp,
+        ref_logp=machinery.ref_logp,
+        critic=machinery.critic,
+        decode=decoder(policy.tokenizer),
+        devices={"train": (0,), "generate": (0,) if own else (1,)},
+    )
+
+
+def single_turn(task: Task) -> SingleTurn:
+    """Verifiable tasks are answered once."""
+    return _SINGLE_TURN
+
+
+_SINGLE_TURN = SingleTurn()
+
+
+def decoder(tokenizer: Any) -> Any:
+    """Actions as text, without the tokens that only mark beginnings and ends."""
+    return lambda actions: tokenizer.decode(list(actions), skip_special_tokens=True)
+
+
+def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> Machinery:
+    """Trainer and engines, where the placement wants them."""
+    train = _part(resolved, policy, place, place.train_threads)
+    engines = _engines(resolved, policy, place, logs)
+    derived = resolved.derived
+    if place.processes:
+        return _with_child(resolved, train, engines, logs)
+
+    from headway.build.parts import heap_store, make_trainer
+    from headway.trainers.local.scorers import LogpScorer, ReferenceScorer, ValueScorer
+    from headway.weights.transport import InProcessTransport
+
+    trainer = make_trainer(train, heap_store(resolved, place.device))
+    return Machinery(
+        trainer=trainer,
+        engines=engines,
+        transport=InProcessTransport(),
+        ref_logp=ReferenceScorer(trainer) if derived.needs_reference else None,
+        logp=LogpScorer(trainer) if derived.needs_proximal and own_replica(resolved, "logp") else None,
+        critic=ValueScorer(trainer) if derived.needs_critic else None,
+    )
+
+
+def _with_child(resolved: Resolved, train: PartArgs, engines: list[Engine], logs: Path | None) -> Machinery:
+    from headway.weights.transport import SharedMemoryTransport
+
+    trainer, derived = RemoteTrainer(_spec("trainer", "trainer", train, logs), Child.start), resolved.derived
+
+    def scorer(role: str, kind: Kind, needed: bool) -> Scorer | None:
+        if not needed:
+            return None
+        if own_replica(resolved, role):
+            return ReplicaScorer(
+                _spec(role, role, train, logs), Child.start, follows=trainer if kind == "policy" else None
+            )
+        return RemoteScorer(trainer, kind)
+
+    return Machinery(
+        trainer=trainer,
+        engines=engines,
+        transport=SharedMemoryTransport(),
+        ref_logp=scorer("reference", "reference", derived.needs_reference),
+        logp=scorer("logp", "policy", derived.needs_proximal and own_replica(resolved, "logp")),
+        critic=RemoteScorer(trainer, "value") if derived.needs_critic else None,
+    )
+
+
+def make_served(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> Served:
+    """Engines, and the policy's weights as something to load from."""
+    import torch
+
+    from headway.build.parts import heap_store, shared_store
+    from headway.models import load_model
+    from headway.weights.transport import InProcessTransport, SharedMemoryTransport
+
+    store = (shared_store if place.processes else heap_store)(resolved, place.device)
+    model = load_model(policy.path, torch.float32)
+    store.publish(0, dict(model.named_parameters()))
+    return Served(
+        engines=_engines(resolved, policy, place, logs),
+        transport=SharedMemoryTransport() if place.processes else InProcessTransport(),
+        source=store,
+        release=store.close,
+    )
+
+
+def own_replica(resolved: Resolved, role: str) -> bool:
+    """Whether `logp` or `reference` was given devices that the trainer does not have."""
+    devices: Mapping[str, tuple[int, ...]] = resolved.derived.devices
+    return not set(devices[role]) & set(devices["actor_train"])
+
+
+def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> list[Engine]:
+    part, names = _part(resolved, policy, place, place.infer_threads), [f"engine/{n}" for n in range(place.replicas)]
+    if not place.processes:
+        return [make_engine(part, name) for name in names]
+    return [RemoteEngine(_spec(name, "engine", part, logs), engine_slots(resolved), Child.start) for name in names]
+
+
+def _part(resolved: Resolved, policy: Policy, place: Placement, threads: int) -> PartArgs:
+    critic = None if policy.critic is None else str(policy.critic)
+    return args_of(resolved, model=str(policy.path), critic=critic, device=place.device, threads=threads)
+
+
+def _spec(name: str, target: str, part: PartArgs, logs: Path | None) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        target=f"headway.build.children:{target}",
+        args={"part": part.to_json(), "name": name},
+        threads=part.threads,
+        log=None if logs is None else logs / f"{name.replace('/', '-')}.log",
+    )

@@ -1,0 +1,151 @@
+"""Trainer, engine and scorer, made in the process that they live in.
+
+A part is described by plain JSON (`PartArgs`), so that the same function makes it in this process and in a child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headway.build.placement import Device
+from headway.config import Resolved, load
+
+if TYPE_CHECKING:
+    from headway.engines.native import NativeEngine
+    from headway.trainers.local import LocalSettings, LocalTrainer
+    from headway.trainers.local.replica import PolicyReplica
+    from headway.weights.store import WeightStore
+
+MOST_SLOTS = 64
+"""Requests that an engine on a CPU works on together: beyond this a step gets slower as fast as it gets wider."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartArgs:
+    """Everything that a part depends on."""
+
+    config: Mapping[str, Any]
+    """The configuration, as `Resolved.changed` gives it."""
+    model: str
+    """Directory of the policy at the start."""
+    critic: str | None
+    """Directory of the critic's decoder; `None`: as the policy."""
+    device: Device
+    threads: int
+
+    def to_json(self) -> dict[str, Any]:
+        """For a child process."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PartArgs:
+        """What `to_json` gave."""
+        return cls(**data)
+
+    def resolved(self) -> Resolved:
+        """The configuration again."""
+        return load(dict(self.config))
+
+
+def args_of(resolved: Resolved, *, model: str, critic: str | None, device: Device, threads: int) -> PartArgs:
+    """A part of this run."""
+    return PartArgs(config=resolved.changed(), model=model, critic=critic, device=device, threads=threads)
+
+
+def make_trainer(args: PartArgs, store: WeightStore) -> LocalTrainer:
+    """The policy being trained, publishing into `store`."""
+    import torch
+
+    from headway.algorithms import kl_controller
+    from headway.models import load_model, load_tokenizer
+    from headway.trainers.local import LocalTrainer
+
+    config = args.resolved().config
+    model = partial(load_model, args.model, torch.float32)
+    return LocalTrainer(
+        model,
+        _local_settings(args),
+        store,
+        make_critic=partial(load_model, args.critic, torch.float32) if args.critic else None,
+        make_kl=lambda: kl_controller(config),
+        tokenizer=load_tokenizer(args.model),
+    )
+
+
+def make_replica(args: PartArgs, *, follows: bool = False) -> PolicyReplica:
+    """The policy of the start as a scorer; with `follows`, one that takes the trainer's weights."""
+    import torch
+
+    from headway.models import load_model
+    from headway.trainers.local.replica import PolicyReplica
+    from headway.weights.receiver import SpareReceiver
+
+    settings = _local_settings(args)
+    model = load_model(args.model, torch.float32)
+    if not follows:
+        return PolicyReplica(model, settings)
+    return PolicyReplica(
+        model, settings, lambda switch: SpareReceiver(switch, dtype=torch.float32, threads=args.threads)
+    )
+
+
+def _local_settings(args: PartArgs) -> LocalSettings:
+    from headway.trainers.local import local_settings_of
+
+    resolved = args.resolved()
+    half = args.device == "cuda" and resolved.config.actor_train.model_args.dtype == "bf16"
+    return local_settings_of(resolved, precision="bf16" if half else "fp32", device=args.device, threads=args.threads)
+
+
+def engine_slots(resolved: Resolved) -> int:
+    """As many as samples can be in flight; `max_num_seqs` says otherwise."""
+    derived = resolved.derived
+    wanted = resolved.config.actor_infer.strategy_args.strategy_config.max_num_seqs
+    return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MOST_SLOTS)
+
+
+def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] = memoryview) -> NativeEngine:
+    """One replica; its weights arrive later. `read` opens the payloads of buckets."""
+    from headway.engines.native import NativeEngine, NativeSettings
+    from headway.models import architecture, end_tokens, load_tokenizer
+
+    resolved = args.resolved()
+    tokenizer = load_tokenizer(args.model)
+    return NativeEngine(
+        name,
+        architecture(args.model),
+        NativeSettings(
+            slots=engine_slots(resolved),
+            slot_tokens=resolved.derived.sequence_length,
+            threads=args.threads,
+            seed=resolved.config.seed,
+        ),
+        decode=tokenizer.decode,
+        eos=end_tokens(args.model),
+        read=read,
+    )
+
+
+def shared_store(resolved: Resolved, device: Device) -> WeightStore:
+    """Where a trainer publishes versions for engines in other processes."""
+    from headway.weights.store import SharedArena
+
+    return _store(resolved, device, SharedArena())
+
+
+def heap_store(resolved: Resolved, device: Device) -> WeightStore:
+    """Where a trainer publishes versions for engines in its own process."""
+    return _store(resolved, device, None)
+
+
+def _store(resolved: Resolved, device: Device, arena: Any) -> WeightStore:
+    """Weights travel as engines compute with them: what is rounded away on the way makes the policy another one."""
+    import torch
+
+    from headway.weights.store import WeightStore
+
+    wire = torch.float32 if device == "cpu" else torch.bfloat16
+    return WeightStore(bucket_mb=resolved.config.param_update_consume_bucket_mb, wire=wire, arena=arena)

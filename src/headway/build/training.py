@@ -1,0 +1,177 @@
+"""A whole run: check everything, open the directory, start the parts, train, leave a page behind.
+
+Guarantees: nothing is started before model, data, rewards, trackers and directory have been checked. However the run
+ends (done, stopped, failed, interrupted), its children are gone, its log is closed and its state is on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.build.backends import Policy, find_policy, make_backends, make_machinery
+from headway.build.placement import Placement, place
+from headway.build.rundir import EVENTS, RunDirectory
+from headway.build.samples import SampleLog
+from headway.build.settings import settings_of
+from headway.config import Resolved
+from headway.data import Sources, fingerprint, make_sources
+from headway.errors import ConfigError
+from headway.flow.backends import Backends
+from headway.flow.flow import AsyncTrainingFlow, RunSummary
+from headway.monitor.events import Event, EventLog, JsonlSink, Sink
+from headway.rewards.registry import make_rewards
+
+BYTES_PER_PARAMETER = 12
+"""Of a checkpoint: weights and two moments, in fp32."""
+_TICK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A run that has been checked and can start."""
+
+    resolved: Resolved
+    policy: Policy
+    sources: Sources
+    place: Placement
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.resolved.config.output_dir)
+
+    @property
+    def checkpoints(self) -> Path:
+        given = self.resolved.config.checkpoint_dir
+        return Path(given) if given else self.directory / "checkpoints"
+
+
+def prepare(resolved: Resolved) -> Prepared:
+    """Check and read everything that a run needs, without starting or writing any of it. Raises `ConfigError`."""
+    config = resolved.config
+    if resolved.derived.pipeline != "rlvr":
+        raise ConfigError("agentic runs cannot be trained by this build yet", key="train_env_manager", value="given")
+    if not (config.pretrain or config.actor_train.model_args.model_name_or_path):
+        raise ConfigError("which model is to be trained?", key="pretrain", value=None, hint="a directory or a name")
+    make_rewards(config.rewards, answer=config.actor_train.data_args.answer)
+    where = place(resolved)
+    policy = find_policy(resolved)
+    sources = make_sources(resolved, policy.tokenizer)
+    return Prepared(resolved=resolved, policy=policy, sources=sources, place=where)
+
+
+@contextmanager
+def opened(prepared: Prepared) -> Iterator[RunDirectory]:
+    """The run's directory, locked, identified and with room for a checkpoint. Raises `ConfigError`."""
+    with RunDirectory(prepared.directory) as directory:
+        resume = prepared.resolved.config.resume
+        if directory.started and resume == "never":
+            raise ConfigError(
+                "holds a run already, and resume is never",
+                key="output_dir",
+                value=str(directory.path),
+                hint="choose another output_dir, or resume: auto",
+            )
+        directory.check_room(prepared.policy.parameters * BYTES_PER_PARAMETER, prepared.checkpoints)
+        data = fingerprint(prepared.sources.train)
+        directory.identify(prepared.resolved, {"pretrain": str(prepared.policy.path), "data": data})
+        if not directory.started and resume not in ("auto", "never"):
+            directory.adopt(Path(resume))
+        yield directory
+
+
+async def train(
+    prepared: Prepared,
+    directory: RunDirectory,
+    *,
+    sinks: Sequence[Sink] = (),
+    tick: Callable[[float], None] | None = None,
+) -> RunSummary:
+    """Run to the end, or until somebody interrupts. `tick` is called a few times a second with the log's time."""
+    loop = asyncio.get_running_loop()
+    resumed, before_s, began_s = directory.started, directory.last_event_s(), loop.time()
+
+    def clock() -> float:
+        return before_s + loop.time() - began_s
+
+    events = EventLog(clock, *sinks)
+    machinery = make_machinery(prepared.resolved, prepared.policy, prepared.place, directory.path / "logs")
+    backends = make_backends(prepared.resolved, prepared.policy, machinery, prepared.sources)
+    flow = _flow(prepared, directory, backends, events)
+    with (directory.path / EVENTS).open("a", encoding="utf-8", newline="\n", buffering=1) as log:
+        events.attach(_Careful(JsonlSink(log), flow))
+        events.emit("run.begin", "run", resumed=resumed, trained=directory.trained())
+        ticking = None if tick is None else asyncio.ensure_future(_tick(tick, clock))
+        try:
+            await machinery.start()
+            with _interrupts(flow):
+                summary = await flow.run()
+            events.emit("run.end", "run", trained=summary.trained, reason=summary.reason)
+            return summary
+        finally:
+            if ticking is not None:
+                ticking.cancel()
+            await machinery.close()
+
+
+def _flow(prepared: Prepared, directory: RunDirectory, backends: Backends, events: EventLog) -> AsyncTrainingFlow:
+    config, validation = prepared.resolved.config, prepared.sources.validation
+    data = config.actor_train.data_args
+    return AsyncTrainingFlow(
+        backends=backends,
+        settings=settings_of(prepared.resolved, held_out=0 if validation is None else len(validation)),
+        events=events,
+        run_dir=directory.path,
+        checkpoint_dir=prepared.checkpoints,
+        clock=asyncio.get_running_loop().time,
+        on_trained=SampleLog(directory.path / "samples.jsonl", prompt=data.prompt, answer=data.answer),
+    )
+
+
+class _Careful:
+    """Hands events to the log; where that fails, the run stops cleanly instead of going on unrecorded."""
+
+    def __init__(self, sink: Sink, flow: AsyncTrainingFlow) -> None:
+        self._sink, self._flow, self._failed = sink, flow, False
+
+    def __call__(self, event: Event) -> None:
+        if self._failed:
+            return
+        try:
+            self._sink(event)
+        except OSError as error:
+            self._failed = True
+            self._flow.stop(f"the event log cannot be written: {error.strerror}")
+
+
+@contextmanager
+def _interrupts(flow: AsyncTrainingFlow) -> Iterator[None]:
+    """The first interrupt asks the flow to stop; the second ends it where it stands."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    asked: list[int] = []
+
+    def interrupt(number: int) -> None:
+        asked.append(number)
+        if len(asked) == 1:
+            flow.stop(f"stopped by {signal.Signals(number).name}")
+        else:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _tick(tick: Callable[[float], None], clock: Callable[[], float]) -> None:
+    while True:
+        await asyncio.sleep(_TICK_S)
+        tick(clock())

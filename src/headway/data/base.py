@@ -13,3 +13,15 @@ class TaskSource(Protocol):
     def task(self, position: int) -> Task | None:
         """The task at `position`, shuffled and repeated over epochs as configured; `None` past the end."""
         ...
+
+
+class SizedSource(TaskSource, Protocol):
+    """A source that knows how much data it has, and which."""
+
+    def __len__(self) -> int:
+        """Tasks in one epoch."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Differs where the tasks or their order do; the same in every process."""
+        ...

@@ -9,10 +9,15 @@ that a bad line is refused before anything starts and a file that changes later 
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
+from headway.data.files import json_lines
+from headway.data.table import Selection, Tasks, TaskTable
 from headway.errors import ConfigError
 from headway.seeding import seeded
 from headway.types import Task
@@ -23,8 +28,8 @@ _ORDERS_KEPT = 2  # positions that are given out again may belong to the epoch b
 class ListSource:
     """Tasks of a sequence, repeated for `epochs` (`None`: for ever) and shuffled anew in each."""
 
-    def __init__(self, tasks: Sequence[Task], *, seed: int = 0, epochs: int | None = 1, shuffle: bool = True) -> None:
-        if not tasks:
+    def __init__(self, tasks: Tasks, *, seed: int = 0, epochs: int | None = 1, shuffle: bool = True) -> None:
+        if not len(tasks):
             raise ConfigError("a source needs at least one task", key="tasks", value=tasks)
         if epochs is not None and epochs < 1:
             raise ConfigError("must be at least 1, or none for no end", key="epochs", value=epochs)
@@ -47,6 +52,11 @@ class ListSource:
             return None
         return replace(self._tasks[self._order(epoch)[index]], position=position)
 
+    def fingerprint(self) -> str:
+        """Of the tasks and of the order they come in."""
+        order = f"{self._seed} {self._epochs} {self._shuffle}".encode() if self._shuffle else str(self._epochs).encode()
+        return blake2b(_digest(self._tasks) + order, digest_size=16).hexdigest()
+
     def _order(self, epoch: int) -> Sequence[int]:
         if not self._shuffle:
             return range(len(self._tasks))
@@ -54,10 +64,20 @@ class ListSource:
         if order is None:
             shuffled = list(range(len(self._tasks)))
             seeded(self._seed, "data", "epoch", epoch).shuffle(shuffled)
-            order = self._orders[epoch] = shuffled
+            order = self._orders[epoch] = array("L", shuffled)
             if len(self._orders) > _ORDERS_KEPT:
                 del self._orders[next(iter(self._orders))]
         return order
+
+
+def _digest(tasks: Tasks) -> bytes:
+    if isinstance(tasks, TaskTable | Selection):
+        return tasks.digest()
+    found = blake2b(digest_size=16)
+    for index in range(len(tasks)):
+        task = tasks[index]
+        found.update(json.dumps([task.domain, list(task.prompt), dict(task.data)], sort_keys=True).encode())
+    return found.digest()
 
 
 class JsonlSource(ListSource):
@@ -78,7 +98,11 @@ class JsonlSource(ListSource):
         domain: str = "default",
     ) -> None:
         files = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-        tasks = [task for path in files for task in _read(path, prompt_field, domain)]
+        tasks = [
+            _task(data, f"{path}:{number}", prompt_field, domain)
+            for path in files
+            for number, data in json_lines(path, key="data.path")
+        ]
         if not tasks:
             raise ConfigError(
                 "has no tasks", key="data.path", value=", ".join(map(str, files)), hint="one JSON object a line"
@@ -86,27 +110,7 @@ class JsonlSource(ListSource):
         super().__init__(tasks, seed=seed, epochs=epochs, shuffle=shuffle)
 
 
-def _read(path: Path, prompt_field: str, domain: str) -> list[Task]:
-    tasks: list[Task] = []
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    tasks.append(_task(line, f"{path}:{number}", prompt_field, domain))
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", key="data.path", value=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"is not UTF-8 text: {error}", key="data.path", value=str(path)) from error
-    return tasks
-
-
-def _task(line: str, where: str, prompt_field: str, domain: str) -> Task:
-    try:
-        data = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON: {error}", hint="one JSON object a line") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: {type(data).__name__} instead of an object", hint="one JSON object a line")
+def _task(data: dict[str, Any], where: str, prompt_field: str, domain: str) -> Task:
     if prompt_field not in data:
         raise ConfigError(f"{where}: no field {prompt_field!r} among {sorted(data)}", hint="name the prompt's field")
     own_domain = data.get("domain", domain)

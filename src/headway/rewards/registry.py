@@ -27,6 +27,7 @@ from headway.rewards.mathematics import math
 from headway.rewards.numeric import numeric
 from headway.rewards.pattern import regex, tags
 from headway.rewards.program import code
+from headway.rewards.reasoning import reasoning_gym
 
 RewardFactory = Callable[..., Reward]
 
@@ -39,6 +40,7 @@ _FACTORIES: dict[str, RewardFactory] = {
     "judge": judge,
     "math": math,
     "numeric": numeric,
+    "reasoning_gym": reasoning_gym,
     "regex": regex,
 }
 

@@ -82,3 +82,12 @@ def test_a_torn_last_line_ends_a_log_and_a_torn_middle_is_an_error() -> None:
     assert len(list(read_events(io.StringIO("".join(lines) + lines[0][:9])))) == 5
     with pytest.raises(HeadwayError, match="line 2"):
         list(read_events([lines[0], "[1,2", lines[1]]))
+
+
+def test_a_tear_far_into_a_log_is_found_with_its_line() -> None:
+    lines = [encode_event(ev(n, "state", "train", old="idle", new="waiting")) + "\n" for n in range(2000)]
+    assert [event.time_s for event in read_events([*lines, "\n", "[1,"])] == list(range(2000))
+    with pytest.raises(HeadwayError, match="line 1025"):
+        list(read_events([*lines[:1024], "[1,", *lines[1024:]]))
+    with pytest.raises(HeadwayError, match="line 3"):
+        list(read_events([*lines[:2], lines[2].strip() + "," + lines[3], *lines[4:]]))

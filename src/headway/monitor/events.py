@@ -35,7 +35,8 @@ What a killed process had under way has no end in the log: `run.begin` is the en
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import IO, Any, NamedTuple, Protocol
 
 from headway.errors import HeadwayError
@@ -74,6 +75,8 @@ class EventLog:
             sink(event)
 
 
+_ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_AT_ONCE = 512
 _FLUSHED = frozenset({"step.end", "validate.end", "checkpoint", "run.begin", "run.end"})
 
 
@@ -95,7 +98,7 @@ class JsonlSink:
 def encode_event(event: Event) -> str:
     """The canonical text of an event, equal for equal events on every platform."""
     row = [round(event.time_s * 1e6), event.kind, event.who, event.data]
-    return json.dumps(row, separators=(",", ":"), ensure_ascii=False)
+    return _ENCODE(row)
 
 
 def decode_event(line: str) -> Event:
@@ -106,8 +109,29 @@ def decode_event(line: str) -> Event:
 
 def read_events(lines: Iterable[str]) -> Iterator[Event]:
     """The events of a log. A torn last line, which a killed process leaves behind, is the end of the log."""
+    rest, number = iter(lines), 0
+    while chunk := list(islice(rest, _AT_ONCE)):
+        events = _decoded(chunk)
+        if events is None:
+            yield from _line_by_line(chain(chunk, rest), number)
+            return
+        yield from events
+        number += len(chunk)
+
+
+def _decoded(lines: Sequence[str]) -> list[Event] | None:
+    """Many lines at once, which costs half; nothing where one of them is not an event."""
+    try:
+        rows = json.loads(f"[{','.join(lines)}]")
+        events = [Event(micros / 1e6, kind, who, data) for micros, kind, who, data in rows]
+    except (ValueError, TypeError):
+        return None
+    return events if len(events) == len(lines) else None
+
+
+def _line_by_line(lines: Iterable[str], before: int) -> Iterator[Event]:
     torn: HeadwayError | None = None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=before + 1):
         if torn:
             raise torn
         if not line.strip():

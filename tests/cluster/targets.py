@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError, ConfigErrors, TrainerError
+from headway.weights.segment import Segment
 
 
 class Service:
@@ -64,10 +65,15 @@ class Service:
 
     async def block(self) -> None:
         """Holds the event loop for good."""
-        time.sleep(1000)
+        time.sleep(1000)  # noqa: ASYNC251
 
     async def grandchild(self) -> int:
-        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid  # noqa: ASYNC220
+
+    async def hold(self, size: int) -> str:
+        """Owns shared memory until it ends."""
+        self.held = Segment.create(size)
+        return self.held.name
 
     async def close(self) -> None:
         print("closed in order")

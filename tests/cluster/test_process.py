@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 
 from headway.cluster.base import PeerFailed, PeerLost
 from headway.cluster.process import Child, ChildSpec
-from headway.errors import ConfigError, ConfigErrors, TrainerError
+from headway.errors import ConfigError, ConfigErrors, TrainerError, TransferError
+from headway.weights.segment import Segment, sweep
 
 
 def spec(target: str = "service", **options: Any) -> ChildSpec:
@@ -245,7 +247,8 @@ async def main():
     children = [await Child.start(spec) for _ in range(2)]
     blocked = asyncio.create_task(children[1].call("block"))
     await children[0].call("echo", 0)
-    print(*(child.pid for child in children), flush=True)
+    name = await children[0].call("hold", 1000)
+    print(*(child.pid for child in children), name, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -253,15 +256,22 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_no_child_outlives_its_parent(how: signal.Signals) -> None:
+def test_no_child_and_no_memory_outlives_its_parent(how: signal.Signals) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    children = [int(pid) for pid in parent.stdout.readline().split()]
+    *pids, name = parent.stdout.readline().split()
+    children = [int(pid) for pid in pids]
     assert len(children) == 2 and all(map(running, children))
+    Segment.attach(name).close()
     parent.send_signal(how)
     parent.wait()
     parent.stdout.close()
     assert all(gone_within(child, 2.0) for child in children)
+    with pytest.raises(TransferError):
+        Segment.attach(name)
+    sweep()
+    places = ("/dev/shm", tempfile.gettempdir())
+    assert not [path for place in places for path in Path(place).glob(f"headway-{children[0]}-*")]
 
 
 def test_without_the_kernels_help_the_socket_alone_ends_a_child() -> None:

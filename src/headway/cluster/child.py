@@ -124,11 +124,11 @@ def _die_with(parent: int) -> None:
         _leave()
 
 
-def main() -> None:
-    """Never returns."""
+def main(descriptor: int, parent: int) -> NoReturn:
+    """Serve on the socket `descriptor` until `parent` is gone."""
     faulthandler.enable()
-    _die_with(int(sys.argv[2]))
-    end = socket.socket(fileno=int(sys.argv[1]))
+    _die_with(parent)
+    end = socket.socket(fileno=descriptor)
     threading.Thread(target=_watch, args=(end,), name="parent", daemon=True).start()
 
     async def serve() -> None:
@@ -148,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), int(sys.argv[2]))

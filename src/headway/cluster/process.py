@@ -18,11 +18,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from headway.cluster.base import ChildSpec, PeerLost
 from headway.cluster.wire import Wire, encode, error_from_wire
@@ -37,10 +37,24 @@ _END_S = 5.0
 """How long a child may take to end after it was asked to, before it is killed."""
 
 
+class Process(Protocol):
+    """What `subprocess.Popen` and other ways of making processes have in common."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Its exit code, or minus the signal that ended it."""
+        ...
+
+
+Spawn = Callable[[ChildSpec, socket.socket, IO[bytes]], Process]
+"""The child's end of the socket, and where its output goes."""
+
+
 class Child:
     """A `Peer` on this machine. Made by `start`."""
 
-    def __init__(self, spec: ChildSpec, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+    def __init__(self, spec: ChildSpec, process: Process, output: IO[bytes]) -> None:
         self.spec = spec
         self.pid = process.pid
         self.on_note: Any = lambda note: None
@@ -55,8 +69,11 @@ class Child:
         """How it ended; set when it was reaped."""
 
     @classmethod
-    async def start(cls, spec: ChildSpec, timeout_s: float = 120.0) -> Child:
-        """Returns when the target has returned. Raises what it raised, or `PeerLost`."""
+    async def start(cls, spec: ChildSpec, timeout_s: float = 120.0, *, spawn: Spawn | None = None) -> Child:
+        """Returns when the target has returned. Raises what it raised, or `PeerLost`.
+
+        `spawn` makes the process in another way than from a fresh interpreter.
+        """
         try:
             encode(dict(spec.args))
         except (TypeError, ValueError) as error:
@@ -64,7 +81,7 @@ class Child:
         ours, theirs = socket.socketpair()
         with theirs:
             output = _output(spec.log)
-            process = _spawned(spec, theirs, output)
+            process = (spawn or spawned)(spec, theirs, output)
         child = cls(spec, process, output)
         await asyncio.get_running_loop().create_connection(lambda: child._wire, sock=ours)
         try:
@@ -167,7 +184,7 @@ def _output(log: Path | None) -> IO[bytes]:
     return log.open("a+b")
 
 
-def _spawned(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:
+def spawned(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:
     """By this thread: the kernel ends a child together with the thread that made it."""
     threads = dict.fromkeys(_THREADS, str(spec.threads))
     paths = os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))  # noqa: PTH109
@@ -186,15 +203,15 @@ def _sent(spec: ChildSpec) -> Mapping[str, Any]:
     return {"target": spec.target, "host": spec.host, "args": dict(spec.args), "threads": spec.threads}
 
 
-def _reaped(process: subprocess.Popen[bytes]) -> int:
+def _reaped(process: Process) -> int:
     """Its exit code, once it has ended and its group with it. On a thread.
 
     The group is killed before the process is reaped: until then its number belongs to nobody else.
     """
-    if hasattr(os, "waitid"):
+    with suppress(ChildProcessError):  # made by somebody else for us
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, Start
 from headway.engines.base import Progress, Request
-from headway.errors import BackendError, EngineCrashed, EngineError, HeadwayError, TransferError
+from headway.errors import BackendError, ConfigError, EngineCrashed, EngineError, HeadwayError, TransferError
 from headway.types import FinishReason
 from headway.weights.base import Bucket, Manifest, SharedSlice
 
@@ -44,8 +44,13 @@ class RemoteEngine:
         self._streams: dict[int, Progress] = {}
 
     async def start(self) -> None:
-        """Have the child ready. Raises `EngineCrashed` when it does not come up."""
-        await self._up()
+        """Have the child ready. Raises `ConfigError` when it refuses what it was given, else `EngineCrashed`."""
+        try:
+            await self._up()
+        except EngineCrashed as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise
 
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         number = next(self._numbers)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, Start
 from headway.errors import (
     BackendError,
+    ConfigError,
     EngineCrashed,
     HeadwayError,
     ScoringError,
@@ -54,8 +55,13 @@ class RemoteTrainer:
         """Why it cannot be used until `restart`; empty: it can."""
 
     async def start(self) -> None:
-        """Have the child ready. Raises `TrainerCrashed` when it does not come up."""
-        await self._up()
+        """Have the child ready. Raises `ConfigError` when it refuses what it was given, else `TrainerCrashed`."""
+        try:
+            await self._up()
+        except TrainerCrashed as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise
 
     async def train(self, batch: Batch) -> Mapping[str, float]:
         metrics: Mapping[str, float] = await self.ask("train", batch)
@@ -173,8 +179,13 @@ class ReplicaScorer:
         self._closed = False
 
     async def start(self) -> None:
-        """Have the child ready. Raises `ScoringError` when it does not come up."""
-        await self._ready()
+        """Have the child ready. Raises `ConfigError` when it refuses what it was given, else `ScoringError`."""
+        try:
+            await self._ready()
+        except ScoringError as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise
 
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
         try:

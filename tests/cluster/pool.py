@@ -1,0 +1,129 @@
+"""Children that start fast: importing a model's libraries takes seconds, so tests fork a process that has done it.
+
+Each child is a process of its own with its own session and socket, as those of `Child.start`; it only skips the
+imports. The template runs no torch operation itself, and forks from its only thread.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import importlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Coroutine
+from typing import IO, Any, NoReturn
+
+from headway.cluster import child
+from headway.cluster.base import ChildSpec
+from headway.cluster.process import Child
+
+_WORD = struct.Struct("<ci")
+_MODULES = ("tests.contracts.remote_targets", "tests.engines.factory", "tests.trainers.factory")
+
+
+class Pool:
+    """Give `start` to whoever starts children; run everything on the pool's loop."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._template: Template | None = None
+
+    def run(self, scenario: Coroutine[Any, Any, None], timeout_s: float = 60.0) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(timeout_s):
+                await scenario
+
+        if self._template is None:
+            self._template = Template()
+        self._runner.run(bounded())
+
+    async def start(self, spec: ChildSpec) -> Child:
+        assert self._template is not None
+        return await Child.start(spec, spawn=self._template.spawn)
+
+    def close(self) -> None:
+        self._runner.close()
+        if self._template is not None:
+            self._template.close()
+
+
+class Template:
+    """A process that has imported everything, and forks on request."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.cluster.pool", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            )
+        self._socket = ours
+        self._turn = threading.Lock()
+        assert ours.recv(1) == b"r"
+
+    def spawn(self, spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> Forked:
+        return Forked(self._ask(b"f", 0, [theirs.fileno(), output.fileno()]), self)
+
+    def wait(self, pid: int) -> int:
+        return self._ask(b"w", pid, [])
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+    def _ask(self, kind: bytes, number: int, descriptors: list[int]) -> int:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        with self._turn:
+            self._socket.sendmsg([_WORD.pack(kind, number)], rights)
+            answer: int = _WORD.unpack(self._socket.recv(_WORD.size, socket.MSG_WAITALL))[1]
+        return answer
+
+
+class Forked:
+    """One of its children: a `Process`."""
+
+    def __init__(self, pid: int, template: Template) -> None:
+        self.pid = pid
+        self._template = template
+
+    def wait(self) -> int:
+        return self._template.wait(self.pid)
+
+
+def serve(end: socket.socket) -> NoReturn:
+    """The template's main loop: fork, and reap."""
+    for name in _MODULES:
+        importlib.import_module(name)
+    template = os.getpid()
+    end.sendall(b"r")
+    while True:
+        word, descriptors, _, _ = socket.recv_fds(end, _WORD.size, 2)
+        if not word:
+            os._exit(0)
+        kind, number = _WORD.unpack(word)
+        if kind == b"w":
+            end.sendall(_WORD.pack(b"w", os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])))
+            continue
+        pid = os.fork()
+        if not pid:
+            end.close()
+            become(descriptors[0], descriptors[1], template)
+        for one in descriptors:
+            os.close(one)
+        end.sendall(_WORD.pack(b"f", pid))
+
+
+def become(descriptor: int, output: int, parent: int) -> NoReturn:
+    """In the fork: the same as a child that was started."""
+    os.setsid()
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    child.main(descriptor, parent)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,57 @@
+"""What the children of the contract suites serve: small models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from headway.algorithms import AdvantageParams
+from headway.engines.native import NativeEngine, NativeSettings
+from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
+from headway.trainers.local.replica import PolicyReplica
+from headway.weights.receiver import SpareReceiver
+from headway.weights.segment import SharedReader
+from headway.weights.store import SharedArena, WeightStore
+
+from ..engines import factory as engines
+from ..trainers import factory as trainers
+
+
+def counting_engine(args: Mapping[str, Any]) -> NativeEngine:
+    def runner(*parts: Any) -> engines.SlowRunner:
+        made = engines.SlowRunner(*parts)
+        made.step_s = args["step_s"]
+        return made
+
+    return NativeEngine(
+        args["name"],
+        engines.counting_model,
+        NativeSettings(slots=4, slot_tokens=128, prefill_tokens=16, stream_tokens=4),
+        eos=args["eos"],
+        runner=runner,
+        read=SharedReader().buffer,
+    )
+
+
+def tiny_engine(args: Mapping[str, Any]) -> NativeEngine:
+    settings = NativeSettings(slots=4, slot_tokens=128, prefill_tokens=16, stream_tokens=4)
+    return NativeEngine(args["name"], trainers.tiny, settings, eos=[], read=SharedReader().buffer)
+
+
+def tiny_trainer(args: Mapping[str, Any]) -> LocalTrainer:
+    settings = LocalSettings(
+        advantages=AdvantageParams(adv_estimator="grpo"),
+        optimizer=OptimizerSettings(learning_rate=1e-2),
+        micro_batch_tokens=64,
+        reference=True,
+    )
+    store = WeightStore(bucket_mb=0.01, wire=None, arena=SharedArena())
+    return LocalTrainer(trainers.tiny, settings, store)
+
+
+def replica(args: Mapping[str, Any]) -> PolicyReplica:
+    return PolicyReplica(
+        trainers.tiny(), LocalSettings(), receiver=lambda switch: SpareReceiver(switch, dtype=torch.float32)
+    )

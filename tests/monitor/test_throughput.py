@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headway.monitor.events import Event
 from headway.monitor.report import report_of
 from headway.monitor.throughput import quantile
 
@@ -59,3 +60,16 @@ def test_a_run_without_steps_has_no_speed() -> None:
 @pytest.mark.parametrize(("share", "value"), [(0, 1), (0.5, 2.5), (1, 4)])
 def test_quantiles_are_linear_between_neighbours(share: float, value: float) -> None:
     assert quantile([1, 2, 3, 4], share) == pytest.approx(value)
+
+
+def test_a_step_knows_the_lag_of_its_samples_and_what_was_made_meanwhile() -> None:
+    def group(oldest: int, samples: int) -> Event:
+        return ev(
+            1, "group.train", "train", group=oldest, trained=4, oldest=oldest, in_flight=0, in_queue=4 - oldest,
+            samples=samples, actions=0,
+        )  # fmt: skip
+
+    made = [ev(0, "request.end", "engine/0", request=n, actions=7, finish="stop") for n in range(2)]
+    begin, end = step(1, 2, 5)
+    (record,) = report_of([*made, begin, group(4, 1), group(2, 3), end]).throughput.steps
+    assert (record.lag, record.generated) == (1.5, 14)

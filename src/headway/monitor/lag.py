@@ -171,7 +171,6 @@ class LagRecorder:
     def __init__(self, clock: WindowClock) -> None:
         self._clock = clock
         self.versions = Versions()
-        self.last_lag = 0
         self._lags: Counter[int] = Counter()
         self._in_flight: Counter[int] = Counter()
         self._in_queue: Counter[int] = Counter()
@@ -205,7 +204,6 @@ class LagRecorder:
         data = event.data
         samples = data.get("samples", 1)
         lag, in_flight, in_queue = data["trained"] - data["oldest"], data["in_flight"], data["in_queue"]
-        self.last_lag = lag
         self._lags[lag] += samples
         self._in_flight[in_flight] += samples
         self._in_queue[in_queue] += samples

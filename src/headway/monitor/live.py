@@ -120,7 +120,7 @@ def step_line(monitor: Monitor) -> str:
         f"[{seconds(last.end_s)}] step {last.trained}: reward {reward}{held_out}, {number(last.seconds)} s "
         f"({number(last.train_s)} training), {number(last.samples / spent_s)} samples/s, "
         f"{number(last.actions / spent_s)} tokens/s ({number(last.generated / spent_s)} generated), "
-        f"lag {monitor.lag.last_lag}, served {monitor.lag.versions.served}, dropped {monitor.lag.dropped}"
+        f"lag {number(last.lag)}, served {monitor.lag.versions.served}, dropped {monitor.lag.dropped}"
     )
 
 
@@ -190,7 +190,7 @@ def _progress(monitor: Monitor, recent: Sequence[StepRecord]) -> str:
         f"{number(sum(step.samples for step in recent) / spent_s)} samples/s",
         f"{number(sum(step.actions for step in recent) / spent_s)} tokens/s trained",
         f"{number(sum(step.generated for step in recent) / spent_s)} generated",
-        f"lag {monitor.lag.last_lag}",
+        f"lag {number(recent[-1].lag)}",
         f"dropped {number(monitor.lag.dropped)}",
     )
     return "   ".join(parts)

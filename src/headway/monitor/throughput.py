@@ -35,6 +35,8 @@ class StepRecord:
     reward: float | None
     generated: int = 0
     """Actions of the requests that ended since the end of the step before, validation's included."""
+    lag: float = 0.0
+    """Mean over its samples, in versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class _OpenStep:
     actions: int = 0
     rewarded: int = 0
     reward: float = 0.0
+    lag: int = 0
 
 
 class ThroughputRecorder:
@@ -117,6 +120,7 @@ class ThroughputRecorder:
         step.groups += 1
         step.samples += samples
         step.actions += data.get("actions", 0)
+        step.lag += samples * (data["trained"] - data["oldest"])
         reward = self._rewards.pop(data["group"], None)
         if reward is not None:
             step.rewarded += samples
@@ -140,6 +144,7 @@ class ThroughputRecorder:
             actions=step.actions,
             reward=step.reward / step.rewarded if reported is None and step.rewarded else reported,
             generated=self.generated,
+            lag=step.lag / max(1, step.samples),
         )
         self._begun_s = self._resumed_s = None
         self.generated = 0
@@ -161,6 +166,7 @@ class ThroughputRecorder:
             total.actions += step.actions
             total.rewarded += step.rewarded
             total.reward += step.reward
+            total.lag += step.lag
         return total
 
     def throughput(self) -> Throughput:

@@ -160,6 +160,34 @@ class TestRemoteEngine(Closing, EngineContract):
 
         self.run(scenario())
 
+    def test_an_idle_engine_that_is_killed_serves_nothing_at_once(self) -> None:
+        async def scenario() -> None:
+            engine = await self.started(version=7)
+            assert isinstance(engine, RemoteEngine) and engine.receiver.version == 7
+            kill(engine)
+            while engine.receiver.version != -1:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            with pytest.raises(EngineCrashed, match="SIGKILL"):
+                await engine.generate(self.request(), Progress())
+
+        self.run(scenario())
+
+    def test_a_listener_that_fails_costs_nobody_an_action(self) -> None:
+        async def scenario() -> None:
+            problems: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context["exception"]))
+            engine = await self.started()
+            parts = [Progress(on_chunk=lambda actions: 1 // 0), Progress()]  # type: ignore[arg-type, return-value]
+            async with asyncio.TaskGroup() as tasks:
+                for number, progress in enumerate(parts):
+                    tasks.create_task(engine.generate(self.request(str(number)), progress))
+            asyncio.get_running_loop().set_exception_handler(None)
+            for progress in parts:
+                self.whole(progress)
+            assert problems and all(isinstance(one, ZeroDivisionError) for one in problems)
+
+        self.run(scenario())
+
     def test_buckets_that_are_not_shared_are_refused(self) -> None:
         async def scenario() -> None:
             engine = self.make()

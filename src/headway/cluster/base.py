@@ -159,6 +159,8 @@ class Peer(Protocol):
 
     on_note: Callable[[Any], None]
     """Called with everything the peer tells unasked."""
+    on_end: Callable[[str], None]
+    """Called when the peer has ended, with how, before those who wait for it are told."""
 
     @property
     def alive(self) -> bool:

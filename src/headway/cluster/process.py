@@ -57,7 +57,8 @@ class Child:
     def __init__(self, spec: ChildSpec, process: Process, output: IO[bytes]) -> None:
         self.spec = spec
         self.pid = process.pid
-        self.on_note: Any = lambda note: None
+        self.on_note: Callable[[Any], None] = lambda note: None
+        self.on_end: Callable[[str], None] = lambda how: None
         self._process = process
         self._output = output
         self._wire = Wire(self._message, self._lost)
@@ -163,6 +164,7 @@ class Child:
         how = f"{self.spec.name} (process {self.pid}) {_ending(code)}{self._last_lines()}"
         self._output.close()
         self._ended.set_result(how)
+        self.on_end(how)
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(PeerLost(how))

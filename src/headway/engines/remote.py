@@ -3,9 +3,10 @@
     engine = RemoteEngine(ChildSpec(name="engine/0", target="package.module:make_engine", args={…}), slots=8, start=…)
 
 Guarantees: what the child has told stays in `Progress`, in whole actions with their versions, whatever happens to the
-child; nothing is entered after `generate` has returned or raised. A child that ends is `EngineCrashed` at once for
-everybody who waits for it, and until `restart`, which starts another. Weights must lie in shared memory: their buckets
-cross as names, and the child opens them. The first call starts the child; `start` does so beforehand.
+child; nothing is entered after `generate` has returned or raised. A child that ends is noticed at once: it is
+`EngineCrashed` for everybody who waits for it, and until `restart`, which starts another. Weights must lie in shared
+memory: their buckets cross as names, and the child opens them. The first call starts the child; `start` does so
+beforehand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, NoReturn
+from typing import Any
 
 from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, Start
 from headway.engines.base import Progress, Request
@@ -99,8 +100,6 @@ class RemoteEngine:
         try:
             return await peer.call(method, *args)
         except PeerLost as error:
-            if peer is self._peer:
-                self._lose(str(error))
             raise EngineCrashed(str(error)) from error
         except EngineCrashed:
             if peer is self._peer:
@@ -115,19 +114,21 @@ class RemoteEngine:
             self._check()
             if self._peer is None:
                 try:
-                    self._peer = await self._start(self._spec)
+                    peer = self._peer = await self._start(self._spec)
                 except HeadwayError as error:
-                    self._refuse(error)
-                self._peer.on_note = self._told
+                    self._lose(f"{self.name} does not come up: {error}")
+                    raise EngineCrashed(self._down) from error
+                peer.on_note = self._told
+                peer.on_end = lambda how: self._ended(peer, how)
             return self._peer
-
-    def _refuse(self, error: HeadwayError) -> NoReturn:
-        self._lose(f"{self.name} does not come up: {error}")
-        raise EngineCrashed(self._down) from error
 
     def _check(self) -> None:
         if self._down or self._closed:
             raise EngineCrashed(self._down or f"{self.name} is closed")
+
+    def _ended(self, peer: Peer, how: str) -> None:
+        if peer is self._peer:
+            self._lose(how)
 
     def _lose(self, reason: str) -> None:
         self._down = reason
@@ -141,8 +142,17 @@ class RemoteEngine:
             number, version, length = counts[place : place + 3]
             progress = self._streams.get(number)
             if progress is not None:
-                progress.extend(actions[at : at + length], logps[at : at + length], version)
+                self._enter(progress, actions[at : at + length], logps[at : at + length], version)
             at += length
+
+    def _enter(self, progress: Progress, actions: Sequence[Any], logps: Sequence[float], version: int) -> None:
+        """What a listener of one request raises costs the others nothing."""
+        try:
+            progress.extend(actions, logps, version)
+        except Exception as error:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"{self.name}: a listener failed", "exception": error}
+            )
 
 
 class RemoteReceiver:

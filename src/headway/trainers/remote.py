@@ -87,8 +87,6 @@ class RemoteTrainer:
         try:
             return await peer.call(method, *args)
         except PeerLost as error:
-            if peer is self._peer:
-                self._down = str(error)
             raise TrainerCrashed(str(error)) from error
         except PeerFailed as error:
             raise otherwise(f"{self.name}: {error}") from error
@@ -99,9 +97,10 @@ class RemoteTrainer:
             self._check()
             if self._peer is None:
                 try:
-                    self._peer = await self._start(self._spec)
-                    self._peer.on_note = self._told
-                    await self._peer.call("ready")
+                    peer = self._peer = await self._start(self._spec)
+                    peer.on_note = self._told
+                    peer.on_end = lambda how: self._ended(peer, how)
+                    await peer.call("ready")
                 except HeadwayError as error:
                     self._down = f"{self.name} does not come up: {error}"
                     raise TrainerCrashed(self._down) from error
@@ -118,6 +117,10 @@ class RemoteTrainer:
     def _check(self) -> None:
         if self._down:
             raise TrainerCrashed(self._down)
+
+    def _ended(self, peer: Peer, how: str) -> None:
+        if peer is self._peer:
+            self._down = how
 
     def _told(self, version: int) -> None:
         self.version = version

@@ -36,19 +36,8 @@ ENVIRONMENT = Path.home() / ".cache" / "headway" / "peers" / "trl"
 NAMES = ("trl", "trl-2p", "trl-cb", "headway-0", "headway-1", "headway-2")
 SPARE_STEPS = 8
 """Steps' worth of tasks beyond the last one, for those who start groups ahead."""
-COLUMNS = [
-    "s/step",
-    "generating",
-    "samples/s",
-    "tokens/s",
-    "tokens each",
-    "gradient",
-    "PSS MB",
-    "RSS MB",
-    "reward",
-    "speed",
-    "PSS",
-]
+COLUMNS = ("s/step", "generating", "samples/s", "tokens/s", "tokens each", "gradient", "PSS MB", "RSS MB", "reward")
+RATIOS = ("speed", "PSS")
 LAST_STEPS = 3
 """Steps that the final reward is the mean of."""
 
@@ -180,7 +169,7 @@ def table_of(work: Work, rows: list[Row]) -> Table:
     """Ratios are to the fastest TRL of this setting: more than 1 is better."""
     table = Table(title=f"{work.name}: prompts x group x cap")
     table.add_column("")
-    for column in COLUMNS:
+    for column in (*COLUMNS, *RATIOS):
         table.add_column(column, justify="right")
     chosen = median_rows(rows)
     peers = [row for row, _ in chosen if row.contestant.startswith("TRL") and row.failed is None]

@@ -36,7 +36,7 @@ def report_page(run: Path | RunRecord, *, compare: Sequence[Path | RunRecord] = 
 def page_data(records: Sequence[RunRecord]) -> dict[str, Any]:
     """What the page shows, the first run in full."""
     first, names = records[0], _distinct([record.name for record in records])
-    timeline = drawn_timeline(first.lanes, first.report, title=first.name)
+    timeline = drawn_timeline(first.lanes, first.report, title=first.name) | {"embedded": True}
     data = {
         "runs": [_run(record, name) for record, name in zip(records, names, strict=True)],
         "charts": CHARTS,

@@ -8,7 +8,7 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.config import DataArgs
@@ -114,6 +114,7 @@ class Expanding(Characters):
         return [1] * add_special_tokens + list(normalize("NFKD", text).encode())
 
 
+@settings(max_examples=60)
 @given(text=st.text(min_size=1), raw=st.booleans(), system=st.booleans())
 def test_no_prompt_has_more_tokens_than_it_can_have_at_most(text: str, raw: bool, system: bool) -> None:
     args = DataArgs(template="none" if raw else None, system="S" if system and not raw else None)
@@ -124,7 +125,7 @@ def test_no_prompt_has_more_tokens_than_it_can_have_at_most(text: str, raw: bool
 
 def test_the_longest_expansions_there_are_stay_within_the_bound() -> None:
     prompts = Prompts(Expanding(), DataArgs(), key="data_args")
-    characters = [chr(code) for code in range(0x80, 0x110000) if not 0xD800 <= code < 0xE000]
+    characters = [chr(code) for code in range(0x80, 0x20000) if not 0xD800 <= code < 0xE000]
     longest = [one for one in characters if len(normalize("NFKD", one).encode()) > 4 * len(one.encode())]
     assert "\ufdfa" in longest
     for character in longest:

@@ -2,6 +2,7 @@
 
     headway report runs/one
     headway report runs/one --compare runs/two runs/three --out three.html
+    headway report runs/one --serve
 
 Reads what the run left in its directory and changes nothing in it but the page. The run may still go on, may have
 been killed, or may be a simulated one.
@@ -12,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from headway.cli.serving import HOST, page_server
 from headway.errors import HeadwayError
 from headway.monitor.page import facts_of, report_page, state_of
 from headway.monitor.record import RunRecord, read_run
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 PAGE_FILE = "report.html"
 _PIPE_WIDTH = 110
+_PORT = 6007
 
 
 def add_parser(subparsers: _SubParsers) -> None:
@@ -36,6 +40,9 @@ def add_parser(subparsers: _SubParsers) -> None:
     parser.add_argument("--compare", nargs="+", type=Path, default=[], metavar="RUN", help="further runs, laid over it")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where the page goes (RUN/{PAGE_FILE})")
     parser.add_argument("--json", action="store_true", help="print only the report, for machines; a page with --out")
+    parser.add_argument(
+        "--serve", nargs="?", type=int, const=_PORT, metavar="PORT", help=f"show it on 127.0.0.1:PORT ({_PORT})"
+    )
     parser.set_defaults(run=run_report, arguments=[])
 
 
@@ -43,7 +50,10 @@ def run_report(args: argparse.Namespace) -> int:
     """Read, print, write."""
     if args.arguments:
         raise HeadwayError(f"report takes no overrides: {' '.join(args.arguments)}")
-    records = [read_run(path) for path in (args.directory, *args.compare)]
+    runs = (args.directory, *args.compare)
+    if args.serve is not None:
+        return _serve(runs, args.serve)
+    records = [read_run(path) for path in runs]
     if args.json:
         reports = [as_dict(record) for record in records]
         print(json.dumps(reports if args.compare else reports[0], indent=2, ensure_ascii=False))
@@ -53,6 +63,23 @@ def run_report(args: argparse.Namespace) -> int:
         page = _written(records, args.out or _beside(args.directory))
         if not args.json:
             print(f"{page}  the run as a page, open it in a browser")
+    return 0
+
+
+def _serve(runs: Sequence[Path], port: int) -> int:
+    """Until somebody interrupts."""
+
+    def page() -> str:
+        first, *others = map(read_run, runs)
+        return report_page(first, compare=others)
+
+    page()  # what cannot be shown is said before anybody looks
+    with page_server(page, port) as server:
+        print(f"http://{HOST}:{server.server_port}  reload for what is new, Ctrl-C to end", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
     return 0
 
 

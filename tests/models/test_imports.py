@@ -1,4 +1,4 @@
-"""Naming a model does not cost an import of torch."""
+"""Naming a model does not cost an import of torch, and says so where one is needed and missing."""
 
 from __future__ import annotations
 
@@ -11,3 +11,16 @@ def test_the_package_is_imported_without_torch_or_transformers() -> None:
     code = f"import sys, headway.models; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_is_not_installed_is_named_with_the_way_to_install_it() -> None:
+    lines = (
+        "import sys",
+        "from headway.errors import ConfigError",
+        "from headway.models import resolve",
+        "sys.modules['huggingface_hub'] = None",
+        "try: resolve('org/name')",
+        "except ConfigError as error: print(error)",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert "pip install 'headway[train]'" in done.stdout

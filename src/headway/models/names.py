@@ -31,7 +31,16 @@ def resolve(name: str, cache: Path | None = None) -> Path:
 
     Built-in names come first; `./name` is always a path.
     """
-    root = cache_root() if cache is None else cache
+    try:
+        return _found(name, cache_root() if cache is None else cache)
+    except ModuleNotFoundError as error:
+        hint = "pip install 'headway[train]'"
+        raise ConfigError(
+            f"needs {error.name}, which is not installed", key="pretrain", value=name, hint=hint
+        ) from error
+
+
+def _found(name: str, root: Path) -> Path:
     if name in _BUILT_IN:
         return _BUILT_IN[name](root)
     path = Path(name).expanduser()

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import random
 import string
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,10 +126,11 @@ def pretrain(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, step
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
-    dice = random.Random(seed)
+    dice, encoded = random.Random(seed), _encoder(tokenizer)
     model.train()
     for _ in range(steps):
-        ids, labels = _batch([_chat(tokenizer, dice) for _ in range(_BATCH)], tokenizer.pad_token_id)
+        chats = [_chat(dice) for _ in range(_BATCH)]
+        ids, labels = _batch([(encoded(q), encoded(a)) for q, a in chats], tokenizer.pad_token_id)
         loss = model(input_ids=ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
@@ -136,19 +139,18 @@ def pretrain(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, step
     model.eval()
 
 
-def _chat(tokenizer: PreTrainedTokenizerFast, dice: random.Random) -> tuple[list[int], list[int]]:
-    """A question and an answer, as tokens."""
+def _chat(dice: random.Random) -> tuple[str, str]:
+    """A question as the chat template writes it, and an answer."""
     a, b = dice.randrange(10), dice.randrange(10)
     answer = -1
     while not 0 <= answer <= _LARGEST:
         answer = a + b + dice.randint(0, _ERROR) - dice.randint(0, _ERROR)
-    question = f"{BEGIN}{USER}{a}+{b}={END}{ASSISTANT}"
-    return _tokens(tokenizer, question), _tokens(tokenizer, f"{answer}{END}")
+    return f"{BEGIN}{USER}{a}+{b}={END}{ASSISTANT}", f"{answer}{END}"
 
 
-def _tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    found: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return found
+def _encoder(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], list[int]]:
+    """There are few texts, and each comes often."""
+    return cache(lambda text: tokenizer.encode(text, add_special_tokens=False))
 
 
 def _batch(chats: list[tuple[list[int], list[int]]], padding: int) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,8 @@ Guarantees: an ordinary model directory, made from nothing but a seed in a few s
 the same weights on the same machine. It answers `3+5=` in the right form and is right about one time in ten, which
 leaves reinforcement learning something to amplify and everything to gain. It knows nothing else.
 
-Its answers in pretraining are the sum plus an error from −7 to 7, small ones likelier. So it has converged to being
-roughly right: neither sampling nor the likeliest answer is exact, and longer pretraining would not change that.
+Its answers in pretraining are the sum plus an error from −7 to 7, small ones likelier: it learns to be roughly right.
+However long it is pretrained, a sampled answer stays wrong most of the time; the likeliest answer would get better.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": _LONGEST,
     "tie_word_embeddings": True,
-    "initializer_range": 0.1,  # 0.02 is for wide models: this one would learn half as fast
+    "initializer_range": 0.1,  # 0.02 is for wide models: this one learns more slowly with it
 }
 
 

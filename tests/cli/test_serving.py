@@ -51,8 +51,8 @@ def test_a_run_that_cannot_be_read_is_no_end_of_the_server() -> None:
 
 
 def test_a_taken_or_impossible_port_is_said_plainly() -> None:
-    with socket.create_server((HOST, 0)) as taken:
-        with pytest.raises(HeadwayError, match=r"--serve \d+: the port is taken by another program"):
-            page_server(str, taken.getsockname()[1])
+    taken = r"--serve \d+: the port is taken by another program"
+    with socket.create_server((HOST, 0)) as other, pytest.raises(HeadwayError, match=taken):
+        page_server(str, other.getsockname()[1])
     with pytest.raises(HeadwayError, match="0 to 65535"):
         page_server(str, 70_000)

@@ -48,8 +48,8 @@ class Machinery:
 
     async def start(self) -> None:
         """Have every process ready, all at once. Raises what keeps one of them from coming up."""
-        parts = [self.trainer, *self.engines, self.ref_logp, self.logp]
-        starts = [part.start() for part in parts if hasattr(part, "start")]
+        parts = (self.trainer, *self.engines, self.ref_logp, self.logp)
+        starts = [start() for part in parts if (start := getattr(part, "start", None)) is not None]
         for outcome in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome

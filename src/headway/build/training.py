@@ -58,6 +58,8 @@ def prepare(resolved: Resolved) -> Prepared:
         raise ConfigError("agentic runs cannot be trained by this build yet", key="train_env_manager", value="given")
     if not (config.pretrain or config.actor_train.model_args.model_name_or_path):
         raise ConfigError("which model is to be trained?", key="pretrain", value=None, hint="a directory or a name")
+    if not config.rewards:
+        raise ConfigError("nothing judges the answers", key="rewards", value={}, hint="such as rewards: {math: {}}")
     make_rewards(config.rewards, answer=config.actor_train.data_args.answer)
     where = place(resolved)
     policy = find_policy(resolved)

@@ -124,7 +124,7 @@ class PeerLost(BackendError):
 
 
 class PeerFailed(BackendError):
-    """A call raised something in the peer that is no error of ours; the peer still answers."""
+    """A call raised something in the peer that is no error of ours, or could not be put; the peer still answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from headway.cluster.base import ChildSpec, PeerLost
+from headway.cluster.base import ChildSpec, PeerFailed, PeerLost
 from headway.cluster.wire import Wire, encode, error_from_wire
 from headway.errors import ConfigError
 
@@ -106,7 +106,10 @@ class Child:
             raise PeerLost(self._ended.result())
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._wire.send(("call", number, method, list(args)))
+        try:
+            self._wire.send(("call", number, method, list(args)))
+        except (TypeError, ValueError) as error:
+            raise PeerFailed(f"{method} cannot be asked of {self.spec.name}: {error}") from error
         self._calls[number] = answer
         try:
             return await answer

@@ -208,11 +208,11 @@ class Wire(asyncio.Protocol):
             end = at + 8 + int.from_bytes(self._buffer[at : at + 8], "little")
             if end > len(self._buffer):
                 break
-            self._deliver(bytes(self._buffer[at + 8 : end]))
+            self._deliver(self._buffer[at + 8 : end])
             at = end
         del self._buffer[:at]
 
-    def _deliver(self, frame: bytes) -> None:
+    def _deliver(self, frame: bytearray) -> None:
         try:
             self._on_message(decode(frame))
         except Exception as error:

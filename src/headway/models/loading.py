@@ -7,7 +7,8 @@ Tied tensors are one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,10 +27,25 @@ def load_model(path: Path | str, dtype: torch.dtype, *, attn: Attention = "auto"
     from transformers import AutoModelForCausalLM
 
     directory = checked(Path(path), str(path))
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation=_ATTENTION[attn], local_files_only=True
-    )
+    with without_bars():
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, attn_implementation=_ATTENTION[attn], local_files_only=True
+        )
     return model.eval()
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Inside, `transformers` draws no progress bars: they would stand between the lines of a log."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:

@@ -18,11 +18,13 @@ def trainer(args: Mapping[str, Any]) -> Trainer:
     return make_trainer(part, shared_store(part.resolved(), part.device))
 
 
-def engine(args: Mapping[str, Any]) -> Engine:
-    """One replica, reading weights from shared memory."""
+async def engine(args: Mapping[str, Any]) -> Engine:
+    """One replica, reading weights from shared memory; its model is built before the parent goes on."""
     from headway.weights.segment import SharedReader
 
-    return make_engine(PartArgs.from_json(args["part"]), args["name"], read=SharedReader().buffer)
+    made = make_engine(PartArgs.from_json(args["part"]), args["name"], read=SharedReader().buffer)
+    await made.restart()
+    return made
 
 
 def reference(args: Mapping[str, Any]) -> Scorer:

@@ -12,7 +12,8 @@ Handles grouped heads and sliding windows. Refuses soft caps and attention sinks
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from transformers import AttentionInterface
 
 from headway.engines.native.kv import KvMemory
 from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NAME = "headway_slots"
 _CALL_TOKENS = 140
@@ -121,6 +125,14 @@ def attend(
 def register() -> None:
     """Make `NAME` known to `transformers`. May be called again."""
     AttentionInterface.register(NAME, attend)
+
+
+def own_config(model: PreTrainedModel) -> None:
+    """A copy of the configuration for this model alone: another model made from it must not get our attention."""
+    shared, own = model.config, deepcopy(model.config)
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own
 
 
 def cuts(lengths: list[int]) -> list[int]:

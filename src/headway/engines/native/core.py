@@ -5,20 +5,23 @@ Everything here runs in one thread. What it returns are deliveries: news of requ
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
 from headway.engines.native.parameters import Values
 from headway.engines.native.runner import Runner
 from headway.engines.native.scheduler import Delivery, Scheduler
 from headway.engines.native.sequence import Sequence
 
 
-class Core:
-    """One replica's state."""
+class Core(ABC):
+    """One replica's state. `install` serves other weights from the next step on."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+    def __init__(self, scheduler: Scheduler, install: Callable[[Values], None]) -> None:
         self.scheduler = scheduler
         self.version = -1
         self.steps = 0
-        self._runner = runner
+        self._install = install
         self._paused = False
 
     @property
@@ -49,10 +52,22 @@ class Core:
     def flip(self, values: Values, version: int) -> list[Delivery]:
         """Serve other weights from the next token on; what is delivered was made by the old ones."""
         made = self.scheduler.flush()
-        self._runner.install(values)
+        self._install(values)
         self.scheduler.other_weights()
         self.version = version
         return made
+
+    @abstractmethod
+    def step(self) -> list[Delivery]:
+        """Something for everyone who is due."""
+
+
+class StepCore(Core):
+    """One token at a time, each looked at."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        super().__init__(scheduler, runner.install)
+        self._runner = runner
 
     def step(self) -> list[Delivery]:
         """One token for everyone who is due."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from headway.engines.base import Progress, Request
-from headway.engines.native.core import Core
+from headway.engines.native import blocks
+from headway.engines.native.core import Core, StepCore
 from headway.engines.native.linears import fastest_layout
 from headway.engines.native.parameters import Parameters, Values
 from headway.engines.native.receiver import NativeReceiver
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 _END_S = 10.0
 """How long a worker may take to end before it is left behind."""
 
+Stopped = Callable[[Sequence], bool]
+Assembly = Callable[["PreTrainedModel", NativeSettings, frozenset[int], Stopped], tuple[Parameters, Core]]
+"""From a model, its ends and a search for stop strings to everything a worker needs."""
 RunnerFactory = Callable[["PreTrainedModel", Parameters, NativeSettings], Runner]
 Switch = Callable[[int, Mapping[str, Tensor]], Awaitable[None]]
 """Serve these tensors, in any dtype, as this version, between two tokens."""
@@ -78,6 +82,7 @@ class NativeEngine:
     """`model` makes the architecture, its weights do not matter; `decode` is needed for stop strings only.
 
     `read` opens payloads that are not buffers themselves. `receiver` puts another receiver in the place of our own.
+    On the CPU `runner` computes, one step at a time; on a GPU blocks of steps do. `assembly` says otherwise.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class NativeEngine:
         decode: Decode | None = None,
         eos: Iterable[int] | None = None,
         runner: RunnerFactory = ModelRunner,
+        assembly: Assembly | None = None,
         receiver: ReceiverFactory | None = None,
         read: Read = memoryview,
     ) -> None:
@@ -99,7 +105,7 @@ class NativeEngine:
         self._eos = None if eos is None else frozenset(eos)
         self._ends: frozenset[int] = self._eos or frozenset()
         """Tokens that end a sequence; the model's own where none were given."""
-        self._runner = runner
+        self._assemble = assembly or (in_blocks if self._settings.device != "cpu" else in_steps(runner))
         self._receiver: ServedReceiver = (
             NativeReceiver(self._parameters, self._switch, threads=self._settings.threads, read=read)
             if receiver is None
@@ -242,16 +248,12 @@ class NativeEngine:
     def _build(self, announce: Callable[[Parameters], object]) -> Core:
         """In the worker's thread: model, runner and scheduler, all new."""
         torch.set_num_threads(self._settings.threads)
-        dtype = compute_dtype(self._settings)
         model = self._model()
-        ends = self._eos if self._eos is not None else _ends_of(model)
-        parameters = Parameters(model, fastest_layout(dtype), dtype)
-        runner = self._runner(model, parameters, self._settings)
+        self._ends = self._eos if self._eos is not None else _ends_of(model)
         stopped = StopStrings(self._decode) if self._decode is not None else lambda sequence: False
-        self._ends = ends
-        scheduler = Scheduler(self._settings, runner.moves, eos=ends, stopped=stopped)
+        parameters, core = self._assemble(model, self._settings, self._ends, stopped)
         announce(parameters)
-        return Core(scheduler, runner)
+        return core
 
     def _forget(self, ticket: _Ticket) -> bool:
         """Whether it was still known."""
@@ -277,6 +279,29 @@ class NativeEngine:
     def _check_up(self) -> None:
         if self._down or self._closed:
             raise EngineCrashed(f"{self.name} is {'closed' if self._closed else 'down'}")
+
+
+def in_steps(runner: RunnerFactory) -> Assembly:
+    """Every step is looked at: on a CPU a look costs nothing beside it."""
+
+    def assemble(
+        model: PreTrainedModel, settings: NativeSettings, eos: frozenset[int], stopped: Stopped
+    ) -> tuple[Parameters, Core]:
+        dtype = compute_dtype(settings)
+        parameters = Parameters(model, fastest_layout(dtype), dtype)
+        made = runner(model, parameters, settings)
+        return parameters, StepCore(Scheduler(settings, made.moves, eos=eos, stopped=stopped), made)
+
+    return assemble
+
+
+def in_blocks(
+    model: PreTrainedModel, settings: NativeSettings, eos: frozenset[int], stopped: Stopped
+) -> tuple[Parameters, Core]:
+    """Several steps between two looks."""
+    parameters, runner = blocks.assemble(model, settings, eos)
+    scheduler = Scheduler(settings, runner.moves, eos=eos, stopped=stopped, held_back=blocks.HELD_BACK)
+    return parameters, blocks.BlockCore(scheduler, runner)
 
 
 def _fulfil(future: asyncio.Future[Parameters], value: Parameters) -> None:

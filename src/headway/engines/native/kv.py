@@ -46,19 +46,18 @@ class KvMemory:
 
 def kv_memory(config: object, *, slots: int, slot_tokens: int, dtype: torch.dtype) -> KvMemory:
     """The memory that a model's configuration asks for."""
+    return KvMemory(**kv_shape(config, slot_tokens), slots=slots, slot_tokens=slot_tokens, dtype=dtype)
+
+
+def kv_shape(config: object, slot_tokens: int) -> dict[str, int]:
+    """Layers, key-value heads and head size of a model that knows as many positions as a slot has."""
     heads = _number(config, "num_attention_heads")
     head_size = getattr(config, "head_dim", None) or _number(config, "hidden_size") // heads
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and slot_tokens > limit:
         raise ConfigError(f"the model knows {limit} positions", key="slot_tokens", value=slot_tokens)
-    return KvMemory(
-        layers=_number(config, "num_hidden_layers"),
-        slots=slots,
-        heads=getattr(config, "num_key_value_heads", None) or heads,
-        slot_tokens=slot_tokens,
-        head_size=head_size,
-        dtype=dtype,
-    )
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return {"layers": _number(config, "num_hidden_layers"), "heads": kv_heads, "head_size": head_size}
 
 
 def _number(config: object, name: str) -> int:

@@ -49,6 +49,16 @@ class Packed:
         return product
 
 
+class Plain:
+    """(out, in), as it came: GPUs multiply it as it is."""
+
+    def prepare(self, weight: Tensor) -> Tensor:
+        return weight.clone()
+
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return nn.functional.linear(x, weight, bias)
+
+
 def fastest_layout(dtype: torch.dtype) -> Layout:
     """Packed where it works here, tried out on something small."""
     packed, weight, x = Packed(), torch.randn(8, 16, dtype=dtype), torch.randn(1, 3, 16, dtype=dtype)
@@ -88,6 +98,11 @@ class FusedPart(nn.Module):
         self._number = number
         self._shelf = shelf
         """Shared by the parts: the input seen last, then a product for each."""
+
+    @property
+    def whole(self) -> ServedLinear:
+        """All parts as one layer."""
+        return self._whole[0]
 
     def forward(self, x: Tensor) -> Tensor:
         shelf = self._shelf

@@ -123,9 +123,13 @@ class Parameters:
             return
         members = [parts.pop(member) for member in unit]
         whole = members[0] if len(members) == 1 else torch.cat(members)
-        values[unit[0]] = tuple(
+        values[unit[0]] = self._served(whole, self._places[unit[0]])
+
+    def _served(self, whole: Tensor, places: list[Place]) -> tuple[Tensor, ...]:
+        """One tensor for every place."""
+        return tuple(
             self._layout.prepare(whole) if place.prepared else nn.Parameter(whole, requires_grad=False)
-            for place in self._places[unit[0]]
+            for place in places
         )
 
     def prepared(self, tensors: Mapping[str, Tensor]) -> Values:

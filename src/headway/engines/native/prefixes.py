@@ -14,11 +14,15 @@ from headway.engines.native.slots import KvMoves
 
 
 class Prefixes:
-    """Kept prompts, and who is filling one that others wait for."""
+    """Kept prompts, and who is filling one that others wait for.
 
-    def __init__(self, budget_tokens: int, moves: KvMoves) -> None:
+    `held_back`: how many tokens at a prompt's end are never filled, as they are drawn from in another way.
+    """
+
+    def __init__(self, budget_tokens: int, moves: KvMoves, held_back: int = 0) -> None:
         self._budget = budget_tokens
         self._moves = moves
+        self._held_back = held_back
         self._kept: OrderedDict[tuple[int, ...], int] = OrderedDict()
         self._tokens = 0
         self._leaders: dict[tuple[int, ...], Sequence] = {}
@@ -36,7 +40,7 @@ class Prefixes:
     def join(self, sequence: Sequence) -> None:
         """A sequence has its row: it takes what is kept, or fills the prompt for the others."""
         prompt = sequence.prefix
-        if prompt is None or len(prompt) > self._budget:
+        if prompt is None or not self._held_back < len(prompt) <= self._budget:
             return
         number = self._kept.get(prompt)
         if number is None:
@@ -44,16 +48,15 @@ class Prefixes:
             return
         self._kept.move_to_end(prompt)
         self.hits += 1
-        length = min(
-            len(prompt), len(sequence.tokens) - 1
-        )  # the last token is always computed: its logits are drawn from
+        # The last token is always computed: its logits are drawn from.
+        length = min(len(prompt) - self._held_back, len(sequence.tokens) - 1)
         self._moves.restore(number, sequence.row, length)
         sequence.cached = length
 
     def filled(self, sequence: Sequence) -> None:
         """A step has filled more of a sequence; once that is the whole prompt, it is kept."""
         prompt = sequence.prefix
-        if prompt is None or not self.leads(sequence) or sequence.cached < len(prompt):
+        if prompt is None or not self.leads(sequence) or sequence.cached < len(prompt) - self._held_back:
             return
         del self._leaders[prompt]
         while self._tokens + len(prompt) > self._budget:
@@ -61,7 +64,7 @@ class Prefixes:
         number = next(self._numbers)
         self._kept[prompt] = number
         self._tokens += len(prompt)
-        self._moves.save(number, sequence.row, len(prompt))
+        self._moves.save(number, sequence.row, len(prompt) - self._held_back)
 
     def left(self, sequence: Sequence) -> None:
         """A sequence has gone; what it was filling, somebody else has to."""

@@ -6,7 +6,6 @@ steps, by pointers. Knows rows and positions, never a queue; other devices bring
 
 from __future__ import annotations
 
-from copy import deepcopy
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.engines.native import attention, sampler
-from headway.engines.native.attention import Piece, StepView
+from headway.engines.native.attention import Piece, StepView, own_config
 from headway.engines.native.kv import kv_memory
 from headway.engines.native.parameters import Parameters, Values
 from headway.engines.native.scheduler import Plan
@@ -48,7 +47,7 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel, parameters: Parameters, settings: NativeSettings) -> None:
         attention.register()
-        _own_config(model)
+        own_config(model)
         model.set_attn_implementation(attention.NAME)
         config = model.config.get_text_config()
         dtype = compute_dtype(settings)
@@ -103,14 +102,6 @@ class ModelRunner:
         ]
 
 
-def _own_config(model: PreTrainedModel) -> None:
-    """A copy of the configuration for this model alone: another model made from it must not get our attention."""
-    shared, own = model.config, deepcopy(model.config)
-    for module in model.modules():
-        if getattr(module, "config", None) is shared:
-            module.config = own
-
-
 def _flat(plan: Plan) -> tuple[list[int], list[int], list[int], list[int]]:
     """Tokens, rows and positions of a step, and which of them are drawn after."""
     tokens = [sequence.tokens[sequence.cached] for sequence in plan.ready]
@@ -131,6 +122,8 @@ def compute_dtype(settings: NativeSettings) -> torch.dtype:
     """What is multiplied in. CPUs without the instructions are hundreds of times slower in bfloat16: refused."""
     if settings.dtype == "float32":
         return torch.float32
+    if settings.device != "cpu":
+        return torch.float16 if settings.dtype == "float16" else torch.bfloat16
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise ConfigError("this CPU has no bfloat16 instructions", key="dtype", value="bfloat16", hint="float32")
     return torch.bfloat16

@@ -53,8 +53,12 @@ class Delivery:
     finish: FinishReason | None = None
 
 
+Run = tuple[list[int], list[float]]
+"""Tokens and log-probabilities that one sequence got in a block of steps."""
+
+
 class Scheduler:
-    """Queue, slots and ends of one replica."""
+    """Queue, slots and ends of one replica. `held_back`: tokens of a prompt that are not filled but decoded."""
 
     def __init__(
         self,
@@ -63,10 +67,12 @@ class Scheduler:
         *,
         eos: frozenset[int],
         stopped: Callable[[Sequence], bool] = lambda sequence: False,
+        held_back: int = 0,
     ) -> None:
         self._settings = settings
         self._slots = Slots(settings.slots, moves)
-        self._prefixes = Prefixes(settings.kept_tokens, moves)
+        self._prefixes = Prefixes(settings.kept_tokens, moves, held_back)
+        self._held_back = held_back
         self._eos = eos
         self._stopped = stopped
         self._waiting: list[Sequence] = []
@@ -97,12 +103,12 @@ class Scheduler:
         """Let in who fits and share out the step."""
         self._admit()
         self._promote()
-        room = self._settings.prefill_tokens
+        room = self._settings.fill_tokens
         fills: list[Fill] = []
         for sequence in self._filling:
             if room <= 0:
                 break
-            count = min(room, sequence.missing)
+            count = min(room, sequence.missing - self._held_back)
             fills.append(Fill(sequence, count, draws=count == sequence.missing))
             room -= count
         return Plan(tuple(self._slots.ready), tuple(fills), self._slots.changes)
@@ -112,20 +118,49 @@ class Scheduler:
         drawn = plan.drawn
         for sequence in plan.ready:
             sequence.cached += 1
-        for fill in plan.fills:
-            fill.sequence.cached += fill.count
-            self._prefixes.filled(fill.sequence)
+        self.filled(plan)
         deliveries = []
         for sequence, token, logp in zip(drawn, tokens, logps, strict=True):
             sequence.append(token, logp)
             finish = sequence.finish(self._eos)
             if finish is not FinishReason.STOP and sequence.stops and self._stopped(sequence):
                 finish = FinishReason.STOP
-            if finish is not None:
-                deliveries.append(self._end(sequence, finish))
-            elif len(sequence.fresh) >= self._settings.stream_tokens:
-                deliveries.append(_report(sequence))
+            deliveries += self._news(sequence, finish)
         return deliveries
+
+    def filled(self, plan: Plan) -> None:
+        """The pieces of prompts of a plan are computed, or will be before anything planned later."""
+        for fill in plan.fills:
+            fill.sequence.cached += fill.count
+            self._prefixes.filled(fill.sequence)
+
+    def landed(self, ready: Listing[Sequence], runs: Listing[Run]) -> list[Delivery]:
+        """Enter what a block of steps has drawn; those who have left meanwhile are passed over."""
+        deliveries = []
+        for sequence, (tokens, logps) in zip(ready, runs, strict=True):
+            if not tokens or self._all.get(sequence.number) is not sequence:
+                continue
+            sequence.cached += len(tokens)
+            if sequence.stops:
+                finish = self._step_by_step(sequence, tokens, logps)
+            else:
+                sequence.extend(tokens, logps)
+                finish = sequence.finish(self._eos)
+            deliveries += self._news(sequence, finish)
+        return deliveries
+
+    def _step_by_step(self, sequence: Sequence, tokens: list[int], logps: list[float]) -> FinishReason | None:
+        """Up to the token that completes a stop string: the device knows nothing of text and may have gone on."""
+        for token, logp in zip(tokens, logps, strict=True):
+            sequence.append(token, logp)
+            if self._stopped(sequence):
+                return FinishReason.STOP
+        return sequence.finish(self._eos)
+
+    def _news(self, sequence: Sequence, finish: FinishReason | None) -> list[Delivery]:
+        if finish is not None:
+            return [self._end(sequence, finish)]
+        return [_report(sequence)] if len(sequence.fresh) >= self._settings.stream_tokens else []
 
     def flush(self) -> list[Delivery]:
         """Everything not yet reported."""

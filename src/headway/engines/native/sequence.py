@@ -81,6 +81,12 @@ class Sequence:
         self.fresh.append(token)
         self.fresh_logps.append(logp)
 
+    def extend(self, tokens: list[int], logps: list[float]) -> None:
+        """Some more actions."""
+        self.tokens += tokens
+        self.fresh += tokens
+        self.fresh_logps += logps
+
     def finish(self, eos: frozenset[int]) -> FinishReason | None:
         """How it has ended by its last action or its length, if it has. Stop strings are looked for elsewhere."""
         if len(self.tokens) > self.prompt_length and self.tokens[-1] in eos:

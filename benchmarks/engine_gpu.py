@@ -1,0 +1,392 @@
+"""The native engine on one GPU, through its interface and with its scheduler, beside `generate()`.
+
+    python benchmarks/engine_gpu.py                         # every part
+    python benchmarks/engine_gpu.py --parts fixed lengths   # some
+
+Models are random, of the shapes of Qwen2.5; answers never end early; log-probabilities are always made. Setting up, the
+first look at each shape (kernels are compiled, graphs captured) and weights count for nobody; prefill counts.
+
+fixed     64, 256 and 512 requests of 512 tokens, all at once, 8 to a prompt
+lengths   512 requests of log-normal lengths
+generate  `transformers`, batches of the same, fewer tokens
+exact     log-probabilities against full forwards, of the same weights in float32 and in bfloat16
+floor     ms a step beside the time that reading weights and KV once takes, by model and batch
+profile   where a step's time goes
+host      what the scheduler costs a token, without a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+
+from headway.engines.base import Progress, Request
+from headway.engines.native import NativeEngine, NativeSettings
+from headway.engines.native.block_kv import BlockKv
+from headway.engines.native.blocks import HELD_BACK, BlockCore
+from headway.engines.native.engine import Switch
+from headway.engines.native.scheduler import Plan, Scheduler
+from headway.engines.native.sequence import Sequence
+from headway.types import SamplingParams
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+    "7B": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+}
+PROMPT = 64
+GROUP = 8
+BANDWIDTH = 4.3e12
+"""Bytes a second that a copy moves on an H200."""
+
+
+def config_of(name: str) -> Qwen2Config:
+    common = {
+        "vocab_size": 151936,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": 0,
+    }
+    return Qwen2Config(**(common | SHAPES[name]))
+
+
+def make_model(name: str) -> PreTrainedModel:
+    """On the GPU from the first byte."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config_of(name))
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval()
+
+
+class Given:
+    """A receiver whose weights are handed over on the device."""
+
+    def __init__(self, switch: Switch) -> None:
+        self.version = -1
+        self._switch = switch
+
+    async def take(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        await self._switch(version, tensors)
+        self.version = version
+
+    def reset(self, *, gone: bool) -> None:
+        self.version = -1
+
+
+async def engine_of(model: PreTrainedModel, name: str, **settings: Any) -> NativeEngine:
+    chosen = NativeSettings(**({"device": "cuda", "dtype": "bfloat16"} | settings))
+    engine = NativeEngine("engine/0", lambda: make_model(name), chosen, eos=(), receiver=Given)  # type: ignore[arg-type]
+    await engine.receiver.take(0, dict(model.named_parameters()))  # type: ignore[attr-defined]
+    return engine
+
+
+def requests(lengths: list[int], vocabulary: int, mark: str = "", prompt: int = PROMPT) -> list[Request]:
+    chance = random.Random(5)
+    found = []
+    for number, length in enumerate(lengths):
+        if number % GROUP == 0:
+            tokens = [chance.randrange(10, vocabulary) for _ in range(prompt)]
+        params = SamplingParams(max_new_tokens=length)
+        found.append(
+            Request(
+                request_id=f"{mark}{number}",
+                session=str(number),
+                prompt=tokens,
+                params=params,
+                prefix_key=number // GROUP,
+            )
+        )
+    return found
+
+
+async def answer(engine: NativeEngine, asked: list[Request]) -> tuple[float, list[Progress]]:
+    parts = [Progress() for _ in asked]
+    begin = time.perf_counter()
+    await asyncio.gather(*(engine.generate(each, part) for each, part in zip(asked, parts, strict=True)))
+    took = time.perf_counter() - begin
+    made = [len(part.actions) for part in parts]
+    assert made == [each.params.max_new_tokens for each in asked], "everyone gets what was asked for, and no more"
+    return took, parts
+
+
+def log_normal(count: int = 512, mean: float = 414.0, most: int = 3872) -> list[int]:
+    chance = random.Random(0)
+    sigma = 1.0
+    drawn = [chance.lognormvariate(0.0, sigma) for _ in range(count)]
+    scale = mean / (sum(drawn) / count)
+    lengths = [max(8, min(most, round(value * scale))) for value in drawn]
+    lengths[lengths.index(max(lengths))] = most
+    return lengths
+
+
+async def fixed(model: PreTrainedModel, name: str) -> None:
+    print(f"\n## {name}: requests of 512 tokens, prompts of {PROMPT}, {GROUP} to a prompt")
+    for count in (64, 256, 512):
+        engine = await engine_of(model, name, slots=count, slot_tokens=PROMPT + 512)
+        for mark in ("w", "x"):
+            await answer(engine, requests([512 if mark == "w" else 40] * count, model.config.vocab_size, mark))
+        rates = []
+        for mark in ("a", "b"):
+            took, _ = await answer(engine, requests([512] * count, model.config.vocab_size, mark))
+            rates.append(count * 512 / took)
+        steps = count * 512 / rates[-1] / 512 * 1e3
+        print(f"{count:4} requests: {', '.join(f'{rate:,.0f}' for rate in rates)} tok/s ({steps:.2f} ms a token)")
+        await engine.close()
+
+
+async def lengths(model: PreTrainedModel, name: str) -> None:
+    asked = log_normal()
+    print(f"\n## {name}: 512 requests, log-normal, mean {sum(asked) / 512:.0f}, longest {max(asked)}")
+    engine = await engine_of(model, name, slots=512, slot_tokens=PROMPT + 3900)
+    rates = []
+    for mark in ("w", "a", "b"):
+        took, _ = await answer(engine, requests(asked, model.config.vocab_size, mark))
+        rates.append(sum(asked) / took)
+    print(f"{rates[1]:,.0f}, {rates[2]:,.0f} tok/s; with captures {rates[0]:,.0f}")
+    await engine.close()
+    engine = await engine_of(model, name, slots=256, slot_tokens=PROMPT + 3900)
+    rates = []
+    for mark in ("w", "a"):
+        took, _ = await answer(engine, requests(asked * 4, model.config.vocab_size, mark))
+        rates.append(4 * sum(asked) / took)
+    print(f"2048 requests through 256 slots: {rates[1]:,.0f} tok/s; with captures {rates[0]:,.0f}")
+    await engine.close()
+
+
+async def generate(model: PreTrainedModel, name: str) -> None:
+    print(f"\n## {name}: transformers generate(), 96 new tokens, no log-probabilities")
+    for count in (64, 256, 512):
+        ids = torch.randint(10, 1000, (count, PROMPT), device="cuda")
+        mask = torch.ones_like(ids)
+        for new in (4, 96):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            model.generate(ids, attention_mask=mask, do_sample=True, max_new_tokens=new, top_k=0, top_p=1.0)
+            torch.cuda.synchronize()
+            took = time.perf_counter() - begin
+        print(f"{count:4} rows: {count * 96 / took:,.0f} tok/s ({took / 96 * 1e3:.1f} ms a step)")
+
+
+async def exact(model: PreTrainedModel, name: str) -> None:
+    print(f"\n## {name}: log-probabilities, 32 answers of 512 tokens")
+    finer = deepcopy(model).float()
+    for dtype in ("bfloat16", "float16"):
+        engine = await engine_of(model, name, slots=32, slot_tokens=PROMPT + 512, dtype=dtype)
+        asked = requests([512] * 32, model.config.vocab_size)
+        _, parts = await answer(engine, asked)
+        await engine.close()
+        found = torch.tensor([part.logps for part in parts], device="cuda")
+        forwards = {"bfloat16": full(model, asked, parts), "float32": full(finer, asked, parts)}
+        pairs = {
+            f"{dtype} engine − float32 forward": found - forwards["float32"],
+            f"{dtype} engine − bfloat16 forward": found - forwards["bfloat16"],
+            "bfloat16 − float32 forward": forwards["bfloat16"] - forwards["float32"],
+        }
+        for title, gap in pairs.items():
+            print(f"{title}: largest {gap.abs().max():.2e}, mean |·| {gap.abs().mean():.2e}, mean {gap.mean():+.1e}")
+
+
+@torch.no_grad()
+def full(model: PreTrainedModel, asked: list[Request], parts: list[Progress]) -> torch.Tensor:
+    rows = []
+    for each, part in zip(asked, parts, strict=True):
+        ids = torch.tensor([[*each.prompt, *part.actions]], device="cuda")
+        hidden = model.model(ids).last_hidden_state[0, len(each.prompt) - 1 : -1]
+        logits = hidden.float() @ model.lm_head.weight.float().t()
+        rows.append(logits.log_softmax(-1).gather(1, ids[0, len(each.prompt) :, None])[:, 0])
+    return torch.stack(rows)
+
+
+def bare(engine: NativeEngine, shape: Any, steps: int = 30) -> Callable[[Any], list[Any]]:
+    """A command for the worker: time replays of one shape, with nobody in the lanes but slots of equal length."""
+
+    def time_it(core: Any) -> list[Any]:
+        runner = core._blocks
+        with torch.inference_mode(), torch.cuda.stream(runner._stream):
+            count, length = shape
+            size = runner._slots
+            runner._state[:, 1] = length
+            runner._lanes[:count] = torch.arange(count, device="cuda")
+            from headway.engines.native.cuda_graphs import Shape, splits_for
+
+            wanted = Shape(count, splits_for(count, runner._kv_heads, length), False)
+            for _ in range(3):
+                runner._run(wanted)
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            marks[0].record()
+            for _ in range(steps):
+                runner._run(wanted)
+            marks[1].record()
+            marks[1].synchronize()
+            runner._changes = -1
+            runner._owners[:] = -1
+            runner._state[size, 1] = 0
+        results[(count, length)] = marks[0].elapsed_time(marks[1]) / steps
+        return []
+
+    return time_it
+
+
+results: dict[tuple[int, int], float] = {}
+
+
+async def floor(model: PreTrainedModel, name: str) -> None:
+    """Steps alone, without the scheduler, and what is read."""
+    config = model.config
+    size = config.hidden_size // config.num_attention_heads
+    weights = sum(tensor.nbytes for tensor in model.parameters())
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * size * 2
+    flops = 2 * weights / 2
+    print(f"\n## {name}: a step, {weights / 1e9:.2f} GB of weights, {token:,} bytes of KV a token; length 320")
+    engine = await engine_of(model, name, slots=512, slot_tokens=1024, prefix_tokens=0)
+    for count in (1, 16, 64, 128, 256, 512):
+        await engine._running().ask(bare(engine, (count, 320)))
+        took = results[(count, 320)]
+        least = (weights + count * 321 * token) / BANDWIDTH * 1e3
+        work = max(weights / BANDWIDTH, count * flops / 7.9e14) * 1e3 + count * 321 * token / BANDWIDTH * 1e3
+        print(
+            f"{count:4} lanes: {took:.3f} ms, floor of bytes {least:.3f} ms ({least / took:.0%}), "
+            f"with arithmetic {work:.3f} ms ({work / took:.0%}), {count / took * 1e3:,.0f} tok/s"
+        )
+    await engine.close()
+
+
+async def profile(model: PreTrainedModel, name: str) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    engine = await engine_of(model, name, slots=512, slot_tokens=1024, prefix_tokens=0)
+    for count in (8, 64, 512):
+        await engine._running().ask(bare(engine, (count, 320), steps=2))
+        with record(activities=[ProfilerActivity.CUDA]) as seen:
+            await engine._running().ask(bare(engine, (count, 320), steps=7))
+        spent: Counter[str] = Counter()
+        calls: Counter[str] = Counter()
+        for event in seen.key_averages():
+            spent[event.key[:90]] += event.self_device_time_total
+            calls[event.key[:90]] += event.count
+        total = sum(spent.values())
+        print(f"\n## {name}: kernels of a step, {count} lanes, length 320: {total / 10:.0f} µs in kernels")
+        for key, value in spent.most_common(16):
+            print(f"{value / 10:8.1f} µs {calls[key] / 10:6.1f} × {key}")
+    await engine.close()
+
+
+class FakeBlocks:
+    """Draws the same token for everyone, at once."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self.moves = BlockKv(
+            layers=1, slots=512, heads=1, slot_tokens=1, kept_tokens=9000, head_size=1, dtype=torch.float32,
+            device=torch.device("cpu"),
+        )  # fmt: skip
+
+    def install(self, values: Any) -> None: ...
+
+    def launch(self, plan: Plan) -> Any:
+        return plan if plan.ready else None
+
+    def land(self, plan: Plan) -> list[Any]:
+        block = np.zeros((len(plan.ready), 2 * self._steps), dtype=np.int32)
+        tokens, logps = block[:, : self._steps].tolist(), block[:, self._steps :].view(np.float32).tolist()
+        left = [sequence.limit - len(sequence.tokens) for sequence in plan.ready]
+        return [(t[:n], p[:n]) for t, p, n in zip(tokens, logps, left, strict=True)]
+
+
+def host() -> None:
+    """Scheduler and core alone, then with the entering of deliveries."""
+    settings = NativeSettings(slots=512, slot_tokens=600, prefill_tokens=8192, prefix_tokens=9000)
+    fake: Any = FakeBlocks(settings.look_steps)
+    core = BlockCore(Scheduler(settings, fake.moves, eos=frozenset(), held_back=HELD_BACK), fake)
+    asked = requests([512] * 512, 1000)
+    begin = time.process_time()
+    parts = {}
+    for number, each in enumerate(asked):
+        core.add(Sequence(each, (), number=number, slot_tokens=600))
+        parts[number] = Progress()
+    entering = time.process_time()
+    entered, core_s, enter_s = 0, 0.0, 0.0
+    while core.runnable:
+        start = time.process_time()
+        news = core.step()
+        middle = time.process_time()
+        for delivery in news:
+            parts[delivery.number].extend(delivery.actions, delivery.logps, 0)
+            entered += len(delivery.actions)
+        enter_s += time.process_time() - middle
+        core_s += middle - start
+    print("\n## the host's share, 512 rows of 512 tokens")
+    print(f"taking in {(entering - begin) / 512 * 1e6:.0f} µs a request")
+    print(f"core {core_s / entered * 1e6:.3f} µs a token, entering {enter_s / entered * 1e6:.3f} µs a token")
+
+
+PARTS: dict[str, Any] = {
+    "fixed": fixed,
+    "lengths": lengths,
+    "generate": generate,
+    "exact": exact,
+    "floor": floor,
+    "profile": profile,
+}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="*", choices=[*PARTS, "host"], default=["host", *PARTS])
+    parser.add_argument("--model", choices=SHAPES, nargs="*", default=["0.5B"])
+    options = parser.parse_args(arguments)
+    if "host" in options.parts:
+        host()
+    gpu_parts = [part for part in options.parts if part != "host"]
+    if not gpu_parts or not torch.cuda.is_available():
+        if gpu_parts:
+            print("no GPU here: the other parts need one")
+        return
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, commit {commit.stdout.strip() or 'unknown'}")
+    for name in options.model:
+        torch.manual_seed(0)
+        model = make_model(name)
+        for part in gpu_parts:
+            begin = time.perf_counter()
+            try:
+                asyncio.run(PARTS[part](model, name))
+            except Exception as error:  # a part that does not run here is part of the result
+                print(f"{part} failed: {type(error).__name__}: {error}")
+                if "-v" in sys.argv:
+                    raise
+            torch.cuda.empty_cache()
+            print(f"({part}: {time.perf_counter() - begin:.0f} s, {threading.active_count()} threads)", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,253 @@
+"""Blocks of steps on a GPU: several tokens for every lane between two looks of the host.
+
+A block is launched without waiting: copies of kept prompts, pieces of prompts, then steps, each a replayed graph.
+Draws, ends and lengths are the device's affair, so that a sequence that has ended draws nothing more; the host reads a
+block when it lands, while the next one runs. Knows lanes and slots, never a queue.
+
+Guarantees: what is computed for one sequence depends on no other, up to rounding; no token after an end is reported;
+weights change between two blocks only. On the CPU the same code runs without graphs, for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Listing
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway.engines.native import ops as columns
+from headway.engines.native.block_kv import BlockKv, sent
+from headway.engines.native.cuda_graphs import Graphs, Shape, ladder, splits_for
+from headway.engines.native.decoders import Decoder
+from headway.engines.native.ops import TILE, Heads, Ops
+from headway.engines.native.parameters import Parameters, Values
+from headway.engines.native.scheduler import Fill, Plan, Run
+from headway.engines.native.sequence import Sequence
+from headway.engines.native.settings import NativeSettings
+from headway.engines.native.slots import KvMoves
+
+if TYPE_CHECKING:
+    from torch.cuda import Event
+
+
+class Flight(NamedTuple):
+    """A block that was launched."""
+
+    ready: Listing[Sequence]
+    """By lane."""
+    slots: NDArray[np.int64]
+    report: Tensor
+    """A row a slot, as `ops` says; on the host, valid once `done`."""
+    done: Event | None
+
+
+class _Steps:
+    """A `View` of one token a lane."""
+
+    def __init__(self, ops: Ops, kv: BlockKv, lanes_B: Tensor, positions_B: Tensor, splits: int) -> None:
+        self.kv = kv.layers
+        self.slot_tokens = kv.slot_tokens
+        self.positions = positions_B
+        self.rows = torch.add(positions_B, lanes_B, alpha=kv.slot_tokens)
+        self._ops = ops
+        self._lanes_B = lanes_B
+        self._splits = splits
+
+    def attend(self, layer: int, q_THD: Tensor, heads: Heads) -> Tensor:
+        return self._ops.decode(q_THD, self.kv[layer], heads, self._lanes_B, self.positions, self._splits)
+
+
+class _Prompts:
+    """A `View` of pieces of prompts."""
+
+    def __init__(self, ops: Ops, kv: BlockKv, positions_T: Tensor, rows_T: Tensor, tiles_N4: Tensor) -> None:
+        self.kv = kv.layers
+        self.slot_tokens = kv.slot_tokens
+        self.positions = positions_T
+        self.rows = rows_T
+        self._ops = ops
+        self._tiles_N4 = tiles_N4
+
+    def attend(self, layer: int, q_THD: Tensor, heads: Heads) -> Tensor:
+        return self._ops.fill(q_THD, self.kv[layer], heads, self._tiles_N4)
+
+
+class BlockRunner:
+    """One model on one device. Lives in one thread; `parameters` may be read by another."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        ops: Ops,
+        kv: BlockKv,
+        parameters: Parameters,
+        settings: NativeSettings,
+        *,
+        kv_heads: int,
+        eos: frozenset[int],
+    ) -> None:
+        self._decoder, self._ops, self._kv, self._parameters = decoder, ops, kv, parameters
+        self._kv_heads = kv_heads
+        self._slots, self._look_steps = settings.slots, settings.look_steps
+        device = kv.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        idle = torch.full((settings.slots,), settings.slots, device=device)
+        self._lanes, self._nobody = idle, idle.clone()
+        self._state = torch.zeros(settings.slots + 1, columns.COLUMNS, dtype=torch.int64, device=device)
+        self._block = torch.zeros(settings.slots + 1, 1 + 2 * settings.look_steps, dtype=torch.int32, device=device)
+        self._ends = torch.tensor(sorted(eos), dtype=torch.int64, device=device)
+        self._run: Callable[[Shape], None] = self._step
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.default_stream(device))
+            self._run = Graphs(self._step, self._idle_step, self._stream)
+        self._changes = -1
+        self._seated = np.empty(0, dtype=np.int64)
+        """Slots by lane."""
+        self._cut = False
+        self._owners = np.full(settings.slots, -1, dtype=np.int64)
+        """Who a slot's row of `state` belongs to."""
+        self._lengths = np.zeros(settings.slots, dtype=np.int64)
+        """Tokens of a slot's sequence once all that was launched has landed, if it does not end before."""
+        self._limits = np.zeros(settings.slots, dtype=np.int64)
+
+    @property
+    def moves(self) -> KvMoves:
+        return self._kv
+
+    def install(self, values: Values) -> None:
+        """Serve other weights from the next block on."""
+        with self._on_stream():
+            if self._stream is not None:  # loaded by another thread, on the default stream
+                self._stream.wait_stream(torch.cuda.default_stream(self._kv.device))
+            self._parameters.install(values)
+            if self._stream is not None:
+                self._stream.synchronize()
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> Flight | None:
+        """Start a block. None where nobody will draw anything."""
+        with self._on_stream():
+            self._kv.settle()
+            if plan.fills:
+                self._fill(plan.fills)
+            if not plan.ready:
+                return None
+            if plan.changes != self._changes:
+                self._seat(plan)
+            return self._decode(plan.ready)
+
+    def land(self, flight: Flight) -> list[Run]:
+        """Wait for a block; what each lane has drawn."""
+        if flight.done is not None:
+            flight.done.synchronize()
+        report = flight.report.numpy()[flight.slots]
+        steps = (report.shape[1] - 1) // 2
+        counts, tokens = report[:, 0], report[:, 1 : 1 + steps]
+        logps = report[:, 1 + steps :].view(np.float32)
+        wrong = ~np.isfinite(logps) & (np.arange(steps) < counts[:, None])
+        if wrong.any():
+            raise FloatingPointError(f"logits of {int(wrong.any(axis=1).sum())} of {len(counts)} rows are not finite")
+        rows = zip(counts.tolist(), tokens.tolist(), logps.tolist(), strict=True)
+        return [(drawn, found) if count == steps else (drawn[:count], found[:count]) for count, drawn, found in rows]
+
+    def _seat(self, plan: Plan) -> None:
+        """Others have joined or left: tell the device who sits where, and all about those who are new."""
+        self._changes = plan.changes
+        slots = np.array(self._kv.slot_of[: len(plan.ready)], dtype=np.int64)
+        numbers = np.array([sequence.number for sequence in plan.ready])
+        new = np.flatnonzero(self._owners[slots] != numbers).tolist()
+        if new:
+            entered = [plan.ready[lane] for lane in new]
+            rows = sent(np.array([_entry(sequence) for sequence in entered], dtype=np.int64), self._kv.device)
+            self._state.index_copy_(0, sent(slots[new], self._kv.device), rows)
+            self._owners[slots[new]] = numbers[new]
+            self._lengths[slots[new]] = [len(sequence.tokens) for sequence in entered]
+            self._limits[slots[new]] = [sequence.limit for sequence in entered]
+        seats = np.full(ladder(len(slots), self._slots), self._slots, dtype=np.int64)
+        seats[: len(slots)] = slots
+        self._lanes[: len(seats)].copy_(sent(seats, self._kv.device))
+        self._seated = slots
+        self._cut = any(_truncates(sequence) for sequence in plan.ready)
+
+    def _decode(self, ready: Listing[Sequence]) -> Flight | None:
+        slots = self._seated
+        lengths, limits = self._lengths[slots], self._limits[slots]
+        steps = min(self._look_steps, int((limits - lengths).max()))
+        if steps <= 0:
+            return None
+        longest = int(lengths.max()) + steps
+        size = ladder(len(slots), self._slots)
+        shape = Shape(size, splits_for(size, self._kv_heads, longest), self._cut)
+        self._block[:, 0].zero_()
+        for _ in range(steps):
+            self._run(shape)
+        self._lengths[slots] = np.minimum(lengths + steps, limits)
+        if self._stream is None:
+            return Flight(ready, slots, self._block.clone(), None)
+        report = torch.empty(self._block.shape, dtype=torch.int32, pin_memory=True)
+        report.copy_(self._block, non_blocking=True)
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        done.record(self._stream)
+        return Flight(ready, slots, report, done)
+
+    def _step(self, shape: Shape) -> None:
+        self._step_of(self._lanes[: shape.lanes], shape)
+
+    def _idle_step(self, shape: Shape) -> None:
+        self._step_of(self._nobody[: shape.lanes], shape)
+
+    def _step_of(self, lanes_B: Tensor, shape: Shape) -> None:
+        rows = self._state.index_select(0, lanes_B)
+        positions_B = rows[:, columns.POSITION].contiguous()
+        view = _Steps(self._ops, self._kv, lanes_B, positions_B, shape.splits)
+        logits_BV = self._decoder.logits(rows[:, columns.TOKEN], view)
+        self._ops.draw(logits_BV, lanes_B, self._state, self._block, self._ends, cut=shape.cut)
+
+    def _fill(self, fills: Listing[Fill]) -> None:
+        """One forward of all pieces; nothing is drawn."""
+        tokens: list[int] = []
+        positions, rows, tiles = [], [], []
+        for fill in fills:
+            sequence, start, slot = fill.sequence, fill.sequence.cached, self._kv.slot_of[fill.sequence.row]
+            for first in range(0, fill.count, TILE):
+                tiles.append((len(tokens) + first, min(TILE, fill.count - first), slot, start + first))
+            tokens += sequence.tokens[start : start + fill.count]
+            at = np.arange(start, start + fill.count)
+            positions.append(at)
+            rows.append(at + slot * self._kv.slot_tokens)
+        flat = np.stack((np.array(tokens, dtype=np.int64), np.concatenate(positions), np.concatenate(rows)))
+        tokens_T, positions_T, rows_T = sent(flat, self._kv.device)
+        view = _Prompts(self._ops, self._kv, positions_T, rows_T, sent(np.array(tiles), self._kv.device))
+        self._decoder.fill(tokens_T, view)
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def _entry(sequence: Sequence) -> list[int]:
+    """A sequence as a row of `state`, in the order of its columns."""
+    params = sequence.params
+    fractions = [columns.bits(value) for value in (params.temperature, params.top_p, params.min_p)]
+    key = columns.key_of(sequence.key, sequence.prompt_length)
+    position = len(sequence.tokens) - 1
+    return [
+        sequence.tokens[-1],
+        position,
+        sequence.limit,
+        1,
+        key,
+        fractions[0],
+        params.top_k,
+        fractions[1],
+        fractions[2],
+    ]
+
+
+def _truncates(sequence: Sequence) -> bool:
+    params = sequence.params
+    return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)

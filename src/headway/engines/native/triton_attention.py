@@ -1,0 +1,203 @@
+"""Attention over slots in Triton: one token a lane (decode), and tiles of prompts (fill).
+
+Decode: a program has all query heads of one key-value head of one lane, padded to the 16 rows that tensor cores want,
+and one share of the slot. Shares are equal inside a slot and no shorter than `SHORTEST`, so that short slots are read
+by one program and long ones by many. Where there are several, `_join` adds them up.
+
+Scores are kept in base 2. Whatever is behind a sequence's end is never read.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headway.engines.native.ops import TILE, Heads
+
+SHORTEST = 256
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _share(length, window, splits, BLOCK: tl.constexpr, SHORTEST: tl.constexpr):
+    """First token that is seen, tokens of a share, shares that have any."""
+    begin = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+    span = length - begin
+    share = tl.maximum(tl.cdiv(tl.cdiv(span, splits), BLOCK) * BLOCK, SHORTEST)
+    return begin, share, tl.cdiv(span, share)
+
+
+@triton.jit(do_not_specialize=["splits", "window"])
+def _decode(
+    q, keys, values, out, parts, weights, lanes, positions, scale, window, splits, slot_tokens,
+    HEADS: tl.constexpr,
+    KV: tl.constexpr,
+    SIZE: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    SIZE_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHORTEST: tl.constexpr,
+    SHARED: tl.constexpr,
+):  # fmt: skip
+    lane = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    length = (tl.load(positions + lane) + 1).to(tl.int32)
+    begin, share, _ = _share(length, window, splits, BLOCK, SHORTEST)
+    low = begin + split * share
+    high = tl.minimum(low + share, length)
+    group: tl.constexpr = HEADS // KV
+    g = tl.arange(0, GROUP_PAD)
+    d = tl.arange(0, SIZE_PAD)
+    n = tl.arange(0, BLOCK)
+    mine = (g[:, None] < group) & (d[None, :] < SIZE)
+    head = lane.to(tl.int64) * HEADS + kv_head * group + g
+    q_GD = tl.load(q + head[:, None] * SIZE + d[None, :], mask=mine, other=0.0)
+    base = tl.load(lanes + lane).to(tl.int64) * slot_tokens * (KV * SIZE) + kv_head * SIZE
+    peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    sum_GD = tl.zeros([GROUP_PAD, SIZE_PAD], tl.float32)
+    for start in range(low, high, BLOCK):
+        at = start + n
+        here = at < high
+        offset = base + at.to(tl.int64) * (KV * SIZE)
+        k_DN = tl.load(keys + offset[None, :] + d[:, None], mask=here[None, :] & (d[:, None] < SIZE), other=0.0)
+        score = tl.dot(q_GD, k_DN, input_precision="ieee") * scale
+        score = tl.where(here[None, :], score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        p = tl.exp2(score - higher[:, None])
+        fade = tl.exp2(peak - higher)
+        v_ND = tl.load(values + offset[:, None] + d[None, :], mask=here[:, None] & (d[None, :] < SIZE), other=0.0)
+        sum_GD = sum_GD * fade[:, None] + tl.dot(p.to(v_ND.dtype), v_ND, input_precision="ieee")
+        total = total * fade + tl.sum(p, 1)
+        peak = higher
+    if SHARED:
+        mine = mine & (low < high)
+        part = head * splits + split
+        tl.store(parts + part[:, None] * SIZE + d[None, :], sum_GD / total[:, None], mask=mine)
+        tl.store(weights + part, peak + tl.log2(total), mask=(g < group) & (low < high))
+    else:
+        result = (sum_GD / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + head[:, None] * SIZE + d[None, :], result, mask=mine)
+
+
+@triton.jit(do_not_specialize=["splits", "window"])
+def _join(
+    parts,
+    weights,
+    out,
+    positions,
+    window,
+    splits,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_PAD: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHORTEST: tl.constexpr,
+):
+    lane = tl.program_id(0)
+    head = lane.to(tl.int64) * HEADS + tl.program_id(1)
+    length = (tl.load(positions + lane) + 1).to(tl.int32)
+    _, _, used = _share(length, window, splits, BLOCK, SHORTEST)
+    s = tl.arange(0, SPLITS_PAD)
+    d = tl.arange(0, SIZE_PAD)
+    weight = tl.load(weights + head * splits + s, mask=s < used, other=float("-inf"))
+    weight = tl.exp2(weight - tl.max(weight, 0))
+    mask = (s[:, None] < used) & (d[None, :] < SIZE)
+    part = tl.load(parts + (head * splits + s[:, None]) * SIZE + d[None, :], mask=mask, other=0.0)
+    joined = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0)
+    tl.store(out + head * SIZE + d, joined.to(out.dtype.element_ty), mask=d < SIZE)
+
+
+@triton.jit(do_not_specialize=["window"])
+def _fill(
+    q,
+    keys,
+    values,
+    out,
+    tiles,
+    scale,
+    window,
+    slot_tokens,
+    HEADS: tl.constexpr,
+    KV: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    head = tl.program_id(1)
+    first = tl.load(tiles + tile * 4)
+    count = tl.load(tiles + tile * 4 + 1)
+    slot = tl.load(tiles + tile * 4 + 2)
+    start = tl.load(tiles + tile * 4 + 3).to(tl.int32)
+    m = tl.arange(0, ROWS)
+    n = tl.arange(0, BLOCK)
+    d = tl.arange(0, SIZE_PAD)
+    mine = (m[:, None] < count) & (d[None, :] < SIZE)
+    place = ((first + m[:, None]) * HEADS + head) * SIZE + d[None, :]
+    q_MD = tl.load(q + place, mask=mine, other=0.0)
+    position = start + m
+    high = start + count.to(tl.int32)
+    low = tl.where(window > 0, tl.maximum(start - window + 1, 0), 0) // BLOCK * BLOCK
+    base = slot * slot_tokens * (KV * SIZE) + head // (HEADS // KV) * SIZE
+    peak = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sum_MD = tl.zeros([ROWS, SIZE_PAD], tl.float32)
+    for begin in range(low, high, BLOCK):
+        at = begin + n
+        here = at < high
+        offset = base + at.to(tl.int64) * (KV * SIZE)
+        k_DN = tl.load(keys + offset[None, :] + d[:, None], mask=here[None, :] & (d[:, None] < SIZE), other=0.0)
+        score = tl.dot(q_MD, k_DN, input_precision="ieee") * scale
+        seen = here[None, :] & (at[None, :] <= position[:, None])
+        seen = seen & ((window <= 0) | (at[None, :] > position[:, None] - window))
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        p = tl.exp2(score - higher[:, None])
+        fade = tl.exp2(peak - higher)
+        v_ND = tl.load(values + offset[:, None] + d[None, :], mask=here[:, None] & (d[None, :] < SIZE), other=0.0)
+        sum_MD = sum_MD * fade[:, None] + tl.dot(p.to(v_ND.dtype), v_ND, input_precision="ieee")
+        total = total * fade + tl.sum(p, 1)
+        peak = higher
+    tl.store(out + place, (sum_MD / total[:, None]).to(out.dtype.element_ty), mask=mine)
+
+
+def decode(
+    q_BHD: Tensor, kv: tuple[Tensor, Tensor], heads: Heads, lanes_B: Tensor, positions_B: Tensor, splits: int
+) -> Tensor:
+    """See `Ops.decode`."""
+    lanes, out = len(q_BHD), torch.empty_like(q_BHD)
+    shared = splits > 1
+    shape = (lanes * heads.query * splits, heads.size) if shared else (1, 1)
+    parts = torch.empty(shape, dtype=torch.float32, device=out.device)
+    weights = torch.empty(shape[:1], dtype=torch.float32, device=out.device)
+    size_pad, block = triton.next_power_of_2(heads.size), 64
+    busy = lanes * heads.kv * splits >= 1024
+    _decode[(lanes, heads.kv, splits)](
+        q_BHD, *kv, out, parts, weights, lanes_B, positions_B, heads.scale * _LOG2_E, heads.window, splits,
+        heads.slot_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
+        GROUP_PAD=max(16, triton.next_power_of_2(heads.query // heads.kv)), SIZE_PAD=size_pad, BLOCK=block,
+        SHORTEST=SHORTEST, SHARED=shared, num_warps=2 if size_pad <= 64 else 4, num_stages=2 if busy else 3,
+    )  # fmt: skip
+    if shared:
+        _join[(lanes, heads.query)](
+            parts, weights, out, positions_B, heads.window, splits, HEADS=heads.query, SIZE=heads.size,
+            SIZE_PAD=size_pad, SPLITS_PAD=triton.next_power_of_2(splits), BLOCK=block, SHORTEST=SHORTEST, num_warps=1,
+        )  # fmt: skip
+    return out
+
+
+def fill(q_THD: Tensor, kv: tuple[Tensor, Tensor], heads: Heads, tiles_N4: Tensor) -> Tensor:
+    """See `Ops.fill`."""
+    out = torch.empty_like(q_THD)
+    _fill[(len(tiles_N4), heads.query)](
+        q_THD, *kv, out, tiles_N4, heads.scale * _LOG2_E, heads.window, heads.slot_tokens, HEADS=heads.query,
+        KV=heads.kv, SIZE=heads.size, SIZE_PAD=triton.next_power_of_2(heads.size), ROWS=TILE, BLOCK=64,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out

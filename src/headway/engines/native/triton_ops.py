@@ -1,0 +1,145 @@
+"""The operations of a block in Triton, each one kernel: what `TorchOps` does, on a GPU.
+
+Differences are those of rounding: norms, rotations and gates are computed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import linear
+
+from headway.engines.native import triton_attention, triton_products, triton_sampling
+from headway.engines.native.ops import Heads, Rotation
+
+
+@triton.jit
+def _add_norm(
+    x, delta, weight, out, eps, plane, WIDTH: tl.constexpr, PAD: tl.constexpr, PLANES: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    i = tl.arange(0, PAD)
+    here = i < WIDTH
+    value = tl.load(x + row + i, mask=here, other=0.0)
+    for p in tl.static_range(PLANES):
+        value += tl.load(delta + p * plane + row + i, mask=here, other=0.0).to(tl.float32)
+    if PLANES > 0:
+        tl.store(x + row + i, value, mask=here)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
+    normed = value * scale * tl.load(weight + i, mask=here, other=0.0).to(tl.float32)
+    tl.store(out + row + i, normed.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _gated(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = i < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + i, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + i, mask=here, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + i, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _rotate_store(
+    qkv, cos, sin, query_norm, key_norm, eps, positions, rows, q, keys, values, plane,
+    HEADS: tl.constexpr,
+    KV: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEADS_PAD: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    KV_PAD: tl.constexpr,
+    NORMS: tl.constexpr,
+    PLANES: tl.constexpr,
+):  # fmt: skip
+    half: tl.constexpr = SIZE // 2
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + token)
+    target = tl.load(rows + token) * (KV * SIZE)
+    head = tl.arange(0, HEADS_PAD)[:, None]
+    d = tl.arange(0, HALF_PAD)[None, :]
+    here = (head < HEADS + KV) & (d < half)
+    source = qkv + token * ((HEADS + 2 * KV) * SIZE)
+    i = tl.arange(0, KV_PAD)
+    a = tl.zeros([HEADS_PAD, HALF_PAD], tl.float32)
+    b = tl.zeros([HEADS_PAD, HALF_PAD], tl.float32)
+    value = tl.zeros([KV_PAD], tl.float32)
+    for p in tl.static_range(PLANES):
+        at = source + p * plane
+        a += tl.load(at + head * SIZE + d, mask=here, other=0.0).to(tl.float32)
+        b += tl.load(at + head * SIZE + half + d, mask=here, other=0.0).to(tl.float32)
+        value += tl.load(at + (HEADS + KV) * SIZE + i, mask=i < KV * SIZE, other=0.0).to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / SIZE + eps)[:, None]
+        q_a = tl.load(query_norm + d, mask=d < half, other=0.0).to(tl.float32)
+        q_b = tl.load(query_norm + half + d, mask=d < half, other=0.0).to(tl.float32)
+        k_a = tl.load(key_norm + d, mask=d < half, other=0.0).to(tl.float32)
+        k_b = tl.load(key_norm + half + d, mask=d < half, other=0.0).to(tl.float32)
+        a = a * scale * tl.where(head < HEADS, q_a, k_a)
+        b = b * scale * tl.where(head < HEADS, q_b, k_b)
+    c = tl.load(cos + position * half + d, mask=d < half, other=0.0)
+    s = tl.load(sin + position * half + d, mask=d < half, other=0.0)
+    first = (a * c - b * s).to(q.dtype.element_ty)
+    second = (b * c + a * s).to(q.dtype.element_ty)
+    to_q = q + (token * HEADS + head) * SIZE + d
+    to_k = keys + target + (head - HEADS) * SIZE + d
+    tl.store(to_q, first, mask=here & (head < HEADS))
+    tl.store(to_q + half, second, mask=here & (head < HEADS))
+    tl.store(to_k, first, mask=here & (head >= HEADS))
+    tl.store(to_k + half, second, mask=here & (head >= HEADS))
+    tl.store(values + target + i, value.to(q.dtype.element_ty), mask=i < KV * SIZE)
+
+
+class TritonOps:
+    """Implements `Ops`."""
+
+    decode = staticmethod(triton_attention.decode)
+    fill = staticmethod(triton_attention.fill)
+    draw = staticmethod(triton_sampling.draw)
+
+    def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
+        out = torch.empty(x_TE.shape, dtype=weight_E.dtype, device=x_TE.device)
+        width = x_TE.shape[-1]
+        pad = triton.next_power_of_2(width)
+        _add_norm[(len(x_TE),)](
+            x_TE, x_TE if delta_TE is None else delta_TE, weight_E, out, eps, x_TE.numel(),
+            WIDTH=width, PAD=pad, PLANES=_planes(delta_TE), num_warps=4 if pad <= 2048 else 8,
+        )  # fmt: skip
+        return out
+
+    def rotate_store(
+        self, qkv: Tensor, heads: Heads, by: Rotation, positions_T: Tensor, rows_T: Tensor, kv: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        tokens = qkv.shape[-2]
+        q = torch.empty(tokens, heads.query, heads.size, dtype=kv[0].dtype, device=qkv.device)
+        norms = by.query_norm is not None
+        _rotate_store[(tokens,)](
+            qkv, by.cos, by.sin, by.query_norm if norms else by.cos, by.key_norm if norms else by.cos, by.eps,
+            positions_T, rows_T, q, *kv, tokens * qkv.shape[-1], HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
+            HEADS_PAD=triton.next_power_of_2(heads.query + heads.kv), HALF_PAD=triton.next_power_of_2(heads.size // 2),
+            KV_PAD=triton.next_power_of_2(heads.kv * heads.size), NORMS=norms,
+            PLANES=_planes(qkv), num_warps=4,
+        )  # fmt: skip
+        return q
+
+    def product(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if len(x_TE) <= triton_products.MOST_ROWS:
+            return triton_products.product(x_TE, weight, bias)
+        return linear(x_TE, weight, bias)
+
+    def gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None and len(x_TE) <= triton_products.MOST_ROWS:
+            return triton_products.gated(x_TE, weight)
+        gate_up = linear(x_TE, weight, bias)
+        width = gate_up.shape[-1] // 2
+        out = torch.empty(len(gate_up), width, dtype=gate_up.dtype, device=gate_up.device)
+        _gated[(len(gate_up), triton.cdiv(width, 1024))](gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4)
+        return out
+
+
+def _planes(product: Tensor | None) -> int:
+    if product is None:
+        return 0
+    return len(product) if product.dim() == 3 else 1

@@ -1,0 +1,105 @@
+"""Products of a few rows with large matrices, in Triton.
+
+With few rows a product only reads its matrix, and libraries made for many rows wait more than they read. Here a program
+has a strip of the matrix and a share of its depth; shares become float32 planes that whoever reads the product adds up,
+which costs no kernel and no rounding. For more than `MOST_ROWS` rows the library is as fast or faster.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_ROWS = 64
+_PROGRAMS = 288
+"""About two for each multiprocessor: enough to keep memory busy."""
+
+
+@triton.jit(do_not_specialize=["rows", "planes"])
+def _product(
+    x, weight, bias, out, rows, planes,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr,
+    BIASED: tl.constexpr,
+):  # fmt: skip
+    strip = tl.program_id(0)
+    plane = tl.program_id(1)
+    m = tl.arange(0, ROWS)
+    n = strip * STRIP + tl.arange(0, STRIP)
+    k = tl.arange(0, BLOCK)
+    share = tl.cdiv(tl.cdiv(DEPTH, planes), BLOCK) * BLOCK
+    low = plane * share
+    high = tl.minimum(low + share, DEPTH)
+    x_at = x + m[:, None] * DEPTH + k[None, :]
+    w_at = weight + n[None, :].to(tl.int64) * DEPTH + k[:, None]
+    total = tl.zeros([ROWS, STRIP], tl.float32)
+    for start in range(low, high, BLOCK):
+        deep = start + k < high
+        a = tl.load(x_at + start, mask=(m[:, None] < rows) & deep[None, :], other=0.0)
+        b = tl.load(w_at + start, mask=(n[None, :] < WIDTH) & deep[:, None], other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    if BIASED:
+        added = tl.load(bias + n, mask=(n < WIDTH) & (plane == 0), other=0.0)
+        total += added.to(tl.float32)[None, :]
+    place = out + (plane * rows + m[:, None]) * WIDTH + n[None, :]
+    tl.store(place, total, mask=(m[:, None] < rows) & (n[None, :] < WIDTH))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gated_product(
+    x, weight, out, rows,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    m = tl.arange(0, ROWS)
+    n = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
+    k = tl.arange(0, BLOCK)
+    x_at = x + m[:, None] * DEPTH + k[None, :]
+    gate_at = weight + n[None, :].to(tl.int64) * DEPTH + k[:, None]
+    up_at = gate_at + WIDTH * DEPTH
+    gate = tl.zeros([ROWS, STRIP], tl.float32)
+    up = tl.zeros([ROWS, STRIP], tl.float32)
+    for start in range(0, DEPTH, BLOCK):
+        deep = start + k < DEPTH
+        mask = (n[None, :] < WIDTH) & deep[:, None]
+        a = tl.load(x_at + start, mask=(m[:, None] < rows) & deep[None, :], other=0.0)
+        gate = tl.dot(a, tl.load(gate_at + start, mask=mask, other=0.0), gate, input_precision="ieee")
+        up = tl.dot(a, tl.load(up_at + start, mask=mask, other=0.0), up, input_precision="ieee")
+    result = (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty)
+    tl.store(out + m[:, None] * WIDTH + n[None, :], result, mask=(m[:, None] < rows) & (n[None, :] < WIDTH))
+
+
+def product(x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias as float32 planes, (P, T, out)."""
+    rows, (width, depth) = len(x_TE), weight.shape
+    strip, block = 32, 128
+    strips = triton.cdiv(width, strip)
+    planes = _power_below(max(1, min(_PROGRAMS // strips, 8, depth // block)))
+    out = torch.empty(planes, rows, width, dtype=torch.float32, device=x_TE.device)
+    _product[(strips, planes)](
+        x_TE, weight, weight if bias is None else bias, out, rows, planes, WIDTH=width, DEPTH=depth,
+        ROWS=max(16, triton.next_power_of_2(rows)), STRIP=strip, BLOCK=block, BIASED=bias is not None,
+        num_warps=4, num_stages=_stages(x_TE, 5),
+    )  # fmt: skip
+    return out
+
+
+def gated(x_TE: Tensor, weight: Tensor) -> Tensor:
+    """silu(x · gateᵀ) · (x · upᵀ), gate and up being the halves of `weight`."""
+    rows, width, depth = len(x_TE), weight.shape[0] // 2, weight.shape[1]
+    padded = max(16, triton.next_power_of_2(rows))
+    out = torch.empty(rows, width, dtype=x_TE.dtype, device=x_TE.device)
+    _gated_product[(triton.cdiv(width, 64),)](
+        x_TE, weight, out, rows, WIDTH=width, DEPTH=depth, ROWS=padded, STRIP=64,
+        BLOCK=128 if padded == 16 else 64, num_warps=4, num_stages=_stages(x_TE, 5),
+    )  # fmt: skip
+    return out
+
+
+def _stages(x: Tensor, wanted: int) -> int:
+    """float32 takes twice the shared memory."""
+    return wanted if x.dtype.itemsize == 2 else 2
+
+
+def _power_below(number: int) -> int:
+    return 1 << (number.bit_length() - 1)

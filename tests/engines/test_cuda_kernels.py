@@ -1,0 +1,181 @@
+"""The Triton kernels do what their plain torch forms do.
+
+Run on a GPU, or anywhere under Triton's interpreter (`TRITON_INTERPRET=1`); skipped where there is neither.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from headway.engines.native import ops as columns
+from headway.engines.native.ops import GOLDEN, TILE, Heads, Rotation, TorchOps, added_up, bits, key_of, uniform
+from headway.engines.native.sequence import Sequence
+
+from .factory import request
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="neither a GPU nor the interpreter"),
+]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
+NEAR = 1e-4 if INTERPRETED else 2e-2
+SHAPES = [(4, 2, 16), (14, 2, 64), (6, 6, 96), (8, 1, 128)]
+
+
+def triton_ops() -> Any:
+    from headway.engines.native.triton_ops import TritonOps
+
+    return TritonOps()
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).to(DEVICE, DTYPE)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm()) < NEAR
+
+
+@pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decoding(query: int, kv: int, size: int, window: int, splits: int) -> None:
+    torch.manual_seed(query + window)
+    slot_tokens, positions = 1200, [0, 5, 127, 128, 400, 1199]
+    heads = Heads(query, kv, size, size**-0.5, window, slot_tokens=slot_tokens)
+    memory = (random(8 * slot_tokens, kv, size), random(8 * slot_tokens, kv, size))
+    q, at = random(len(positions), query, size), torch.tensor(positions, device=DEVICE)
+    lanes = torch.tensor([3, 0, 7, 1, 2, 6], device=DEVICE)
+    found = triton_ops().decode(q, memory, heads, lanes, at, splits)
+    exact = tuple(part.float() for part in memory)
+    assert close(found, TorchOps().decode(q.float(), exact, heads, lanes, at, splits))
+
+
+@pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
+@pytest.mark.parametrize("window", [0, 20])
+def test_filling(query: int, kv: int, size: int, window: int) -> None:
+    torch.manual_seed(query)
+    heads = Heads(query, kv, size, size**-0.5, window, slot_tokens=200)
+    memory = (random(800, kv, size), random(800, kv, size))
+    tiles = torch.tensor([(0, TILE, 2, 0), (TILE, 5, 2, TILE), (TILE + 5, 40, 0, 130)], device=DEVICE)
+    q = random(TILE + 45, query, size)
+    exact = tuple(part.float() for part in memory)
+    assert close(triton_ops().fill(q, memory, heads, tiles), TorchOps().fill(q.float(), exact, heads, tiles))
+
+
+@pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
+@pytest.mark.parametrize("norms", [False, True])
+def test_rotating(query: int, kv: int, size: int, norms: bool) -> None:
+    torch.manual_seed(size)
+    angles = torch.rand(50, size // 2, device=DEVICE) * 6
+    weights = (random(size), random(size)) if norms else (None, None)
+    by = Rotation(angles.cos(), angles.sin(), *weights, eps=1e-6)
+    heads = Heads(query, kv, size, 1.0, slot_tokens=10)
+    planes = torch.randn(4, 5, (query + 2 * kv) * size, device=DEVICE) if norms else None
+    qkv = random(5, (query + 2 * kv) * size) if planes is None else planes
+    at = torch.tensor([0, 3, 9, 49, 7], device=DEVICE)
+    rows = torch.tensor([4, 0, 17, 3, 19], device=DEVICE)
+    results = []
+    for ops in (triton_ops(), TorchOps()):
+        memory = (torch.zeros(20, kv, size, device=DEVICE, dtype=DTYPE), random(20, kv, size) * 0)
+        results.append((ops.rotate_store(qkv, heads, by, at, rows, memory), *memory))
+    assert all(close(found, wanted) for found, wanted in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("width", [96, 896, 3000])
+def test_norms_and_gates(width: int) -> None:
+    torch.manual_seed(width)
+    x, weight, delta = torch.randn(3, width, device=DEVICE), random(width), random(3, width)
+    streams = [x.clone(), x.clone()]
+    for change in (None, delta):
+        found, wanted = (
+            ops.add_norm(stream, change, weight, 1e-6)
+            for ops, stream in zip((triton_ops(), TorchOps()), streams, strict=True)
+        )
+        assert close(found, wanted)
+    assert close(*streams)
+    planes = torch.randn(4, 3, width, device=DEVICE)
+    assert close(*(ops.add_norm(x.clone(), planes, weight, 1e-6) for ops in (triton_ops(), TorchOps())))
+
+
+@pytest.mark.parametrize("rows", [1, 40, 70])
+def test_products(rows: int) -> None:
+    torch.manual_seed(rows)
+    x, weight, bias = random(rows, 300), random(90, 300), random(90)
+    exact = [tensor.float() for tensor in (x, weight, bias)]
+    for added, plain in ((None, None), (bias, exact[2])):
+        found = added_up(triton_ops().product(x, weight, added))
+        assert close(found, TorchOps().product(*exact[:2], plain))
+        assert close(triton_ops().gated(x, weight, added), TorchOps().gated(*exact[:2], plain))
+
+
+def state_of(rows: list[dict[int, int]]) -> torch.Tensor:
+    plain = {
+        columns.POSITION: 4,
+        columns.LIMIT: 50,
+        columns.ACTIVE: 1,
+        columns.TEMPERATURE: bits(1.0),
+        columns.TOP_P: bits(1.0),
+    }
+    state = torch.zeros(len(rows), columns.COLUMNS, dtype=torch.int64)
+    for number, row in enumerate(rows):
+        for column, value in (plain | {columns.KEY: (number * GOLDEN) % 2**63} | row).items():
+            state[number, column] = value
+    return state
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_draws(cut: bool) -> None:
+    torch.manual_seed(1)
+    rows: list[dict[int, int]] = [
+        {},
+        {columns.TEMPERATURE: bits(0.6)},
+        {columns.TEMPERATURE: bits(0.0)},
+        {columns.ACTIVE: 0},
+        {columns.LIMIT: 6},
+        {columns.TEMPERATURE: bits(0.0), columns.POSITION: 11},
+        *({columns.KEY: 77 * number} for number in range(6)),
+    ]
+    if cut:
+        rows += [{columns.TOP_K: 3}, {columns.TOP_P: bits(0.5)}, {columns.MIN_P: bits(0.2)}] * 4
+        rows.append({columns.TOP_K: 40, columns.TOP_P: bits(0.7), columns.MIN_P: bits(0.01)})
+    state = state_of(rows).to(DEVICE)
+    logits = (torch.randn(len(rows), 9001) * 3).to(DEVICE)
+    ends = torch.tensor([int(logits[5].argmax()), 3], device=DEVICE)
+    lanes = torch.randperm(len(rows)).to(DEVICE)
+    states, blocks = [state.clone(), state.clone()], []
+    for ops, one in zip((triton_ops(), TorchOps()), states, strict=True):
+        block = torch.zeros(len(rows), 7, dtype=torch.int32, device=DEVICE)
+        ops.draw(logits[lanes], lanes, one, block, ends, cut=cut)
+        blocks.append(block.cpu())
+    found, wanted = blocks
+    assert torch.equal(found[:, 0], wanted[:, 0]) and not found[3].any()
+    assert torch.equal(found[:, 1], wanted[:, 1]), "the same tokens: equal numbers decide both"
+    difference = found[:, 4].contiguous().view(torch.float32) - wanted[:, 4].contiguous().view(torch.float32)
+    assert float(difference.abs().max()) < 1e-4
+    assert torch.equal(*(one.cpu() for one in states))
+    assert state[5, columns.ACTIVE] and not states[0][5, columns.ACTIVE] and not states[0][4, columns.ACTIVE]
+
+
+def test_logits_that_are_not_numbers_show_in_the_log_probability() -> None:
+    logits = torch.randn(2, 300).to(DEVICE)
+    logits[1, 7] = float("nan")
+    state, block = state_of([{}, {}]).to(DEVICE), torch.zeros(2, 3, dtype=torch.int32, device=DEVICE)
+    none = torch.empty(0, dtype=torch.int64, device=DEVICE)
+    triton_ops().draw(logits, torch.arange(2, device=DEVICE), state, block, none, cut=False)
+    assert block[:, 2].cpu().contiguous().view(torch.float32).isfinite().tolist() == [True, False]
+
+
+def test_the_device_draws_with_the_numbers_of_the_sequence() -> None:
+    sequence = Sequence(request("a", [5, 6, 7]), (8, 9), slot_tokens=100, seed=3)
+    key = key_of(sequence.key, sequence.prompt_length)
+    assert uniform(key, len(sequence.tokens) - 1) == sequence.uniform()
+    sequence.append(4, 0.0)
+    assert uniform(key, len(sequence.tokens) - 1) == sequence.uniform()

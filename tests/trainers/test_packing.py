@@ -99,6 +99,19 @@ def test_groups_that_teach_nothing_are_skipped_without_a_trace(mode: Any) -> Non
     assert not kimi.skips_zero_advantages
 
 
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_entropy_is_that_of_the_actions_that_were_looked_at(mode: Any) -> None:
+    """Groups that are skipped, however many, do not make it look smaller."""
+    plain = PolicyObjective(pg_variant="ppo", params=PpoParams(), mode=mode)
+    chosen = LocalSettings(objective=plain, advantages=AdvantageParams(), precision="fp64", micro_batch_tokens=40)
+    spread, flat = batch(0, groups=2), batch(5, groups=4, flat=True)
+    alone = Learner(exact(), chosen).learn(spread, Gate())["entropy"]
+    among = Learner(exact(), chosen).learn(Batch(trained=0, groups=(*spread.groups, *flat.groups)), Gate())
+    assert among["skipped_samples"] == 16
+    assert among["entropy"] == pytest.approx(alone, rel=1e-12)
+    assert 3.0 < alone < 3.14  # a little less than log 23
+
+
 def test_losses_over_sequences_get_whole_ones() -> None:
     gspo = PolicyObjective(pg_variant="gspo", params=GspoParams(clip_low=5.0, clip_high=5.0))
     data = batch(0)

@@ -61,6 +61,8 @@ class Report:
     grad_norm: float = 0.0
     learning_rate: float = 0.0
     value_loss: float = 0.0
+    entropy: Tensor | float = 0.0
+    """Summed over the actions that were looked at."""
     packed_tokens: int = 0
     micro_batches: int = 0
     skipped: set[int] = field(default_factory=set)
@@ -69,10 +71,11 @@ class Report:
     def metrics(self, batch: TokenBatch) -> dict[str, float]:
         """By the names they are logged under."""
         found = {} if self.sums is None else self.sums.summary()
-        for name in ("loss", "pg_loss", "kl_loss", "entropy"):
+        for name in ("loss", "pg_loss", "kl_loss"):
             found[name] = found.get(name, 0.0) / max(self.steps, 1)
         return {
             **found,
+            "entropy": float(self.entropy) / max(found.get("actions", 0.0), 1.0),
             "grad_norm": self.grad_norm / max(self.steps, 1),
             "learning_rate": self.learning_rate,
             "value_loss": self.value_loss / max(self.steps, 1),
@@ -209,6 +212,7 @@ def _policy_part(
     result = settings.objective(actions, totals)
     result.loss.backward()  # type: ignore[no-untyped-call]
     report.sums = result.sums if report.sums is None else report.sums + result.sums
+    report.entropy = report.entropy + (out.entropy_N.detach() * actions.mask_N).sum()
     report.packed_tokens += pack.token_L.numel()
     report.micro_batches += 1
 

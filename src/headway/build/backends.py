@@ -33,6 +33,8 @@ class Policy:
     critic: Path | None
     tokenizer: Any
     parameters: int
+    positions: int | None
+    """The longest sequence that it can read; `None`: it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class Served:
 
 def find_policy(resolved: Resolved) -> Policy:
     """Find, and where needed fetch and convert, the model. Raises `ConfigError`."""
-    from headway.models import load_tokenizer, parameter_count, resolve
+    from headway.models import load_tokenizer, longest_sequence, parameter_count, resolve
 
     config = resolved.config
     wanted = config.actor_train.model_args.model_name_or_path or config.pretrain
@@ -97,6 +99,7 @@ def find_policy(resolved: Resolved) -> Policy:
         critic=resolve(critic) if critic and resolved.derived.needs_critic else None,
         tokenizer=load_tokenizer(path),
         parameters=parameter_count(path),
+        positions=longest_sequence(path),
     )
 
 
@@ -209,7 +212,10 @@ def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | 
     part, names = _part(resolved, policy, place, place.infer_threads), [f"engine/{n}" for n in range(place.replicas)]
     if not place.processes:
         return [make_engine(part, name) for name in names]
-    return [RemoteEngine(_spec(name, "engine", part, logs), engine_slots(resolved), Child.start) for name in names]
+    return [
+        RemoteEngine(_spec(name, "engine", part, logs), engine_slots(resolved, place.device), Child.start)
+        for name in names
+    ]
 
 
 def _part(resolved: Resolved, policy: Policy, place: Placement, threads: int) -> PartArgs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.build.placement import Device
 from headway.config import Resolved, load
@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from headway.trainers.local.replica import PolicyReplica
     from headway.weights.store import WeightStore
 
-MOST_SLOTS = 64
-"""Requests that an engine on a CPU works on together: beyond this a step gets slower as fast as it gets wider."""
+MOST_SLOTS: Mapping[Device, int] = {"cpu": 64, "cuda": 512}
+"""Requests that an engine works on together: beyond this a step gets slower as fast as it gets wider."""
+
+_GPU_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +106,11 @@ def _local_settings(args: PartArgs) -> LocalSettings:
     return local_settings_of(resolved, precision="bf16" if half else "fp32", device=args.device, threads=args.threads)
 
 
-def engine_slots(resolved: Resolved) -> int:
+def engine_slots(resolved: Resolved, device: Device) -> int:
     """As many as samples can be in flight; `max_num_seqs` says otherwise."""
     derived = resolved.derived
     wanted = resolved.config.actor_infer.strategy_args.strategy_config.max_num_seqs
-    return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MOST_SLOTS)
+    return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MOST_SLOTS[device])
 
 
 def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] = memoryview) -> NativeEngine:
@@ -118,10 +124,12 @@ def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] = memor
         name,
         architecture(args.model),
         NativeSettings(
-            slots=engine_slots(resolved),
+            slots=engine_slots(resolved, args.device),
             slot_tokens=resolved.derived.sequence_length,
             threads=args.threads,
             seed=resolved.config.seed,
+            device=args.device,
+            dtype="float32" if args.device == "cpu" else _GPU_DTYPES[resolved.config.actor_infer.model_args.dtype],
         ),
         decode=tokenizer.decode,
         eos=end_tokens(args.model),
@@ -147,5 +155,6 @@ def _store(resolved: Resolved, device: Device, arena: Any) -> WeightStore:
 
     from headway.weights.store import WeightStore
 
-    wire = torch.float32 if device == "cpu" else torch.bfloat16
+    kind = resolved.config.actor_infer.model_args.dtype
+    wire = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}["fp32" if device == "cpu" else kind]
     return WeightStore(bucket_mb=resolved.config.param_update_consume_bucket_mb, wire=wire, arena=arena)

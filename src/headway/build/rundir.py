@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -64,7 +65,7 @@ class RunDirectory:
             (self.path / "logs").mkdir(exist_ok=True)
             handle = os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise ConfigError(f"cannot be written: {error.strerror}", key="output_dir", value=str(self.path)) from error
+            raise _unwritable("output_dir", self.path, error) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -121,8 +122,12 @@ class RunDirectory:
 
     def check_room(self, checkpoint_bytes: int, checkpoint_dir: Path) -> None:
         """Raises `ConfigError` where not even one checkpoint would fit."""
-        checkpoint_dir.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(checkpoint_dir).free
+        try:
+            checkpoint_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=checkpoint_dir):
+                free = shutil.disk_usage(checkpoint_dir).free
+        except OSError as error:
+            raise _unwritable("checkpoint_dir", checkpoint_dir, error) from error
         if free < checkpoint_bytes:
             raise ConfigError(
                 f"has {free / 1e9:.2f} GB free, and one checkpoint needs about {checkpoint_bytes / 1e9:.2f} GB",
@@ -166,6 +171,12 @@ def _last(path: Path) -> tuple[int, str] | None:
         return ledger.last_checkpoint()
     finally:
         ledger.close()
+
+
+def _unwritable(key: str, path: Path, error: OSError) -> ConfigError:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return ConfigError("cannot be written: something that is no directory stands there", key=key, value=str(path))
+    return ConfigError(f"cannot be written: {error.strerror}", key=key, value=str(path))
 
 
 def _leaf(resolved: Resolved, key: str) -> Any:

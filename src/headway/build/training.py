@@ -30,6 +30,7 @@ from headway.rewards.registry import make_rewards
 BYTES_PER_PARAMETER = 12
 """Of a checkpoint: weights and two moments, in fp32."""
 _TICK_S = 0.5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,22 @@ def prepare(resolved: Resolved) -> Prepared:
     make_rewards(config.rewards, answer=config.actor_train.data_args.answer)
     where = place(resolved)
     policy = find_policy(resolved)
+    _check_context(resolved, policy)
     sources = make_sources(resolved, policy.tokenizer)
     return Prepared(resolved=resolved, policy=policy, sources=sources, place=where)
+
+
+def _check_context(resolved: Resolved, policy: Policy) -> None:
+    """A model whose positions end before a sequence does cannot answer at all."""
+    wanted, derived = resolved.derived.sequence_length, resolved.derived
+    if policy.positions is not None and wanted > policy.positions:
+        raise ConfigError(
+            f"the model in {policy.path} knows {policy.positions} positions, and a sequence may have "
+            f"{derived.prompt_length} of the prompt + {derived.response_length} of the answer",
+            key="sequence_length",
+            value=wanted,
+            hint=f"prompt_length + response_length of at most {policy.positions}",
+        )
 
 
 @contextmanager
@@ -93,8 +108,13 @@ async def train(
     *,
     sinks: Sequence[Sink] = (),
     tick: Callable[[float], None] | None = None,
+    on_interrupt: Callable[[str], None] = lambda how: None,
 ) -> RunSummary:
-    """Run to the end, or until somebody interrupts. `tick` is called a few times a second with the log's time."""
+    """Run to the end, or until somebody interrupts. `tick` is called a few times a second with the log's time.
+
+    The first interrupt ends the run cleanly; `on_interrupt` is told. The second, or one before the parts are up,
+    raises `CancelledError` as soon as everything is released.
+    """
     loop = asyncio.get_running_loop()
     resumed, before_s, began_s = directory.started, directory.last_event_s(), loop.time()
 
@@ -105,20 +125,21 @@ async def train(
     machinery = make_machinery(prepared.resolved, prepared.policy, prepared.place, directory.path / "logs")
     backends = make_backends(prepared.resolved, prepared.policy, machinery, prepared.sources)
     flow = _flow(prepared, directory, backends, events)
-    with (directory.path / EVENTS).open("a", encoding="utf-8", newline="\n") as log:
+    with (directory.path / EVENTS).open("a", encoding="utf-8", newline="\n", buffering=1) as log:
         events.attach(_Careful(JsonlSink(log), flow))
-        events.emit("run.begin", "run", resumed=resumed, trained=directory.trained(), **machine_facts())
+        events.emit("run.begin", "run", resumed=resumed, trained=directory.trained())
         ticking = None if tick is None else asyncio.ensure_future(_tick(tick, clock))
-        try:
-            await machinery.start()
-            with _interrupts(flow):
+        with _Interrupts(flow, on_interrupt) as interrupts:
+            try:
+                await machinery.start()
+                interrupts.ready = True
                 summary = await flow.run()
-            events.emit("run.end", "run", trained=summary.trained, finished=summary.finished, reason=summary.reason)
-            return summary
-        finally:
-            if ticking is not None:
-                ticking.cancel()
-            await machinery.close()
+                events.emit("run.end", "run", trained=summary.trained, reason=summary.reason)
+                return summary
+            finally:
+                if ticking is not None:
+                    ticking.cancel()
+                await machinery.close()
 
 
 def _flow(prepared: Prepared, directory: RunDirectory, backends: Backends, events: EventLog) -> AsyncTrainingFlow:
@@ -151,27 +172,32 @@ class _Careful:
             self._flow.stop(f"the event log cannot be written: {error.strerror}")
 
 
-@contextmanager
-def _interrupts(flow: AsyncTrainingFlow) -> Iterator[None]:
-    """The first interrupt asks the flow to stop; the second ends it where it stands."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    asked: list[int] = []
+class _Interrupts:
+    """SIGINT and SIGTERM while a run is at work: the first asks it to stop, the second ends it where it stands."""
 
-    def interrupt(number: int) -> None:
-        asked.append(number)
-        if len(asked) == 1:
-            flow.stop(f"stopped by {signal.Signals(number).name}")
-        else:
-            task.cancel()
+    def __init__(self, flow: AsyncTrainingFlow, on_interrupt: Callable[[str], None]) -> None:
+        self.ready = False
+        """The parts are up: there is something to stop cleanly."""
+        self._flow, self._on_interrupt, self._asked = flow, on_interrupt, False
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt, number)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    def __enter__(self) -> _Interrupts:
+        for number in _SIGNALS:
+            self._loop.add_signal_handler(number, self._interrupt, number)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number in _SIGNALS:
+            self._loop.remove_signal_handler(number)
+
+    def _interrupt(self, number: int) -> None:
+        assert self._task is not None
+        if self._asked or not self.ready:
+            self._task.cancel()
+            return
+        self._asked, name = True, signal.Signals(number).name
+        self._flow.stop(f"stopped by {name}")
+        self._on_interrupt(name)
 
 
 async def _tick(tick: Callable[[float], None], clock: Callable[[], float]) -> None:

@@ -1,0 +1,197 @@
+"""Whole runs on one machine: `headway train` at several α, same model, batch and lengths, one after the other.
+
+    python benchmarks/end_to_end.py                                  # one GPU: 0.5B shape, 32 prompts × 8 × 512 tokens
+    python benchmarks/end_to_end.py --shape tiny --prompts 4 --length 16 --device cpu     # does it run at all?
+
+The model is random, of the shape of Qwen2.5, and hardly ever ends an answer, so that all answers are as long as they
+may be. Rewards are drawn by lot, so that no group can be left out of training; `--reward-s` makes every verdict wait,
+as a judge over the network would. Steps after the warm-up count; the last α steps, whose samples were paid for
+before, do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from headway.build.training import opened, prepare, train
+from headway.config import load
+from headway.monitor.events import Event
+
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+}
+
+
+def lot(text: str, task_data: Mapping[str, Any], wait_s: float = 0.0) -> float:
+    """A reward that means nothing, after a wait."""
+    if wait_s:
+        time.sleep(wait_s)
+    return zlib.crc32(text.encode()) / 2**32
+
+
+def make_model(directory: Path, shape: str, device: str) -> Path:
+    """A random model of the shape, with a tokenizer of characters."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from headway.models.tiny import make_tokenizer
+
+    tokenizer = make_tokenizer()
+    vocabulary = 1000 if shape == "tiny" else 151_936
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **SHAPES[shape],
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def configuration(args: argparse.Namespace, model: Path, alpha: int, run_dir: Path) -> dict[str, Any]:
+    """The same for every α but for α."""
+    return {
+        "exp_name": f"alpha-{alpha}",
+        "output_dir": str(run_dir),
+        "pretrain": str(model),
+        "device": args.device,
+        "async_generation_ratio": alpha,
+        "pg_variant": "tis",
+        "filter_zero_variance": False,
+        "rollout_batch_size": args.prompts,
+        "num_return_sequences_in_group": args.group,
+        "prompt_length": 64,
+        "response_length": args.length,
+        "max_steps": args.warmup + args.steps + alpha,
+        "save_steps": 0,
+        "eval_steps": 0,
+        "track_with": [],
+        "actor_train": {
+            "model_args": {"disable_gradient_checkpointing": not args.checkpointing},
+            "training_args": {"learning_rate": 1e-7, "per_device_train_batch_size": args.micro_batch},
+            "data_args": {"file_name": "addition"},
+        },
+        "rewards": {
+            "addition": {
+                "reward_fn": f"{__file__}:lot",
+                "reward_args": {"wait_s": args.reward_s, "concurrency": 256 if args.reward_s else 8},
+            }
+        },
+    }
+
+
+def measured(args: argparse.Namespace, model: Path, alpha: int, scratch: Path) -> dict[str, float]:
+    """One run, and what its measured steps cost."""
+    run_dir = scratch / f"alpha-{alpha}"
+    events: list[Event] = []
+    prepared = prepare(load(configuration(args, model, alpha, run_dir)))
+    with opened(prepared) as directory:
+        summary = asyncio.run(train(prepared, directory, sinks=[events.append]))
+    if not summary.finished:
+        raise RuntimeError(f"α = {alpha} ended early: {summary.reason}")
+    begins = {event.data["trained"] + 1: event.time_s for event in events if event.kind == "step.begin"}
+    ends = {event.data["trained"]: event for event in events if event.kind == "step.end"}
+    first, last = args.warmup, args.warmup + args.steps
+    window = [ends[step] for step in range(first + 1, last + 1)]
+    span_s = ends[last].time_s - ends[first].time_s
+    loads = _spans(events, "load")
+    return {
+        "alpha": alpha,
+        "step_s": span_s / args.steps,
+        "train_s": sum(ends[step].time_s - begins[step] for step in range(first + 1, last + 1)) / args.steps,
+        "samples_per_s": sum(event.data["samples"] for event in window) / span_s,
+        "tokens_per_s": sum(event.data["actions"] for event in window) / span_s,
+        "update_s": sum(loads) / max(len(loads), 1),
+        "lag": sum(event.data["train/lag_mean"] for event in window) / args.steps,
+    }
+
+
+def _spans(events: list[Event], name: str) -> list[float]:
+    begun: dict[int, float] = {}
+    found = []
+    for event in events:
+        if event.kind == "span.begin" and event.data["name"].startswith(name):
+            begun[event.data["span"]] = event.time_s
+        elif event.kind == "span.end" and event.data["span"] in begun:
+            found.append(event.time_s - begun[event.data["span"]])
+    return found
+
+
+def main() -> None:
+    """Run, print one table."""
+    args = arguments()
+    scratch = Path(tempfile.mkdtemp(prefix="headway-end-to-end-"))
+    rows = []
+    try:
+        model = make_model(scratch / "model", args.shape, args.device)
+        for alpha in args.alpha:
+            rows.append(measured(args, model, alpha, scratch))
+            print(json.dumps(rows[-1]), flush=True)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    show(args, rows)
+
+
+def show(args: argparse.Namespace, rows: list[dict[str, float]]) -> None:
+    """The table, with ratios to the first row."""
+    what = f"{args.shape}, {args.prompts} × {args.group} × {args.length} tokens, reward after {args.reward_s} s"
+    table = Table(
+        "α", "s/step", "train s", "samples/s", "tokens/s", "update s", "lag", "speed", title=f"{what}, {machine()}"
+    )
+    for row in rows:
+        numbers = [f"{row[key]:,.2f}" for key in ("step_s", "train_s", "samples_per_s")]
+        numbers += [f"{row['tokens_per_s']:,.0f}", f"{row['update_s']:.3f}", f"{row['lag']:.2f}"]
+        table.add_row(f"{row['alpha']:g}", *numbers, f"{rows[0]['step_s'] / row['step_s']:.2f}×")
+    Console(width=140).print(table)
+
+
+def machine() -> str:
+    """Chip and commit."""
+    import torch
+
+    chip = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return f"{chip}, torch {torch.__version__}, commit {done.stdout.strip() or 'unknown'}"
+
+
+def arguments() -> argparse.Namespace:
+    """What to run."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--alpha", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--micro-batch", type=int, default=32)
+    parser.add_argument("--reward-s", type=float, default=0.0)
+    parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

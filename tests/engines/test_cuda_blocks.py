@@ -218,7 +218,7 @@ def test_sizes_of_steps_waste_little_and_are_few() -> None:
     assert len(sizes) <= 26 and max(sizes) == 512
     assert [ladder(lanes, 7) for lanes in (1, 3, 5, 7)] == [1, 4, 7, 7]
     assert splits_for(512, 2, 600) == 1 and splits_for(512, 2, 4000) == 4
-    assert splits_for(1, 2, 4000) == 8 and splits_for(64, 2, 300) == 1 and splits_for(1, 1, 10) == 1
+    assert splits_for(1, 2, 4000) == 16 and splits_for(64, 2, 300) == 1 and splits_for(1, 1, 10) == 1
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ import torch
 _FULL = 512
 """Programs that keep a GPU of 132 multiprocessors busy."""
 _SHARE = 512
-"""Tokens one program may read where there are fewer; where there are more, twice as many."""
+"""Tokens one program may read where there are fewer; twice as many where there are more, half where there are few."""
 
 
 class Shape(NamedTuple):
@@ -39,7 +39,8 @@ def ladder(lanes: int, most: int) -> int:
 
 def splits_for(lanes: int, kv_heads: int, longest: int) -> int:
     """In how many shares slots are read: a power of 2. All wait for the longest share; adding up costs a kernel."""
-    share = _SHARE if lanes * kv_heads < _FULL else 2 * _SHARE
+    programs = lanes * kv_heads
+    share = _SHARE // 2 if 8 * programs < _FULL else _SHARE if programs < _FULL else 2 * _SHARE
     return min(1 << (-(-longest // share) - 1).bit_length(), 32)
 
 

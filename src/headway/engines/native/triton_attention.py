@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headway.engines.native.ops import TILE, Heads
+from headway.engines.native.triton_launch import early, follow
 
 SHORTEST = 256
 _LOG2_E = 1.4426950408889634
@@ -40,7 +41,9 @@ def _decode(
     BLOCK: tl.constexpr,
     SHORTEST: tl.constexpr,
     SHARED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    follow(EARLY)
     lane = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -97,7 +100,9 @@ def _join(
     SPLITS_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
     SHORTEST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    follow(EARLY)
     lane = tl.program_id(0)
     head = lane.to(tl.int64) * HEADS + tl.program_id(1)
     length = (tl.load(positions + lane) + 1).to(tl.int32)
@@ -128,7 +133,9 @@ def _fill(
     SIZE_PAD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    follow(EARLY)
     tile = tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(tiles + tile * 4)
@@ -182,12 +189,13 @@ def decode(
         q_BHD, *kv, out, parts, weights, lanes_B, positions_B, heads.scale * _LOG2_E, heads.window, splits,
         heads.slot_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
         GROUP_PAD=max(16, triton.next_power_of_2(heads.query // heads.kv)), SIZE_PAD=size_pad, BLOCK=block,
-        SHORTEST=SHORTEST, SHARED=shared, num_warps=2 if size_pad <= 64 else 4, num_stages=2 if busy else 3,
+        SHORTEST=SHORTEST, SHARED=shared, num_warps=2 if size_pad <= 64 else 4, num_stages=2 if busy else 3, **early(),
     )  # fmt: skip
     if shared:
         _join[(lanes, heads.query)](
             parts, weights, out, positions_B, heads.window, splits, HEADS=heads.query, SIZE=heads.size,
             SIZE_PAD=size_pad, SPLITS_PAD=triton.next_power_of_2(splits), BLOCK=block, SHORTEST=SHORTEST, num_warps=1,
+            **early(),
         )  # fmt: skip
     return out
 
@@ -198,6 +206,6 @@ def fill(q_THD: Tensor, kv: tuple[Tensor, Tensor], heads: Heads, tiles_N4: Tenso
     _fill[(len(tiles_N4), heads.query)](
         q_THD, *kv, out, tiles_N4, heads.scale * _LOG2_E, heads.window, heads.slot_tokens, HEADS=heads.query,
         KV=heads.kv, SIZE=heads.size, SIZE_PAD=triton.next_power_of_2(heads.size), ROWS=TILE, BLOCK=64,
-        num_warps=4, num_stages=2,
+        num_warps=4, num_stages=2, **early(),
     )  # fmt: skip
     return out

@@ -13,12 +13,15 @@ from torch.nn.functional import linear
 
 from headway.engines.native import triton_attention, triton_products, triton_sampling
 from headway.engines.native.ops import Heads, Rotation
+from headway.engines.native.triton_launch import early, follow
 
 
 @triton.jit
 def _add_norm(
-    x, delta, weight, out, eps, plane, WIDTH: tl.constexpr, PAD: tl.constexpr, PLANES: tl.constexpr
+    x, delta, weight, out, eps, plane, WIDTH: tl.constexpr, PAD: tl.constexpr, PLANES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    follow(EARLY)
     row = tl.program_id(0).to(tl.int64) * WIDTH
     i = tl.arange(0, PAD)
     here = i < WIDTH
@@ -33,7 +36,8 @@ def _add_norm(
 
 
 @triton.jit
-def _gated(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    follow(EARLY)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = i < WIDTH
@@ -53,7 +57,9 @@ def _rotate_store(
     KV_PAD: tl.constexpr,
     NORMS: tl.constexpr,
     PLANES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    follow(EARLY)
     half: tl.constexpr = SIZE // 2
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token)
@@ -105,7 +111,7 @@ class TritonOps:
         pad = triton.next_power_of_2(width)
         _add_norm[(len(x_TE),)](
             x_TE, x_TE if delta_TE is None else delta_TE, weight_E, out, eps, x_TE.numel(),
-            WIDTH=width, PAD=pad, PLANES=_planes(delta_TE), num_warps=4 if pad <= 2048 else 8,
+            WIDTH=width, PAD=pad, PLANES=_planes(delta_TE), num_warps=4 if pad <= 2048 else 8, **early(),
         )  # fmt: skip
         return out
 
@@ -120,22 +126,22 @@ class TritonOps:
             positions_T, rows_T, q, *kv, tokens * qkv.shape[-1], HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
             HEADS_PAD=triton.next_power_of_2(heads.query + heads.kv), HALF_PAD=triton.next_power_of_2(heads.size // 2),
             KV_PAD=triton.next_power_of_2(heads.kv * heads.size), NORMS=norms,
-            PLANES=_planes(qkv), num_warps=4,
+            PLANES=_planes(qkv), num_warps=4, **early(),
         )  # fmt: skip
         return q
 
     def product(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if len(x_TE) <= triton_products.MOST_ROWS:
+        if triton_products.pays(len(x_TE), weight.numel()):
             return triton_products.product(x_TE, weight, bias)
         return linear(x_TE, weight, bias)
 
     def gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if bias is None and len(x_TE) <= triton_products.MOST_ROWS:
+        if bias is None and triton_products.pays(len(x_TE), weight.numel() // 2):
             return triton_products.gated(x_TE, weight)
         gate_up = linear(x_TE, weight, bias)
         width = gate_up.shape[-1] // 2
         out = torch.empty(len(gate_up), width, dtype=gate_up.dtype, device=gate_up.device)
-        _gated[(len(gate_up), triton.cdiv(width, 1024))](gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4)
+        _gated[(len(gate_up), triton.cdiv(width, 1024))](gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4, **early())
         return out
 
 

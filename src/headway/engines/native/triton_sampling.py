@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headway.engines.native import ops
+from headway.engines.native.triton_launch import early, follow
 
 WIDTH = 4096
 _TOKEN = tl.constexpr(ops.TOKEN)
@@ -61,7 +62,8 @@ def _order(x):
 
 
 @triton.jit
-def _cut(logits, lanes, state, cuts, V, WIDTH: tl.constexpr):
+def _cut(logits, lanes, state, cuts, V, WIDTH: tl.constexpr, EARLY: tl.constexpr):
+    follow(EARLY)
     lane = tl.program_id(0)
     row = state + tl.load(lanes + lane).to(tl.int64) * _COLUMNS
     logits += lane.to(tl.int64) * V
@@ -120,7 +122,10 @@ def _piece(logits, cuts, lane, at, V, scale, CUT: tl.constexpr):
 
 
 @triton.jit
-def _sums(logits, lanes, state, cuts, peaks, sums, V, PIECES, WIDTH: tl.constexpr, CUT: tl.constexpr):
+def _sums(
+    logits, lanes, state, cuts, peaks, sums, V, PIECES, WIDTH: tl.constexpr, CUT: tl.constexpr, EARLY: tl.constexpr
+):
+    follow(EARLY)
     lane = tl.program_id(0)
     piece = tl.program_id(1)
     scale = _scale(state + tl.load(lanes + lane).to(tl.int64) * _COLUMNS)
@@ -148,7 +153,9 @@ def _pick(
     PIECES_PAD: tl.constexpr,
     WIDTH: tl.constexpr,
     CUT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    follow(EARLY)
     lane = tl.program_id(0)
     slot = tl.load(lanes + lane).to(tl.int64)
     row = state + slot * _COLUMNS
@@ -195,12 +202,13 @@ def draw(logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends:
     peaks = torch.empty(2, rows, pieces, dtype=torch.float32, device=logits_BV.device)
     cuts = torch.empty(rows, dtype=torch.float32, device=logits_BV.device)
     if cut:
-        _cut[(rows,)](logits_BV, lanes_B, state, cuts, vocabulary, WIDTH=2 * WIDTH, num_warps=16)
+        _cut[(rows,)](logits_BV, lanes_B, state, cuts, vocabulary, WIDTH=2 * WIDTH, num_warps=16, **early())
     _sums[(rows, pieces)](
-        logits_BV, lanes_B, state, cuts, peaks[0], peaks[1], vocabulary, pieces, WIDTH=WIDTH, CUT=cut, num_warps=4
-    )
+        logits_BV, lanes_B, state, cuts, peaks[0], peaks[1], vocabulary, pieces, WIDTH=WIDTH, CUT=cut, num_warps=4,
+        **early(),
+    )  # fmt: skip
     _pick[(rows,)](
         logits_BV, lanes_B, state, cuts, peaks[0], peaks[1], block, ends, vocabulary, pieces,
         STEPS=(block.shape[1] - 1) // 2, ENDS=len(ends), PIECES_PAD=triton.next_power_of_2(pieces), WIDTH=WIDTH,
-        CUT=cut, num_warps=8,
+        CUT=cut, num_warps=8, **early(),
     )  # fmt: skip

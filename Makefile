@@ -5,18 +5,20 @@
 #   make check    style and types only
 #   make soak     ten thousand random scenarios with faults
 #   make bench    what the benchmarks measure on this machine
+#   make gpu      tests and benchmark of the engine on a GPU, with the interpreter that GPU names (it needs torch, triton)
 #
 # PYTHON chooses the interpreter (3.11 or newer), JOBS the processes that tests run in.
 
 PYTHON ?= python3
 JOBS ?= 2
 SCENARIOS ?= 10000
+GPU ?= $(BIN)/python
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak bench clean
+.PHONY: help demo test check soak bench gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -48,6 +50,10 @@ soak: $(READY)
 
 bench: $(READY)
 	@for file in benchmarks/*.py; do $(BIN)/python "$$file" || exit 1; done
+
+gpu:
+	PYTHONPATH=src $(GPU) -m pytest -m gpu tests/engines
+	PYTHONPATH=src $(GPU) benchmarks/engine_gpu.py
 
 clean:
 	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -14,9 +16,10 @@ from headway.engines.native import NativeEngine, NativeSettings, blocks, engine
 from headway.engines.native.core import Core
 from headway.engines.native.cuda_graphs import ladder, splits_for
 from headway.engines.native.decoders import FusedDecoder, PlainDecoder, decoder_of
-from headway.engines.native.ops import TorchOps
+from headway.engines.native.ops import TorchOps, key_of, uniform
 from headway.engines.native.parameters import Parameters
 from headway.engines.native.scheduler import Scheduler
+from headway.engines.native.sequence import Sequence
 from headway.errors import ConfigError, EngineCrashed
 from headway.types import FinishReason
 
@@ -202,6 +205,37 @@ def test_logits_that_are_not_numbers_are_named() -> None:
         await served.close()
 
     run(scenario())
+
+
+def test_the_device_draws_with_the_numbers_of_the_sequence() -> None:
+    sequence = Sequence(request("a", [5, 6, 7]), (8, 9), slot_tokens=100, seed=3)
+    key = key_of(sequence.key, sequence.prompt_length)
+    assert uniform(key, len(sequence.tokens) - 1) == sequence.uniform()
+    sequence.append(4, 0.0)
+    assert uniform(key, len(sequence.tokens) - 1) == sequence.uniform()
+
+
+def test_a_replica_that_broke_frees_its_memory_though_its_error_is_kept() -> None:
+    async def scenario() -> None:
+        model = make_model()
+        served = in_blocks(model)
+        runners: list[weakref.ref[Any]] = []
+        await serve(served, model)
+        await served._running().ask(lambda core: runners.append(weakref.ref(core._blocks)) or [])
+        with torch.no_grad():
+            model.get_output_embeddings().weight[0, 0] = float("nan")
+        await serve(served, model, 1)
+        with pytest.raises(EngineCrashed) as kept:
+            await served.generate(request(), Progress())
+        await served.restart()
+        assert kept.value.__cause__ is not None and runners[0]() is None
+        await served.close()
+
+    gc.disable()
+    try:
+        run(scenario())
+    finally:
+        gc.enable()
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -12,10 +12,7 @@ import pytest
 import torch
 
 from headway.engines.native import ops as columns
-from headway.engines.native.ops import GOLDEN, TILE, Heads, Rotation, TorchOps, added_up, bits, key_of, uniform
-from headway.engines.native.sequence import Sequence
-
-from .factory import request
+from headway.engines.native.ops import GOLDEN, TILE, Heads, Rotation, TorchOps, added_up, bits
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -171,11 +168,3 @@ def test_logits_that_are_not_numbers_show_in_the_log_probability() -> None:
     none = torch.empty(0, dtype=torch.int64, device=DEVICE)
     triton_ops().draw(logits, torch.arange(2, device=DEVICE), state, block, none, cut=False)
     assert block[:, 2].cpu().contiguous().view(torch.float32).isfinite().tolist() == [True, False]
-
-
-def test_the_device_draws_with_the_numbers_of_the_sequence() -> None:
-    sequence = Sequence(request("a", [5, 6, 7]), (8, 9), slot_tokens=100, seed=3)
-    key = key_of(sequence.key, sequence.prompt_length)
-    assert uniform(key, len(sequence.tokens) - 1) == sequence.uniform()
-    sequence.append(4, 0.0)
-    assert uniform(key, len(sequence.tokens) - 1) == sequence.uniform()

@@ -10,7 +10,6 @@ weights change between two blocks only. On the CPU the same code runs without gr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
@@ -101,10 +100,9 @@ class BlockRunner:
         self._state = torch.zeros(settings.slots + 1, columns.COLUMNS, dtype=torch.int64, device=device)
         self._block = torch.zeros(settings.slots + 1, 1 + 2 * settings.look_steps, dtype=torch.int32, device=device)
         self._ends = torch.tensor(sorted(eos), dtype=torch.int64, device=device)
-        self._run: Callable[[Shape], None] = self._step
+        self._graphs = None if self._stream is None else Graphs(self._stream)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.default_stream(device))
-            self._run = Graphs(self._step, self._idle_step, self._stream)
         self._changes = -1
         self._seated = np.empty(0, dtype=np.int64)
         """Slots by lane."""
@@ -194,6 +192,12 @@ class BlockRunner:
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         done.record(self._stream)
         return Flight(ready, slots, report, done)
+
+    def _run(self, shape: Shape) -> None:
+        if self._graphs is None:
+            self._step(shape)
+        else:
+            self._graphs.run(shape, self._step, self._idle_step)
 
     def _step(self, shape: Shape) -> None:
         self._step_of(self._lanes[: shape.lanes], shape)

@@ -115,7 +115,8 @@ def _check_memory(
         return
     token = 2 * shape["layers"] * shape["heads"] * shape["head_size"] * dtype.itemsize
     asked = (settings.slots * settings.slot_tokens + settings.kept_tokens) * token
-    free = torch.cuda.mem_get_info(device)[0] - 2 * parameters.bytes
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused - 2 * parameters.bytes
     if asked > free:
         fit = max(0, free - settings.kept_tokens * token) // (settings.slot_tokens * token)
         raise ConfigError(

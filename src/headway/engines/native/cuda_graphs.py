@@ -44,32 +44,32 @@ def splits_for(lanes: int, kv_heads: int, longest: int) -> int:
     return min(1 << (-(-longest // share) - 1).bit_length(), 32)
 
 
-class Graphs:
-    """The captured steps of one runner. `step` must only touch tensors that live as long as this."""
+Step = Callable[[Shape], None]
 
-    def __init__(self, step: Callable[[Shape], None], idle: Callable[[Shape], None], stream: torch.cuda.Stream) -> None:
-        self._step = step
-        self._idle = idle
-        """The same on lanes that nobody sits in."""
+
+class Graphs:
+    """The captured steps of one runner. Does not refer to it: a runner that is let go frees its memory at once."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
 
-    def __call__(self, shape: Shape) -> None:
-        """Run a step of this shape."""
+    def run(self, shape: Shape, step: Step, idle: Step) -> None:
+        """A step of this shape; `idle` is the same on lanes that nobody sits in."""
         graph = self._graphs.get(shape)
         if graph is None:
-            graph = self._graphs[shape] = self._captured(shape)
+            graph = self._graphs[shape] = self._captured(shape, step, idle)
         graph.replay()
 
-    def _captured(self, shape: Shape) -> torch.cuda.CUDAGraph:
-        self._idle(shape)
+    def _captured(self, shape: Shape, step: Step, idle: Step) -> torch.cuda.CUDAGraph:
+        idle(shape)
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads load weights or train: they must not break a capture, nor be broken by it.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            self._step(shape)
+            step(shape)
         finally:
             graph.capture_end()
         return graph

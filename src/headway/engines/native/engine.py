@@ -158,7 +158,10 @@ class NativeEngine:
     async def restart(self) -> None:
         if self._closed:
             raise EngineCrashed(f"{self.name} is closed")
+        worker = self._worker
         self._die(EngineCrashed(f"{self.name} is restarted"))
+        if worker is not None and self._settings.device != "cpu":  # its memory is needed again
+            await worker.ended(_END_S)
         self._down = False
         self._receiver.reset(gone=False)
         try:

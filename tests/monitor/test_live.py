@@ -33,7 +33,18 @@ def test_incidents_are_shown_without_control_characters() -> None:
     stream = io.StringIO()
     live = LiveDisplay(Monitor(), Console(file=stream, force_terminal=False))
     live(ev(3.0, "error", "engine/1", error="EngineCrashed", message="[bold]bad\x1b[31m\nnews"))
-    assert stream.getvalue() == "[3.00 s] error engine/1 error: EngineCrashed, message: [bold]bad [31m news\n"
+    assert stream.getvalue() == "[3.00 s] engine/1: error: [bold]bad [31m news\n"
+
+
+def test_an_incident_that_comes_again_and_again_is_counted_instead_of_repeated() -> None:
+    stream = io.StringIO()
+    live = LiveDisplay(Monitor(), Console(file=stream, force_terminal=False))
+    for number in range(120):
+        live(ev(float(number), "error", "reward", error="RewardError", message=f"sample {number} has no verdict"))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 5
+    assert lines[3] == "[9.00 s] reward: error: sample 9 has no verdict (10 times so far)"
+    assert lines[4].endswith("(100 times so far)")
 
 
 def test_on_a_terminal_frames_are_limited_by_event_time() -> None:

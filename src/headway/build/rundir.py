@@ -28,7 +28,7 @@ import yaml
 
 from headway.config import Resolved
 from headway.errors import ConfigError
-from headway.ledger import Ledger
+from headway.ledger import Ledger, newest_of
 from headway.monitor.events import read_events
 
 CONFIG, EVENTS, LEDGER, IDENTITY = "config.yaml", "events.jsonl", "ledger.sqlite", "identity.json"
@@ -158,8 +158,8 @@ class RunDirectory:
 
 
 def newest_checkpoint(path: Path) -> Path | None:
-    """Of the run in `path`."""
-    last = _last(path)
+    """Of the run in `path`, also while a process is at work there."""
+    last = newest_of(path / LEDGER)
     return None if last is None else path / last[1]
 
 

@@ -125,16 +125,16 @@ async def train(
     machinery = make_machinery(prepared.resolved, prepared.policy, prepared.place, directory.path / "logs")
     backends = make_backends(prepared.resolved, prepared.policy, machinery, prepared.sources)
     flow = _flow(prepared, directory, backends, events)
-    with (directory.path / EVENTS).open("a", encoding="utf-8", newline="\n", buffering=1) as log:
+    with (directory.path / EVENTS).open("a", encoding="utf-8", newline="\n") as log:
         events.attach(_Careful(JsonlSink(log), flow))
-        events.emit("run.begin", "run", resumed=resumed, trained=directory.trained())
+        events.emit("run.begin", "run", resumed=resumed, trained=directory.trained(), **machine_facts())
         ticking = None if tick is None else asyncio.ensure_future(_tick(tick, clock))
         with _Interrupts(flow, on_interrupt) as interrupts:
             try:
                 await machinery.start()
                 interrupts.ready = True
                 summary = await flow.run()
-                events.emit("run.end", "run", trained=summary.trained, reason=summary.reason)
+                events.emit("run.end", "run", trained=summary.trained, finished=summary.finished, reason=summary.reason)
                 return summary
             finally:
                 if ticking is not None:

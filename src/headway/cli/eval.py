@@ -15,8 +15,9 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +26,7 @@ from headway.build.evaluation import evaluate, held_out
 from headway.build.rundir import newest_checkpoint
 from headway.build.training import prepare
 from headway.cli.train import configured
+from headway.errors import ConfigError
 from headway.rollout.evaluation import Judged
 
 if TYPE_CHECKING:
@@ -49,15 +51,26 @@ def run_eval(args: argparse.Namespace) -> int:
     resolved = configured([*args.arguments, *_newest(args.arguments)])
     prepared = prepare(resolved)
     tasks = held_out(prepared, args.limit)
-    judged = asyncio.run(evaluate(prepared, tasks, answers=args.answers))
-    if args.out:
-        args.out.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows_of(judged)), "utf-8")
+    with _opened(args.out) as out:
+        judged = asyncio.run(evaluate(prepared, tasks, answers=args.answers))
+        if out is not None:
+            out.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows_of(judged))
     result = {"policy": str(prepared.policy.path), "answers": args.answers, "domains": summary(judged)}
     if args.json:
         print(json.dumps(result, indent=2, ensure_ascii=False))
     else:
         _print(result)
     return 0 if any(one.answers for one in judged) else 1
+
+
+def _opened(path: Path | None) -> AbstractContextManager[TextIO | None]:
+    """Where answers go; known to be writable before the first of them is made."""
+    if path is None:
+        return nullcontext()
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", key="--out", value=str(path)) from error
 
 
 def summary(judged: Sequence[Judged]) -> dict[str, dict[str, float | int]]:

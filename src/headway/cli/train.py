@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +23,7 @@ from headway.build.rundir import CONFIG, EVENTS, LEDGER, RunDirectory
 from headway.build.training import Prepared, opened, prepare, train
 from headway.cli.config import split_arguments
 from headway.config import Resolved, load
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError
 from headway.flow.flow import RunSummary
 from headway.monitor.events import read_events
 from headway.monitor.live import LiveDisplay
@@ -32,6 +33,7 @@ from headway.monitor.trackers import make_trackers
 from headway.monitor.training import render_training
 
 PIPE_WIDTH = 160
+_STOPPING = "the run stops after this step, with a checkpoint; once more, and it stops at once"
 
 if TYPE_CHECKING:
     _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -49,6 +51,7 @@ def add_parser(subparsers: _SubParsers) -> None:
 
 def run_train(args: argparse.Namespace) -> int:
     """Check, train, show."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also before there is a run to stop
     resolved = configured(args.arguments)
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     prepared = prepare(resolved)
@@ -60,7 +63,21 @@ def run_train(args: argparse.Namespace) -> int:
             console.print(f"{directory.path} is finished: {done} steps. Raise max_steps, or choose another output_dir.")
             return 0
         _introduce(prepared, done, console)
-        summary = asyncio.run(_shown(prepared, directory, console))
+        try:
+            summary = asyncio.run(_shown(prepared, directory, console))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            if directory.started:
+                what = (
+                    f"interrupted; the newest checkpoint is that of step {directory.trained()}, and no sample is lost"
+                )
+                _say_how_to_go_on(what, directory.path)
+                return 130
+            raise KeyboardInterrupt from None
+        except ConfigError:
+            raise
+        except HeadwayError as error:
+            _say_how_to_go_on(f"ended early after step {_trained(directory)}: {error}", directory.path)
+            return 1
     return _conclude(prepared, summary, console)
 
 
@@ -73,8 +90,14 @@ def configured(arguments: list[str]) -> Resolved:
             raise ConfigError(
                 f"{source} is a directory without {CONFIG}", hint="a YAML file, or the directory of a run"
             )
-        return load(str(saved), [*overrides, f"output_dir={source}"])
+        return load(str(saved), [*overrides, *_policy(overrides), f"output_dir={source}"])
     return load(source, overrides)
+
+
+def _policy(overrides: list[str]) -> list[str]:
+    """A run has written down which model each role took from `pretrain`; another `pretrain` is another policy."""
+    given = [word for word in overrides if word.startswith("pretrain=")]
+    return [f"actor_train.model_args.model_name_or_path={word.partition('=')[2]}" for word in given]
 
 
 def _introduce(prepared: Prepared, done: int, console: Console) -> None:
@@ -82,7 +105,7 @@ def _introduce(prepared: Prepared, done: int, console: Console) -> None:
     console.print(
         f"{config.exp_name}: {prepared.policy.parameters / 1e6:,.1f}M parameters from {prepared.policy.path.name}, "
         f"{derived.groups_per_step} prompts × {derived.group_size} answers a step, {config.max_steps} steps\n"
-        f"headway α = {derived.alpha:g}: a sample is at most {derived.bound} versions old when it is trained; "
+        f"headway α = {derived.alpha:g}: a sample is at most {_versions(derived.bound)} old when it is trained; "
         f"loss {config.pg_variant}, advantages {config.adv_estimator}\n"
         f"{prepared.place.text}; everything goes to {prepared.directory}",
         soft_wrap=True,
@@ -92,6 +115,10 @@ def _introduce(prepared: Prepared, done: int, console: Console) -> None:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
     if done:
         console.print(f"going on from step {done}", markup=False)
+
+
+def _versions(count: int) -> str:
+    return f"{count} version{'' if count == 1 else 's'}"
 
 
 async def _shown(prepared: Prepared, directory: RunDirectory, console: Console) -> RunSummary:
@@ -105,7 +132,16 @@ async def _shown(prepared: Prepared, directory: RunDirectory, console: Console) 
         for tracker in trackers:
             stack.callback(tracker.close)
         live = stack.enter_context(LiveDisplay(monitor, console, steps=config.max_steps))
-        return await train(prepared, directory, sinks=[monitor, *trackers, live], tick=live.tick)
+        return await train(
+            prepared,
+            directory,
+            sinks=[monitor, *trackers, live],
+            tick=live.tick,
+            on_interrupt=lambda name: console.print(
+                f"{name}: the run stops after this step, with a checkpoint; once more, and it stops at once",
+                markup=False,
+            ),
+        )
 
 
 def _conclude(prepared: Prepared, summary: RunSummary, console: Console) -> int:
@@ -119,6 +155,18 @@ def _conclude(prepared: Prepared, summary: RunSummary, console: Console) -> int:
         console.print(f"{what:<12}{where}", soft_wrap=True, markup=False)
     if summary.finished:
         return 0
-    print(f"ended early after step {summary.trained}: {summary.reason}", file=sys.stderr)
-    print(f"go on with: headway train {path} --resume", file=sys.stderr)
+    _say_how_to_go_on(f"ended early after step {summary.trained}: {summary.reason}", path)
     return 1
+
+
+def _trained(directory: RunDirectory) -> str:
+    """Of the newest checkpoint, as far as the ledger can be asked."""
+    try:
+        return str(directory.trained())
+    except HeadwayError:
+        return "?"
+
+
+def _say_how_to_go_on(what: str, path: Path) -> None:
+    print(what, file=sys.stderr)
+    print(f"go on with: headway train {path} --resume", file=sys.stderr)

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from headway.cluster.base import DevicePools
-from headway.errors import BackendError, ConfigError, HeadwayError, InvariantBroken, RunStopped, Stalled, TrainerCrashed
+from headway.errors import (
+    BackendError,
+    ConfigError,
+    HeadwayError,
+    InvariantBroken,
+    RunStopped,
+    Stalled,
+    TrainerCrashed,
+    TrainerError,
+)
 from headway.flow import stages as _stages
 from headway.flow.backends import Backends
 from headway.flow.channel import Channel
@@ -234,12 +243,13 @@ class AsyncTrainingFlow:
         if isinstance(failure, TrainerCrashed):
             ledger.store_partials(line.partials())
             return
-        if not isinstance(failure, asyncio.CancelledError):
-            try:
+        try:
+            if not isinstance(failure, asyncio.CancelledError):
                 await save_checkpoint(line)
-            except BackendError as error:  # a dead trainer cannot be saved; its last checkpoint stands
-                self.events.emit("error", "trainer", error=type(error).__name__, message=str(error))
-        self._end_open(ledger, line.partials())
+        except BackendError as error:  # a dead trainer cannot be saved; its last checkpoint stands
+            self.events.emit("error", "trainer", error=type(error).__name__, message=str(error))
+        finally:  # also for who does not want to wait for the checkpoint
+            self._end_open(ledger, line.partials())
 
     def _end_open(self, ledger: Ledger, partials: Mapping[str, Generation]) -> None:
         for sample_id in ledger.save_open(partials):
@@ -252,16 +262,26 @@ class AsyncTrainingFlow:
     # -- the trainer
 
     async def _load_trainer(self, ledger: Ledger) -> TrainerCrashed | None:
-        """Where a checkpoint is, go on from it. Returns what went wrong."""
-        last, limit = ledger.last_checkpoint(), self.settings.reliability.train_timeout_s
-        try:
-            if last is not None:
+        """Go on from the newest checkpoint that can be read. Returns what went wrong with the trainer itself."""
+        limit, damaged = self.settings.reliability.train_timeout_s, ""
+        for version, directory in ledger.checkpoints():
+            try:
                 async with asyncio.timeout(limit):
-                    await self.backends.trainer.load(self.run_dir / last[1])
-        except TrainerCrashed as error:
-            return error
-        except TimeoutError:
-            return TrainerCrashed(f"{last}: not loaded after {limit} s")
+                    await self.backends.trainer.load(self.run_dir / directory)
+                return None
+            except TrainerCrashed as error:
+                return error
+            except TimeoutError:
+                return TrainerCrashed(f"{directory}: not loaded after {limit} s")
+            except TrainerError as error:
+                damaged = damaged or str(error)
+                message = f"the checkpoint of step {version} cannot be read and is passed over: {error}"
+                self.events.emit("error", "trainer", error="TrainerError", message=message)
+        if damaged:
+            raise RunStopped(
+                f"none of its checkpoints can be read; the newest: {damaged}. Put one back from a copy, or begin anew "
+                "in another output_dir"
+            )
         return None
 
     async def _revive_trainer(self, ledger: Ledger, failure: TrainerCrashed) -> None:

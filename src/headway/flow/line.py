@@ -216,9 +216,10 @@ class Line:
         """A group was given up; when that happens to one after another, it is not the groups."""
         self.drop(run.group_id, reason, who="generate")
         self._given_up += 1
-        self.recovery.failure("generate", BackendError(f"group {run.group_id} given up: {reason}"))
+        fault = run.fault or str(reason)
+        self.recovery.failure("generate", BackendError(f"group {run.group_id} given up: {fault}"))
         if self._given_up % (2 * self.settings.groups_per_step) == 0:
-            why = f"{self._given_up} groups in a row were given up, the last with {reason}"
+            why = f"{self._given_up} groups in a row were given up; the last one: {fault}"
             self.recovery.exhausted("generate", BackendError(why))
 
     def group_ready(self, group: SampleGroup) -> None:

@@ -2,5 +2,6 @@
 
 from headway.ledger.ledger import Ledger
 from headway.ledger.restore import Restored, RestoredGroup, rebased, rebased_generation
+from headway.ledger.store import newest_of
 
-__all__ = ["Ledger", "Restored", "RestoredGroup", "rebased", "rebased_generation"]
+__all__ = ["Ledger", "Restored", "RestoredGroup", "newest_of", "rebased", "rebased_generation"]

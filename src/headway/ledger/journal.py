@@ -114,7 +114,7 @@ class Journal:
             if isinstance(error, sqlite3.Error):
                 raise LedgerError(
                     f"{self._path}: {error}; nothing of this write was made and nothing is lost: "
-                    "free space or fix the disk, then flush again"
+                    "free space or fix the disk, then go on"
                 ) from error
             raise
 

@@ -159,10 +159,16 @@ class Ledger:
 
     def last_checkpoint(self) -> tuple[int, str] | None:
         """Version and directory of the newest checkpoint, if there is one."""
+        return next(iter(self.checkpoints()), None)
+
+    def checkpoints(self) -> list[tuple[int, str]]:
+        """Version and directory of every checkpoint of this line of versions, the newest first.
+
+        `restore` may go back to any of them; what only newer ones know of is drawn again.
+        """
         self.flush()
-        newest = "SELECT version, directory FROM checkpoints ORDER BY version DESC LIMIT 1"
-        row = self._journal.db.execute(newest).fetchone()
-        return None if row is None else (int(row[0]), str(row[1]))
+        found = self._journal.db.execute("SELECT version, directory FROM checkpoints ORDER BY version DESC")
+        return [(int(version), str(directory)) for version, directory in found]
 
     def restore(self, version: int) -> Restored:
         """Go on from the trainer's checkpoint `version`: in a new process, or in this one when its trainer was lost.

@@ -101,6 +101,20 @@ def _check(db: sqlite3.Connection, path: Path | str) -> None:
         raise LedgerError(f"{path}: schema {schema} is not known to this Headway; choose another run directory")
 
 
+def newest_of(path: Path) -> tuple[int, str] | None:
+    """Version and directory of the newest checkpoint in the ledger at `path`, which may be in use."""
+    if not path.exists():
+        return None
+    db = sqlite3.connect(path)
+    try:
+        row = db.execute("SELECT version, directory FROM checkpoints ORDER BY version DESC LIMIT 1").fetchone()
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path}: {error}; it is not a ledger") from error
+    finally:
+        db.close()
+    return None if row is None else (int(row[0]), str(row[1]))
+
+
 class RunLock:
     """An exclusive lock on a file beside the ledger, held while its owner lives."""
 

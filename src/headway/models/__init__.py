@@ -7,7 +7,14 @@ Importing it imports neither torch nor transformers.
 """
 
 from headway.models.cache import cache_root
-from headway.models.loading import architecture, end_tokens, load_model, load_tokenizer, parameter_count
+from headway.models.loading import (
+    architecture,
+    end_tokens,
+    load_model,
+    load_tokenizer,
+    longest_sequence,
+    parameter_count,
+)
 from headway.models.names import built_in_names, resolve
 
 __all__ = [
@@ -17,6 +24,7 @@ __all__ = [
     "end_tokens",
     "load_model",
     "load_tokenizer",
+    "longest_sequence",
     "parameter_count",
     "resolve",
 ]

@@ -84,6 +84,15 @@ def parameter_count(path: Path | str) -> int:
     return sum(parameter.numel() for parameter in architecture(path)().parameters())
 
 
+def longest_sequence(path: Path | str) -> int | None:
+    """Positions that the model at `path` knows; `None` where it does not say."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(checked(Path(path), str(path)), local_files_only=True)
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
 def end_tokens(
     source: Path | str | PreTrainedTokenizerBase, generation_config: GenerationConfig | None = None
 ) -> frozenset[int]:

@@ -1,7 +1,7 @@
 """What a run is doing now, in the terminal.
 
 On a terminal: a small panel, redrawn at most every `refresh_s` seconds. Elsewhere (a file, a pipe, a job log): one
-plain line a training step, one a validation, one an incident.
+plain line a training step, one a validation, one an incident; incidents that come again and again are counted.
 
     with LiveDisplay(monitor, console, steps=200) as live:
         log.attach(live)
@@ -14,6 +14,8 @@ that is attached to the same log *before* it, and keeps no numbers of its own.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from types import TracebackType
@@ -33,6 +35,8 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 32
 _BAR_COLUMNS = 24
 _INCIDENTS = ("error", "restart", "down", "degrade", "stall")
+_SHOWN, _MILESTONES = 3, frozenset(10**power for power in range(1, 10))
+"""How often an incident is printed, apart from its numbers; then only the tenth, the hundredth time and so on."""
 _SIGNS = {"running": "●", "waiting": "○", "emitting": "◆", "idle": "·", "stopped": "■"}
 
 
@@ -53,6 +57,8 @@ class LiveDisplay:
         self._steps = steps
         self._next_s = float("-inf")
         self._incident = ""
+        self._times: Counter[str] = Counter()
+        """Incidents of one kind so far."""
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -72,14 +78,15 @@ class LiveDisplay:
         kind = event.kind
         if kind in _INCIDENTS:
             self._incident = incident_line(event)
+            times = self._times[_pattern(event)] = self._times[_pattern(event)] + 1
         if self._live is not None:
             self.tick(event.time_s)
         elif kind == "step.end":
             self._print(step_line(self._monitor))
         elif kind == "validate.end":
             self._print(validation_line(self._monitor.incidents.validations[-1]))
-        elif kind in _INCIDENTS:
-            self._print(self._incident)
+        elif kind in _INCIDENTS and (times <= _SHOWN or times in _MILESTONES):
+            self._print(self._incident if times <= _SHOWN else f"{self._incident} ({times:,} times so far)")
 
     def tick(self, now_s: float) -> None:
         """Time has passed: redraw the panel if it is due. `now_s` is on the clock of the events."""
@@ -132,9 +139,18 @@ def validation_line(validation: Validation) -> str:
 
 def incident_line(event: Event) -> str:
     """A fault as one line; control characters of foreign messages do not reach the terminal."""
-    details = ", ".join(f"{key}: {value}" for key, value in event.data.items())
-    line = f"[{seconds(event.time_s)}] {event.kind} {event.who} {details}"
+    data = dict(event.data)
+    message = data.pop("message", None) or data.pop("error", "")
+    data.pop("error", None)
+    details = [str(message)] if message else []
+    details += [f"{key} {value}" for key, value in data.items()]
+    line = f"[{seconds(event.time_s)}] {event.who}: {event.kind}{': ' if details else ''}{', '.join(details)}"
     return "".join(letter if letter.isprintable() else " " for letter in line)[:300]
+
+
+def _pattern(event: Event) -> str:
+    """What incidents that differ only in numbers have in common."""
+    return re.sub(r"\d+", "#", f"{event.kind} {event.who} {event.data.get('message', '')}")
 
 
 def sparkline(values: Sequence[float], columns: int = _SPARK_COLUMNS) -> str:

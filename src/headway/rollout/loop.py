@@ -40,7 +40,7 @@ class SampleBook(Protocol):
 class GroupRun:
     """One group from start to hand-over, and its scores until it is closed."""
 
-    __slots__ = ("agents", "budget", "complete", "episodes", "group_id", "scores", "started", "task", "tasks")
+    __slots__ = ("agents", "budget", "complete", "episodes", "fault", "group_id", "scores", "started", "task", "tasks")
 
     def __init__(self, group_id: int, task: Task, budget: int) -> None:
         self.group_id = group_id
@@ -56,6 +56,8 @@ class GroupRun:
         """Members that are in, in the order they came in."""
         self.scores: dict[str, asyncio.Future[Score]] = {}
         self.complete = False
+        self.fault = ""
+        """What the last member that failed had to say."""
 
     def oldest(self, unstarted: int) -> int:
         """The oldest version at work in the group; `unstarted` stands for members without a replica yet."""
@@ -135,7 +137,9 @@ class RolloutLoop:
         """A member has failed: start another for it, or give the group up when the budget is spent."""
         run.episodes.pop(sample_id, None)
         run.agents.pop(sample_id, None)
-        run.scores.pop(sample_id, None)
+        verdict = run.scores.pop(sample_id, None)
+        if verdict is not None and verdict.done() and not verdict.cancelled() and verdict.exception():
+            run.fault = str(verdict.exception())
         self._book.drop_sample(sample_id, reason)
         if run.budget <= 0:
             self.cancel(run.group_id)
@@ -211,6 +215,7 @@ class RolloutLoop:
         except (EnvironmentFailed, EngineError) as error:
             reason = DropReason.ENGINE_FAILED if isinstance(error, EngineError) else DropReason.ENVIRONMENT_FAILED
             self._complain(type(error).__name__, str(error))
+            run.fault = str(error)
             if isinstance(error.__cause__, EngineCrashed):
                 run.budget = 0  # replicas died under it again and again: it may well be the prompt
             if run.agents.get(agent.sample_id) is agent:

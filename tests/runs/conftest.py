@@ -1,0 +1,22 @@
+"""One template and one model for all runs of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runs.factory import Runs
+from tests.runs.template import Template
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    directory: Path = tmp_path_factory.mktemp("runs")
+    template = Template(directory)
+    try:
+        assert template.call("tests.runs.factory:make_model", str(directory / "model")) == 0
+        yield Runs(template, directory / "model")
+    finally:
+        template.close()

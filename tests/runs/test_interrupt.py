@@ -1,0 +1,103 @@
+"""Ctrl-C, SIGTERM, and the death of single processes of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.ledger.codec import decode_episode, decode_generation
+from tests.runs.factory import Run, Runs, audit, count, events, gone, parts, rows
+
+LONG: dict[str, Any] = {"max_steps": 3, "response_length": 60, "processes": True}
+
+
+def stop(run: Run, number: int, after: Callable[[], Any]) -> list[int]:
+    """Signal it after something has happened; the processes that it had."""
+    assert run.until(after), run.text
+    children = list(parts(run).values())
+    run.kill(number)
+    return children
+
+
+def finished(run: Run) -> list[tuple[str]]:
+    """Samples that the ledger holds whole."""
+    return rows(run.directory, "SELECT sample_id FROM payloads JOIN samples USING (row)")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_run_with_a_checkpoint_and_says_how_to_go_on(
+    runs: Runs, tmp_path: Path, number: signal.Signals
+) -> None:
+    run = runs.train(tmp_path / "run", **LONG)
+    children = stop(run, number, lambda: finished(run))
+    assert run.end() == 1, run.text
+    assert gone(children, 2.0) and len(children) == 2
+    assert f"stopped by {number.name}" in run.text and "stops after this step" in run.text
+    assert run.text.rstrip().endswith(f"go on with: headway train {run.directory} --resume")
+    assert "Traceback" not in run.text
+    reached = count(run.directory, "step.end")
+    assert rows(run.directory, "SELECT max(version) FROM checkpoints") == [(reached,)]
+    assert rows(run.directory, "SELECT count(*) FROM samples WHERE end IS NULL") == [(0,)], "all are saved or trained"
+    begun = dict(rows(run.directory, "SELECT sample_id, body FROM partials JOIN samples USING (row)"))
+    assert begun, "no answer was cut off: nothing to go on with"
+
+    resumed = runs.start(run.directory, "train", str(run.directory), "save_steps=0", "--resume")
+    assert resumed.until(lambda: count(run.directory, "step.end") > reached), resumed.text
+    made = dict(rows(run.directory, "SELECT sample_id, body FROM payloads JOIN samples USING (row)"))
+    continued = {sample: decode_episode(made[sample]).turns[0].generation for sample in begun.keys() & made.keys()}
+    assert continued
+    for sample, generation in continued.items():
+        start = decode_generation(begun[sample])
+        assert list(generation.actions[: len(start.actions)]) == list(start.actions)
+    assert resumed.end() == 0, resumed.text
+    audit(run.directory)
+
+
+@pytest.mark.parametrize("processes", [True, False])
+def test_two_interrupts_end_it_at_once_and_lose_nothing(runs: Runs, tmp_path: Path, processes: bool) -> None:
+    run = runs.train(tmp_path / "run", **{**LONG, "processes": processes, "save_steps": 0})
+    children = stop(run, signal.SIGINT, lambda: len(finished(run)) > 1)
+    assert run.until(lambda: "SIGINT: the run stops" in run.text)
+    run.kill(signal.SIGINT)
+    assert run.end() in (130, 1), run.text  # 1 where the checkpoint was faster
+    assert gone(children, 2.0)
+    assert "Traceback" not in run.text and "go on with: headway train" in run.text
+    audit(run.directory)
+    made = {event.data["sample"] for event in events(run.directory, "sample.finish")}
+    kept = {sample for (sample,) in finished(run)}
+    ended = {sample for (sample,) in rows(run.directory, "SELECT sample_id FROM samples WHERE end != 'saved'")}
+    assert made and made <= kept | ended
+    resumed = runs.start(run.directory, "train", str(run.directory), "--resume")
+    assert resumed.end() == 0, resumed.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_before_the_parts_are_up_leaves_no_process(
+    runs: Runs, tmp_path: Path, number: signal.Signals
+) -> None:
+    run = runs.train(tmp_path / "run", **LONG)
+    children = stop(run, number, lambda: count(run.directory, "run.begin"))
+    assert run.end() in (130, 1), run.text  # 1 where the parts were faster
+    assert gone([*children, *parts(run).values()], 2.0)
+    assert "Traceback" not in run.text
+
+
+@pytest.mark.parametrize("who", ["trainer", "engine-0"])
+def test_a_run_goes_on_by_itself_when_one_of_its_processes_is_killed(runs: Runs, tmp_path: Path, who: str) -> None:
+    run = runs.train(tmp_path / "run", max_steps=6, response_length=24, processes=True)
+    assert run.until(lambda: count(run.directory, "step.end") >= 3), run.text
+    victim = parts(run)[who]
+    os.kill(victim, signal.SIGKILL)
+    assert run.end() == 0, run.text
+    assert gone([victim], 2.0)
+    assert "was killed by SIGKILL" in run.text
+    assert [event.who for event in events(run.directory, "restart")] == ["trainer" if who == "trainer" else "engine/0"]
+    assert all(event.data["trained"] - event.data["oldest"] <= 1 for event in events(run.directory, "group.train"))
+    trained = rows(run.directory, "SELECT trained_at, count(*) FROM samples WHERE end = 'trained' GROUP BY 1")
+    assert trained == [(step, 4) for step in range(1, 7)]
+    audit(run.directory)

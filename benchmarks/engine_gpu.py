@@ -394,7 +394,7 @@ def main(arguments: list[str]) -> None:
         if gpu_parts:
             print("no GPU here: the other parts need one")
         return
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, commit {commit.stdout.strip() or 'unknown'}")
     if options.freeze:
         gc.collect()

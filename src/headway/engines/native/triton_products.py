@@ -1,4 +1,4 @@
-"""Products of a few rows with large matrices, in Triton.
+"""Products of a few rows with matrices of a few megabytes, in Triton.
 
 With few rows a product only reads its matrix, and libraries made for many rows wait more than they read. Here a program
 has a strip of the matrix and a share of its depth; shares become float32 planes that whoever reads the product adds up,
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headway.engines.native.triton_launch import early, follow
 
-_FEW, _MORE = 16, 64
+_FEW = 64
 _SMALL = 5_000_000
 _PROGRAMS = 288
 """About two for each multiprocessor: enough to keep memory busy."""
@@ -78,7 +78,7 @@ def _gated_product(
 
 def pays(rows: int, elements: int) -> bool:
     """Whether this is the faster way: measured on an H200 with the shapes of 0.5, 1.5 and 7 billion parameters."""
-    return rows <= _FEW or (rows <= _MORE and elements <= _SMALL)
+    return rows <= _FEW and elements <= _SMALL
 
 
 def product(x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -90,6 +90,7 @@ def find_policy(resolved: Resolved) -> Policy:
     """Find, and where needed fetch and convert, the model. Raises `ConfigError`."""
     from headway.models import load_tokenizer, longest_sequence, parameter_count, resolve
 
+    _without_progress_bars()
     config = resolved.config
     wanted = config.actor_train.model_args.model_name_or_path or config.pretrain
     path = resolve(wanted or "")
@@ -101,6 +102,13 @@ def find_policy(resolved: Resolved) -> Policy:
         parameters=parameter_count(path),
         positions=longest_sequence(path),
     )
+
+
+def _without_progress_bars() -> None:
+    """A run has its own display; how far weights are read is no part of it."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def make_backends(resolved: Resolved, policy: Policy, machinery: Machinery, sources: Sources) -> Backends:

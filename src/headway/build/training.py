@@ -125,8 +125,8 @@ async def train(
     machinery = make_machinery(prepared.resolved, prepared.policy, prepared.place, directory.path / "logs")
     backends = make_backends(prepared.resolved, prepared.policy, machinery, prepared.sources)
     flow = _flow(prepared, directory, backends, events)
-    with (directory.path / EVENTS).open("a", encoding="utf-8", newline="\n") as log:
-        events.attach(_Careful(JsonlSink(log), flow))
+    with _EventFile(directory.path / EVENTS, flow) as log:
+        events.attach(log)
         events.emit("run.begin", "run", resumed=resumed, trained=directory.trained(), **machine_facts())
         ticking = None if tick is None else asyncio.ensure_future(_tick(tick, clock))
         with _Interrupts(flow, on_interrupt) as interrupts:
@@ -156,17 +156,27 @@ def _flow(prepared: Prepared, directory: RunDirectory, backends: Backends, event
     )
 
 
-class _Careful:
-    """Hands events to the log; where that fails, the run stops cleanly instead of going on unrecorded."""
+class _EventFile:
+    """The log on the disk; where it cannot be written, the run stops cleanly instead of going on unrecorded."""
 
-    def __init__(self, sink: Sink, flow: AsyncTrainingFlow) -> None:
-        self._sink, self._flow, self._failed = sink, flow, False
+    def __init__(self, path: Path, flow: AsyncTrainingFlow) -> None:
+        self._flow, self._failed = flow, False
+        self._file = path.open("a", encoding="utf-8", newline="\n")
+        self._sink = JsonlSink(self._file)
+
+    def __enter__(self) -> _EventFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._attempt(self._file.close)
 
     def __call__(self, event: Event) -> None:
-        if self._failed:
-            return
+        if not self._failed:
+            self._attempt(lambda: self._sink(event))
+
+    def _attempt(self, write: Callable[[], None]) -> None:
         try:
-            self._sink(event)
+            write()
         except OSError as error:
             self._failed = True
             self._flow.stop(f"the event log cannot be written: {error.strerror}")

@@ -149,8 +149,11 @@ def _conclude(prepared: Prepared, summary: RunSummary, console: Console) -> int:
     path = prepared.directory
     with (path / EVENTS).open(encoding="utf-8") as lines:
         render_training(report_of(read_events(lines)), console)
-    page = path / "report.html"
-    page.write_text(report_page(path), encoding="utf-8")
+    page: Path | str = path / "report.html"
+    try:
+        (path / "report.html").write_text(report_page(path), encoding="utf-8")
+    except OSError as error:
+        page = f"cannot be written: {error.strerror}"
     for what, where in (("report", page), ("checkpoints", prepared.checkpoints)):
         console.print(f"{what:<12}{where}", soft_wrap=True, markup=False)
     if summary.finished:

@@ -7,6 +7,7 @@ ends (done, stopped, failed, interrupted), its children are gone, its log is clo
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -132,6 +133,8 @@ async def train(
         with _Interrupts(flow, on_interrupt) as interrupts:
             try:
                 await machinery.start()
+                gc.collect()
+                gc.freeze()  # modules and models are not garbage: a full collection would look at all of them
                 interrupts.ready = True
                 summary = await flow.run()
                 events.emit("run.end", "run", trained=summary.trained, finished=summary.finished, reason=summary.reason)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import faulthandler
+import gc
 import importlib
 import inspect
 import os
@@ -82,6 +83,8 @@ class Server:
         _set_torch_threads(spec["threads"])  # it may have come with the target's own imports
         host = _named(spec["host"]) if spec["host"] else lambda made, tell: made
         self._host = host(made, lambda note: self.wire.send(("note", note)))
+        gc.collect()
+        gc.freeze()  # modules and models are not garbage: a full collection would look at all of them
 
 
 def _named(name: str) -> Any:

@@ -115,6 +115,9 @@ def _users(path: str, given: dict[str, Any]) -> Reward:
 def _module(module: str, path: str) -> Any:
     try:
         if not module.endswith(".py"):
+            here = str(Path.cwd())
+            if here not in sys.path:  # as `python -m` has it, and the installed command has not
+                sys.path.append(here)
             return importlib.import_module(module)
         return _from_file(Path(module), path)
     except ConfigError:

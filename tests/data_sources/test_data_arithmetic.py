@@ -20,8 +20,9 @@ def problems(tasks: list[Task]) -> set[str]:
     ("name", "options", "count"),
     [
         ("addition", {}, 100),
-        ("arithmetic", {}, 300),
-        ("arithmetic", {"operations": "+−"}, 200),
+        ("arithmetic", {}, 255),
+        ("arithmetic", {"negative": True}, 300),
+        ("arithmetic", {"operations": "+−"}, 155),
         ("arithmetic", {"operations": ["*"], "digits": 2, "size": 500}, 500),
         ("arithmetic", {"digits": 6, "size": 50}, 50),
     ],
@@ -59,6 +60,7 @@ def test_nothing_is_held_out_where_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"negative": 1}, r"options\.negative = 1: must be true or false"),
         ({"digit": 2}, r"options\.digit = 2: is no option of arithmetic, did you mean 'digits'\?"),
         ({"digits": 0}, r"options\.digits = 0.*from 1 to 9"),
         ({"digits": "2"}, r"options\.digits = '2'"),

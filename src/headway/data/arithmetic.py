@@ -1,12 +1,12 @@
 """Sums to learn with: `a + b = ?`, generated, with a fifth kept for validation.
 
 Guarantees: the same options and seed give the same problems everywhere; no problem comes twice; what is held out is
-never trained, whatever its operands.
+never trained, whatever its operands. Differences are not negative, unless `negative` says that they may be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from operator import add, mul, sub
 from typing import Any
@@ -32,7 +32,13 @@ def rows(name: str, options: Mapping[str, Any], *, columns: tuple[str, str], see
     """Problems under the names of the columns for prompt and answer. `part`: all, train or held_out."""
     operations, digits, size, seed = _checked(name, options, seed, key)
     per_operation = 10 ** (2 * digits)
-    chosen = _distinct(len(operations) * per_operation, size, seed)
+    negative = bool(options.get("negative", False))
+
+    def allowed(problem: int) -> bool:
+        left, right = divmod(problem % per_operation, 10**digits)
+        return negative or left >= right or operations[problem // per_operation] != "-"
+
+    chosen = _distinct(len(operations) * per_operation, size, seed, allowed)
     if part != "all":
         held_out = part == "held_out"
         chosen = [number for place, number in enumerate(chosen) if (place % _HELD_OUT == 0) == held_out]
@@ -43,24 +49,26 @@ def rows(name: str, options: Mapping[str, Any], *, columns: tuple[str, str], see
         yield number, {columns[0]: f"{left} {sign} {right} = ?", columns[1]: answer}
 
 
-def _distinct(kinds: int, size: int | None, seed: int) -> list[int]:
-    """`size` different numbers below `kinds`, in a drawn order."""
+def _distinct(kinds: int, size: int | None, seed: int, allowed: Callable[[int], bool]) -> list[int]:
+    """`size` different allowed numbers below `kinds`, in a drawn order; all of them where there are no more."""
     count = min(size or _MOST, kinds)
     rng = seeded(seed, "data", "arithmetic")
     if kinds <= 4 * count:
-        every = list(range(kinds))
+        every = list(filter(allowed, range(kinds)))
         rng.shuffle(every)
         return every[:count]
     found: dict[int, None] = {}
     while len(found) < count:
-        found[rng.randrange(0, kinds)] = None
+        problem = rng.randrange(0, kinds)
+        if allowed(problem):
+            found[problem] = None
     return list(found)
 
 
 def _checked(
     name: str, options: Mapping[str, Any], seed: int, key: str
 ) -> tuple[tuple[str, ...], int, int | None, int]:
-    known = ("digits", "operations", "seed", "size")
+    known = ("digits", "negative", "operations", "seed", "size")
     for option, value in options.items():
         if option not in known:
             close = get_close_matches(option, known, 1)
@@ -68,6 +76,8 @@ def _checked(
             raise ConfigError(
                 f"is no option of {name}{meant}", key=f"{key}.{option}", value=value, hint=f"one of {', '.join(known)}"
             )
+    if not isinstance(options.get("negative", False), bool):
+        raise ConfigError("must be true or false", key=f"{key}.negative", value=options["negative"])
     digits = _whole(options, "digits", 1, 1, _MOST_DIGITS, key)
     size = _whole(options, "size", 0, 5, _LARGEST, key) if options.get("size") is not None else None
     given = options.get("operations", NAMES[name])

@@ -18,7 +18,9 @@ THREADS = "strategy_args.strategy_config.num_threads"
 @pytest.mark.parametrize(
     ("cores", "options", "expected"),
     [
-        (2, {"async_generation_ratio": 1}, (1, 1, 1)),
+        (2, {"async_generation_ratio": 1}, (2, 2, 1)),
+        (4, {"async_generation_ratio": 1}, (4, 4, 1)),
+        (6, {"async_generation_ratio": 1}, (3, 3, 1)),
         (1, {"async_generation_ratio": 1}, (1, 1, 1)),
         (8, {"async_generation_ratio": 1}, (4, 4, 1)),
         (8, {"async_generation_ratio": 0}, (8, 8, 1)),

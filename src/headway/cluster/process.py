@@ -32,6 +32,8 @@ __all__ = ["Child", "ChildSpec"]
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Read by libraries when they are loaded. On ARM, oneDNN listens to nothing else."""
+_PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads without work sleep: whoever shares the cores may have them."""
 _TAIL_BYTES, _TAIL_LINES = 4000, 12
 _END_S = 5.0
 """How long a child may take to end after it was asked to, before it is killed."""
@@ -191,7 +193,7 @@ def _output(log: Path | None) -> IO[bytes]:
 
 def spawned(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:
     """By this thread: the kernel ends a child together with the thread that made it."""
-    threads = dict.fromkeys(_THREADS, str(spec.threads))
+    threads = dict.fromkeys(_THREADS, str(spec.threads)) | _PASSIVE
     paths = os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))  # noqa: PTH109
     return subprocess.Popen(
         [sys.executable, "-m", "headway.cluster.child", str(theirs.fileno()), str(os.getpid())],

@@ -101,7 +101,7 @@ def child(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{kind} {arguments.keys()}: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{kind} ended with {done.returncode}: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

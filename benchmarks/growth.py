@@ -31,6 +31,7 @@ from growth.memory import processes
 
 HERE = Path(__file__).parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+MODEL = "smollm2-135m-instruct"
 LENGTHS, SLOTS, TOKENS = (32, 64, 128, 256, 512), (4, 8, 16, 32, 64), (256, 512, 1024, 2048, 4096)
 FIXED_SLOTS, FIXED_LENGTH = 8, 64
 LIMIT = 1.3
@@ -65,7 +66,7 @@ class Row:
 # -- what is measured
 
 
-def engine_rows(model: str | None, points: list[tuple[str, int, int]]) -> Iterator[Row]:
+def engine_rows(model: str, points: list[tuple[str, int, int]]) -> Iterator[Row]:
     """`points`: the line it belongs to, slots, length."""
     with Published(model) as versions:
         for part, slots, length in points:
@@ -73,7 +74,7 @@ def engine_rows(model: str | None, points: list[tuple[str, int, int]]) -> Iterat
             yield row(part, f"{slots} slots × {length}", found)
 
 
-def trainer_rows(model: str | None, sizes: tuple[int, ...]) -> Iterator[Row]:
+def trainer_rows(model: str, sizes: tuple[int, ...]) -> Iterator[Row]:
     for checkpointing in (True, False):
         for tokens in sizes:
             found = child("trainer", {"model": model, "tokens": tokens, "checkpointing": checkpointing})
@@ -109,16 +110,16 @@ def child(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
 class Published:
     """Two versions of a model in shared memory, as a trainer holds them, for engines in other processes."""
 
-    def __init__(self, model: str | None) -> None:
+    def __init__(self, model: str) -> None:
         import torch
 
-        from growth.measured import BUCKET_MB, random_model
+        from growth.measured import BUCKET_MB
         from headway.models import load_model
         from headway.weights.store import SharedArena, WeightStore
 
         torch.set_num_threads(1)
         self._store = WeightStore(bucket_mb=BUCKET_MB, wire=torch.float32, arena=SharedArena())
-        loaded = random_model() if model is None else load_model(model, torch.float32)
+        loaded = load_model(model, torch.float32)
         for version in range(2):
             self._store.publish(version, dict(loaded.named_parameters()))
 
@@ -142,10 +143,11 @@ class Published:
 # -- a whole run
 
 
-def run_rows(model: str | None) -> Iterator[Row]:
+def run_rows(model: str) -> Iterator[Row]:
     """`headway train` for a few steps: PSS of each process at its largest, and of all together."""
     from growth.computed import Shape, engine_mb, trainer_mb
-    from growth.measured import BUCKET_MB, VERSIONS, shape_of
+    from growth.measured import BUCKET_MB, VERSIONS
+    from headway.models import architecture
 
     prompts, group, prompt, answer, pack_rows = 4, 4, 48, 32, 8
     settings = [
@@ -159,7 +161,7 @@ def run_rows(model: str | None) -> Iterator[Row]:
     ]
     with tempfile.TemporaryDirectory() as folder:
         largest, together, wall_s = watched(settings, Path(folder))
-    shape = Shape.of(shape_of(model)())
+    shape = Shape.of(architecture(model)())
     trainer = trainer_mb(
         shape,
         pack_tokens=pack_rows * (prompt + answer),
@@ -261,23 +263,40 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", choices=parts, nargs="*", default=list(parts))
     parser.add_argument("--quick", action="store_true", help="two points of each line")
     parser.add_argument("--json", action="store_true", help="print every measurement as a line of JSON")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="`random`: the same shape, without weights")
+    parser.add_argument("--model", default=MODEL, help="`random`: the same shape, no whole run")
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str]) -> None:
-    options = parse(arguments)
-    if options.model == "random":
-        options.model = None
-    else:
-        from headway.models import resolve
+def random_model(folder: Path) -> str:
+    """A model of the shape of SmolLM2-135M, written down; its tokenizer is empty and never read."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-        options.model = str(resolve(options.model))
-    rows = []
-    for one in measure(options):
-        rows.append(one)
-        if options.json:
-            print(json.dumps({**asdict(one), "ratio": round(one.ratio, 3)}), flush=True)
+    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    more = {"num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192}
+    LlamaForCausalLM(LlamaConfig(**shape, **more, tie_word_embeddings=True)).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return str(folder)
+
+
+def main(arguments: list[str]) -> None:
+    from headway.errors import ConfigError
+    from headway.models import resolve
+
+    options, rows = parse(arguments), list[Row]()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            options.model = random_model(Path(folder)) if options.model == "random" else str(resolve(options.model))
+        except ConfigError as error:
+            if options.model != MODEL:
+                raise
+            print(f"{error}\nGoing on with random weights of the same shape, without the whole run.", file=sys.stderr)
+            options.model = random_model(Path(folder))
+        if options.model == folder and "run" in options.only:
+            options.only.remove("run")
+        for one in measure(options):
+            rows.append(one)
+            if options.json:
+                print(json.dumps({**asdict(one), "ratio": round(one.ratio, 3)}), flush=True)
     if not options.json:
         show(rows)
 

@@ -19,6 +19,7 @@ import torch
 
 from growth.computed import Shape, engine_mb, trainer_mb
 from growth.memory import Watch, own_mb
+from headway.models import architecture, load_model
 
 MEMBERS, PROMPT, ANSWER = 4, 32, 56
 """Of a trained group: 32 + 4 × 56 = 256 packed tokens."""
@@ -33,31 +34,12 @@ VERSIONS = 3
 """That a trainer holds for engines."""
 
 
-def shape_of(model: str | None) -> Callable[[], Any]:
-    """Makes the model without its weights."""
-    if model is not None:
-        from headway.models import architecture
-
-        return architecture(model)
-    return random_model
-
-
-def random_model() -> Any:
-    """Of the shape of SmolLM2-135M."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
-    more = {"num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192}
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**shape, **more, tie_word_embeddings=True))
-
-
 def base(arguments: dict[str, Any]) -> dict[str, Any]:
     """What a process with torch, transformers and our own parts has before it has a model."""
     import headway.engines.native
     import headway.trainers.local  # noqa: F401
 
-    shape_of(arguments["model"])()
+    architecture(arguments["model"])()
     return {"base_mb": own_mb(shared=False)}
 
 
@@ -68,7 +50,7 @@ def engine(arguments: dict[str, Any]) -> dict[str, Any]:
     """Answers of one length in all slots, then versions that arrive while more are made."""
     import headway.engines.native  # noqa: F401  # the base has it
 
-    make = shape_of(arguments["model"])
+    make = architecture(arguments["model"])
     shape = Shape.of(make())
     base_mb = own_mb(shared=False)
     with Watch() as watch:
@@ -135,7 +117,7 @@ def trainer(arguments: dict[str, Any]) -> dict[str, Any]:
     """A small step, then one of so many tokens, then a version more than are held."""
     import headway.trainers.local  # noqa: F401  # the base has it
 
-    shape = Shape.of(shape_of(arguments["model"])())
+    shape = Shape.of(architecture(arguments["model"])())
     base_mb = own_mb(shared=True)
     with Watch(shared=True) as watch:
         found = asyncio.run(_trainer(arguments))
@@ -151,7 +133,6 @@ def trainer(arguments: dict[str, Any]) -> dict[str, Any]:
 
 async def _trainer(arguments: dict[str, Any]) -> dict[str, Any]:
     from headway.algorithms import AdvantageParams
-    from headway.models import load_model
     from headway.trainers.local import LocalSettings, LocalTrainer
     from headway.weights.store import SharedArena, WeightStore
 
@@ -162,7 +143,7 @@ async def _trainer(arguments: dict[str, Any]) -> dict[str, Any]:
         gradient_checkpointing=arguments["checkpointing"],
     )
     store = WeightStore(bucket_mb=BUCKET_MB, wire=torch.float32, arena=SharedArena())
-    subject = LocalTrainer(random_model if name is None else lambda: load_model(name, torch.float32), settings, store)
+    subject = LocalTrainer(lambda: load_model(name, torch.float32), settings, store)
     await subject.train(_batch(0, GROUP_TOKENS))
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     metrics = await subject.train(_batch(1, arguments["tokens"]))

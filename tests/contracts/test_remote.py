@@ -102,7 +102,9 @@ class Closing:
 
 
 def kill(part: RemoteEngine | RemoteTrainer | ReplicaScorer) -> None:
-    os.kill(part._peer.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    peer = part._peer if isinstance(part, ReplicaScorer) else part._child._peer
+    assert peer is not None
+    os.kill(peer.pid, signal.SIGKILL)  # type: ignore[attr-defined]
 
 
 async def some_actions(engine: RemoteEngine) -> None:
@@ -149,7 +151,7 @@ class TestRemoteEngine(Closing, EngineContract):
             for progress, had in zip(parts, before, strict=True):
                 self.consistent(progress)
                 assert list(progress.actions) == list(range(4, 4 + len(progress.actions)))
-                assert len(progress.actions) >= had and {run.version for run in progress.runs} == {7}
+                assert len(progress.actions) >= had and {run.version for run in progress.runs} <= {7}
             assert engine.receiver.version == -1
             with pytest.raises(EngineCrashed):
                 await engine.pause()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from headway.errors import BackendError, ConfigError, LockTimeout
+from headway.errors import BackendError, ConfigError, HeadwayError, LockTimeout
 from headway.monitor.waits import Waits
 
 
@@ -185,3 +185,99 @@ class Peer(Protocol):
 
 Start = Callable[[ChildSpec], Awaitable[Peer]]
 """Raises `PeerLost` or what the target raised when it does not come up."""
+
+
+class KeptPeer:
+    """One peer after the other for the same part: started when first needed; once lost, down until `restart`.
+
+    `crashed` is what its loss is called. `on_down` is told of every loss, restart and close, before anybody who waits.
+    `greeting` is a method that a new peer must have answered before it counts as up.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        start: Start,
+        *,
+        crashed: type[BackendError],
+        on_note: Callable[[Any], None],
+        on_down: Callable[[], None] = lambda: None,
+        greeting: str = "",
+        close_s: float = 5.0,
+    ) -> None:
+        self.name = spec.name
+        self.life = 0
+        """Grows whenever it goes down: what was asked in an earlier life says nothing about this one."""
+        self._spec, self._start, self._greeting, self._close_s = spec, start, greeting, close_s
+        self._crashed, self._on_note, self._on_down = crashed, on_note, on_down
+        self._peer: Peer | None = None
+        self._starting = asyncio.Lock()
+        self._down = ""
+        """Why it cannot be used until `restart`; empty: it can."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is one, and it can answer."""
+        return self._peer is not None and self._peer.alive
+
+    async def start(self) -> None:
+        """Have it ready. Raises `ConfigError` when it refuses what it was given, else `crashed`."""
+        try:
+            await self._up()
+        except self._crashed as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise
+
+    async def ask(self, method: str, *args: Any, otherwise: type[BackendError]) -> Any:
+        """What the method returns there. Errors that are not ours become `otherwise`."""
+        peer = await self._up()
+        try:
+            return await peer.call(method, *args)
+        except PeerLost as error:
+            raise self._crashed(str(error)) from error
+        except PeerFailed as error:
+            raise otherwise(f"{self.name}: {error}") from error
+
+    async def restart(self) -> None:
+        """Another one in its place."""
+        await self._leave(f"{self.name} is restarted", kill=True)
+        self._down = ""
+        await self._up()
+
+    async def close(self) -> None:
+        """Let it go. Idempotent."""
+        await self._leave(f"{self.name} is closed", kill=False)
+
+    async def _up(self) -> Peer:
+        self._check()
+        async with self._starting:
+            self._check()
+            if self._peer is None:
+                try:
+                    peer = self._peer = await self._start(self._spec)
+                    peer.on_note = self._on_note
+                    peer.on_end = lambda how: self._lose(how) if peer is self._peer else None
+                    if self._greeting:
+                        await peer.call(self._greeting)
+                except HeadwayError as error:
+                    self._lose(f"{self.name} does not come up: {error}")
+                    raise self._crashed(self._down) from error
+            return self._peer
+
+    async def _leave(self, reason: str, *, kill: bool) -> None:
+        self._lose(reason)
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            if kill:
+                peer.kill()
+            await peer.close(0.0 if kill else self._close_s)
+
+    def _lose(self, reason: str) -> None:
+        self._down = reason
+        self.life += 1
+        self._on_down()
+
+    def _check(self) -> None:
+        if self._down:
+            raise self._crashed(self._down)

@@ -17,9 +17,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, Start
+from headway.cluster.base import ChildSpec, KeptPeer, Start
 from headway.engines.base import Progress, Request
-from headway.errors import BackendError, ConfigError, EngineCrashed, EngineError, HeadwayError, TransferError
+from headway.errors import BackendError, EngineCrashed, EngineError, TransferError
 from headway.types import FinishReason
 from headway.weights.base import Bucket, Manifest, SharedSlice
 
@@ -33,25 +33,21 @@ class RemoteEngine:
         self.name = spec.name
         self.slots = slots
         self.receiver = RemoteReceiver(self)
-        self._spec = replace(spec, host=HOST)
-        self._start = start
-        self._close_s = close_s
-        self._peer: Peer | None = None
-        self._starting = asyncio.Lock()
-        self._down = ""
-        """Why it cannot be used until `restart`; empty: it can."""
+        self._child = KeptPeer(
+            replace(spec, host=HOST),
+            start,
+            crashed=EngineCrashed,
+            on_note=self._told,
+            on_down=self._lost,
+            close_s=close_s,
+        )
         self._closed = False
         self._numbers = count()
         self._streams: dict[int, Progress] = {}
 
     async def start(self) -> None:
         """Have the child ready. Raises `ConfigError` when it refuses what it was given, else `EngineCrashed`."""
-        try:
-            await self._up()
-        except EngineCrashed as error:
-            if isinstance(error.__cause__, ConfigError):
-                raise error.__cause__ from None
-            raise
+        await self._child.start()
 
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         number = next(self._numbers)
@@ -64,74 +60,36 @@ class RemoteEngine:
             del self._streams[number]
 
     async def abort(self, request_id: str) -> None:
-        if self._peer is not None and self._peer.alive:
+        if self._child.alive:
             await self.ask("abort", request_id, otherwise=EngineError)
 
     async def pause(self) -> None:
         await self.ask("pause", otherwise=EngineError)
 
     async def resume(self) -> None:
-        if self._peer is not None and self._peer.alive:
+        if self._child.alive:
             await self.ask("resume", otherwise=EngineError)
 
     async def restart(self) -> None:
         if self._closed:
             raise EngineCrashed(f"{self.name} is closed")
-        self._lose(f"{self.name} is restarted")
-        peer, self._peer = self._peer, None
-        if peer is not None:
-            peer.kill()
-            await peer.close(0.0)
-        self._down = ""
-        await self._up()
+        await self._child.restart()
 
     async def close(self) -> None:
-        if self._closed:
-            return
         self._closed = True
-        self._lose(f"{self.name} is closed")
-        peer, self._peer = self._peer, None
-        if peer is not None:
-            await peer.close(self._close_s)
+        await self._child.close()
 
     async def ask(self, method: str, *args: Any, otherwise: type[BackendError]) -> Any:
         """Call the child. Errors that are not ours become `otherwise`."""
-        peer = await self._up()
+        life = self._child.life
         try:
-            return await peer.call(method, *args)
-        except PeerLost as error:
-            raise EngineCrashed(str(error)) from error
+            return await self._child.ask(method, *args, otherwise=otherwise)
         except EngineCrashed:
-            if peer is self._peer:
-                self.receiver.version = -1
+            if life == self._child.life:  # the child lives, its engine does not
+                self._lost()
             raise
-        except PeerFailed as error:
-            raise otherwise(f"{self.name}: {error}") from error
 
-    async def _up(self) -> Peer:
-        self._check()
-        async with self._starting:
-            self._check()
-            if self._peer is None:
-                try:
-                    peer = self._peer = await self._start(self._spec)
-                except HeadwayError as error:
-                    self._lose(f"{self.name} does not come up: {error}")
-                    raise EngineCrashed(self._down) from error
-                peer.on_note = self._told
-                peer.on_end = lambda how: self._ended(peer, how)
-            return self._peer
-
-    def _check(self) -> None:
-        if self._down or self._closed:
-            raise EngineCrashed(self._down or f"{self.name} is closed")
-
-    def _ended(self, peer: Peer, how: str) -> None:
-        if peer is self._peer:
-            self._lose(how)
-
-    def _lose(self, reason: str) -> None:
-        self._down = reason
+    def _lost(self) -> None:
         self.receiver.version = -1
 
     def _told(self, note: tuple[Sequence[int], Sequence[Any], Sequence[float]]) -> None:

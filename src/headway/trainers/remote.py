@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, Start
+from headway.cluster.base import ChildSpec, KeptPeer, Peer, PeerFailed, PeerLost, Start
 from headway.errors import (
     BackendError,
     ConfigError,
@@ -46,22 +46,18 @@ class RemoteTrainer:
         self.name = spec.name
         self.version = 0
         self.source = RemoteSource(self)
-        self._spec = replace(spec, host=TRAINER_HOST)
-        self._start = start
-        self._close_s = close_s
-        self._peer: Peer | None = None
-        self._starting = asyncio.Lock()
-        self._down = ""
-        """Why it cannot be used until `restart`; empty: it can."""
+        self._child = KeptPeer(
+            replace(spec, host=TRAINER_HOST),
+            start,
+            crashed=TrainerCrashed,
+            on_note=self._told,
+            greeting="ready",
+            close_s=close_s,
+        )
 
     async def start(self) -> None:
         """Have the child ready. Raises `ConfigError` when it refuses what it was given, else `TrainerCrashed`."""
-        try:
-            await self._up()
-        except TrainerCrashed as error:
-            if isinstance(error.__cause__, ConfigError):
-                raise error.__cause__ from None
-            raise
+        await self._child.start()
 
     async def train(self, batch: Batch) -> Mapping[str, float]:
         metrics: Mapping[str, float] = await self.ask("train", batch)
@@ -74,53 +70,14 @@ class RemoteTrainer:
         await self.ask("load", directory)
 
     async def restart(self) -> None:
-        await self._leave(f"{self.name} is restarted", kill=True)
-        self._down = ""
-        await self._up()
+        await self._child.restart()
 
     async def close(self) -> None:
-        await self._leave(f"{self.name} is closed", kill=False)
+        await self._child.close()
 
     async def ask(self, method: str, *args: Any, otherwise: type[BackendError] = TrainerError) -> Any:
         """Call the child. Errors that are not ours become `otherwise`."""
-        peer = await self._up()
-        try:
-            return await peer.call(method, *args)
-        except PeerLost as error:
-            raise TrainerCrashed(str(error)) from error
-        except PeerFailed as error:
-            raise otherwise(f"{self.name}: {error}") from error
-
-    async def _up(self) -> Peer:
-        self._check()
-        async with self._starting:
-            self._check()
-            if self._peer is None:
-                try:
-                    peer = self._peer = await self._start(self._spec)
-                    peer.on_note = self._told
-                    peer.on_end = lambda how: self._ended(peer, how)
-                    await peer.call("ready")
-                except HeadwayError as error:
-                    self._down = f"{self.name} does not come up: {error}"
-                    raise TrainerCrashed(self._down) from error
-            return self._peer
-
-    async def _leave(self, reason: str, *, kill: bool) -> None:
-        self._down = reason
-        peer, self._peer = self._peer, None
-        if peer is not None:
-            if kill:
-                peer.kill()
-            await peer.close(0.0 if kill else self._close_s)
-
-    def _check(self) -> None:
-        if self._down:
-            raise TrainerCrashed(self._down)
-
-    def _ended(self, peer: Peer, how: str) -> None:
-        if peer is self._peer:
-            self._down = how
+        return await self._child.ask(method, *args, otherwise=otherwise)
 
     def _told(self, version: int) -> None:
         self.version = version

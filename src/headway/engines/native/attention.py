@@ -12,6 +12,7 @@ Handles grouped heads and sliding windows. Refuses soft caps and attention sinks
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,6 +78,13 @@ def _mask(positions_Q: Tensor, length: int, window: int | None, dtype: torch.dty
     return torch.zeros(hidden_QL.shape, dtype=dtype).masked_fill_(hidden_QL, float("-inf"))
 
 
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for attention that would be computed wrongly."""
+    for option in ("softcap", "s_aux", "position_bias"):
+        if options.get(option) is not None:
+            raise ConfigError(f"the native engine does not know this attention: {option}", key="model")
+
+
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -90,9 +98,7 @@ def attend(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The function that models call. Takes (1, H, T, D), gives (1, T, H, D)."""
-    for option in ("softcap", "s_aux", "position_bias"):
-        if options.get(option) is not None:
-            raise ConfigError(f"the native engine does not know this attention: {option}", key="model")
+    refuse_unknown(options)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = view.kv.keys[layer], view.kv.values[layer]
     keys[view.rows_T, :, view.positions_T] = key[0].transpose(0, 1)

@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import AttentionInterface
 
-from headway.engines.native.attention import own_config
+from headway.engines.native.attention import own_config, refuse_unknown
 from headway.engines.native.linears import FusedPart, ServedLinear
 from headway.engines.native.ops import Heads, Ops, Rotation
-from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -168,9 +167,7 @@ def attend(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The function that models call. Takes (1, H, T, D), gives (1, T, H, D)."""
-    for option in ("softcap", "s_aux", "position_bias"):
-        if options.get(option) is not None:
-            raise ConfigError(f"the native engine does not know this attention: {option}", key="model")
+    refuse_unknown(options)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = view.kv[layer]
     keys.index_copy_(0, view.rows, key[0].transpose(0, 1))

@@ -16,6 +16,8 @@ from headway.engines.native.parameters import Parameters, Place, Values
 class DeviceParameters(Parameters):
     """`Parameters` of a model whose tensors are served on `device`."""
 
+    served_in_place = False
+
     def __init__(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(model, Plain(), dtype)
         self._device = device

@@ -36,6 +36,9 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class Parameters:
     """Built once from a fresh model, whose own tensors are given up for empty ones."""
 
+    served_in_place = True
+    """The tensors of a version are those that are served from then on; else they are copied, and can go."""
+
     def __init__(self, model: nn.Module, layout: Layout, dtype: torch.dtype) -> None:
         self._layout = layout
         self._dtype = dtype

@@ -37,6 +37,8 @@ class NativeReceiver:
         self._threads = threads
         self._read = read
         self._loader: ThreadPoolExecutor | None = None
+        self._served: Values = {}
+        """Held so that this decides which thread frees them."""
 
     async def begin(self, manifest: Manifest) -> None:
         self._check_alive()
@@ -64,12 +66,16 @@ class NativeReceiver:
         self.version = version
         if self._staging is staging:
             self._staging = None
+        spent, self._served = [self._served], values if staging.served_in_place else {}
+        del staging
+        if self._loader is not None:  # allocators give back what its own thread frees, and keep what another one does
+            await asyncio.get_running_loop().run_in_executor(self._loader, spent.clear)
 
     def reset(self, *, gone: bool) -> None:
         """Forget everything: the engine crashed (`gone`) or came back empty."""
         self.version = -1
         self.gone = gone
-        self._staging = None
+        self._staging, self._served = None, {}
         loader, self._loader = self._loader, None
         if loader is not None:
             loader.shutdown(wait=False, cancel_futures=True)

@@ -31,6 +31,7 @@ class Staging:
         _check(manifest, parameters)
         self._read = read
         self.manifest = manifest
+        self.served_in_place = parameters.served_in_place
         self._parameters = parameters
         self._loaded: set[int] = set()
         self._early: dict[int, Tensor] = {}

@@ -1,0 +1,8 @@
+"""Environments that come with Headway. Each is one world; libraries of others are imported when it is made."""
+
+from __future__ import annotations
+
+LIBRARY: dict[str, str] = {
+    "sokoban": "headway.environments.library.sokoban:Sokoban",
+}
+"""Name → module:class, as the registry reads them."""

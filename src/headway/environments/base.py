@@ -15,6 +15,8 @@ class Observation:
 
     tokens: Sequence[int] = ()
     """Appended to the context before the next turn; never trained."""
+    fresh: bool = False
+    """The context begins anew with `tokens`: the next turn sees nothing of those before it."""
     reward: float = 0.0
     done: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)

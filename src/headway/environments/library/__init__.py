@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LIBRARY: dict[str, str] = {
+    "shop": "headway.environments.library.shop:Shop",
     "sokoban": "headway.environments.library.sokoban:Sokoban",
 }
 """Name → module:class, as the registry reads them."""

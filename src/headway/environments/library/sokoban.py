@@ -1,7 +1,7 @@
 """Sokoban in words: push every box onto a target.
 
 Rooms are made from the seed and can be solved within `max_steps` and within `search_depth` moves. Rewards are those
-that ROLL and RAGEN train with: a price for each move, one for each box that comes onto or off a target, one for the end.
+of ROLL and RAGEN: a price for each move, a reward for each box that comes onto or off a target, and one for the end.
 """
 
 from __future__ import annotations

@@ -1,0 +1,252 @@
+"""A catalogue and shopping goals from a seed: what the shop sells and what its customers are sent for.
+
+Guarantees: the same seed and size give the same catalogue and goals; every goal is met by at least one product with
+one choice of its options. Products are invented; descriptions are sentences around their attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product as combinations
+
+from headway.seeding import Rng, seeded
+
+_SIZES = ("small", "medium", "large", "x-large", "xx-large")
+_COLOURS = ("black", "white", "navy blue", "red", "forest green", "grey", "beige", "pink", "purple", "yellow")
+_BRANDS = (
+    "Alderwick",
+    "Bramble & Co",
+    "Corvane",
+    "Dunmore",
+    "Elmgate",
+    "Fernhill",
+    "Garrow",
+    "Hollin",
+    "Istria",
+    "Juniper",
+)
+_MANNERS = ("classic", "everyday", "modern", "premium", "simple", "vintage", "compact", "original")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Department:
+    """One shelf of the shop, from which products are drawn."""
+
+    category: tuple[str, str]
+    kinds: tuple[str, ...]
+    attributes: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]]
+    prices: tuple[int, int]
+
+
+DEPARTMENTS = (
+    Department(
+        category=("fashion", "women"),
+        kinds=("summer dress", "cardigan", "ankle boots", "yoga pants", "rain jacket"),
+        attributes=(
+            "machine wash",
+            "long sleeve",
+            "high waist",
+            "quick drying",
+            "cotton blend",
+            "loose fit",
+            "water resistant",
+        ),
+        options={"color": _COLOURS, "size": _SIZES},
+        prices=(15, 90),
+    ),
+    Department(
+        category=("fashion", "men"),
+        kinds=("dress shirt", "polo shirt", "hiking shorts", "leather belt", "running shoes"),
+        attributes=(
+            "slim fit",
+            "machine wash",
+            "short sleeve",
+            "moisture wicking",
+            "non slip",
+            "button closure",
+            "stretch fabric",
+        ),
+        options={"color": _COLOURS, "size": _SIZES},
+        prices=(12, 110),
+    ),
+    Department(
+        category=("beauty", "hair care"),
+        kinds=("shampoo", "conditioner", "hair mask", "styling gel"),
+        attributes=(
+            "sulfate free",
+            "paraben free",
+            "cruelty free",
+            "for dry hair",
+            "for curly hair",
+            "tea tree oil",
+            "argan oil",
+        ),
+        options={
+            "scent": ("lavender", "citrus", "coconut", "unscented", "rose"),
+            "volume": ("100 ml", "250 ml", "500 ml"),
+        },
+        prices=(5, 40),
+    ),
+    Department(
+        category=("electronics", "audio"),
+        kinds=("wireless headphones", "bluetooth speaker", "soundbar", "earbuds"),
+        attributes=(
+            "noise cancelling",
+            "fast charging",
+            "long lasting",
+            "water resistant",
+            "hands free",
+            "easy to carry",
+            "deep bass",
+        ),
+        options={"color": _COLOURS[:6], "warranty": ("1 year", "2 years", "3 years")},
+        prices=(20, 250),
+    ),
+    Department(
+        category=("electronics", "computer"),
+        kinds=("mechanical keyboard", "laptop stand", "usb hub", "gaming mouse", "monitor arm"),
+        attributes=(
+            "plug and play",
+            "ultra light",
+            "easy to install",
+            "heavy duty",
+            "aluminum alloy",
+            "quiet",
+            "ergonomic",
+        ),
+        options={"color": _COLOURS[:6], "style": ("standard", "compact", "with cable")},
+        prices=(15, 180),
+    ),
+    Department(
+        category=("home", "furniture"),
+        kinds=("coffee table", "bookshelf", "bar stool", "tv stand", "nightstand"),
+        attributes=(
+            "easy assemble",
+            "solid wood",
+            "space saving",
+            "metal legs",
+            "scratch resistant",
+            "mid century",
+            "with storage",
+        ),
+        options={"color": ("walnut", "oak", "white", "black", "espresso"), "size": ("narrow", "regular", "wide")},
+        prices=(40, 320),
+    ),
+    Department(
+        category=("home", "kitchen"),
+        kinds=("water bottle", "frying pan", "cutting board", "coffee grinder", "lunch box"),
+        attributes=(
+            "bpa free",
+            "dishwasher safe",
+            "stainless steel",
+            "non stick",
+            "leak proof",
+            "easy clean",
+            "lead free",
+        ),
+        options={"color": _COLOURS[:7], "size": ("small", "medium", "large")},
+        prices=(8, 75),
+    ),
+    Department(
+        category=("grocery", "snacks"),
+        kinds=("trail mix", "dark chocolate", "granola bars", "rice crackers", "green tea"),
+        attributes=("gluten free", "low sugar", "non gmo", "high protein", "dairy free", "keto friendly", "fair trade"),
+        options={
+            "flavor": ("original", "cranberry", "sea salt", "ginger", "vanilla"),
+            "pack": ("pack of 1", "pack of 3", "pack of 6"),
+        },
+        prices=(4, 45),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """One thing for sale."""
+
+    code: str
+    title: str
+    kind: str
+    category: tuple[str, str]
+    attributes: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]]
+    """Names of options and what may be chosen."""
+    price: float
+    extra: Mapping[str, float]
+    """What some choices cost on top."""
+    description: str
+
+    def price_with(self, chosen: Mapping[str, str]) -> float:
+        return round(self.price + sum(self.extra.get(choice, 0.0) for choice in chosen.values()), 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What a customer was sent for. `product` is one that meets it."""
+
+    product: Product
+    attributes: tuple[str, ...]
+    options: Mapping[str, str]
+    price_upper: float
+    instruction: str
+
+
+def make_catalogue(seed: int, size: int) -> tuple[Product, ...]:
+    """`size` products; their codes are unique."""
+    return tuple(_product(seeded(seed, "shop", number), number) for number in range(size))
+
+
+def make_goal(catalogue: Sequence[Product], seed: int, number: int) -> Goal:
+    """Goal `number` of a catalogue."""
+    rng = seeded(seed, "shop goal", number)
+    wanted = catalogue[rng.randrange(0, len(catalogue))]
+    attributes = _some(rng, wanted.attributes, 1, 3)
+    named = _some(rng, tuple(wanted.options), 0, len(wanted.options))
+    options = {name: _one(rng, wanted.options[name]) for name in sorted(named)}
+    choices = (dict(zip(wanted.options, choice, strict=True)) for choice in combinations(*wanted.options.values()))
+    dearest = max(wanted.price_with({**choice, **options}) for choice in choices)
+    upper = float(10 * (int(dearest) // 10 + 1 + rng.randrange(0, 3)))
+    return Goal(
+        product=wanted,
+        attributes=attributes,
+        options=options,
+        price_upper=upper,
+        instruction=_instruction(wanted, attributes, options, upper),
+    )
+
+
+def _instruction(wanted: Product, attributes: Sequence[str], options: Mapping[str, str], upper: float) -> str:
+    chosen = "".join(f", {name}: {choice}" for name, choice in options.items())
+    qualities = " and ".join(attributes)
+    return f"I am looking for {wanted.kind} that is {qualities}{chosen}, and price lower than {upper:.2f} dollars"
+
+
+def _product(rng: Rng, number: int) -> Product:
+    department = DEPARTMENTS[rng.randrange(0, len(DEPARTMENTS))]
+    kind, brand, manner = _one(rng, department.kinds), _one(rng, _BRANDS), _one(rng, _MANNERS)
+    attributes = _some(rng, department.attributes, 2, 5)
+    options = {name: _some(rng, choices, 2, min(5, len(choices))) for name, choices in department.options.items()}
+    low, high = department.prices
+    return Product(
+        code=f"b{number * 7919 % 1_000_003:07d}{'xkqzmw'[number % 6]}",
+        title=f"{brand} {manner} {kind}, {attributes[0]}",
+        kind=kind,
+        category=department.category,
+        attributes=attributes,
+        options=options,
+        price=low + round((high - low) * rng.random(), 2),
+        extra={choice: float(rng.randrange(1, 9)) for choices in options.values() for choice in choices[-1:]},
+        description=f"A {manner} {kind} by {brand}. It is {', '.join(attributes)}.",
+    )
+
+
+def _one(rng: Rng, items: Sequence[str]) -> str:
+    return items[rng.randrange(0, len(items))]
+
+
+def _some(rng: Rng, items: Sequence[str], least: int, most: int) -> tuple[str, ...]:
+    order = list(range(len(items)))
+    rng.shuffle(order)
+    return tuple(items[place] for place in order[: rng.randrange(least, most + 1)])

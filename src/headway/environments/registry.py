@@ -1,0 +1,137 @@
+"""Environments by name, from `module:Class` or from `file.py:Class`.
+
+Everything that can be wrong about a name or an option is a `ConfigError` here, before anything starts. Nothing is
+imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from headway.environments.library import LIBRARY
+from headway.environments.text import TextEnvironment
+from headway.errors import ConfigError
+
+EnvironmentClass = Callable[..., TextEnvironment]
+"""A class, or any function that makes an environment; its keyword parameters are the options."""
+
+_CORE: dict[str, str] = {}
+_REGISTERED: dict[str, EnvironmentClass] = {}
+
+
+def register_environment(name: str) -> Callable[[EnvironmentClass], EnvironmentClass]:
+    """Make a class known by name in this process; worker processes find classes by `module:Class` only."""
+
+    def register(factory: EnvironmentClass) -> EnvironmentClass:
+        if name in _REGISTERED or name in _built_in():
+            raise ConfigError("is taken by another environment", key="env_type", value=name)
+        _REGISTERED[name] = factory
+        return factory
+
+    return register
+
+
+def environment_names() -> tuple[str, ...]:
+    """Every name there is."""
+    return tuple(sorted({*_built_in(), *_REGISTERED}))
+
+
+def environment_class(name: str) -> EnvironmentClass:
+    """What makes the environments of that name. Raises `ConfigError`."""
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    path = _built_in().get(name, name)
+    if ":" not in path:
+        close = get_close_matches(name, environment_names(), n=1)
+        meant = f", did you mean {close[0]!r}?" if close else ""
+        hint = f"one of {', '.join(environment_names())}, or module:Class of your own"
+        raise ConfigError(f"is no environment{meant}", key="env_type", value=name, hint=hint)
+    return _found(path)
+
+
+def environment_named(name: str, **options: Any) -> TextEnvironment:
+    """An environment with its options. Raises `ConfigError`, also for what its constructor raises."""
+    factory = environment_class(name)
+    check_options(factory, name, options)
+    try:
+        made = factory(**options)
+    except ConfigError:
+        raise
+    except Exception as error:
+        problem = f"cannot be made: {type(error).__name__}: {error}"
+        raise ConfigError(problem, key="env_type", value=name, hint=f"with the options {options}") from error
+    if not all(callable(getattr(made, method, None)) for method in ("reset", "step")):
+        raise ConfigError(f"made a {type(made).__name__} without reset and step", key="env_type", value=name)
+    return made
+
+
+def check_options(factory: EnvironmentClass, name: str, options: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where the factory does not take the options, or misses one."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return  # written in C: it will say itself what is wrong
+    known = [one for one, parameter in signature.parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        unknown = [option for option in options if option not in known]
+        close = get_close_matches(unknown[0], known, n=1) if unknown else []
+        meant = f", did you mean {close[0]!r}?" if close else ""
+        hint = f"options of {name}: {', '.join(known) or 'none'}"
+        raise ConfigError(f"{error}{meant}", key="env_config", value=dict(options), hint=hint) from error
+
+
+def _built_in() -> dict[str, str]:
+    return {**_CORE, **LIBRARY}
+
+
+def _found(path: str) -> EnvironmentClass:
+    module, _, name = path.rpartition(":")
+    found: Any = _module(module, path)
+    for step in name.split("."):
+        if not hasattr(found, step):
+            near = get_close_matches(step, dir(found), n=1)
+            meant = f", did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"has no {step!r}{meant}", key="env_type", value=path)
+        found = getattr(found, step)
+    if not callable(found):
+        raise ConfigError(f"is a {type(found).__name__}, not a class", key="env_type", value=path)
+    return cast(EnvironmentClass, found)
+
+
+def _module(module: str, path: str) -> Any:
+    try:
+        if not module.endswith(".py"):
+            here = str(Path.cwd())
+            if here not in sys.path:  # as `python -m` has it, and the installed command has not
+                sys.path.append(here)
+            return importlib.import_module(module)
+        return _from_file(Path(module), path)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"cannot be imported: {type(error).__name__}: {error}",
+            key="env_type",
+            value=path,
+            hint="package.module:Class, or path/to/file.py:Class",
+        ) from error
+
+
+def _from_file(file: Path, path: str) -> Any:
+    if not file.is_file():
+        raise ConfigError("there is no such file", key="env_type", value=path)
+    name = f"headway_user_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headway.types import Generation, SamplingParams, Task
 
@@ -19,9 +19,15 @@ class Observation:
     """The context begins anew with `tokens`: the next turn sees nothing of those before it."""
     reward: float = 0.0
     done: bool = False
+    truncated: bool = False
+    """With `done`: ended by a limit of ours, not by the environment."""
     info: Mapping[str, Any] = field(default_factory=dict)
     params: SamplingParams | None = None
-    """Overrides the run's sampling for the next turn, such as fewer tokens."""
+    """Overrides the run's sampling for the next turn."""
+    most_tokens: int | None = None
+    """The next turn has no more than these, whatever the sampling allows."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the next turn, besides those of the sampling."""
     hint: Any = None
     """Passed to the engine with the next request; only simulated engines read it."""
 
@@ -39,6 +45,15 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """Release what the episode held. Called exactly once, also after failure or cancellation."""
+        ...
+
+
+@runtime_checkable
+class Admitted(Protocol):
+    """An environment of which only so many are played at once."""
+
+    async def enter(self) -> None:
+        """Wait for a place; the episode's clock does not run yet. `close` gives it back."""
         ...
 
 

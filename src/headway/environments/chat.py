@@ -1,0 +1,123 @@
+"""Words as tokens: the chat template applied once a turn, and never to what the policy has said.
+
+An episode is  first(observation) · sampled · next(observation) · sampled · …  What was sampled stays as it was sampled,
+token for token; what stands between two turns (the end of the turn, the next message, the beginning of the answer) is
+read off the template once, when this is made.
+
+Guarantees: the text of every episode is what the template makes of the same conversation, or the template is refused
+with a `ConfigError` before anything starts. A turn that ended at its end token is not ended twice, and one that was
+cut off, by length or by a stop string, is ended. What an environment says cannot be read as control tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from headway.errors import ConfigError
+
+Message = dict[str, Any]
+_WORDS = ("alpha7", "bravo7", "charlie7", "delta7", "echo7")
+"""Contents that no template has a reason to change."""
+
+
+class ChatTokenizer(Protocol):
+    """The part of a tokenizer that is needed."""
+
+    all_special_tokens: list[str]
+
+    def apply_chat_template(self, conversation: list[Message], *, tokenize: bool, add_generation_prompt: bool) -> Any:
+        """The conversation as text, up to where the answer begins."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """The tokens of a text."""
+        ...
+
+
+class ChatTokens:
+    """The tokens around the turns of one policy."""
+
+    def __init__(self, tokenizer: ChatTokenizer, *, name: str = "the model") -> None:
+        self._tokenizer, self._name = tokenizer, name
+        self._special = [token for token in tokenizer.all_special_tokens if token]
+        self._system = self._takes_system()
+        self._before, self._after = self._between()
+        self._check()
+        self._end = self._encoded(self._before)[0]
+        """The token that ends a turn, or at least the first of what does."""
+
+    def first(self, instructions: str, text: str) -> list[int]:
+        """Up to the first turn of the policy."""
+        return self._encoded(self._opening(self._clean(instructions), self._clean(text)))
+
+    def next(self, text: str, said: Sequence[int]) -> list[int]:
+        """What comes between a turn in which the policy `said` something and its next one."""
+        tokens = self._encoded(self._before + self._clean(text) + self._after)
+        return tokens[1:] if len(said) and said[-1] == self._end else tokens
+
+    def _opening(self, instructions: str, text: str) -> str:
+        if not instructions:
+            return self._rendered(_user(text))
+        if self._system:
+            return self._rendered({"role": "system", "content": instructions}, _user(text))
+        return self._rendered(_user(f"{instructions}\n\n{text}"))
+
+    def _takes_system(self) -> bool:
+        """Some templates refuse a system message, some leave it out."""
+        try:
+            return _WORDS[0] in self._rendered({"role": "system", "content": _WORDS[0]}, _user(_WORDS[1]))
+        except ConfigError:
+            return False
+
+    def _between(self) -> tuple[str, str]:
+        """The text from the end of an answer to the next message, and from there to the next answer."""
+        question, answer, following, *_ = _WORDS
+        text = self._rendered(_user(question), _answer(answer), _user(following))
+        for word in (question, answer, following):
+            if text.count(word) != 1:
+                raise self._refused(f"writes {word!r} {text.count(word)} times where a message says it once", text)
+        before, after = text.split(answer)[1].split(following)
+        if not before:
+            raise self._refused("puts nothing between an answer and the next message", text)
+        return before, after
+
+    def _check(self) -> None:
+        """That turns put together one by one are what the template makes of the whole."""
+        one, two, three, four, five = _WORDS
+        whole = self._rendered(_user(one), _answer(two), _user(three), _answer(four), _user(five))
+        built = self._opening("", one)
+        for answer, following in ((two, three), (four, five)):
+            built += answer + self._before + following + self._after
+        if built != whole:
+            raise self._refused("rewrites earlier turns, so that an episode cannot grow turn by turn", whole, built)
+
+    def _refused(self, problem: str, *texts: str) -> ConfigError:
+        shown = " against ".join(repr(text) for text in texts)
+        hint = f"{shown}; give the tokenizer a template that only appends"
+        return ConfigError(f"the chat template of {self._name} {problem}", hint=hint)
+
+    def _rendered(self, *messages: Message) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ConfigError(f"the chat template of {self._name} fails for {roles}: {error}") from error
+        return str(text)
+
+    def _encoded(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+    def _clean(self, text: str) -> str:
+        while any(token in text for token in self._special):
+            for token in self._special:
+                text = text.replace(token, "")
+        return text
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _answer(text: str) -> Message:
+    return {"role": "assistant", "content": text}

@@ -1,0 +1,141 @@
+"""One episode of a text environment, seen from the scheduler: observations in tokens, answers as the engine made them.
+
+Guarantees: an episode ends, as truncated, before its tokens exceed `longest`, or after `max_steps` turns; every reply is
+a turn's reward and one of three counters at the end (`turns`, `invalid`, `success`). Does not know where the environment
+runs: that is its seat's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headway.environments.base import Observation
+from headway.environments.chat import ChatTokens
+from headway.environments.text import Reply, Traits
+from headway.errors import EnvironmentFailed
+from headway.types import Generation, Task
+
+SEED = "seed"
+"""Where a task's data has the seed of its episodes."""
+
+
+class Seat(Protocol):
+    """Where one environment plays one episode: a thread here, or a worker process."""
+
+    async def enter(self) -> None:
+        """Wait for a place."""
+        ...
+
+    async def open(self) -> Traits:
+        """Have an environment, new or as good as new."""
+        ...
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Reply: ...
+
+    async def step(self, action: str) -> Reply: ...
+
+    async def leave(self) -> None:
+        """Give the place back, in whatever state the episode is. Called exactly once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a run asks of the episodes of one kind. `None`: what the environment's traits say."""
+
+    longest: int
+    """Tokens of a whole episode."""
+    max_steps: int | None = None
+    max_tokens: int | None = None
+    invalid_penalty: float = 0.0
+    """Taken from the reward of a turn whose action was not understood."""
+    instructions: str | None = None
+    template: str | None = None
+    """Around every observation, which stands where `{observation}` does."""
+    history: bool = True
+    """The policy sees the whole episode; otherwise instructions and the newest observation alone."""
+
+
+class TextEpisode:
+    """An `Environment` of the scheduler, made of a text environment."""
+
+    __slots__ = ("_chat", "_invalid", "_length", "_rules", "_seat", "_traits", "_turns", "_won")
+
+    def __init__(self, seat: Seat, chat: ChatTokens, rules: Rules) -> None:
+        self._seat, self._chat, self._rules = seat, chat, rules
+        self._traits = Traits()
+        self._length = self._turns = self._invalid = 0
+        self._won = False
+
+    async def enter(self) -> None:
+        await self._seat.enter()
+
+    async def reset(self, task: Task) -> Observation:
+        self._traits = await self._seat.open()
+        data = dict(task.data)
+        reply = await self._seat.reset(int(data.pop(SEED, task.position)), data)
+        if reply.done:
+            raise EnvironmentFailed("the episode is over before it began")
+        tokens = self._first(reply.text)
+        if len(tokens) >= self._rules.longest:
+            raise EnvironmentFailed(
+                f"begins with {len(tokens)} tokens, and an episode has at most {self._rules.longest}"
+            )
+        return self._seen(tokens, fresh=not self._rules.history)
+
+    async def step(self, generation: Generation) -> Observation:
+        self._length += len(generation.actions)
+        reply = await self._seat.step(cut(generation.text, self._traits.stop))
+        self._turns += 1
+        reward = reply.reward
+        if not reply.valid:
+            self._invalid += 1
+            reward -= self._rules.invalid_penalty
+        if reply.success is not None:
+            self._won = reply.success
+        if reply.done:
+            return self._over(reply, reward)
+        limit = self._rules.max_steps or self._traits.max_steps
+        tokens = self._following(reply.text, generation.actions)
+        room = self._rules.longest - (self._length if self._rules.history else 0) - len(tokens)
+        if room < 1 or (limit is not None and self._turns >= limit):
+            return self._over(reply, reward, truncated=True)
+        return self._seen(tokens, reward=reward, fresh=not self._rules.history)
+
+    async def close(self) -> None:
+        await self._seat.leave()
+
+    def _first(self, text: str) -> list[int]:
+        given = self._rules.instructions
+        return self._chat.first(self._traits.instructions if given is None else given, self._framed(text))
+
+    def _following(self, text: str, said: Sequence[int]) -> list[int]:
+        return self._chat.next(self._framed(text), said) if self._rules.history else self._first(text)
+
+    def _framed(self, text: str) -> str:
+        template = self._rules.template
+        return text if template is None else template.replace("{observation}", text)
+
+    def _seen(self, tokens: list[int], *, reward: float = 0.0, fresh: bool) -> Observation:
+        self._length = len(tokens) if fresh else self._length + len(tokens)
+        room = self._rules.longest - self._length
+        wanted = self._rules.max_tokens or self._traits.max_tokens
+        return Observation(
+            tokens=tokens,
+            reward=reward,
+            fresh=fresh,
+            most_tokens=room if wanted is None else min(room, wanted),
+            stop=self._traits.stop,
+        )
+
+    def _over(self, reply: Reply, reward: float, *, truncated: bool = False) -> Observation:
+        info = {**reply.info, "turns": self._turns, "invalid": self._invalid, "success": self._won}
+        return Observation(reward=reward, done=True, truncated=truncated, info=info)
+
+
+def cut(text: str, stops: Sequence[str]) -> str:
+    """What stands before the first stop string."""
+    ends = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text

@@ -1,0 +1,139 @@
+"""Environments played in this process: coroutines as they are, other code on threads.
+
+Guarantees: an object plays one episode at a time; one whose episode ended well serves again if its class says that it
+can, every other one is closed, after the call that is still inside it. At most `places` episodes at once. What cannot
+be guaranteed here: that code which hangs in a system call ever ends, and that processes an environment starts die with
+a killed run. For such code there are worker processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headway.environments.calls import Call, Calls
+from headway.environments.output import Printed, swallowed
+from headway.environments.text import Reply, TextEnvironment, Traits, reply_of, traits_of
+from headway.errors import EnvironmentFailed
+
+_LETTING_GO_S = 0.5
+"""How long a call may take to notice that it was abandoned."""
+
+Make = Callable[[], TextEnvironment]
+
+
+class LocalHost:
+    """All environments of one kind in this process."""
+
+    def __init__(self, name: str, make: Make, *, places: int | None = None) -> None:
+        self.name, self.make = name, make
+        self.idle: list[TextEnvironment] = []
+        self.calls = Calls()
+        self.places = None if places is None else asyncio.Semaphore(places)
+
+    def seat(self) -> LocalSeat:
+        """A place to play one episode."""
+        return LocalSeat(self)
+
+    async def close(self) -> None:
+        """Let go of the objects that wait for another episode."""
+        while self.idle:
+            await _closed(self.idle.pop(), self.calls)
+
+
+class LocalSeat:
+    """One episode."""
+
+    def __init__(self, host: LocalHost) -> None:
+        self._host = host
+        self._environment: TextEnvironment | None = None
+        self._printed = Printed()
+        self._traits = Traits()
+        self._inside = self._sound = False
+        self._call: Call | None = None
+        """The thread at work, while one is."""
+
+    async def enter(self) -> None:
+        if self._host.places is not None:
+            await self._host.places.acquire()
+        self._inside = True
+
+    async def open(self) -> Traits:
+        host = self._host
+        self._environment = host.idle.pop() if host.idle else await self._called(host.make)
+        assert self._environment is not None
+        self._traits = traits_of(self._environment)
+        return self._traits
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Reply:
+        assert self._environment is not None
+        return self._noted(reply_of(await self._called(self._environment.reset, seed, data), started=False))
+
+    async def step(self, action: str) -> Reply:
+        assert self._environment is not None
+        return self._noted(reply_of(await self._called(self._environment.step, action), started=True))
+
+    async def leave(self) -> None:
+        try:
+            await self._let_go()
+        finally:
+            if self._inside and self._host.places is not None:
+                self._host.places.release()
+            self._inside = False
+
+    async def _let_go(self) -> None:
+        environment, self._environment = self._environment, None
+        if self._call is not None:
+            await self._abandon(self._call, environment)
+        elif environment is not None and self._sound and self._traits.reusable:
+            self._host.idle.append(environment)
+        elif environment is not None:
+            with swallowed(self._printed):
+                await _closed(environment, self._host.calls)
+
+    async def _abandon(self, call: Call, environment: TextEnvironment | None) -> None:
+        """Its thread is still inside, and closes the environment itself once it comes back."""
+        close = getattr(environment, "close", lambda: None)
+        if inspect.iscoroutinefunction(close):
+            close = _nothing
+        if not await call.abandon(close, _LETTING_GO_S):
+            raise EnvironmentFailed(
+                f"{self._host.name}: a call that does not return still has its thread; play it in worker processes"
+            )
+
+    def _noted(self, reply: Reply) -> Reply:
+        self._sound = reply.done
+        return reply
+
+    async def _called(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The function's result, wherever it has to run. While it runs, the environment is its own."""
+        self._sound = False
+        with swallowed(self._printed):
+            if inspect.iscoroutinefunction(function):
+                return await function(*args)
+            self._call = call = Call(f"environment {self._host.name}", function, *args)
+            try:
+                result = await self._host.calls.run(call)
+            except Exception:
+                self._call = None
+                raise
+            self._call = None
+            return await result if inspect.isawaitable(result) else result
+
+
+def _nothing() -> None:
+    return None
+
+
+async def _closed(environment: TextEnvironment, calls: Calls) -> None:
+    close = getattr(environment, "close", None)
+    if close is None:
+        return
+    if inspect.iscoroutinefunction(close):
+        await close()
+        return
+    result = await calls.run(Call("close", close))
+    if inspect.isawaitable(result):
+        await result

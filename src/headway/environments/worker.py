@@ -1,0 +1,161 @@
+"""The main program of a worker process: `python -c "… main(socket)"`. See `workers`.
+
+Two processes. The outer one runs no code of an environment: it waits until its parent closes the socket or the inner
+one ends, kills every process that is left below it, and ends. Processes that an environment has started belong to it,
+also those that left their group and those whose parent is gone (on Linux). The inner one plays.
+
+Messages are JSON behind four bytes of length: `[number, method, seat, args]`, answered by `[number, result]` or
+`[number, null, problem]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from headway.environments.local import LocalHost, LocalSeat
+from headway.environments.registry import environment_named
+from headway.errors import HeadwayError
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+HEADER = 4
+"""Bytes of a message's length."""
+
+
+def main(descriptor: int) -> NoReturn:
+    """Play until the other side of the socket is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    outer = os.getpid()
+    inner = os.fork()
+    if inner:
+        _guard(descriptor, inner)
+    code = 1
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == outer:
+            asyncio.run(_serve(socket.socket(fileno=descriptor)))
+            code = 0
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+def _guard(descriptor: int, inner: int) -> NoReturn:
+    """Wait for the end of either side, then leave nothing behind."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP if sys.platform == "linux" else 0)
+    ended = threading.Event()
+    status = 0
+
+    def wait() -> None:
+        nonlocal status
+        with suppress(ChildProcessError):
+            status = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+        ended.set()
+        os.write(wake, b"x")
+
+    woken, wake = os.pipe()
+    poll.register(woken, select.POLLIN)
+    threading.Thread(target=wait, daemon=True).start()
+    poll.poll()
+    while left := _children():
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(-1, 0) if inner not in left else ended.wait()
+    ended.wait()
+    if status < 0:  # as the inner one ended: whoever reads it wants to know
+        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _children() -> list[int]:
+    """Processes whose parent this is; those below them become ours as these end."""
+    me, found = str(os.getpid()), []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
+            if parent == me and state != "Z":
+                found.append(int(entry.parent.name))
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+async def _serve(end: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=end)
+    server = _Server(writer)
+    async with asyncio.TaskGroup() as tasks:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(HEADER), "big")
+                number, method, seat, args = json.loads(await reader.readexactly(size))
+                tasks.create_task(server.answer(number, method, seat, args))
+        os._exit(0)  # whatever is still at work
+
+
+class _Server:
+    """Seats by number; the first message says of which kind they are."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._host: LocalHost | None = None
+        self._seats: dict[int, LocalSeat] = {}
+        self._playing: dict[int, asyncio.Task[Any]] = {}
+
+    async def answer(self, number: int, method: str, seat: int, args: list[Any]) -> None:
+        try:
+            reply = [number, await getattr(self, f"do_{method}")(seat, *args)]
+            text = json.dumps(reply)
+        except asyncio.CancelledError:
+            text = json.dumps([number, None, "was given up"])
+        except HeadwayError as error:
+            text = json.dumps([number, None, str(error)])
+        except Exception as error:
+            text = json.dumps([number, None, f"{method} raised {type(error).__name__}: {error}"[:2000]])
+        data = text.encode()
+        self._writer.write(len(data).to_bytes(HEADER, "big") + data)
+
+    async def do_start(self, seat: int, kind: str, options: Mapping[str, Any]) -> None:
+        self._host = LocalHost(kind, lambda: environment_named(kind, **options))
+
+    async def do_open(self, seat: int) -> dict[str, Any]:
+        assert self._host is not None
+        self._seats[seat] = self._host.seat()
+        return asdict(await self._played(seat, self._seats[seat].open()))
+
+    async def do_reset(self, seat: int, seed: int, data: Mapping[str, Any]) -> dict[str, Any]:
+        return asdict(await self._played(seat, self._seats[seat].reset(seed, data)))
+
+    async def do_step(self, seat: int, action: str) -> dict[str, Any]:
+        return asdict(await self._played(seat, self._seats[seat].step(action)))
+
+    async def do_leave(self, seat: int) -> None:
+        playing = self._playing.pop(seat, None)
+        if playing is not None and not playing.done():
+            playing.cancel()
+            await asyncio.wait([playing])
+        await self._seats.pop(seat).leave()
+
+    async def _played(self, seat: int, call: Any) -> Any:
+        self._playing[seat] = task = asyncio.ensure_future(call)
+        return await task

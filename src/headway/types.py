@@ -106,6 +106,36 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
+    guidance: float = 1.0
+    """Of denoising, whose steps `max_new_tokens` counts; a temperature of 0 draws no noise there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """A picture. Filled by the engine, with the last step of a generation."""
+
+    height: int
+    width: int
+    pixels: bytes = field(repr=False)
+    """A byte of grey, or bytes of red, green and blue, for each; row by row from the top."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenoisingStep:
+    """One denoising step as an action. Latents are kept where they are trained, and nowhere else.
+
+    They are float32, little-endian, in the shape that the model has. A step without them follows from the one before
+    and can be made again.
+    """
+
+    trained: bool = False
+    """The mask: it was drawn inside the window. Outside, a step follows from the one before and has no gradient."""
+    before: bytes = field(default=b"", repr=False)
+    """Where it started from; empty: where the action before it ended."""
+    after: bytes = field(default=b"", repr=False)
+    """Where it ended."""
+    image: Image | None = None
+    """What the last one shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +150,12 @@ class Generation:
     finish: FinishReason
     text: str = ""
 
+    @property
+    def image(self) -> Image | None:
+        """What was made, where it is a picture and done."""
+        last = self.actions[-1] if len(self.actions) else None
+        return last.image if isinstance(last, DenoisingStep) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
@@ -130,6 +166,8 @@ class Turn:
     generation: Generation
     reward: float = 0.0
     """Reward the environment gave for this turn."""
+    fresh: bool = False
+    """The context began anew with `observation`: nothing of the turns before was seen when this one was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

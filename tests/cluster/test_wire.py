@@ -15,9 +15,11 @@ from headway.cluster.wire import Wire, decode, encode
 from headway.engines.base import Request
 from headway.types import (
     Batch,
+    DenoisingStep,
     Episode,
     FinishReason,
     Generation,
+    Image,
     Repeated,
     Sample,
     SampleGroup,
@@ -88,6 +90,17 @@ def test_requests_and_weights_come_back_equal() -> None:
     bucket = Bucket(version=2, index=0, checksum="x", payload=SharedSlice(segment="s", start=0, size=24))
     for one in (request, manifest, bucket, Path("/a/b"), FinishReason.STOP, None, True, (True, 1, 2, 3, 4, 5)):
         assert through(one) == one and type(through(one)) is type(one)
+
+
+def test_latents_and_pictures_cross_as_their_bytes() -> None:
+    image = Image(height=2, width=1, pixels=bytes(range(6)))
+    steps = (
+        DenoisingStep(),
+        DenoisingStep(trained=True, before=bytes(1000), after=bytes([255] * 1000)),
+        DenoisingStep(trained=True, after=b"\0\1", image=image),
+    )
+    assert through(steps) == steps
+    assert len(encode(steps)) < 2008 + 250, "beside their bytes they need little"
 
 
 def test_numbers_keep_their_kind() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headway.errors import LedgerError
 from headway.ledger.codec import decode_episode, decode_generation, encode_episode, encode_generation
-from headway.types import Episode, FinishReason, Generation, Repeated, Task, Turn, VersionRun
+from headway.types import DenoisingStep, Episode, FinishReason, Generation, Image, Repeated, Task, Turn, VersionRun
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -22,16 +22,26 @@ json_values = st.recursive(
 )
 integers = st.lists(st.integers(-(2**70), 2**70) | st.integers(0, 150_000), max_size=8).map(tuple)
 repeated = st.builds(Repeated, st.integers(-9, 9) | st.floats(allow_nan=False), st.integers(0, 10**9))
+images = st.builds(Image, height=st.integers(1, 9), width=st.integers(1, 9), pixels=st.binary(max_size=9))
+steps = st.builds(
+    DenoisingStep,
+    trained=st.booleans(),
+    before=st.binary(max_size=8),
+    after=st.binary(max_size=8),
+    image=st.none() | images,
+)
 generations = st.builds(
     Generation,
-    actions=integers | repeated | st.lists(json_values, max_size=4).map(tuple),
+    actions=integers | repeated | st.lists(json_values, max_size=4).map(tuple) | st.lists(steps, max_size=4).map(tuple),
     logps=st.lists(st.floats(allow_nan=False), max_size=8).map(tuple) | repeated,
     runs=st.lists(st.builds(VersionRun, version=st.integers(-9, 99), count=st.integers(1, 9)), max_size=3).map(tuple),
     finish=st.sampled_from(FinishReason),
     text=st.text(),
 )
 mappings = st.dictionaries(st.text(), json_values, max_size=3)
-turns = st.builds(Turn, observation=integers, generation=generations, reward=st.floats(allow_nan=False))
+turns = st.builds(
+    Turn, observation=integers, generation=generations, reward=st.floats(allow_nan=False), fresh=st.booleans()
+)
 tasks = st.builds(Task, position=st.integers(0), domain=st.text(), prompt=integers, data=mappings)
 episodes = st.builds(
     Episode,

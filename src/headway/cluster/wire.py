@@ -2,9 +2,10 @@
 
     length, 8 bytes | header length, 4 bytes | header (UTF-8 JSON) | arrays, in the order the header names them
 
-Guarantees: the records in `RECORDS` come back equal, integers and floats exactly, `Repeated` and `range` compact; an
-error of `headway.errors` comes back as what it was; nothing is executed on reading, as it would be with pickle. Other
-sequences come back as tuples, paths as paths. What has no form here is refused by whoever sends it: `TypeError`.
+Guarantees: the records in `RECORDS` come back equal, integers, floats and bytes exactly, `Repeated` and `range`
+compact; an error of `headway.errors` comes back as what it was; nothing is executed on reading, as it would be with
+pickle. Other sequences come back as tuples, paths as paths. What has no form here is refused by whoever sends it:
+`TypeError`.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ def _put(value: Any, blocks: list[bytes]) -> Any:
         return ["e", name, value.value]
     if isinstance(value, Path):
         return ["p", str(value)]
+    if kind is bytes:
+        blocks.append(value)
+        return ["b", len(value)]
     if hasattr(value, "tolist"):  # numpy, torch, array
         return _put(value.tolist(), blocks)
     raise TypeError(f"{name} has no form between processes: {value!r:.80}")
@@ -131,6 +135,9 @@ class _Reader:
             return _ENUMS[word[1]](word[2])
         if kind == "p":
             return Path(word[1])
+        if kind == "b":
+            self._at += word[1]
+            return bytes(self._view[self._at - word[1] : self._at])
         raise TypeError(f"a frame holds {kind!r}, which nothing reads")
 
     def _array(self, code: str, length: int) -> tuple[Any, ...]:

@@ -4,9 +4,10 @@ One blob is a JSON header followed by raw little-endian arrays:
 
     b"HW1" | header length, 4 bytes | header (UTF-8 JSON) | arrays, in the order the header names them
 
-Guarantees: integers and floats come back exactly (int32, int64 or float64), `Repeated` and `range` stay compact,
-and nothing is ever executed on reading, as it would be with pickle. Sequences come back as tuples. Does not keep
-the type of a sequence, nor of a mapping; `Task.data` and `Episode.info` hold JSON values only.
+Guarantees: integers and floats come back exactly (int32, int64 or float64), latents and pixels byte for byte,
+`Repeated` and `range` stay compact, and nothing is ever executed on reading, as it would be with pickle. Sequences come
+back as tuples. Does not keep the type of a sequence, nor of a mapping; `Task.data` and `Episode.info` hold JSON values
+only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.errors import LedgerError
-from headway.types import Episode, FinishReason, Generation, Repeated, Task, Turn, VersionRun
+from headway.types import DenoisingStep, Episode, FinishReason, Generation, Image, Repeated, Task, Turn, VersionRun
 
 _MAGIC = b"HW1"
 _HEADER_AT = len(_MAGIC) + 4
@@ -32,7 +33,12 @@ def encode_episode(episode: Episode) -> bytes:
         episode.sample_id,
         [task.position, task.domain, _put(task.prompt, blocks), task.data],
         [
-            [_put(turn.observation, blocks), _put_generation(turn.generation, blocks), turn.reward]
+            [
+                _put(turn.observation, blocks),
+                _put_generation(turn.generation, blocks),
+                turn.reward,
+                *([True] if turn.fresh else []),
+            ]
             for turn in episode.turns
         ],
         episode.truncated,
@@ -49,8 +55,13 @@ def decode_episode(blob: bytes) -> Episode:
         sample_id=sample_id,
         task=Task(position=position, domain=domain, prompt=reader.take(prompt), data=data),
         turns=tuple(
-            Turn(observation=reader.take(observation), generation=_take_generation(generation, reader), reward=reward)
-            for observation, generation, reward in turns
+            Turn(
+                observation=reader.take(observation),
+                generation=_take_generation(generation, reader),
+                reward=reward,
+                fresh=bool(fresh),
+            )
+            for observation, generation, reward, *fresh in turns
         ),
         truncated=truncated,
         info=info,
@@ -101,6 +112,8 @@ def _put(values: Sequence[Any], blocks: list[bytes], *, floats: bool = False) ->
         values = values.tolist()
     if not len(values):
         return ["j", []]
+    if isinstance(values[0], DenoisingStep):
+        return ["z", [_put_step(step, blocks) for step in values]]
     floats = floats or (type(values[0]) is float and all(type(value) is float for value in values))
     for code in ("f8",) if floats else ("i4", "i8"):
         packed = _packed(values, code)
@@ -108,6 +121,17 @@ def _put(values: Sequence[Any], blocks: list[bytes], *, floats: bool = False) ->
             blocks.append(packed)
             return [code, len(values)]
     return ["j", list(values)]
+
+
+def _put_step(step: DenoisingStep, blocks: list[bytes]) -> list[int]:
+    """Mask and sizes; bytes in the order of the sizes."""
+    image = step.image
+    blocks += (step.before, step.after)
+    sizes = [int(step.trained), len(step.before), len(step.after)]
+    if image is None:
+        return sizes
+    blocks.append(image.pixels)
+    return [*sizes, image.height, image.width, len(image.pixels)]
 
 
 def _packed(values: Sequence[Any], code: str) -> bytes | None:
@@ -135,6 +159,8 @@ class _Reader:
             return range(word[1], word[2], word[3])
         if kind == "j":
             return tuple(word[1])
+        if kind == "z":
+            return tuple(self._step(*sizes) for sizes in word[1])
         layout = f"<{word[1]}{_FORMATS[kind]}"
         try:
             numbers = struct.unpack_from(layout, self._blob, self._at)
@@ -142,6 +168,20 @@ class _Reader:
             raise LedgerError(f"a stored record of {len(self._blob)} bytes is cut short: {error}") from error
         self._at += struct.calcsize(layout)
         return numbers
+
+    def _step(
+        self, trained: int, before: int, after: int, height: int = 0, width: int = 0, pixels: int = 0
+    ) -> DenoisingStep:
+        start, end = self._bytes(before), self._bytes(after)
+        image = Image(height=height, width=width, pixels=self._bytes(pixels)) if height else None
+        return DenoisingStep(trained=bool(trained), before=start, after=end, image=image)
+
+    def _bytes(self, length: int) -> bytes:
+        found = self._blob[self._at : self._at + length]
+        if len(found) != length:
+            raise LedgerError(f"a stored record of {len(self._blob)} bytes is cut short")
+        self._at += length
+        return found
 
 
 def _pack(header: list[Any], blocks: list[bytes], *, what: str) -> bytes:

@@ -81,6 +81,30 @@ def test_the_context_grows_by_observations_and_actions_and_only_actions_are_kept
     play(main)
 
 
+class Forgetful(Observing):
+    """Begins its context anew with every turn."""
+
+    async def step(self, generation: Generation) -> Observation:
+        return replace(await super().step(generation), fresh=True)
+
+
+def test_a_context_may_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(rollout: Rollout) -> None:
+        prompts: list[tuple[int, ...]] = []
+        generate = rollout.hub.generate
+
+        async def watched(request: Any, *args: Any, **how: Any) -> Any:
+            prompts.append(tuple(request.prompt))
+            return await generate(request, *args, **how)
+
+        monkeypatch.setattr(rollout.hub, "generate", watched)
+        episode = await make_agent(rollout).run(Forgetful())
+        assert prompts == [(1, 2, 3), (7, 8)]
+        assert [turn.fresh for turn in episode.turns] == [False, True]
+
+    play(main)
+
+
 @pytest.mark.parametrize("turn", [0, 1])
 def test_whatever_an_environment_raises_is_a_failed_episode_and_it_is_closed(turn: int) -> None:
     async def main(rollout: Rollout) -> None:

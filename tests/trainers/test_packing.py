@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from headway.trainers.local.learner import Learner
 from headway.trainers.local.packing import Tree, common_prefix, packs_of
 from headway.trainers.local.tokens import rows_of
 from headway.trainers.local.worker import Gate
-from headway.types import Batch
+from headway.types import Batch, Sample, SampleGroup
 
 from .factory import VOCABULARY, batch, exact, tiny
 
@@ -144,6 +145,39 @@ def test_observations_are_read_and_never_trained() -> None:
     order = pack.action_N.argsort()
     assert pack.chosen_N[order].tolist() == made
     assert sum(len(row.tokens) for row in rows) > len(made) + sum(row.prompt for row in rows)
+
+
+def anew(sample: Sample) -> Sample:
+    """The last turn of three saw only its own observation."""
+    turns = sample.episode.turns
+    last = replace(turns[2], observation=(*turns[0].observation[:2], 7), fresh=True)
+    return replace(sample, episode=replace(sample.episode, turns=(*turns[:2], last)))
+
+
+def strands(sample: Sample) -> list[Sample]:
+    """The same as two samples."""
+    turns = sample.episode.turns
+    parts = [replace(sample.episode, turns=turns[:2]), replace(sample.episode, turns=turns[2:])]
+    return [
+        replace(sample, episode=part, actions=sum(len(turn.generation.actions) for turn in part.turns))
+        for part in parts
+    ]
+
+
+def test_a_context_that_began_anew_is_a_strand_of_its_own() -> None:
+    whole = batch(0, turns=3, groups=2)
+    data = Batch(trained=0, groups=tuple(replace(g, samples=tuple(map(anew, g.samples))) for g in whole.groups))
+    learner = Learner(exact(), LocalSettings(precision="fp64", micro_batch_tokens=10_000))
+    for group in data.groups:
+        apart = tuple(strand for one in group.samples for strand in strands(one))
+        wanted = learner.score("policy", SampleGroup(group_id=0, task=group.task, samples=apart), Gate())
+        found = learner.score("policy", group, Gate())
+        flat = [[*one, *other] for one, other in zip(wanted[::2], wanted[1::2], strict=True)]
+        assert [len(one) for one in found] == [one.actions for one in group.samples]
+        for one, other in zip(found, flat, strict=True):
+            assert one == pytest.approx(other, abs=1e-12)
+    for change in CHANGES.values():
+        same(gradients(data), gradients(data, **change))
 
 
 def test_who_sees_whom() -> None:

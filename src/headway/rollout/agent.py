@@ -103,11 +103,17 @@ class EnvironmentAgent:
         observation = await self._guard("reset", environment.reset(self.task))
         context: Sequence[Any] = ()
         while True:
-            context = joined(context, observation.tokens)
+            context = observation.tokens if observation.fresh else joined(context, observation.tokens)
             generation = await self._act(context, observation)
             outcome = await self._guard("step", environment.step(generation))
-            turn = Turn(observation=observation.tokens, generation=generation, reward=outcome.reward)
-            self.turns.append(turn)
+            self.turns.append(
+                Turn(
+                    observation=observation.tokens,
+                    generation=generation,
+                    reward=outcome.reward,
+                    fresh=observation.fresh,
+                )
+            )
             self._spent_s += self.progress.spent_s
             if outcome.done:
                 self._check_info(outcome.info)

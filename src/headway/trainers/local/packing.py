@@ -2,7 +2,8 @@
 
 Each member sees the prompt and itself, at the positions it would have alone; so log-probabilities and gradients are
 those of the members one by one, and a prompt shared by eight costs once. Trees are laid end to end until a pack holds
-`budget` tokens. A group that is larger than that becomes several trees; a sample is never cut.
+`budget` tokens. A group that is larger than that becomes several trees; a sample is never cut. A sample of several
+strands has a member for each.
 
 Guarantees: every row is in exactly one pack; the same rows give the same packs. Does not pad and does not reorder
 the actions of a row. Legend: L tokens of a pack, N actions in it.
@@ -55,14 +56,18 @@ class Pack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bundle:
-    """Rows that share their first `prefix` tokens."""
+    """Rows whose strands share their first `prefix` tokens."""
 
     rows: tuple[Row, ...]
     prefix: int
 
     @property
+    def strands(self) -> list[Row]:
+        return [strand for row in self.rows for strand in row.strands]
+
+    @property
     def size(self) -> int:
-        return self.prefix + sum(len(row.tokens) - self.prefix for row in self.rows)
+        return self.prefix + sum(_beyond(row, self.prefix) for row in self.rows)
 
 
 def packs_of(rows: Sequence[Row], *, budget: int, share: bool = True, device: str = "cpu") -> list[Pack]:
@@ -87,19 +92,27 @@ def packs_of(rows: Sequence[Row], *, budget: int, share: bool = True, device: st
 def _bundles(rows: list[Row], budget: int, share: bool) -> list[_Bundle]:
     """One group, cut where it would be larger than the budget."""
     if not share:
-        return [_Bundle(rows=(row,), prefix=row.prompt) for row in rows]
-    prefix = common_prefix([row.tokens[: row.prompt] for row in rows])
+        return [_Bundle(rows=(row,), prefix=_shared([row])) for row in rows]
+    prefix = _shared(rows)
     found: list[_Bundle] = []
     inside: list[Row] = []
     size = prefix
     for row in rows:
-        more = len(row.tokens) - prefix
+        more = _beyond(row, prefix)
         if inside and size + more > budget:
             found.append(_Bundle(rows=tuple(inside), prefix=prefix))
             inside, size = [], prefix
         inside.append(row)
         size += more
     return [*found, _Bundle(rows=tuple(inside), prefix=prefix)]
+
+
+def _shared(rows: Sequence[Row]) -> int:
+    return common_prefix([strand.tokens[: strand.prompt] for row in rows for strand in row.strands])
+
+
+def _beyond(row: Row, prefix: int) -> int:
+    return sum(len(strand.tokens) - prefix for strand in row.strands)
 
 
 def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
@@ -119,17 +132,17 @@ def _pack(bundles: Sequence[_Bundle], device: str) -> Pack:
     chosen: list[int] = []
     numbers: list[int] = []
     for bundle in bundles:
-        start, prefix = len(tokens), bundle.prefix
-        tokens += bundle.rows[0].tokens[:prefix]
+        start, prefix, strands = len(tokens), bundle.prefix, bundle.strands
+        tokens += strands[0].tokens[:prefix]
         positions += range(prefix)
-        for row in bundle.rows:
+        for row in strands:
             shift = len(tokens) - prefix  # where the row would begin if its prefix were here
             tokens += row.tokens[prefix:]
             positions += range(prefix, len(row.tokens))
             before += [(start if place <= prefix else shift) + place - 1 for place in row.actions]
             chosen += [row.tokens[place] for place in row.actions]
             numbers += range(row.first, row.first + len(row.actions))
-        members = tuple(len(row.tokens) - prefix for row in bundle.rows)
+        members = tuple(len(row.tokens) - prefix for row in strands)
         trees.append(Tree(start=start, prefix=prefix, members=members))
     arrays = [
         torch.tensor(values, dtype=torch.long, device=device) for values in (tokens, positions, before, chosen, numbers)

@@ -1,6 +1,7 @@
 """From sample groups to arrays: which tokens a sample consists of, which of them the policy chose, and under what.
 
-A sample is the observations and actions of its turns in order. Only actions are trained; observations are read.
+A sample is the observations and actions of its turns in order. Only actions are trained; observations are read. A turn
+whose context began anew begins another strand of its sample, which sees nothing of those before it.
 All actions of a batch are numbered through, sample after sample: that is the N that losses speak of.
 
 Guarantees: whatever is inconsistent in a sample (missing log-probabilities, unknown tokens, no prompt, NaN) raises
@@ -14,7 +15,7 @@ Legend: N actions, S samples, K turns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import torch
@@ -37,6 +38,21 @@ class Row:
     """Where in `tokens` the policy's own are."""
     first: int
     """Number of its first action in the batch."""
+    starts: tuple[int, ...] = (0,)
+    """Where in `tokens` a context begins."""
+
+    @property
+    def strands(self) -> tuple[Row, ...]:
+        """Cut where contexts begin; those without actions teach nothing and are left out."""
+        if len(self.starts) == 1:
+            return (self,)
+        found, first = [], self.first
+        for start, end in zip(self.starts, (*self.starts[1:], len(self.tokens)), strict=True):
+            inside = tuple(place - start for place in self.actions if start <= place < end)
+            if inside:
+                found.append(replace(self, tokens=self.tokens[start:end], actions=inside, first=first, starts=(0,)))
+            first += len(inside)
+        return tuple(found)
 
     @property
     def prompt(self) -> int:
@@ -84,22 +100,32 @@ def rows_of(groups: Sequence[SampleGroup], vocabulary: int) -> tuple[Row, ...]:
 def _row_of(sample: Sample, group: int, first: int, vocabulary: int) -> Row:
     tokens: list[int] = []
     actions: list[int] = []
+    starts = [0]
     for index, turn in enumerate(sample.episode.turns):
+        if index and turn.fresh:
+            starts.append(len(tokens))
         seen = turn.observation if index or len(turn.observation) else sample.episode.task.prompt
         tokens += [int(token) for token in seen]
         made = [int(token) for token in turn.generation.actions]
+        if made and len(tokens) == starts[-1]:
+            raise TrainerError(
+                f"sample {sample.sample_id}: its first action follows nothing; a prompt has at least 1 token"
+            )
         actions += range(len(tokens), len(tokens) + len(made))
         tokens += made
     if len(actions) != sample.actions:
         raise TrainerError(f"sample {sample.sample_id}: {len(actions)} actions in its turns, {sample.actions} counted")
-    if actions and actions[0] == 0:
-        raise TrainerError(
-            f"sample {sample.sample_id}: its first action follows nothing; a prompt has at least 1 token"
-        )
     strange = [token for token in tokens if not 0 <= token < vocabulary]
     if strange:
         raise TrainerError(f"sample {sample.sample_id}: token {strange[0]}, the model knows 0 to {vocabulary - 1}")
-    return Row(sample_id=sample.sample_id, group=group, tokens=tuple(tokens), actions=tuple(actions), first=first)
+    return Row(
+        sample_id=sample.sample_id,
+        group=group,
+        tokens=tuple(tokens),
+        actions=tuple(actions),
+        first=first,
+        starts=tuple(starts),
+    )
 
 
 def token_batch(

@@ -168,8 +168,6 @@ class Turn:
     """Reward the environment gave for this turn."""
     fresh: bool = False
     """The context began anew with `observation`: nothing of the turns before was seen when this one was made."""
-    fresh: bool = False
-    """The context began anew with `observation`: nothing of the turns before was seen when this one was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Flow and diffusion image models on the same line as language models: models, engine, trainer, rewards."""

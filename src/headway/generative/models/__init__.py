@@ -1,0 +1,21 @@
+"""Flow models behind one protocol: a small multimodal transformer of our own, and Stable Diffusion 3 of `diffusers`.
+
+Needs torch; imported by back ends only.
+"""
+
+from headway.generative.models.denoiser import Conditioning, Denoiser
+from headway.generative.models.mmdit import SmallMmdit, parameters_of
+from headway.generative.models.shape import ALPHABET, MmditConfig
+from headway.generative.models.storage import is_small_mmdit, load, save
+
+__all__ = [
+    "ALPHABET",
+    "Conditioning",
+    "Denoiser",
+    "MmditConfig",
+    "SmallMmdit",
+    "is_small_mmdit",
+    "load",
+    "parameters_of",
+    "save",
+]

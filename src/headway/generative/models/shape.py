@@ -1,0 +1,58 @@
+"""The shape of the small multimodal transformer, and the alphabet of its prompts."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+
+from headway.errors import ConfigError
+
+ALPHABET = string.digits + string.ascii_letters + string.punctuation + " "
+"""What prompts are written with unless a model says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MmditConfig:
+    """About one million parameters as it stands. Raises `ConfigError` where the numbers do not fit together."""
+
+    height: int = 16
+    width: int = 32
+    channels: int = 1
+    patch: int = 4
+    """Side of the square of pixels that is one token. Half of it costs four times the tokens."""
+    characters: int = 16
+    """Longest prompt."""
+    alphabet: str = ALPHABET
+    dim: int = 96
+    depth: int = 4
+    heads: int = 4
+    mlp_ratio: float = 3.0
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width", "channels", "patch", "characters", "dim", "depth", "heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", key=name, value=getattr(self, name))
+        for name in ("height", "width"):
+            if getattr(self, name) % self.patch:
+                raise ConfigError(f"is no multiple of patch = {self.patch}", key=name, value=getattr(self, name))
+        if self.dim % self.heads:
+            raise ConfigError(f"is no multiple of heads = {self.heads}", key="dim", value=self.dim)
+        if len(set(self.alphabet)) != len(self.alphabet) or not self.alphabet:
+            raise ConfigError("names a character twice or none at all", key="alphabet", value=self.alphabet)
+
+    @property
+    def patches(self) -> int:
+        """Tokens of a picture."""
+        return self.height // self.patch * (self.width // self.patch)
+
+    def tokens(self, prompt: str) -> list[int]:
+        """Of one prompt, filled up with 0 to `characters`."""
+        if len(prompt) > self.characters:
+            raise ConfigError(
+                f"is longer than the {self.characters} characters of the model",
+                key="prompt",
+                value=prompt,
+                hint="shorten it, or make a model with more `characters`",
+            )
+        known = [self.alphabet.find(letter) + 2 if letter in self.alphabet else 1 for letter in prompt]
+        return known + [0] * (self.characters - len(known))

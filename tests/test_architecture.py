@@ -94,6 +94,8 @@ def _allowed(module: str, imported: str) -> bool:
     if importer == part:
         return True
     upper, lower = LAYERS.get(importer, 0), LAYERS.get(part, 0)
+    if importer == "generative" and part in ("engines", "trainers", "weights"):
+        return True  # made of their parts: the face, the threads, the receivers and the checkpoints are the same
     if lower == 2 and upper in (2, 3):
         return imported == f"headway.{part}.base"
     if (importer, part) in (

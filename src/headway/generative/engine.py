@@ -1,0 +1,117 @@
+"""A replica that denoises: the native engine's face, worker and receiver protocol around rows instead of sequences.
+
+A request asks for `max_new_tokens` denoising steps; its prompt is the text in UTF-8; temperature 0 is the ODE, anything
+else draws inside the window. Guarantees beyond those of `NativeEngine`: every step is an action of the version that
+made it, reported when it is made; steps outside the window bring no latents and have a log-probability of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.engines.base import Progress, Request
+from headway.engines.native import NativeEngine, NativeSettings
+from headway.engines.native.core import Core
+from headway.engines.native.engine import ReceiverFactory
+from headway.engines.native.scheduler import Delivery
+from headway.errors import ConfigError, EngineError
+from headway.generative.row import Row
+from headway.generative.runner import Denoising
+from headway.generative.scheduler import Scheduler
+from headway.generative.settings import FlowSettings
+from headway.weights.receiver import SpareReceiver
+
+RunnerFactory = Callable[..., Denoising]
+
+
+class FlowCore(Core):
+    """One denoising step at a time."""
+
+    def __init__(self, scheduler: Scheduler, runner: Denoising) -> None:
+        super().__init__(scheduler, runner.install)  # type: ignore[arg-type]
+        self._queue = scheduler
+        self.runner = runner
+
+    def step(self) -> list[Delivery]:
+        rows, news = self._queue.plan()
+        self.steps += 1
+        return news + self._queue.commit(rows, self.runner.step(rows))
+
+
+class FlowEngine(NativeEngine):
+    """`model` makes a `Denoiser`, whose weights do not matter; `check` refuses prompts that it could not read.
+
+    Of `settings`, `slots`, `threads`, `seed`, `dtype` and `device` are read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Callable[[], Any],
+        flow: FlowSettings,
+        settings: NativeSettings | None = None,
+        *,
+        check: Callable[[str], object] = lambda prompt: None,
+        runner: RunnerFactory = Denoising,
+        receiver: ReceiverFactory | None = None,
+    ) -> None:
+        chosen = settings or NativeSettings()
+        dtype = getattr(torch, chosen.dtype)
+
+        def spare(switch: Any) -> SpareReceiver:
+            return SpareReceiver(switch, dtype=dtype, device=chosen.device, threads=chosen.threads)
+
+        super().__init__(name, model, chosen, eos=(), assembly=self._assembled, receiver=receiver or spare)
+        self._flow = flow
+        self._check = check
+        self._runner = runner
+        self.core: FlowCore | None = None
+        """What runs, for whoever counts: calls of the model, steps saved."""
+
+    async def switch(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Serve `tensors` as they are, between two steps."""
+        await self._switch(tensors, version)  # type: ignore[arg-type]
+
+    def _assembled(self, model: Any, settings: NativeSettings, *_: Any) -> tuple[Any, Core]:
+        kept = max(settings.slots // 4, 1)
+        runner = self._runner(
+            model,
+            self._flow,
+            slots=settings.slots + kept,
+            device=settings.device,
+            dtype=getattr(torch, settings.dtype),
+        )
+        self.core = FlowCore(Scheduler(settings.slots, kept, runner), runner)
+        return model, self.core
+
+    def _accepted(self, request: Request, progress: Progress) -> Row:  # type: ignore[override]
+        """The request as a row of this replica's, or why not."""
+        self._check_up()
+        where = f"{self.name}: {request.request_id}"
+        if self._receiver.version < 0:
+            raise EngineError(f"{where}: no weights to serve it with")
+        if request.request_id in self._by_id:
+            raise EngineError(f"{where} is already running")
+        version = progress.runs[0].version if progress.runs else self._receiver.version
+        params = request.params
+        try:
+            prompt = bytes(request.prompt).decode()
+            self._check(prompt)
+            drawn = params.temperature > 0
+            window = self._flow.window_of(params.max_new_tokens, request.prefix_key, version) if drawn else None
+        except (ValueError, ConfigError) as error:
+            raise EngineError(f"{where}: {error}") from error
+        return Row(
+            request,
+            progress.actions,
+            number=next(self._numbers),
+            prompt=prompt,
+            window=window,
+            seed=self._settings.seed,
+            shared=self._flow.share_prefix,
+            keeps_end=drawn and self._flow.window == "last",
+        )

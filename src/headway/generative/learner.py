@@ -1,0 +1,156 @@
+"""Everything a flow trainer's thread does: the policy, its reference, updates and scores.
+
+One update reads top down: samples → trained steps (`batch`) → advantages of the whole batch → gradients, micro-batch by
+micro-batch → the step. Two ways of learning are two objects behind `Lesson`: log-probabilities of the steps that were
+taken, with any policy loss there is, and DiffusionNFT, which noises the pictures again.
+
+Guarantees: `learn` is all or nothing, as in `trainers.local.learner`. Denominators are those of the whole mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from headway.algorithms import Advantages, RewardBatch, estimate_advantages
+from headway.algorithms.kl import FixedKl, KlController
+from headway.errors import ScoringError, TrainerError
+from headway.generative.batch import Drawn, FlowBatch, drawn_of, flow_batch
+from headway.generative.lessons import NftLesson, PolicyLesson, logps_of
+from headway.generative.policy import FlowPolicy
+from headway.generative.training import FlowTraining, Lesson, Report
+from headway.trainers.local.optimizer import Optimizer, copied, overwrite
+from headway.trainers.local.worker import Abandoned, Gate
+from headway.types import Batch, SampleGroup
+
+Score = Literal["policy", "reference", "value"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """What an update moves, as a checkpoint asks for it."""
+
+    optimizer: Optimizer
+    critic_optimizer: None = None
+
+
+class FlowLearner:
+    """The policy, and what it was at the start where that is asked for."""
+
+    def __init__(self, model: Any, training: FlowTraining, *, kl: KlController | None = None) -> None:
+        self.training, self.settings = training, training.local
+        self.version = 0
+        self.broken = False
+        self.kl = kl or FixedKl(0.0)
+        wants = training.kl_coef is not None or (training.nft is not None and training.nft.kl_coef > 0)
+        frozen = deepcopy(model) if wants and training.local.lora is None else None
+        self.policy = FlowPolicy(model, training.local, training.flow)
+        self.reference: dict[str, Tensor] | None = (
+            None if frozen is None else {name: one.detach().to(self.device) for name, one in frozen.named_parameters()}
+        )
+        self.lesson: Lesson = (
+            PolicyLesson(self.policy, training, self.reference)
+            if training.nft is None
+            else NftLesson(self.policy, training, training.nft, self.reference)
+        )
+        self.trained = Trained(self.lesson.optimizer)
+
+    @property
+    def device(self) -> str:
+        return self.settings.device
+
+    def learn(self, batch: Batch, gate: Gate) -> dict[str, float]:
+        """One update; `version` is one higher afterwards."""
+        if batch.trained != self.version:
+            raise TrainerError(f"a batch for version {batch.trained}, the trainer is at {self.version}")
+        try:
+            return self._learn(batch, gate)
+        except (TrainerError, Abandoned):
+            raise
+        except Exception as error:
+            self.broken = gate.committed
+            raise TrainerError(f"step {batch.trained + 1}: {type(error).__name__}: {error}") from error
+
+    def _learn(self, batch: Batch, gate: Gate) -> dict[str, float]:
+        steps = flow_batch(
+            batch.groups,
+            trained=batch.trained,
+            shape=self.policy.shape,
+            ends_only=self.lesson.ends_only,
+            device=self.device,
+        )
+        if not steps.rows:
+            raise TrainerError(f"step {batch.trained + 1}: a batch without a single trained step")
+        steps = self.lesson.completed(steps, gate)
+        made = self._advantages(steps)
+        report = self._update(steps, made, gate)
+        self.kl.update(made.kl, len(steps.rows))
+        self.version += 1
+        return report.metrics(steps)
+
+    def _advantages(self, batch: FlowBatch) -> Advantages:
+        """From scores by the configured estimator, or each sample's own."""
+        params = self.settings.advantages
+        if params is None:
+            advantage_N = batch.advantage_S[batch.sequence_N]
+            return Advantages(advantage_N=advantage_N, mask_N=batch.mask_N, return_N=None, kl=0.0)
+        if batch.reward_S is None:
+            raise TrainerError("a sample without a score, and the estimator needs all of them")
+        rewards = RewardBatch(
+            reward_S=batch.reward_S,
+            group_S=batch.group_S,
+            groups=batch.groups,
+            mask_N=batch.mask_N,
+            sequence_N=batch.sequence_N,
+        )
+        return estimate_advantages(rewards, params, kl_coef=self.kl.coef)
+
+    def _update(self, batch: FlowBatch, made: Advantages, gate: Gate) -> Report:
+        """All optimizer steps of one batch, or none."""
+        minis, optimizer = list(self._mini_batches(batch.rows)), self.lesson.optimizer
+        backup = copied(optimizer.everything()) if len(minis) > 1 else {}
+        report = Report()
+        try:
+            for rows in minis:
+                self.lesson.gradients(batch, made, rows, self.version, report, gate)
+                norm = optimizer.ready(f"step {self.version + 1}")
+                gate.commit()
+                report.learning_rate = optimizer.step(self.version)
+                report.steps += 1
+                report.grad_norm += norm
+        except TrainerError:
+            if backup:
+                overwrite(optimizer.everything(), backup)
+            gate.committed = False
+            raise
+        finally:
+            optimizer.forget()
+        return report
+
+    def _mini_batches(self, rows: Sequence[Drawn]) -> Iterator[Sequence[Drawn]]:
+        size = self.settings.mini_batch_samples or len(rows)
+        for _ in range(self.settings.epochs):
+            for start in range(0, len(rows), size):
+                yield rows[start : start + size]
+
+    def score(self, kind: Score, group: SampleGroup, gate: Gate) -> list[list[float]]:
+        """A log-probability for each step of each sample; 0 for those that are not trained."""
+        try:
+            batch = flow_batch([group], trained=0, shape=self.policy.shape, ends_only=False, device=self.device)
+            numbers = iter(logps_of(self.policy, batch, batch.rows, self.training, gate).tolist())
+        except Abandoned:
+            raise
+        except Exception as error:
+            raise ScoringError(f"group {group.group_id}: {error}") from error
+        trained = {row.sample.sample_id: set(row.places) for row in drawn_of([group])}
+        return [
+            [
+                next(numbers) if place in trained.get(sample.sample_id, ()) else 0.0
+                for place in range(len(sample.episode.turns[0].generation.actions))
+            ]
+            for sample in group.samples
+        ]

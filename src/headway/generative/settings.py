@@ -1,0 +1,70 @@
+"""How latents are denoised: what engine and trainer must agree on, or a ratio between them means nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from headway.algorithms.flow import Window, full_window, random_window, sliding_window
+from headway.errors import ConfigError
+from headway.seeding import seeded
+
+if TYPE_CHECKING:
+    from headway.algorithms.flow import Sampler
+
+_USUAL_NOISE = {"sde": 0.7, "cps": 0.8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSettings:
+    """The path from noise to picture, and which of its steps are actions."""
+
+    sampler: Literal["sde", "cps"] = "cps"
+    """Where noise is added: Flow-SDE, or coefficients-preserving."""
+    noise_level: float | None = None
+    """a of the sampler. None: 0.7 for sde, 0.8 for cps; 0 is the ODE."""
+    shift: float = 3.0
+    """k of the grid of noise levels."""
+    window: Literal["full", "random", "sliding", "last"] = "random"
+    """Steps that get noise and are trained: all but the last (Flow-GRPO); a few at random in the first half, the same
+    for a whole group (Flow-GRPO-Fast); a few that move on with the policy's version (MixGRPO). `last`: none gets noise,
+    and the clean latent at the end is what is trained on (DiffusionNFT)."""
+    window_size: int = 2
+    """Steps of a window that is not full."""
+    window_interval: int = 25
+    """Versions between two moves of a sliding window."""
+    window_stride: int = 1
+    """Steps that it moves by."""
+    share_prefix: bool = True
+    """The members of a group start from one noise and share the steps before their window."""
+    guidance: float = 1.0
+    """Of training; a request brings its own, which must be this one where it is trained."""
+    seed: int = 0
+    """With the group's number it decides windows."""
+
+    def __post_init__(self) -> None:
+        if self.sampler not in _USUAL_NOISE:
+            raise ConfigError("must be sde or cps", key="flow.sampler", value=self.sampler)
+        for key in ("window_size", "window_interval", "window_stride"):
+            if getattr(self, key) < 1:
+                raise ConfigError("must be at least 1", key=f"flow.{key}", value=getattr(self, key))
+        self.make_sampler()
+
+    def make_sampler(self) -> Sampler:
+        """The law of a step."""
+        from headway.algorithms.flow import Cps, FlowSde
+
+        level = _USUAL_NOISE[self.sampler] if self.noise_level is None else self.noise_level
+        return FlowSde(level) if self.sampler == "sde" else Cps(level)
+
+    def window_of(self, steps: int, group: int, version: int) -> Window | None:
+        """The steps of a group that get noise. Raises `ConfigError` where they do not fit."""
+        if self.window == "last":
+            return None
+        if self.window == "full":
+            return full_window(steps)
+        if self.window == "random":
+            return random_window(steps, self.window_size, seeded(self.seed, "window", group))
+        return sliding_window(
+            steps, self.window_size, max(version, 0), interval=self.window_interval, stride=self.window_stride
+        )

@@ -1,8 +1,8 @@
 """One episode of a text environment, seen from the scheduler: observations in tokens, answers as the engine made them.
 
-Guarantees: an episode ends, as truncated, before its tokens exceed `longest`, or after `max_steps` turns; every reply is
-a turn's reward and one of three counters at the end (`turns`, `invalid`, `success`). Does not know where the environment
-runs: that is its seat's affair.
+Guarantees: an episode ends, as truncated, before its tokens exceed `longest`, or after `max_steps` turns; the reward of
+a reply is that of its turn; at the end `info` says how many `turns` there were, how many of them `invalid`, and whether
+it was a `success`. Does not know where the environment runs: that is its seat's affair.
 """
 
 from __future__ import annotations

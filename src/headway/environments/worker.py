@@ -18,7 +18,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -30,6 +29,8 @@ from headway.environments.registry import environment_named
 from headway.errors import HeadwayError
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+SIGNALLED = 128
+"""Exit codes above it are signals, as in a shell."""
 HEADER = 4
 """Bytes of a message's length."""
 
@@ -37,17 +38,19 @@ HEADER = 4
 def main(descriptor: int) -> NoReturn:
     """Play until the other side of the socket is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    outer = os.getpid()
-    inner = os.fork()
-    if inner:
-        _guard(descriptor, inner)
+    if sys.platform == "linux":
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        outer = os.getpid()
+        inner = os.fork()
+        if inner:
+            _guard(descriptor, inner)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != outer:
+            os._exit(1)
     code = 1
     try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == outer:
-            asyncio.run(_serve(socket.socket(fileno=descriptor)))
-            code = 0
+        asyncio.run(_serve(socket.socket(fileno=descriptor)))
+        code = 0
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
@@ -57,32 +60,19 @@ def main(descriptor: int) -> NoReturn:
 def _guard(descriptor: int, inner: int) -> NoReturn:
     """Wait for the end of either side, then leave nothing behind."""
     poll = select.poll()
-    poll.register(descriptor, select.POLLRDHUP if sys.platform == "linux" else 0)
-    ended = threading.Event()
-    status = 0
-
-    def wait() -> None:
-        nonlocal status
-        with suppress(ChildProcessError):
-            status = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
-        ended.set()
-        os.write(wake, b"x")
-
-    woken, wake = os.pipe()
-    poll.register(woken, select.POLLIN)
-    threading.Thread(target=wait, daemon=True).start()
+    poll.register(descriptor, select.POLLRDHUP)
+    poll.register(os.pidfd_open(inner), select.POLLIN)
     poll.poll()
+    code = 0
     while left := _children():
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(-1, 0) if inner not in left else ended.wait()
-    ended.wait()
-    if status < 0:  # as the inner one ended: whoever reads it wants to know
-        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
-        os.kill(os.getpid(), -status)
-    os._exit(status)
+        for pid in left:
+            with suppress(ChildProcessError):
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                code = status if pid == inner else code
+    os._exit(code if code >= 0 else SIGNALLED - code)
 
 
 def _children() -> list[int]:
@@ -90,8 +80,7 @@ def _children() -> list[int]:
     me, found = str(os.getpid()), []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
-            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
-            if parent == me and state != "Z":
+            if entry.read_text().rpartition(")")[2].split()[1] == me:
                 found.append(int(entry.parent.name))
     return found
 
@@ -154,7 +143,9 @@ class _Server:
         if playing is not None and not playing.done():
             playing.cancel()
             await asyncio.wait([playing])
-        await self._seats.pop(seat).leave()
+        left = self._seats.pop(seat, None)
+        if left is not None:
+            await left.leave()
 
     async def _played(self, seat: int, call: Any) -> Any:
         self._playing[seat] = task = asyncio.ensure_future(call)

@@ -15,14 +15,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import IO, Any
 
 from headway.environments.output import MOST_PRINTED
 from headway.environments.text import Reply, Traits
-from headway.environments.worker import HEADER
+from headway.environments.worker import HEADER, SIGNALLED
 from headway.errors import EnvironmentFailed
 
 _LETTING_GO_S = 3.0
@@ -38,6 +38,7 @@ class WorkerHost:
         self._seats = seats
         self._places = asyncio.Semaphore(workers * seats)
         self._workers: list[Worker] = []
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def seat(self) -> WorkerSeat:
         """A place to play one episode."""
@@ -45,6 +46,7 @@ class WorkerHost:
 
     async def close(self) -> None:
         """No worker is left."""
+        await asyncio.gather(*self._leaving, return_exceptions=True)
         workers, self._workers = self._workers, []
         await asyncio.gather(*(worker.end() for worker in workers))
 
@@ -61,6 +63,13 @@ class WorkerHost:
         chosen = max(fit, key=lambda worker: worker.seats)  # the fewer are in use, the fewer have to be kept
         chosen.seats += 1
         return chosen
+
+    async def left(self, seat: Coroutine[Any, Any, None]) -> None:
+        """See a seat off, also where whoever sat there is in a hurry."""
+        task = asyncio.create_task(seat, name=f"{self.name} leaves")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        await asyncio.shield(task)
 
     async def give_back(self, worker: Worker | None) -> None:
         """A place is free. A worker that is no longer fit ends with its last episode."""
@@ -104,7 +113,7 @@ class WorkerSeat:
     async def leave(self) -> None:
         if self._inside:
             self._inside = False
-            await asyncio.shield(asyncio.ensure_future(self._left(self._worker)))
+            await self._host.left(self._left(self._worker))
 
     async def _left(self, worker: Worker | None) -> None:
         try:
@@ -131,26 +140,27 @@ class Worker:
         self._ids = count()
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._starting = asyncio.Lock()
+        self._started: asyncio.Task[None] | None = None
         self._listening: list[asyncio.Task[None]] = []
         self._printed = 0
         self._tail = ""
 
     async def call(self, method: str, seat: int, *args: Any) -> Any:
         """What the worker answers. Raises `EnvironmentFailed`."""
-        async with self._starting:
-            if self._writer is None:
-                await self._start()
+        if self._started is None:
+            self._started = asyncio.create_task(self._start(), name=f"{self._kind} worker starts")
+        await asyncio.shield(self._started)
         return await self._ask(method, seat, *args)
 
     async def end(self) -> None:
         """Kill it and everything below it."""
         self.fit = self.alive = False
-        process, self._process = self._process, None
+        if self._started is not None:
+            await asyncio.wait([self._started], timeout=_LETTING_GO_S)
+        process = self._process
         if process is None:
             return
-        if self._writer is not None:
-            self._writer.close()  # the guard kills what is there, and ends
+        self._hang_up()
         try:
             async with asyncio.timeout(_LETTING_GO_S):
                 await asyncio.to_thread(process.wait)
@@ -169,7 +179,7 @@ class Worker:
             f"import sys; sys.path[:] = {path!r}; from headway.environments.worker import main; main({theirs.fileno()})"
         )
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: ASYNC220  a few milliseconds
                 [sys.executable, "-I", "-u", "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -230,17 +240,22 @@ class Worker:
                 self._tail = (self._tail + data.decode("utf-8", "replace"))[-_TAIL:]
                 if self._printed > MOST_PRINTED and self.alive:
                     self.fit = self.alive = False
-                    if self._writer is not None:
-                        self._writer.close()
+                    self._hang_up()
         finally:
             transport.close()
+
+    def _hang_up(self) -> None:
+        """The guard on the other side then kills what is there, and ends."""
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     def _ending(self) -> str:
         if self._printed > MOST_PRINTED:
             return f"printed more than {MOST_PRINTED >> 20} MB"
         code = None if self._process is None else self._process.poll()
-        how = (
-            "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        )
+        how = "ended"
+        if code is not None:
+            killed = -code if code < 0 else code - SIGNALLED
+            how = f"was killed by signal {killed}" if killed > 0 else f"ended with exit code {code}"
         said = "".join(f"\n  | {line}" for line in self._tail.strip().splitlines()[-6:])
         return f"{how}{said}"

@@ -55,7 +55,7 @@ async def evaluate(
 
     hub.on_failure = fail
     try:
-        await _serve(hub, served)
+        await serve_policy(hub, served)
         examiner = Examiner(
             hub=hub,
             environments=single_turn,
@@ -76,14 +76,19 @@ async def evaluate(
         await served.close()
 
 
-async def _serve(hub: InferenceHub, served: Served) -> None:
+async def serve_policy(hub: InferenceHub, served: Served) -> None:
     """Every replica gets the weights."""
     for replica in hub.replicas:
-        manifest, buckets = await served.source.gather(0)
-        await replica.engine.receiver.begin(manifest)
-        async for bucket in buckets:
-            await replica.engine.receiver.load(await served.transport.send(bucket, replica.engine.receiver))
-        await replica.engine.receiver.flip()
+        await seed(replica, served)
         hub.version_changed(replica)
     if hub.served < 0:
         raise BackendError("no engine serves the policy")
+
+
+async def seed(replica: Replica, served: Served) -> None:
+    """One replica gets the weights."""
+    manifest, buckets = await served.source.gather(0)
+    await replica.engine.receiver.begin(manifest)
+    async for bucket in buckets:
+        await replica.engine.receiver.load(await served.transport.send(bucket, replica.engine.receiver))
+    await replica.engine.receiver.flip()

@@ -6,11 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headway.algorithms import AdvantageParams, PolicyObjective
+from headway.algorithms.losses import PpoParams
 from headway.engines.base import Engine, Progress, Request
 from headway.engines.native import NativeSettings
 from headway.generative.engine import FlowEngine
@@ -19,7 +22,11 @@ from headway.generative.row import Row
 from headway.generative.runner import Denoising
 from headway.generative.scheduler import Made
 from headway.generative.settings import FlowSettings
-from headway.types import FinishReason, SamplingParams
+from headway.generative.trainer import FlowTrainer
+from headway.generative.training import FlowTraining
+from headway.trainers.local import LocalSettings, OptimizerSettings
+from headway.types import Episode, FinishReason, Sample, SampleGroup, SamplingParams, Score, Task, Turn
+from headway.weights.store import WeightStore
 
 from ..engines.factory import HandOver, run, version_of
 
@@ -94,3 +101,71 @@ async def together(engine: Engine, requests: Sequence[Request]) -> list[Progress
 
 def latent(data: bytes, config: MmditConfig = SHAPE) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.float32).view(config.channels, config.height, config.width)
+
+
+def sample(name: str, prompt: str, progress: Progress, reward: float) -> Sample:
+    """What an engine made, judged."""
+    made = progress.generation(FinishReason.STOP)
+    task = Task(position=0, prompt=tuple(prompt.encode()))
+    episode = Episode(sample_id=name, task=task, turns=(Turn(observation=task.prompt, generation=made),))
+    versions = [run.version for run in made.runs]
+    return Sample(
+        sample_id=name,
+        episode=episode,
+        oldest=min(versions),
+        newest=max(versions),
+        actions=len(made.actions),
+        score=Score(value=reward),
+    )
+
+
+def groups_of(
+    model: SmallMmdit, numbers: Sequence[int], *, members: int = 4, steps: int = 6, version: int = 0, **flow: Any
+) -> tuple[SampleGroup, ...]:
+    """Groups as an engine with `model` makes them, also inside a scenario; brighter pictures have higher rewards."""
+
+    async def make() -> list[SampleGroup]:
+        engine = make_engine(slots=16, **flow)
+        try:
+            await serve(engine, model, version)
+            made = []
+            for number in numbers:
+                asked = [request(f"{number}.{one}", str(number), group=number, steps=steps) for one in range(members)]
+                parts = await together(engine, asked)
+                made.append(_group(number, parts))
+            return made
+        finally:
+            await engine.close()
+
+    found: list[list[SampleGroup]] = []
+
+    async def scenario() -> None:
+        found.append(await make())
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(run, scenario()).result()
+    return tuple(found[0])
+
+
+def _group(number: int, parts: Sequence[Progress]) -> SampleGroup:
+    samples = []
+    for index, progress in enumerate(parts):
+        image = progress.actions[-1].image
+        samples.append(sample(f"{number}.{index}", str(number), progress, sum(image.pixels) / len(image.pixels) / 255))
+    return SampleGroup(group_id=number, task=samples[0].episode.task, samples=tuple(samples))
+
+
+def local(**options: Any) -> LocalSettings:
+    options.setdefault("objective", PolicyObjective(pg_variant="ppo", params=PpoParams(clip_low=1e-3, clip_high=1e-3)))
+    return LocalSettings(
+        advantages=AdvantageParams(norm_std_type="batch", advantage_clip=5.0),
+        optimizer=OptimizerSettings(learning_rate=1e-2),
+        **options,
+    )
+
+
+def make_trainer(*, flow: FlowSettings | None = None, seed: int = 0, arena: Any = None, **options: Any) -> FlowTrainer:
+    """Publishes in float32."""
+    settings = options.pop("local", None) or local()
+    training = FlowTraining(local=settings, flow=flow or FlowSettings(), micro_batch_samples=3, **options)
+    return FlowTrainer(lambda: make_model(seed), training, WeightStore(bucket_mb=0.01, wire=None, arena=arena))

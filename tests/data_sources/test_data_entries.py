@@ -57,7 +57,7 @@ def test_names_start_from_the_data_folder_or_from_here(tmp_path: Path, monkeypat
         ("reasoning_gym/chain_sum", "did you mean 'reasoning_gym:chain_sum'"),
         ("reasoning_gim:chain_sum", "did you mean 'reasoning_gym:chain_sum'"),
         ("folder", "is a folder, did you mean 'hf:folder'"),
-        ("qwertz", r"is no data \(a \.jsonl, .* file, hf:name, reasoning_gym:name, addition or arithmetic\)"),
+        ("qwertz", r"is no data \(a \.jsonl, .* file, hf:name, reasoning_gym:name, addition, arithmetic or strings\)"),
         ([], "names no data"),
     ],
 )

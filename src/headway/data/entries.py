@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.config import DataArgs
-from headway.data import arithmetic, hub, reasoning
+from headway.data import arithmetic, hub, reasoning, strings
 from headway.data.files import READERS, Rows
 from headway.errors import ConfigError
 
@@ -21,8 +21,11 @@ Part = Literal["all", "train", "held_out"]
 """Which rows of a generated task: built-in ones keep a fifth of theirs for validation."""
 
 SCHEMES = ("hf", "reasoning_gym")
-_KINDS = f"a {', '.join(READERS)} file, {', '.join(f'{scheme}:name' for scheme in SCHEMES)}, " + " or ".join(
-    arithmetic.NAMES
+BUILT_IN = (*arithmetic.NAMES, strings.NAME)
+"""Tasks that are made here."""
+_KINDS = (
+    f"a {', '.join(READERS)} file, {', '.join(f'{scheme}:name' for scheme in SCHEMES)}, "
+    f"{', '.join(BUILT_IN[:-1])} or {BUILT_IN[-1]}"
 )
 
 
@@ -59,7 +62,7 @@ def open_entries(
 
 def holds_out(name: str) -> bool:
     """Whether an entry keeps rows for validation without being told."""
-    return name in arithmetic.NAMES
+    return name in BUILT_IN
 
 
 def is_file(name: str) -> bool:
@@ -86,6 +89,9 @@ def _open(name: str, args: DataArgs, *, key: str, seed: int, part: Part) -> Entr
         return Entry(name=name, label=scheme, by_line=False, rows=rows, judged=True)
     if name in arithmetic.NAMES:
         rows = arithmetic.rows(name, options, columns=columns, seed=seed, part=part, key=f"{key}.options")
+        return Entry(name=name, label=name, by_line=False, rows=rows)
+    if name == strings.NAME:
+        rows = strings.rows(options, columns=columns, seed=seed, part=part, key=f"{key}.options")
         return Entry(name=name, label=name, by_line=False, rows=rows)
     raise _unknown(name, folder, where)
 
@@ -118,7 +124,7 @@ def _unknown(name: str, folder: Path, key: str) -> ConfigError:
         return ConfigError(f"is no data, did you mean {f'{scheme[0]}:{rest}'!r}?", key=key, value=name, hint=_KINDS)
     if (folder / name).is_dir():
         return ConfigError(f"is a folder, did you mean 'hf:{name}'?", key=key, value=name, hint=_KINDS)
-    near = _close(name, lambda: [*arithmetic.NAMES, *(path.name for path in folder.iterdir())])
+    near = _close(name, lambda: [*BUILT_IN, *(path.name for path in folder.iterdir())])
     return ConfigError(f"is no data{near}", key=key, value=name, hint=_KINDS)
 
 

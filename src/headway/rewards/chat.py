@@ -1,4 +1,4 @@
-"""One question to a server that speaks the OpenAI protocol, blocking, with the standard library.
+"""One question to a server, over the OpenAI protocol or in plain JSON; blocking, with the standard library.
 
 Follows no redirect (the key would go along), uses no proxy that was not asked for, reads no more than a megabyte.
 """
@@ -29,6 +29,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def ask(url: str, body: Mapping[str, Any], *, key: str | None, timeout_s: float, proxy: str | None) -> str:
     """The text of the first choice. Raises `ChatFailed`."""
+    return _content(url, post(url, body, key=key, timeout_s=timeout_s, proxy=proxy))
+
+
+def post(url: str, body: Mapping[str, Any], *, key: str | None, timeout_s: float, proxy: str | None) -> bytes:
+    """What the server answers to `body` as JSON. Raises `ChatFailed`."""
     proxies = {"http": proxy, "https": proxy} if proxy else {}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirect)
     headers = {"Content-Type": "application/json", "User-Agent": "headway"}
@@ -37,14 +42,14 @@ def ask(url: str, body: Mapping[str, Any], *, key: str | None, timeout_s: float,
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with opener.open(request, timeout=timeout_s) as response:
-            payload = response.read(_MOST_BYTES)
+            payload: bytes = response.read(_MOST_BYTES)
     except urllib.error.HTTPError as error:
         detail = error.read(500).decode(errors="replace").strip()
         raise ChatFailed(f"{url} answered {error.code} {error.reason}: {detail}", _wait(error)) from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise ChatFailed(f"{url}: {reason}", 0.0) from error
-    return _content(url, payload)
+    return payload
 
 
 def _wait(error: urllib.error.HTTPError) -> float | None:

@@ -45,23 +45,30 @@ class AsyncReward:
 
 
 class FunctionReward:
-    """A function of the user's own, `async` or not, with `arguments` by keyword."""
+    """A function of the user's own, `async` or not, with `arguments` by keyword. It sees what `shown` gives."""
 
-    __slots__ = ("_arguments", "_function", "_name", "_threads")
+    __slots__ = ("_arguments", "_function", "_name", "_shown", "_threads")
 
     def __init__(
-        self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], *, concurrency: int = 8
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        *,
+        concurrency: int = 8,
+        shown: Callable[[Episode], Any] = final_text,
     ) -> None:
         self._name, self._function, self._arguments = name, function, dict(arguments)
+        self._shown = shown
         self._threads = Threads(concurrency, f"reward {name}")
 
     async def score(self, episode: Episode) -> Score:
-        text, data = final_text(episode), dict(episode.task.data)
+        answer, data = self._shown(episode), dict(episode.task.data)
         try:
             if inspect.iscoroutinefunction(self._function):
-                result = await self._function(text, data, **self._arguments)
+                result = await self._function(answer, data, **self._arguments)
             else:
-                result = await self._threads.run(self._function, text, data, **self._arguments)
+                result = await self._threads.run(self._function, answer, data, **self._arguments)
                 if inspect.isawaitable(result):
                     result = await result
         except RewardError:

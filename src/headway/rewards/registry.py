@@ -21,6 +21,11 @@ from headway.rewards.base import EpisodeReturn, Reward
 from headway.rewards.compose import Part, RoutedReward
 from headway.rewards.exact import exact
 from headway.rewards.function import FunctionReward
+from headway.rewards.images.compressibility import compressibility
+from headway.rewards.images.ocr import ocr
+from headway.rewards.images.picture import image_of, pixels_of
+from headway.rewards.images.remote import image_server
+from headway.rewards.images.vision import vision_judge
 from headway.rewards.instructions import ifeval
 from headway.rewards.judge import judge
 from headway.rewards.mathematics import math
@@ -28,20 +33,26 @@ from headway.rewards.numeric import numeric
 from headway.rewards.pattern import regex, tags
 from headway.rewards.program import code
 from headway.rewards.reasoning import reasoning_gym
+from headway.rewards.text import final_text
+from headway.types import Episode
 
 RewardFactory = Callable[..., Reward]
 
 _FACTORIES: dict[str, RewardFactory] = {
     "code": code,
+    "compressibility": compressibility,
     "environment": EpisodeReturn,
     "exact": exact,
     "format": tags,
     "ifeval": ifeval,
+    "image_server": image_server,
     "judge": judge,
     "math": math,
     "numeric": numeric,
+    "ocr": ocr,
     "reasoning_gym": reasoning_gym,
     "regex": regex,
+    "vision_judge": vision_judge,
 }
 
 
@@ -95,7 +106,10 @@ def make_rewards(rewards: Mapping[str, RewardConfig], *, answer: str | None = No
 
 
 def _users(path: str, given: dict[str, Any]) -> Reward:
-    """The user's own: a function `(text, task_data, **reward_args)`, or an object or class with `score(episode)`."""
+    """The user's own: a function `(text or image, task_data, **reward_args)`, or a class with `score(episode)`.
+
+    One whose first parameter is called `image` gets the picture, as an array `uint8 [height, width, 3]`.
+    """
     module, _, name = path.rpartition(":")
     concurrency = given.pop("concurrency", 8)
     found: Any = _module(module, path)
@@ -109,7 +123,19 @@ def _users(path: str, given: dict[str, Any]) -> Reward:
     if not callable(found):
         raise ConfigError(f"is a {type(found).__name__}, not a function", key="reward_fn", value=path)
     _check_arguments(found, path, ("text", {}), given)
-    return FunctionReward(path, found, given, concurrency=concurrency)
+    shown = _pixels if _first_parameter(found) == "image" else final_text
+    return FunctionReward(path, found, given, concurrency=concurrency, shown=shown)
+
+
+def _pixels(episode: Episode) -> Any:
+    return pixels_of(image_of(episode))
+
+
+def _first_parameter(function: Callable[..., Any]) -> str:
+    try:
+        return next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):
+        return ""
 
 
 def _module(module: str, path: str) -> Any:

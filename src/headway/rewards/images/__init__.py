@@ -1,0 +1,1 @@
+"""Rewards that look at a picture: the last image of an episode."""

@@ -21,7 +21,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(("types", "errors", "seeding", "settings", "config"), 0),
     **dict.fromkeys(("algorithms", "monitor", "data", "rewards", "environments", "ledger", "sandbox", "models"), 1),
     **dict.fromkeys(("engines", "trainers", "weights", "cluster", "generative"), 2),
-    **dict.fromkeys(("rollout", "flow"), 3),
+    **dict.fromkeys(("rollout", "flow", "serving"), 3),
     **dict.fromkeys(("sim", "build"), 4),
     **dict.fromkeys(("cli", "dashboard"), 5),
     "__main__": 6,
@@ -30,7 +30,7 @@ BACK_ENDS = frozenset(name for name, layer in LAYERS.items() if layer == 2)
 VIRTUAL = frozenset({"flow", "rollout", "sim"})
 """Packages that run on any clock: time is the event loop's, randomness is injected."""
 REAL = frozenset({"time", "random", "threading", "torch"})
-WITHOUT_TORCH = ("flow", "rollout", "sim", "cli", "config", "monitor", "ledger")
+WITHOUT_TORCH = ("flow", "rollout", "serving", "sim", "cli", "config", "monitor", "ledger")
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_LINES_OF_A_FILE = 400
 
@@ -100,6 +100,7 @@ def _allowed(module: str, imported: str) -> bool:
         return imported == f"headway.{part}.base"
     if (importer, part) in (
         ("flow", "rollout"),
+        ("serving", "rollout"),
         ("settings", "config"),
         ("rewards", "sandbox"),
         ("environments", "sandbox"),

@@ -1,0 +1,126 @@
+"""A policy behind the OpenAI-compatible endpoint: alone (`headway serve`), or as the world of a run's foreign agents.
+
+Alone, the weights go to the engines the way a trainer's would. An engine that dies is restarted and given them again;
+requests that it held go on with the tokens they have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.build.backends import Policy, Served, find_policy, make_served
+from headway.build.evaluation import seed, serve_policy
+from headway.build.placement import Placement, place
+from headway.config import Resolved, load
+from headway.errors import BackendError
+from headway.monitor.events import EventLog, Sink
+from headway.rollout.hub import InferenceHub
+from headway.rollout.replica import Health, Replica
+from headway.serving.chat import Dialect
+from headway.serving.endpoint import RunEndpoint, check_installed
+from headway.serving.foreign import ForeignAgents
+from headway.serving.launch import launch_of
+from headway.settings import Reliability
+
+_LONGEST = 4096
+"""Tokens of a prompt and its answer together, where nothing says otherwise and the model can read them."""
+_SLOTS = 16
+_SLOTS_KEY = "actor_infer.strategy_args.strategy_config.max_num_seqs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A policy that has been found and can be served."""
+
+    resolved: Resolved
+    policy: Policy
+    place: Placement
+    dialect: Dialect
+
+    @property
+    def context_tokens(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        return self.resolved.derived.sequence_length
+
+
+def prepare_serving(model: str, overrides: Sequence[str] = ()) -> Ready:
+    """Find the model and check what is said about serving it. Raises `ConfigError`."""
+    check_installed()
+    given = {word.partition("=")[0] for word in overrides}
+    words = [f"pretrain={model}", *([] if _SLOTS_KEY in given else [f"{_SLOTS_KEY}={_SLOTS}"]), *overrides]
+    resolved = load(None, words)
+    policy = find_policy(resolved)
+    if not given & {"sequence_length", "prompt_length", "response_length"}:
+        longest = min(policy.positions or _LONGEST, _LONGEST)
+        resolved = load(None, [*words, f"sequence_length={longest}"])
+    return Ready(resolved=resolved, policy=policy, place=place(resolved), dialect=dialect_of(policy))
+
+
+def dialect_of(policy: Policy) -> Dialect:
+    """How the policy is spoken to."""
+    from headway.models import end_tokens
+
+    return Dialect(policy.tokenizer, ends=end_tokens(policy.path))
+
+
+@asynccontextmanager
+async def serving_hub(
+    ready: Ready, *, logs: Path | None = None, sinks: Sequence[Sink] = ()
+) -> AsyncIterator[InferenceHub]:
+    """A hub whose engines serve the policy; gone at the end, with every process. Raises `BackendError`."""
+    clock = asyncio.get_running_loop().time
+    served = make_served(ready.resolved, ready.policy, ready.place, logs)
+    reliability = ready.resolved.config.reliability
+    hub = InferenceHub(served.engines, events=EventLog(clock, *sinks), reliability=reliability, clock=clock)
+    try:
+        await serve_policy(hub, served)
+        async with asyncio.TaskGroup() as tasks:
+            revivals: list[asyncio.Task[None]] = []
+            hub.on_failure = lambda replica, error: revivals.append(
+                tasks.create_task(_revive(hub, served, replica, reliability))
+            )
+            try:
+                yield hub
+            finally:
+                for revival in revivals:
+                    revival.cancel()
+    finally:
+        await served.close()
+
+
+async def _revive(hub: InferenceHub, served: Served, replica: Replica, reliability: Reliability) -> None:
+    """Restart a replica until it serves again, more patiently each time."""
+    pause_s = reliability.restart_backoff_s
+    while replica.health is not Health.UP:
+        try:
+            await replica.engine.restart()
+            await seed(replica, served)
+            hub.revive(replica)
+        except BackendError:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, reliability.probe_s)
+
+
+def make_run_endpoint(policy: Policy) -> RunEndpoint:
+    """Where the foreign agents of a run ask; one for all of them. Raises `ConfigError`."""
+    check_installed()
+    return RunEndpoint(dialect_of(policy), model=policy.path.name)
+
+
+def make_foreign_agents(
+    endpoint: RunEndpoint, options: Mapping[str, Any], *, context_tokens: int, max_turns: int | None = None
+) -> ForeignAgents:
+    """The environments of one kind of agent, from its `env_config`. Raises `ConfigError`."""
+    return ForeignAgents(
+        launch=launch_of(options),
+        endpoint=endpoint,
+        dialect=endpoint.dialect,
+        context_tokens=context_tokens,
+        max_turns=max_turns,
+        model=endpoint.model,
+    )

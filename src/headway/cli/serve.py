@@ -1,0 +1,99 @@
+"""`headway serve`: a model behind an OpenAI-compatible endpoint.
+
+    headway serve runs/mine                                 the newest checkpoint of a run
+    headway serve Qwen/Qwen2.5-0.5B-Instruct --port 8000    any model, by directory or name
+    headway serve MODEL sequence_length=8192 --host 0.0.0.0 --token SECRET
+
+Answers `/v1/chat/completions`, `/v1/completions`, `/v1/models` and `/health` until it is interrupted: answers that are
+on their way then arrive, nothing new is taken; a second interrupt ends it at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.build.rundir import newest_checkpoint
+from headway.build.serving import Ready, prepare_serving, serving_hub
+from headway.errors import ConfigError
+from headway.rollout.hub import InferenceHub
+from headway.serving.refusals import Refused
+
+TOKEN = "HEADWAY_TOKEN"
+
+if TYPE_CHECKING:
+    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: _SubParsers) -> None:
+    """Add `serve`."""
+    parser = subparsers.add_parser("serve", help="answer over HTTP, as OpenAI's servers do")
+    parser.add_argument("model", metavar="MODEL|RUN", help="model directory or name, or the directory of a run")
+    parser.add_argument("arguments", nargs="*", metavar="key=value", help="overrides, such as sequence_length=8192")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1); others need a token")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on (8000); 0 takes a free one")
+    parser.add_argument("--token", help=f"what clients send as their API key (${TOKEN})")
+    parser.add_argument("--name", help="what the model is called (the name of its directory)")
+    parser.add_argument("--max-body-mb", type=float, default=16.0, help="largest request (16)")
+    parser.add_argument("--max-requests", type=int, default=256, help="requests at work at once (256)")
+    parser.set_defaults(run=run_serve)
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    ready = prepare_serving(_model(args.model), args.arguments)
+    asyncio.run(_serve(ready, args))
+    return 0
+
+
+async def _serve(ready: Ready, args: argparse.Namespace) -> None:
+    from headway.serving.direct import DirectAnswers
+    from headway.serving.server import Limits, Server, Service
+
+    stopped, task = asyncio.Event(), asyncio.current_task()
+    assert task is not None
+
+    def stop() -> None:
+        if stopped.is_set():
+            task.cancel()
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    limits = Limits(body_mb=args.max_body_mb, requests=args.max_requests)
+    async with serving_hub(ready) as hub:
+        service = Service(
+            model=args.name or Path(args.model).name or ready.policy.path.name,
+            dialect=ready.dialect,
+            direct=DirectAnswers(hub, ready.dialect, context_tokens=ready.context_tokens),
+            health=lambda: _health(hub),
+        )
+        server = Server(service, token=args.token or os.environ.get(TOKEN) or None, limits=limits)
+        try:
+            address = await server.start(args.host, args.port)
+            print(f"{service.model} at {address}/v1 (up to {ready.context_tokens} tokens)", flush=True)
+            await stopped.wait()
+        finally:
+            await server.close()
+
+
+def _health(hub: InferenceHub) -> dict[str, int]:
+    if hub.served < 0:
+        raise Refused("no engine is up", status=503, kind="server_error")
+    return {"engines": hub.up}
+
+
+def _model(name: str) -> str:
+    """Of a run directory, its newest checkpoint."""
+    path = Path(name)
+    if not path.is_dir() or (path / "config.json").is_file():
+        return name
+    checkpoint = newest_checkpoint(path)
+    if checkpoint is None:
+        hint = "a model has config.json, a run has checkpoints"
+        raise ConfigError("is neither a model nor a run with a checkpoint", key="MODEL", value=name, hint=hint)
+    return str(checkpoint)

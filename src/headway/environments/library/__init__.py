@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 LIBRARY: dict[str, str] = {
+    "repair": "headway.environments.library.repair:Repair",
     "shop": "headway.environments.library.shop:Shop",
     "sokoban": "headway.environments.library.sokoban:Sokoban",
+    "tools": "headway.environments.tools.environment:ToolEnvironment",
 }
 """Name → module:class, as the registry reads them."""

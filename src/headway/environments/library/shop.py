@@ -45,6 +45,9 @@ class Shop:
         self.max_steps = max_steps
         self._seed = catalogue_seed
         self._catalogue, self._index = _stocked(catalogue_seed, products)
+        self._results: list[Product] | None = None
+        self._product: Product | None = None
+        self._chosen: dict[str, str] = {}
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         self.goal = make_goal(self._catalogue, self._seed, int(data.get("goal", seed)))
@@ -110,11 +113,8 @@ class Shop:
             self._first += _PER_PAGE if what == "next >" else -_PER_PAGE
 
     def _to_search(self) -> None:
-        self._results: list[Product] | None = None
-        self._first = 0
-        self._product: Product | None = None
-        self._chosen: dict[str, str] = {}
-        self._detail = ""
+        self._results, self._first = None, 0
+        self._product, self._chosen, self._detail = None, {}, ""
 
     def _shown(self) -> list[Product]:
         return (self._results or [])[self._first : self._first + _PER_PAGE]

@@ -72,10 +72,19 @@ def make_room(seed: int, *, rows: int, columns: int, boxes: int, depth: int) -> 
                 boxes=frozenset(position.boxes),
                 player=position.player,
             )
-            return room, solution
+            return room, _shortest_prefix(room, solution)
     raise ConfigError(
         f"no room of {rows}×{columns} with {boxes} boxes was found", key="num_boxes", value=boxes, hint="a larger room"
     )
+
+
+def _shortest_prefix(room: Room, solution: tuple[str, ...]) -> tuple[str, ...]:
+    """A way backwards may lead through another solved position, with boxes on each other's targets."""
+    for count, move in enumerate(solution, 1):
+        room = moved(room, move)
+        if room.solved:
+            return solution[:count]
+    return solution
 
 
 def _beside(cell: Cell, step: Cell, times: int = 1) -> Cell:

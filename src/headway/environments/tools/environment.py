@@ -1,9 +1,9 @@
 """A question, tools, and an answer that can be checked.
 
-Each turn the policy calls tools or answers. A turn without a call is the answer, after which the episode is over: right
-is worth 1, wrong 0. Calls that cannot be read are counted, told to the policy, and cost `malformed_penalty`; what a tool
-refuses is told and free. Questions come with the task (`question`, `answer`), from a file of them, or, where there are
-none, are sums from the seed.
+Each turn the policy calls tools or answers. A turn without a call is the answer and ends the episode: right is worth 1,
+wrong 0. Calls that cannot be read are counted, told to the policy, and cost `malformed_penalty`; what a tool refuses is
+told and free. Questions come with the task (`question`, `answer`), from a file of them, or, where there are none, are
+sums from the seed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from headway.environments.text import Reply
+from headway.environments.tools.base import Always
 from headway.environments.tools.calls import read_calls
 from headway.environments.tools.toolbox import Toolbox, described, sources_of
-from headway.errors import ConfigError
+from headway.errors import ConfigError, EnvironmentFailed
 from headway.seeding import seeded
 
 Judge = Callable[[str, Mapping[str, Any]], float]
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
-_TASK = "Answer the question. Call tools where they help; when you know the answer, write it as <answer>answer</answer>."
+_TASK = (
+    "Answer the question. Call tools where they help; when you know the answer, write it as <answer>answer</answer>."
+)
 
 
 class ToolEnvironment:
@@ -47,16 +50,21 @@ class ToolEnvironment:
             raise ConfigError("must be at least 1", key="max_steps", value=max_steps)
         self.max_steps = max_steps
         self._penalty = malformed_penalty
-        self._box = Toolbox(sources_of(tools))
+        sources = sources_of(tools)
+        self._box = Toolbox(sources)
+        self._known = [tool for source in sources if isinstance(source, Always) for tool in source.tools]
         self._judge = _judge(judge) if judge else right
         self._questions = _read(questions) if questions else ()
-        self.instructions = f"{_TASK}\n\n{described(())}" if not tools else _TASK
+        self.instructions = f"{_TASK}\n\n{described(self._known)}" if self._known else _TASK
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         self._data = data if "question" in data else self._question(seed)
+        if self._judge is right and "answer" not in self._data:
+            raise EnvironmentFailed(f"the task has a question and no answer: {self._data['question']!r}")
         self._counts = {"malformed": 0, "refused": 0, "called": 0}
         await self._box.begin()
-        return f"{described(list(self._box.tools.values()))}\n\n{self._data['question']}"
+        learned = [tool for tool in self._box.tools.values() if tool not in self._known]
+        return f"{described(learned)}\n\n{self._data['question']}" if learned else str(self._data["question"])
 
     async def step(self, action: str) -> Reply:
         said = read_calls(action)

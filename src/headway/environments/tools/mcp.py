@@ -12,7 +12,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from headway.environments.tools.base import Arguments, Tool, ToolRefused
 from headway.environments.tools.extras import library
@@ -62,7 +62,7 @@ class MCPTools:
         self._stop = asyncio.Event()
         ready: asyncio.Future[list[Tool]] = asyncio.get_running_loop().create_future()
         self._serving = asyncio.create_task(self._serve(ready), name=f"mcp {self._server.command}")
-        both = {ready, self._serving}
+        both: set[asyncio.Future[Any]] = {ready, self._serving}
         try:
             await asyncio.wait(both, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -75,7 +75,7 @@ class MCPTools:
         self._tools = ready.result()
 
     async def _serve(self, ready: asyncio.Future[list[Tool]]) -> None:
-        with Path(os.devnull).open("w") as nowhere:
+        with _nowhere() as nowhere:
             transport = self._mcp.stdio_client(self._server, errlog=nowhere)
             async with self._mcp.Client(transport, read_timeout_seconds=self._timeout_s) as client:
                 listed, cursor = [], None
@@ -105,6 +105,11 @@ class MCPTools:
 
     def _failed(self, what: str) -> EnvironmentFailed:
         return EnvironmentFailed(f"the MCP server {self._server.command} {what}")
+
+
+def _nowhere() -> TextIO:
+    """Where the complaints of a server go."""
+    return Path(os.devnull).open("w")
 
 
 async def _ended(task: asyncio.Task[None]) -> BaseException | None:

@@ -1,0 +1,255 @@
+"""The modules of repair tasks: calls that show what they do, ways to make more calls, and ways to break them.
+
+Every bug is seen by at least one call that is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from string import ascii_lowercase
+from typing import Any
+
+from headway.seeding import Rng
+
+Arguments = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """One function: calls that the tests show, and how to make others."""
+
+    shown: tuple[Arguments, ...]
+    make: Callable[[Rng], Arguments]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A module of `headway.environments.library.projects`, and ways to break it."""
+
+    functions: Mapping[str, Function]
+    bugs: tuple[tuple[str, str], ...]
+    """Text that is there once, and what stands there instead."""
+
+
+def _pairs(rng: Rng) -> Arguments:
+    starts = [rng.randrange(0, 40) for _ in range(rng.randrange(1, 7))]
+    return ([[start, start + rng.randrange(0, 9)] for start in starts],)
+
+
+def _words(rng: Rng) -> str:
+    return " ".join("".join("aabeno"[rng.randrange(0, 6)] for _ in range(rng.randrange(1, 7))) for _ in range(12))
+
+
+def _title(rng: Rng) -> Arguments:
+    return ("".join("abC9 -!'"[rng.randrange(0, 8)] for _ in range(20)),)
+
+
+def _date(rng: Rng) -> Arguments:
+    return (1890 + rng.randrange(0, 220), rng.randrange(0, 14), rng.randrange(0, 33))
+
+
+def _scores(rng: Rng) -> list[float]:
+    return [float(rng.randrange(0, 101)) for _ in range(rng.randrange(0, 8))]
+
+
+def _rows(rng: Rng, rows: int, columns: int) -> list[list[int]]:
+    return [[rng.randrange(-9, 10) for _ in range(columns)] for _ in range(rows)]
+
+
+def _factors(rng: Rng) -> Arguments:
+    inner = rng.randrange(1, 4)
+    return (_rows(rng, rng.randrange(1, 4), inner), _rows(rng, inner, rng.randrange(1, 4)))
+
+
+def _place(rng: Rng) -> Arguments:
+    rows, columns = rng.randrange(1, 5), rng.randrange(1, 5)
+    return (_rows(rng, rows, columns), rng.randrange(0, rows), rng.randrange(0, columns))
+
+
+def _stock(rng: Rng) -> dict[str, int]:
+    return {name: rng.randrange(1, 9) for name in ("nuts", "tea", "rice", "salt")[: rng.randrange(1, 5)]}
+
+
+def _letters(rng: Rng) -> str:
+    return "".join("aaab"[rng.randrange(0, 4)] * rng.randrange(1, 13) for _ in range(rng.randrange(0, 6)))
+
+
+def _code(rng: Rng) -> Arguments:
+    parts = (f"{rng.randrange(2, 15) if rng.random() < 0.6 else ''}{ascii_lowercase[place]}" for place in range(5))
+    return ("".join(parts),)
+
+
+MODULES: dict[str, Module] = {
+    "intervals": Module(
+        functions={
+            "merged": Function(
+                shown=(([[5, 8], [1, 3]],), ([[1, 4], [5, 6]],), ([[1, 9], [2, 3]],), ([],)), make=_pairs
+            ),
+            "covered": Function(shown=(([[1, 3], [2, 5]],), ([],)), make=_pairs),
+            "gaps": Function(shown=(([[1, 2], [6, 7]],), ([[1, 2], [3, 4]],)), make=_pairs),
+        },
+        bugs=(
+            ("first <= result[-1][1] + 1", "first <= result[-1][1]"),
+            ("= max(result[-1][1], last)", "= last"),
+            ("in sorted(intervals)", "in intervals"),
+            ("last - first + 1 for", "last - first for"),
+            ("right[0] - 1]", "right[0]]"),
+        ),
+    ),
+    "texts": Module(
+        functions={
+            "slug": Function(shown=(("Hello, World!",), ("  Two  spaces ",), ("Top 10",)), make=_title),
+            "commonest": Function(
+                shown=(("b a b c", 2), ("A a b", 1), ("z y z y x", 3)),
+                make=lambda rng: (_words(rng), rng.randrange(1, 5)),
+            ),
+            "wrapped": Function(
+                shown=(("the quick brown fox", 9), ("extraordinary day", 5), ("ab cd ef", 7), ("", 4)),
+                make=lambda rng: (_words(rng), rng.randrange(4, 16)),
+            ),
+        },
+        bugs=(
+            ("[a-z0-9]+", "[a-z]+"),
+            ("title.lower()", "title"),
+            ("(-words.count(word), word)", "-words.count(word)"),
+            ("(-words.count(word), word)", "(words.count(word), word)"),
+            ("+ 1 + len(word) <= width", "+ len(word) <= width"),
+            ("+ 1 + len(word) <= width", "+ 1 + len(word) < width"),
+        ),
+    ),
+    "days": Module(
+        functions={
+            "is_leap": Function(
+                shown=((2024,), (1900,), (2000,), (2023,)), make=lambda rng: (1600 + 4 * rng.randrange(0, 200),)
+            ),
+            "days_in": Function(
+                shown=((2023, 1), (2024, 2), (2023, 2), (2023, 12), (2023, 13), (2023, 0)), make=lambda r: _date(r)[:2]
+            ),
+            "day_of_year": Function(shown=((2023, 1, 1), (2024, 12, 31), (2023, 2, 29), (2023, 3, 0)), make=_date),
+        },
+        bugs=(
+            (" and (year % 100 != 0 or year % 400 == 0)", ""),
+            (" or year % 400 == 0)", ")"),
+            ("1 <= month <= 12", "0 <= month <= 12"),
+            ("1 <= month <= 12", "1 <= month < 12"),
+            ("LENGTHS[month - 1]", "LENGTHS[month - 2]"),
+            ("range(1, month)) + day", "range(1, month + 1)) + day"),
+            ("month == 2 and is_leap", "is_leap"),
+            ("not 1 <= day <=", "not 0 <= day <="),
+        ),
+    ),
+    "grades": Module(
+        functions={
+            "mean": Function(shown=(([1.0, 2.0, 6.0],), ([],)), make=lambda rng: (_scores(rng),)),
+            "median": Function(
+                shown=(([3.0, 1.0, 2.0],), ([4.0, 1.0, 3.0, 2.0],), ([],)), make=lambda rng: (_scores(rng),)
+            ),
+            "letter": Function(
+                shown=((95,), (90,), (80,), (70,), (60,), (59,)), make=lambda rng: (10 * rng.randrange(3, 11),)
+            ),
+            "best_of": Function(
+                shown=(([1.0, 9.0, 5.0], 2), ([4.0], 3)), make=lambda rng: ([*_scores(rng), 50.0], rng.randrange(1, 5))
+            ),
+        },
+        bugs=(
+            ("ordered = sorted(values)", "ordered = values"),
+            ("(ordered[middle - 1] + ordered[middle]) / 2", "(ordered[middle] + ordered[middle + 1]) / 2"),
+            ("len(ordered) % 2 == 1", "len(ordered) % 2 == 0"),
+            ("score >= least", "score > least"),
+            ("reverse=True)[:count]", "reverse=True)[: count - 1]"),
+            (", reverse=True", ""),
+            ("sum(values) / len(values)", "sum(values) // len(values) + 1"),
+        ),
+    ),
+    "numerals": Module(
+        functions={
+            "to_roman": Function(
+                shown=((1994,), (4,), (3999,), (8,), (0,), (90,)), make=lambda r: (r.randrange(0, 4100),)
+            ),
+            "from_roman": Function(
+                shown=(("MCMXCIV",), ("xl",), ("IIII",), ("",), ("III",)),
+                make=lambda rng: ("IVXLCDM"[rng.randrange(0, 7)] * rng.randrange(1, 5),),
+            ),
+        },
+        bugs=(
+            ('(90, "XC"),', ""),
+            ('(4, "IV"), ', ""),
+            ("while number >= value", "while number > value"),
+            ("while rest.startswith(symbol)", "if rest.startswith(symbol)"),
+            ("1 <= number <= 3999", "number <= 3999"),
+            ("0, text.upper()", "0, text"),
+            (" or to_roman(number) != text.upper()", ""),
+        ),
+    ),
+    "grids": Module(
+        functions={
+            "transposed": Function(
+                shown=(([[1, 2], [3, 4], [5, 6]],),), make=lambda rng: (_rows(rng, 2, rng.randrange(1, 5)),)
+            ),
+            "turned": Function(shown=(([[1, 2], [3, 4]],), ([[1, 2, 3]],)), make=lambda rng: (_rows(rng, 3, 2),)),
+            "product": Function(
+                shown=(([[1, 2], [3, 4]], [[5, 6], [7, 8]]), ([[1, 2]], [[3], [4]]), ([[1, 2]], [[3, 4]])),
+                make=_factors,
+            ),
+            "neighbours": Function(
+                shown=(([[1, 2], [3, 4]], 0, 1), ([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 1, 1)), make=_place
+            ),
+        },
+        bugs=(
+            ("transposed(rows[::-1])", "transposed(rows)[::-1]"),
+            ("columns = transposed(right)", "columns = right"),
+            ("len(left[0]) != len(right)", "len(left) != len(right)"),
+            ("max(row - 1, 0)", "row - 1"),
+            ("min(column + 2, len(rows[0]))", "min(column + 1, len(rows[0]))"),
+            ("!= (row, column)", "!= (column, row)"),
+            ("total += rows", "total = rows"),
+        ),
+    ),
+    "stocks": Module(
+        functions={
+            "delivered": Function(
+                shown=(({"tea": 2}, "tea", 3), ({}, "nuts", 1), ({"tea": 2}, "tea", 0)),
+                make=lambda rng: (_stock(rng), "rice", rng.randrange(0, 5)),
+            ),
+            "sold": Function(
+                shown=(
+                    ({"tea": 2, "rice": 1}, "tea", 1),
+                    ({"tea": 2}, "tea", 2),
+                    ({"tea": 2}, "tea", 3),
+                    ({}, "nuts", 1),
+                ),
+                make=lambda rng: (_stock(rng), "nuts", rng.randrange(1, 9)),
+            ),
+            "short_of": Function(
+                shown=(({"tea": 2}, {"tea": 5, "rice": 1}), ({"tea": 2}, {"tea": 2}), ({"tea": 2}, {"tea": 1})),
+                make=lambda rng: (_stock(rng), _stock(rng)),
+            ),
+        },
+        bugs=(
+            ("stock.get(name, 0) + count", "count"),
+            ("if count < 1", "if count < 0"),
+            ("if left < 0", "if left <= 0"),
+            ("stock.get(name, 0) - count", "stock[name] - count"),
+            ("changed.items() if many > 0", "changed.items()"),
+            ("missing.items() if count > 0", "missing.items() if count >= 0"),
+            ("count - stock.get(name, 0) for", "stock.get(name, 0) - count for"),
+        ),
+    ),
+    "runs": Module(
+        functions={
+            "packed": Function(shown=(("aaabcc",), ("",), ("abc",)), make=lambda rng: (_letters(rng),)),
+            "unpacked": Function(shown=(("3ab2c",), ("12x",), ("",), ("a3",)), make=_code),
+            "longest": Function(shown=(("aabbb",), ("bbba",), ("",), ("a",)), make=lambda rng: (_letters(rng),)),
+        },
+        bugs=(
+            ("if len(run[0]) > 1", "if len(run[0]) > 2"),
+            (r'r"((\D)\2*)"', r'r"((\D)\2?)"'),
+            (r'r"(\d*)(\D)"', r'r"(\d?)(\D)"'),
+            ("int(count or 1)", "int(count or 0)"),
+            ("else 1\n", "else 0\n"),
+            ("best = max(best, current)", "best = current"),
+            ("text and text[-1].isdigit()", "text and text[0].isdigit()"),
+        ),
+    ),
+}

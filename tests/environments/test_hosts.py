@@ -264,8 +264,6 @@ async def main():
     await seat.enter(); await seat.open(); await seat.reset(0, {{}}); await seat.step("go")
 asyncio.run(main())
 """
-    import subprocess
-
     process = subprocess.Popen(
         [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )

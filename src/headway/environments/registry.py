@@ -22,7 +22,11 @@ from headway.errors import ConfigError
 EnvironmentClass = Callable[..., TextEnvironment]
 """A class, or any function that makes an environment; its keyword parameters are the options."""
 
-_CORE: dict[str, str] = {}
+_CORE = {
+    "frozen_lake": "headway.environments.frozen_lake:FrozenLake",
+    "gymnasium": "headway.environments.gym:Gymnasium",
+    "reasoning_gym": "headway.environments.reasoning:ReasoningGym",
+}
 _REGISTERED: dict[str, EnvironmentClass] = {}
 
 

@@ -180,7 +180,8 @@ class Worker:
         )
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220  a few milliseconds
-                [sys.executable, "-I", "-u", "-c", code],
+                [sys.executable, "-s", "-P", "-u", "-c", code],
+                env={**os.environ, "PYTHONHASHSEED": "0"},  # equal seeds begin equally, also where sets are walked over
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

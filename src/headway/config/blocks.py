@@ -1,4 +1,4 @@
-"""Blocks of the tree that are neither roles nor top-level options: environments, reliability, mismatch correction."""
+"""Blocks of the tree that are neither roles nor top-level options: environments, denoising, correction, reliability."""
 
 from __future__ import annotations
 
@@ -43,6 +43,37 @@ class CustomEnvConfig:
     """System message of the agent. null: the environment's own."""
     agent_template: str | None = None
     """Template of each later message, with `{observation}` in it. null: the environment's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowConfig:
+    """How pictures are denoised, and which of the steps are trained."""
+
+    algorithm: Literal["flow_grpo", "diffusion_nft"] = "flow_grpo"
+    """A policy loss (`pg_variant`) on denoising steps; or DiffusionNFT, which needs no log-probabilities."""
+    sampler: Literal["cps", "sde"] = "cps"
+    """How noise comes into a step: coefficients-preserving, or Flow-SDE."""
+    noise_level: Real | None = None
+    """a of the sampler. null: 0.8 for cps, 0.7 for sde."""
+    timestep_shift: Positive = 3.0
+    """k of the grid of noise levels; 1 is even."""
+    window: Literal["random", "sliding", "full"] = "random"
+    """Steps that get noise and are trained: some in the first half, the same for a group (Flow-GRPO-Fast); some that
+    move on with training (MixGRPO); all but the last (Flow-GRPO)."""
+    window_size: Count = 2
+    """Steps of a window that is not full."""
+    window_interval: Count = 25
+    """Training steps between two moves of a sliding window."""
+    window_stride: Count = 1
+    """Denoising steps that it moves by."""
+    share_prefix: bool = True
+    """The members of a group start from one noise and share the steps before their window."""
+    kl_mode: Literal["exact", "compatible"] = "exact"
+    """`use_kl_loss`: the KL of two Gaussians, or |dt| times that, as published code has it."""
+    nft_beta: Positive = 1.0
+    """diffusion_nft: β, how much of the new policy is in the mixture that is pulled."""
+    nft_levels: Count = 2
+    """diffusion_nft: noise levels that each picture is looked at from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

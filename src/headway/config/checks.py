@@ -5,6 +5,7 @@ Called after everything is derived; looks at one complete configuration and chan
 
 from __future__ import annotations
 
+from headway.config.denoising import check_denoising
 from headway.config.draft import Draft
 from headway.config.resolved import Derived
 from headway.errors import ConfigError
@@ -20,6 +21,7 @@ def check(draft: Draft, derived: Derived) -> None:
     _check_groups(draft, derived)
     _check_environments(draft)
     _check_algorithm(draft)
+    check_denoising(draft)
 
 
 def _check_lengths(draft: Draft, derived: Derived) -> None:
@@ -56,7 +58,9 @@ def _check_headway(draft: Draft, derived: Derived) -> None:
     if config.staleness_policy != "window" and draft.given("staleness_window"):
         draft.refuse("staleness_window", f"is read only by staleness_policy: window, it is {config.staleness_policy}")
     weighted = config.train_infer_correction.is_weight.enabled
-    if derived.alpha > 0 and config.pg_variant not in CORRECTED and not weighted and not config.allow_uncorrected_async:
+    free = config.flow is not None and config.flow.algorithm == "diffusion_nft"  # of log-probabilities altogether
+    corrected = config.pg_variant in CORRECTED or weighted or free
+    if derived.alpha > 0 and not corrected and not config.allow_uncorrected_async:
         draft.refuse(
             "pg_variant",
             f"has no off-policy correction, but async_generation_ratio = {derived.alpha:g} trains on old samples",

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Literal, cast
 
 from headway.config.batch import Groups, cut
+from headway.config.denoising import derive_denoising
 from headway.config.devices import place
 from headway.config.document import Entry
 from headway.config.draft import Draft
@@ -30,6 +31,7 @@ _NORMS: dict[str, Norm] = {"grpo": "group", "step_reinforce": "group", "gigpo": 
 
 def derive(draft: Draft, mini_batch: Entry | None, available: Collection[str]) -> Derived:
     """All derived values; afterwards `draft` has the tree with nulls filled in, and the problems."""
+    derive_denoising(draft)
     _derive_lengths(draft)
     groups = _derive_groups(draft)
     _derive_headway(draft, groups.per_step)
@@ -46,7 +48,7 @@ def derive(draft: Draft, mini_batch: Entry | None, available: Collection[str]) -
     config, correction = draft.config, draft.config.train_infer_correction
     depth = config.pipeline_depth or 0.0
     return Derived(
-        pipeline="rlvr" if config.train_env_manager is None else "agentic",
+        pipeline=_pipeline(draft),
         alpha=config.async_generation_ratio,
         bound=math.floor(config.async_generation_ratio),
         depth=depth,
@@ -81,6 +83,12 @@ def derive(draft: Draft, mini_batch: Entry | None, available: Collection[str]) -
         or correction.is_weight.enabled
         or any(one.enabled for one in correction.filters),
     )
+
+
+def _pipeline(draft: Draft) -> Literal["rlvr", "agentic", "generative"]:
+    if draft.config.flow is not None:
+        return "generative"
+    return "rlvr" if draft.config.train_env_manager is None else "agentic"
 
 
 def slots_of(depth: float, groups_per_step: int) -> int:

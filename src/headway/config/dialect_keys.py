@@ -66,6 +66,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp
 _KLS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k3+": "k3"}
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "hf_infer", "native": "native"}
 _TRAINERS = {"fsdp": "fsdp2_train", "fsdp2": "fsdp2_train", "megatron": "megatron_train"}
+_SAMPLERS = {"cps": "cps", "sde": "sde", "flow_sde": "sde"}
 _LOSSES = {"vanilla": "ppo", "ppo": "ppo", "gspo": "gspo", "cispo": "cispo", "tis": "tis"}
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.ref."
@@ -87,6 +88,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     # model
     "actor_rollout_ref.hybrid_engine": (Rule("hybrid_engine"),),
     "actor_rollout_ref.model.path": (Rule("pretrain"),),
+    "actor_rollout_ref.model.lora_rank": (Rule("actor_train.model_args.lora_rank"),),
+    "actor_rollout_ref.model.lora_alpha": (Rule("actor_train.model_args.lora_alpha"),),
     "actor_rollout_ref.model.enable_gradient_checkpointing": (
         Rule("actor_train.model_args.disable_gradient_checkpointing", _negated),
     ),
@@ -134,6 +137,14 @@ RULES: dict[str, tuple[Rule, ...]] = {
     _ROLLOUT + "val_kwargs.top_p": (Rule("validation.generating_args.top_p"),),
     _ROLLOUT + "val_kwargs.top_k": (Rule("validation.generating_args.top_k", _off_below_zero(0)),),
     _ROLLOUT + "val_kwargs.n": (Rule("validation.generating_args.num_return_sequences"),),
+    _ROLLOUT + "num_inference_steps": (Rule(_SAMPLING + "num_inference_steps"),),
+    _ROLLOUT + "guidance_scale": (Rule(_SAMPLING + "guidance_scale"),),
+    _ROLLOUT + "noise_level": (Rule("flow.noise_level"),),
+    _ROLLOUT + "sde_type": (Rule("flow.sampler", _named(_SAMPLERS)),),
+    _ROLLOUT + "sde_window_size": (Rule("flow.window_size"),),
+    _ROLLOUT + "timestep_shift": (Rule("flow.timestep_shift"),),
+    _ROLLOUT + "val_kwargs.num_inference_steps": (Rule("validation.generating_args.num_inference_steps"),),
+    _ROLLOUT + "val_kwargs.guidance_scale": (Rule("validation.generating_args.guidance_scale"),),
     _ROLLOUT + "with_reward": (Rule("with_reward"),),
     _ROLLOUT + "enable_dual_buffer": (Rule("enable_dual_buffer"),),
     _ROLLOUT + "param_update_preduce_bucket_size_mb": (Rule("param_update_produce_bucket_mb"),),

@@ -13,8 +13,8 @@ from headway.config.schema import Config
 class Derived:
     """Numbers that follow from the configuration. The flow, the simulator and the planner read these."""
 
-    pipeline: Literal["rlvr", "agentic"]
-    """Agentic when `train_env_manager` is given."""
+    pipeline: Literal["rlvr", "agentic", "generative"]
+    """Agentic when `train_env_manager` is given, generative when `flow` is."""
     alpha: float
     """α, `async_generation_ratio`."""
     bound: int

@@ -66,7 +66,7 @@ class GeneratingArgs:
     max_new_tokens: Count | None = None
     """Longest answer of one turn. null: `response_length`."""
     temperature: Real = 1.0
-    """Of the softmax; 0 is greedy."""
+    """Of the softmax; 0 is greedy. Where pictures are made, 0 draws no noise (validation does so by default)."""
     top_p: Share = 1.0
     """Nucleus: smallest set of actions with at least this probability."""
     top_k: Amount = 0
@@ -77,6 +77,10 @@ class GeneratingArgs:
     """Texts that end an answer."""
     num_return_sequences: Count | None = None
     """Answers per prompt. null: the group size; agentic configurations may also say 1."""
+    num_inference_steps: Count | None = None
+    """Denoising steps of a picture. null: 10 where pictures are made; in validation as in training."""
+    guidance_scale: Real = 1.0
+    """Classifier-free guidance of pictures, in rollout and in training alike; 1 is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

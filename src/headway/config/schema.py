@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headway.config.blocks import CustomEnvConfig, EnvManagerConfig, ReliabilityConfig, TrainInferCorrectionConfig
+from headway.config.blocks import (
+    CustomEnvConfig,
+    EnvManagerConfig,
+    FlowConfig,
+    ReliabilityConfig,
+    TrainInferCorrectionConfig,
+)
 from headway.config.ranges import Amount, Count, Discount, Factor, Nodes, NodeSize, Positive, Probability, Real, Steps
 from headway.config.roles import RewardConfig, RoleConfig, ValidationConfig
 from headway.config.simulation import SimulationConfig
@@ -233,6 +239,10 @@ class Config:
     """Environments of validation. null: as in training."""
     custom_envs: Mapping[str, CustomEnvConfig] = field(default_factory=dict)
     """Kinds of environments by tag."""
+
+    # Pictures.
+    flow: FlowConfig | None = None
+    """Denoising of a flow model; its presence makes the run generative. null: `pretrain` is a language model."""
 
     # Everything else.
     reliability: ReliabilityConfig = field(default_factory=ReliabilityConfig)

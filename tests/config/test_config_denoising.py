@@ -1,0 +1,80 @@
+"""The `flow` block: what follows from it, and what cannot run with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.config import load
+
+from .factory import only_problem, problems_of
+
+RUN: dict[str, Any] = {"flow": {}, "rollout_batch_size": 4, "num_return_sequences_in_group": 4}
+
+
+def test_a_picture_has_as_many_actions_as_steps_and_the_published_defaults() -> None:
+    resolved = load({**RUN, "actor_infer": {"generating_args": {"num_inference_steps": 12}}})
+    derived, config = resolved.derived, resolved.config
+    assert derived.pipeline == "generative"
+    assert derived.response_length == derived.max_new_tokens == 12
+    assert (derived.pg_clip_low, derived.norm_mean_type, derived.norm_std_type) == (1e-4, "group", "batch")
+    assert config.advantage_clip == 5.0 and config.validation.generating_args.temperature == 0.0
+    assert load(resolved.changed()).config == config
+
+
+def test_what_is_said_wins_over_what_is_published() -> None:
+    resolved = load({**RUN, "pg_clip": 1e-3, "norm_std_type": "group", "validation.generating_args.temperature": 1.0})
+    assert resolved.derived.pg_clip_low == 1e-3 and resolved.derived.norm_std_type == "group"
+    assert resolved.config.validation.generating_args.temperature == 1.0
+
+
+def test_validation_may_take_more_steps() -> None:
+    resolved = load({**RUN, "validation": {"generating_args": {"num_inference_steps": 40}}})
+    assert resolved.derived.response_length == 40 and resolved.derived.max_new_tokens == 10
+    assert resolved.config.validation.generating_args.max_new_tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("keys", "alpha", "hybrid"),
+    [
+        ({}, 0.0, True),
+        ({"hybrid_engine": False, "rollout.mode": "async"}, 1.0, False),
+        ({"hybrid_engine": False, "rollout.mode": "async", "async_strategy": "one-step-off"}, 1.0, False),
+    ],
+)
+def test_the_strategies_of_the_seed_document(keys: dict[str, Any], alpha: float, hybrid: bool) -> None:
+    dotted = {f"actor_rollout_ref.{key}": value for key, value in keys.items()}
+    resolved = load({"actor_rollout_ref.rollout.sde_window_size": 3, "data.train_batch_size": 8, **dotted})
+    assert (resolved.derived.pipeline, resolved.derived.alpha, resolved.derived.hybrid) == ("generative", alpha, hybrid)
+    assert resolved.config.flow is not None and resolved.config.flow.window_size == 3
+    assert resolved.config.with_reward
+
+
+def test_without_log_probabilities_any_staleness_is_allowed() -> None:
+    nft = {**RUN, "flow": {"algorithm": "diffusion_nft"}, "pg_variant": "vanilla", "async_generation_ratio": 2}
+    assert load(nft).derived.bound == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"flow.window_size": 10}, "flow.window_size = 10: > 10 denoising steps − 1"),
+        ({"flow.noise_level": 0}, "flow.noise_level = 0.0: is the ODE"),
+        ({"flow.noise_level": 1.5}, "flow.noise_level = 1.5: must lie in [0, 1] for cps"),
+        ({"flow.sampler": "euler"}, "flow.sampler"),
+        ({"flow.windw": "full"}, "did you mean flow.window?"),
+        ({"adv_estimator": "gae"}, "adv_estimator = 'gae': is for language"),
+        ({"add_token_level_kl": True}, "add_token_level_kl"),
+        ({"entropy_loss_coef": 0.1}, "entropy_loss_coef"),
+        ({"actor_infer.generating_args.max_new_tokens": 7}, "but a picture has 10 denoising steps"),
+        ({"actor_infer.generating_args.temperature": 0, "validation.generating_args.temperature": 0}, "draws no noise"),
+    ],
+)
+def test_what_cannot_run_is_refused(change: dict[str, Any], message: str) -> None:
+    assert message in only_problem({**RUN, **change})
+
+
+def test_environments_have_no_pictures_to_make() -> None:
+    found = problems_of({**RUN, "train_env_manager": {"group_size": 4}})
+    assert any("pictures are made in one turn" in str(problem) for problem in found)

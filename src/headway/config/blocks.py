@@ -20,11 +20,13 @@ class EnvManagerConfig:
     group_size_redundancy: Amount = 0
     """Members started beyond `group_size`; the first `group_size` to end are kept."""
     max_env_num_per_worker: Amount = 0
-    """Environments in one worker process. 0: all in one."""
+    """Environments in one worker process; where it is given, environments are played in as many as that takes."""
     tags: tuple[str, ...] = ()
     """Keys of `custom_envs` to draw environments from."""
     num_groups_partition: tuple[Count, ...] = ()
     """Groups of each tag, in the order of `tags`; adds up to `num_env_groups`. Empty: equal parts."""
+    format_penalty: float = 0.0
+    """Taken from the reward of a turn whose action was not understood; its sign does not matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,13 @@ class CustomEnvConfig:
     """Longest answer of one turn. null: `actor_infer.generating_args.max_new_tokens`."""
     env_config: Mapping[str, Any] = field(default_factory=dict)
     """Passed to the environment by keyword."""
+    workers: Amount | None = None
+    """Worker processes that it is played in; 0: in the process of the run. null: `max_env_num_per_worker`, else what the
+    environment suggests."""
+    concurrency: Count | None = None
+    """Episodes played at once, over all groups. null: what the environment suggests."""
+    history: bool = True
+    """The policy sees the whole episode; false: the system message and the newest observation alone."""
     agent_system_template: str | None = None
     """System message of the agent. null: the environment's own."""
     agent_template: str | None = None

@@ -210,8 +210,6 @@ HARMLESS: dict[str, tuple[Any, str]] = {
     "difficulty_mask": (False, "not available"),
     "max_len_mask": (False, "not available"),
     "error_max_len_clip": (False, "not available"),
-    "train_env_manager.format_penalty": (0, "write it into the environment"),
-    "val_env_manager.format_penalty": (0, "write it into the environment"),
     "reward_model.enable": (False, "learned rewards are configured below rewards.<domain>"),
 }
 """Key → the one value with which it changes nothing, and why."""

@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from headway.engines.base import Progress, Request
-from headway.environments.base import Environment, Observation
+from headway.environments.base import Admitted, Environment, Observation
 from headway.errors import EngineError, EnvironmentFailed
 from headway.rollout.barrier import TurnBarrier
 from headway.rollout.deadline import within
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Lane
 from headway.settings import RunSettings
-from headway.types import Episode, FinishReason, Generation, Task, Turn, joined
+from headway.types import Episode, FinishReason, Generation, SamplingParams, Task, Turn, joined
 
 T = TypeVar("T")
 Decode = Callable[[Sequence[Any]], str]
@@ -89,15 +90,23 @@ class EnvironmentAgent:
 
     async def run(self, environment: Environment) -> Episode:
         """Play to the end. Raises `EnvironmentFailed` or `EngineError`; always closes the environment."""
-        if self._barrier is not None:
-            self._barrier.enter()
+        try:
+            if isinstance(environment, Admitted):
+                await environment.enter()
+            return await self._play_with_others(environment)
+        finally:
+            self._hub.end_session(self.sample_id)
+            await self._close(environment)
+
+    async def _play_with_others(self, environment: Environment) -> Episode:
+        """Inside the barrier, where there is one: those who wait for a place hold up nobody."""
+        if self._barrier is None:
+            return await self._play(environment)
+        self._barrier.enter()
         try:
             return await self._play(environment)
         finally:
-            if self._barrier is not None:
-                self._barrier.leave()
-            self._hub.end_session(self.sample_id)
-            await self._close(environment)
+            self._barrier.leave()
 
     async def _play(self, environment: Environment) -> Episode:
         observation = await self._guard("reset", environment.reset(self.task))
@@ -117,7 +126,13 @@ class EnvironmentAgent:
             self._spent_s += self.progress.spent_s
             if outcome.done:
                 self._check_info(outcome.info)
-                return Episode(sample_id=self.sample_id, task=self.task, turns=tuple(self.turns), info=outcome.info)
+                return Episode(
+                    sample_id=self.sample_id,
+                    task=self.task,
+                    turns=tuple(self.turns),
+                    truncated=outcome.truncated,
+                    info=outcome.info,
+                )
             context = joined(context, generation.actions)
             self._oldest = self.oldest
             self.progress = Progress()
@@ -131,8 +146,8 @@ class EnvironmentAgent:
             request_id=f"{self.sample_id}/{len(self.turns)}",
             session=self.sample_id,
             prompt=context,
-            params=observation.params or self._settings.sampling,
-            prefix_key=self._priority if not self.turns else -1,
+            params=_params(observation, self._settings.sampling),
+            prefix_key=self._priority if observation.fresh or not self.turns else -1,
             hint=observation.hint,
         )
         finish = await self._hub.generate(
@@ -190,6 +205,13 @@ class EnvironmentAgent:
             self.complaint = f"{self.sample_id}: close cancelled itself"
         except Exception as error:
             self.complaint = f"{self.sample_id}: close raised {type(error).__name__}: {error}"
+
+
+def _params(observation: Observation, usual: SamplingParams) -> SamplingParams:
+    params, most = observation.params or usual, observation.most_tokens
+    if most is not None and most < params.max_new_tokens:
+        params = replace(params, max_new_tokens=most)
+    return replace(params, stop=(*params.stop, *observation.stop)) if observation.stop else params
 
 
 def is_cancelled() -> bool:

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from headway.engines.base import Engine, Progress, Request
 from headway.engines.native import NativeEngine
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
+from headway.weights.device import DeviceArena
+from headway.weights.store import WeightStore
 
 from ..engines import factory
 from .engine_contract import EngineContract
@@ -70,3 +72,19 @@ class TestNativeReceiver(Closing, WeightsContract):
 
     def corrupted(self, bucket: Bucket) -> Bucket:
         return replace(bucket, payload=bytes(len(bucket.payload)))
+
+
+class TestWeightsOnADevice(Closing, WeightsContract):
+    """Buckets that are tensors where they lie; here the device is the CPU."""
+
+    def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
+        model: PreTrainedModel = counting_model()
+        engine = factory.make_engine(model)
+        self.engines.append(engine)
+        store = WeightStore(bucket_mb=0.01, arena=DeviceArena("cpu"))
+        for version in (1, 2):
+            store.publish(version, dict(model.named_parameters()))
+        return store, factory.HandOver(), engine.receiver
+
+    def corrupted(self, bucket: Bucket) -> Bucket:
+        return replace(bucket, payload=bucket.payload ^ 1)

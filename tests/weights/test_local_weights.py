@@ -19,6 +19,7 @@ from torch import Tensor
 
 from headway.errors import TransferError
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
+from headway.weights.device import tensor_checksum
 from headway.weights.receiver import SpareReceiver
 from headway.weights.segment import Segment, sweep
 from headway.weights.store import SharedArena, WeightStore
@@ -75,6 +76,19 @@ class TestInProcess(Real, WeightsContract):
 
     def corrupted(self, bucket: Bucket) -> Bucket:
         return replace(bucket, payload=bytearray(b"\x01" + bytes(bucket.payload)[1:]))
+
+
+def test_a_checksum_on_a_device_finds_what_was_changed_torn_or_moved() -> None:
+    data = torch.randint(0, 256, (10_007,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    right = tensor_checksum(data)
+    assert tensor_checksum(data.clone()) == right and tensor_checksum(torch.cat((data[:1], data))[1:]) == right
+    changed, moved, columns = data.clone(), data.clone(), data.clone()
+    changed[10_006] ^= 1
+    moved[:4096], moved[4096:8192] = data[4096:8192], data[:4096]
+    columns[:4], columns[4:8] = data[4:8], data[:4]
+    wrong = [changed, moved, columns, data[:-1], torch.cat((data[:5000], torch.zeros(5007, dtype=torch.uint8)))]
+    assert right not in [tensor_checksum(one) for one in wrong]
+    assert tensor_checksum(data[:0]) != right
 
 
 class TestSharedMemory(Real, WeightsContract):

@@ -3,7 +3,8 @@
 Logits are made for a chunk of positions at a time, reduced to two numbers per position, and made again in the
 backward pass; what is kept for it is the hidden states (which the model keeps anyway) and two numbers per position.
 Peak extra memory is about three chunks of logits, whatever the number of positions; the price is one more matrix
-product. Where all positions fit into one chunk, that chunk is kept instead and nothing is made twice.
+product. Where all positions fit into one chunk, that chunk is kept instead and nothing is made twice. On a GPU a chunk
+is larger, and read once where it is otherwise read ten times (`triton_rows`).
 
 Guarantees: equal to log_softmax(hidden·headᵀ / temperature) and its gradients up to rounding; reductions in at least
 float32. Not differentiable twice. Does not choose positions: give it those that are trained.
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -23,7 +26,8 @@ from torch.autograd.function import once_differentiable
 
 CHUNK_LOGITS = 2**24
 """Logits of a chunk where no size is given: 64 MB in float32."""
-
+GPU_CHUNK_LOGITS = 2**28
+"""On a GPU, where a matrix product wants to be large: 1 GB."""
 
 _IMPOSSIBLE = -1e4
 """A log-probability whose exponential is 0."""
@@ -51,7 +55,7 @@ def token_logps(
     `temperature` is the one the engine sampled with: its log-probabilities are after it too. `chunk` is the number
     of positions whose logits exist at once.
     """
-    size = chunk or max(1, CHUNK_LOGITS // head_VH.shape[0])
+    size = chunk or max(1, (GPU_CHUNK_LOGITS if hidden_NH.is_cuda else CHUNK_LOGITS) // head_VH.shape[0])
     logp_N, entropy_N = _Chunked.apply(hidden_NH, head_VH, bias_V, token_N, 1 / temperature, size)  # type: ignore[no-untyped-call]
     return TokenLogps(logp_N=logp_N, entropy_N=entropy_N)
 
@@ -61,11 +65,18 @@ def _chunks(positions: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, positions))
 
 
-def _logits(hidden_CH: Tensor, head_VH: Tensor, bias_V: Tensor | None, inverse_temperature: float) -> Tensor:
-    """[C, V] in at least float32, after the temperature."""
+def _logits(hidden_CH: Tensor, head_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+    """[C, V] in at least float32."""
+    if hidden_CH.is_cuda and hidden_CH.dtype in (torch.bfloat16, torch.float16):
+        logits_CV = torch.mm(hidden_CH, head_VH.t(), out_dtype=torch.float32)
+        return logits_CV if bias_V is None else logits_CV.add_(bias_V)
     logits_CV = torch.nn.functional.linear(hidden_CH, head_VH, bias_V)
-    logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
-    return logits_CV if inverse_temperature == 1 else logits_CV.mul_(inverse_temperature)
+    return logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+
+
+@cache
+def _fused() -> bool:
+    return find_spec("triton") is not None
 
 
 class _Chunked(torch.autograd.Function):
@@ -83,16 +94,13 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden_NH.dtype, torch.float32)
         logp_N, entropy_N, norm_N = (hidden_NH.new_empty(token_N.shape, dtype=wide) for _ in range(3))
+        sums = _sums_fused if hidden_NH.is_cuda and wide == torch.float32 and _fused() else _sums
         for part in _chunks(token_N.shape[0], size):
-            logits_CV = _logits(hidden_NH[part], head_VH, bias_V, inverse_temperature)
-            chosen_C = logits_CV.gather(1, token_N[part, None]).squeeze(1)
-            norm_N[part] = norm_C = logits_CV.logsumexp(1)
-            logp_N[part] = chosen_C - norm_C
-            log_p_CV = _log_p(logits_CV, norm_C)
-            entropy_N[part] = -log_p_CV.exp().mul_(log_p_CV).sum(1)
-        kept_CV = log_p_CV if 0 < token_N.shape[0] <= size and any(ctx.needs_input_grad) else None
+            left_CV = _logits(hidden_NH[part], head_VH, bias_V)
+            sums(left_CV, token_N[part], inverse_temperature, logp_N[part], entropy_N[part], norm_N[part])
+        kept_CV = left_CV if 0 < token_N.shape[0] <= size and any(ctx.needs_input_grad) else None
         ctx.save_for_backward(hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N, kept_CV)
-        ctx.inverse_temperature, ctx.size = inverse_temperature, size
+        ctx.inverse_temperature, ctx.size, ctx.fused = inverse_temperature, size, sums is _sums_fused
         ctx.set_materialize_grads(False)
         return logp_N, entropy_N
 
@@ -106,20 +114,22 @@ class _Chunked(torch.autograd.Function):
         grad_hidden_NH = torch.zeros_like(hidden_NH) if needs_hidden else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=norm_N.dtype) if needs_head else None
         grad_bias_V = norm_N.new_zeros(head_VH.shape[0]) if needs_bias else None
+        gradient = _gradient_fused if ctx.fused else _gradient
         for part in _chunks(token_N.shape[0], ctx.size):
-            log_p_CV = kept_CV
-            if log_p_CV is None:
-                log_p_CV = _log_p(_logits(hidden_NH[part], head_VH, bias_V, ctx.inverse_temperature), norm_N[part])
-            grad_CV = _logit_gradient(
-                log_p_CV,
+            again = kept_CV is None
+            narrow_CV = gradient(
+                _logits(hidden_NH[part], head_VH, bias_V) if again else kept_CV,
                 token_N[part],
+                ctx.inverse_temperature,
+                norm_N[part],
                 entropy_N[part],
                 None if grad_logp_N is None else grad_logp_N[part],
                 None if grad_entropy_N is None else grad_entropy_N[part],
-            ).mul_(ctx.inverse_temperature)
+                hidden_NH.dtype,
+                again=again,
+            )
             if grad_bias_V is not None:
-                grad_bias_V += grad_CV.sum(0)
-            narrow_CV = grad_CV.to(hidden_NH.dtype)
+                grad_bias_V += narrow_CV.sum(0, dtype=grad_bias_V.dtype)
             if grad_hidden_NH is not None:
                 grad_hidden_NH[part] = narrow_CV @ head_VH
             if grad_head_VH is not None:
@@ -127,6 +137,61 @@ class _Chunked(torch.autograd.Function):
         grad_head = None if grad_head_VH is None else grad_head_VH.to(head_VH.dtype)
         grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
         return grad_hidden_NH, grad_head, grad_bias, None, None, None
+
+
+def _sums(logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor) -> None:
+    """Of a chunk, into the last three; log-probabilities of all tokens are left in the place of the logits."""
+    if scale != 1:
+        logits_CV.mul_(scale)
+    chosen_C = logits_CV.gather(1, token_C[:, None]).squeeze(1)
+    norm_C.copy_(logits_CV.logsumexp(1))
+    logp_C.copy_(chosen_C - norm_C)
+    log_p_CV = _log_p(logits_CV, norm_C)
+    entropy_C.copy_(-log_p_CV.exp().mul_(log_p_CV).sum(1))
+
+
+def _sums_fused(
+    logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor
+) -> None:
+    """Of a chunk, into the last three; the logits stay what they are."""
+    from headway.algorithms import triton_rows
+
+    triton_rows.sums(logits_CV, token_C, scale, logp_C, entropy_C, norm_C)
+
+
+def _gradient(
+    left_CV: Tensor,
+    token_C: Tensor,
+    scale: float,
+    norm_C: Tensor,
+    entropy_C: Tensor,
+    grad_logp_C: Tensor | None,
+    grad_entropy_C: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    again: bool,
+) -> Tensor:
+    """Of logits, made `again` or what `_sums` has left in their place."""
+    log_p_CV = _log_p(left_CV if scale == 1 else left_CV.mul_(scale), norm_C) if again else left_CV
+    return _logit_gradient(log_p_CV, token_C, entropy_C, grad_logp_C, grad_entropy_C).mul_(scale).to(dtype)
+
+
+def _gradient_fused(
+    left_CV: Tensor,
+    token_C: Tensor,
+    scale: float,
+    norm_C: Tensor,
+    entropy_C: Tensor,
+    grad_logp_C: Tensor | None,
+    grad_entropy_C: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    again: bool,
+) -> Tensor:
+    """Of logits, rounded at once."""
+    from headway.algorithms import triton_rows
+
+    return triton_rows.gradient(left_CV, token_C, scale, norm_C, entropy_C, grad_logp_C, grad_entropy_C, dtype)
 
 
 def _log_p(logits_CV: Tensor, norm_C: Tensor) -> Tensor:

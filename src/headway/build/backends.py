@@ -152,11 +152,11 @@ def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: P
     if place.processes:
         return _with_child(resolved, train, engines, logs)
 
-    from headway.build.parts import heap_store, make_trainer
+    from headway.build.parts import make_trainer, own_store
     from headway.trainers.local.scorers import LogpScorer, ReferenceScorer, ValueScorer
     from headway.weights.transport import InProcessTransport
 
-    trainer = make_trainer(train, heap_store(resolved, place.device))
+    trainer = make_trainer(train, own_store(resolved, place.device, policy.parameters))
     return Machinery(
         trainer=trainer,
         engines=engines,
@@ -195,11 +195,15 @@ def make_served(resolved: Resolved, policy: Policy, place: Placement, logs: Path
     """Engines, and the policy's weights as something to load from."""
     import torch
 
-    from headway.build.parts import heap_store, shared_store
+    from headway.build.parts import own_store, shared_store
     from headway.models import load_model
     from headway.weights.transport import InProcessTransport, SharedMemoryTransport
 
-    store = (shared_store if place.processes else heap_store)(resolved, place.device)
+    store = (
+        shared_store(resolved, place.device)
+        if place.processes
+        else own_store(resolved, place.device, policy.parameters)
+    )
     model = load_model(policy.path, torch.float32)
     store.publish(0, dict(model.named_parameters()))
     return Served(

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 MOST_SLOTS: Mapping[Device, int] = {"cpu": 64, "cuda": 512}
 """Requests that an engine works on together: beyond this a step gets slower as fast as it gets wider."""
 
+_VERSIONS_ON_DEVICE = 4
+"""Two that are held, one on its way in, one that takes its place."""
+_SHARE_FOR_VERSIONS = 0.15
+"""Of a GPU's memory; beyond it versions go through the memory of the host."""
+
 _GPU_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -113,10 +118,11 @@ def engine_slots(resolved: Resolved, device: Device) -> int:
     return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MOST_SLOTS[device])
 
 
-def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] = memoryview) -> NativeEngine:
-    """One replica; its weights arrive later. `read` opens the payloads of buckets."""
+def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] | None = None) -> NativeEngine:
+    """One replica; its weights arrive later. `read` opens the payloads of buckets that come from another process."""
     from headway.engines.native import NativeEngine, NativeSettings
     from headway.models import architecture, end_tokens, load_tokenizer
+    from headway.weights.device import opened
 
     resolved = args.resolved()
     tokenizer = load_tokenizer(args.model)
@@ -133,7 +139,7 @@ def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] = memor
         ),
         decode=tokenizer.decode,
         eos=end_tokens(args.model),
-        read=read,
+        read=read or opened,
     )
 
 
@@ -144,9 +150,18 @@ def shared_store(resolved: Resolved, device: Device) -> WeightStore:
     return _store(resolved, device, SharedArena())
 
 
-def heap_store(resolved: Resolved, device: Device) -> WeightStore:
-    """Where a trainer publishes versions for engines in its own process."""
-    return _store(resolved, device, None)
+def own_store(resolved: Resolved, device: Device, parameters: int) -> WeightStore:
+    """Where a trainer publishes versions for engines in its own process: on the GPU, where that has room for them."""
+    return _store(resolved, device, _device_arena(parameters) if device == "cuda" else None)
+
+
+def _device_arena(parameters: int) -> Any:
+    import torch
+
+    from headway.weights.device import DeviceArena
+
+    room = _SHARE_FOR_VERSIONS * torch.cuda.get_device_properties(0).total_memory
+    return DeviceArena("cuda") if 2 * parameters * _VERSIONS_ON_DEVICE < room else None
 
 
 def _store(resolved: Resolved, device: Device, arena: Any) -> WeightStore:

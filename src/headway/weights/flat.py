@@ -4,7 +4,7 @@ Both sides derive the same layout from the manifest's list of tensors, so nothin
 lists tensors with larger elements first: then each begins at a multiple of its element, without gaps, and buckets of a
 multiple of `ALIGNMENT` never split one. So a bucket can be converted into its destination on its own, in any order.
 
-Does not know where the bytes are: heap, shared memory or a socket.
+Does not know where the bytes are: heap, shared memory, a GPU or a socket.
 """
 
 from __future__ import annotations
@@ -102,11 +102,12 @@ def _dtype(entry: TensorEntry) -> torch.dtype:
     return DTYPES[entry.dtype]
 
 
-def pack(tensors: Mapping[str, Tensor], extents: Sequence[Extent], buffer: Buffer) -> None:
+def pack(tensors: Mapping[str, Tensor], extents: Sequence[Extent], buffer: Buffer | Tensor) -> None:
     """Copy `tensors` into `buffer`, converted to what their entries say."""
     for extent in extents:
         if extent.size:
-            flat = torch.frombuffer(buffer[extent.start : extent.start + extent.size], dtype=_dtype(extent.entry))
+            here, dtype = buffer[extent.start : extent.start + extent.size], _dtype(extent.entry)
+            flat = here.view(dtype) if isinstance(here, Tensor) else torch.frombuffer(here, dtype=dtype)
             flat.copy_(tensors[extent.entry.name].detach().reshape(-1))
 
 

@@ -36,8 +36,16 @@ class Arena(Protocol):
         """A buffer of `size` bytes for the next version, known by a key."""
         ...
 
-    def view(self, key: Any) -> Buffer:
+    def view(self, key: Any) -> Buffer | Tensor:
         """Its bytes, for writing."""
+        ...
+
+    def sealed(self, key: Any) -> None:
+        """It was written: from now on others read it, in other threads."""
+        ...
+
+    def checksum(self, key: Any, place: slice) -> str:
+        """Of these bytes."""
         ...
 
     def payload(self, key: Any, place: slice) -> Any:
@@ -57,6 +65,12 @@ class HeapArena:
 
     def view(self, key: Buffer) -> Buffer:
         return key
+
+    def sealed(self, key: Buffer) -> None:
+        """Whoever holds the buffer can read it."""
+
+    def checksum(self, key: Buffer, place: slice) -> str:
+        return checksum(key[place])
 
     def payload(self, key: Buffer, place: slice) -> Buffer:
         return key[place]
@@ -88,6 +102,12 @@ class SharedArena:
 
     def view(self, key: Segment) -> Buffer:
         return key.buffer
+
+    def sealed(self, key: Segment) -> None:
+        """Whoever opens the segment can read it."""
+
+    def checksum(self, key: Segment, place: slice) -> str:
+        return checksum(key.buffer[place])
 
     def payload(self, key: Segment, place: slice) -> SharedSlice:
         return SharedSlice(segment=key.name, start=place.start, size=place.stop - place.start)
@@ -131,6 +151,7 @@ class WeightStore:
                 del self._held[next(iter(self._held))]
             key = self._arena.take(total)
         pack(tensors, extents, self._arena.view(key))
+        self._arena.sealed(key)
         with self._lock:
             self._held[version] = _Held(version=version, entries=entries, total=total, key=key)
 
@@ -160,8 +181,7 @@ class WeightStore:
             yield Bucket(version=held.version, index=index, checksum=manifest.checksums[index], payload=payload)
 
     def _manifest_of(self, held: _Held) -> Manifest:
-        data = self._arena.view(held.key)
-        sums = tuple(checksum(data[place]) for place in cuts(held.total, self._bucket_bytes))
+        sums = tuple(self._arena.checksum(held.key, place) for place in cuts(held.total, self._bucket_bytes))
         return Manifest(version=held.version, tensors=held.entries, checksums=sums, total_bytes=held.total)
 
     def _check(self, held: _Held) -> None:

@@ -94,7 +94,7 @@ class BlockRunner:
         self._kv_heads = kv_heads
         self._slots, self._look_steps = settings.slots, settings.look_steps
         device = kv.device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         idle = torch.full((settings.slots,), settings.slots, device=device)
         self._lanes, self._nobody = idle, idle.clone()
         self._state = torch.zeros(settings.slots + 1, columns.COLUMNS, dtype=torch.int64, device=device)
@@ -123,8 +123,6 @@ class BlockRunner:
             if self._stream is not None:  # loaded by another thread, on the default stream
                 self._stream.wait_stream(torch.cuda.default_stream(self._kv.device))
             self._parameters.install(values)
-            if self._stream is not None:
-                self._stream.synchronize()
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight | None:

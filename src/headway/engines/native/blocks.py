@@ -18,7 +18,6 @@ from headway.engines.native.decoders import Decoder, decoder_of
 from headway.engines.native.device_parameters import DeviceParameters
 from headway.engines.native.kv import kv_shape
 from headway.engines.native.ops import Ops, TorchOps
-from headway.engines.native.parameters import Values
 from headway.engines.native.runner import compute_dtype
 from headway.engines.native.scheduler import Delivery, Scheduler
 from headway.engines.native.settings import NativeSettings
@@ -43,11 +42,9 @@ class BlockCore(Core):
     def runnable(self) -> bool:
         return super().runnable or self._flight is not None
 
-    def pause(self) -> list[Delivery]:
-        return [*self._land(None), *super().pause()]
-
-    def flip(self, values: Values, version: int) -> list[Delivery]:
-        return [*self._land(None), *super().flip(values, version)]
+    def _settled(self) -> list[Delivery]:
+        """With the block in flight; other weights are already waiting behind it, so that the device does not."""
+        return [*self._land(None), *super()._settled()]
 
     def step(self) -> list[Delivery]:
         plan = self.scheduler.plan()

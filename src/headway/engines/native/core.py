@@ -42,7 +42,7 @@ class Core(ABC):
     def pause(self) -> list[Delivery]:
         """No more steps until `resume`; everything made so far is delivered."""
         self._paused = True
-        return self.scheduler.flush()
+        return self._settled()
 
     def resume(self) -> list[Delivery]:
         """Steps again."""
@@ -51,11 +51,15 @@ class Core(ABC):
 
     def flip(self, values: Values, version: int) -> list[Delivery]:
         """Serve other weights from the next token on; what is delivered was made by the old ones."""
-        made = self.scheduler.flush()
         self._install(values)
+        made = self._settled()
         self.scheduler.other_weights()
         self.version = version
         return made
+
+    def _settled(self) -> list[Delivery]:
+        """Everything made so far."""
+        return self.scheduler.flush()
 
     @abstractmethod
     def step(self) -> list[Delivery]:

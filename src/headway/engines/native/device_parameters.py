@@ -43,5 +43,9 @@ class DeviceParameters(Parameters):
             return
         if values.keys() != self._installed.keys():
             raise KeyError(f"not a whole version: {sorted(values.keys() ^ self._installed.keys())[:3]}")
-        for name, tensors in values.items():
-            self._installed[name][0].copy_(tensors[0])
+        there = [self._installed[name][0] for name in values]
+        arrived = [tensors[0] for tensors in values.values()]
+        torch._foreach_copy_(there, arrived)
+        for tensor in arrived:  # made on another stream, and let go before the copy has been made
+            if tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -15,6 +15,7 @@ from headway.engines.native.parameters import Parameters, Values
 from headway.engines.native.staging import Read, Staging
 from headway.errors import EngineCrashed, TransferError
 from headway.weights.base import Bucket, Manifest
+from headway.weights.device import opened
 
 
 class NativeReceiver:
@@ -26,7 +27,7 @@ class NativeReceiver:
         switch: Callable[[Values, int], Awaitable[None]],
         *,
         threads: int = 1,
-        read: Read = memoryview,
+        read: Read = opened,
     ) -> None:
         self.version = -1
         self.gone = False

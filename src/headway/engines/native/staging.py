@@ -19,9 +19,10 @@ from torch import Tensor
 from headway.engines.native.parameters import Parameters, Values
 from headway.errors import TransferError
 from headway.weights.base import Bucket, Manifest, TensorEntry, checksum
+from headway.weights.device import tensor_checksum
 
 Read = Callable[[Any], Any]
-"""From a bucket's payload to a buffer with its bytes: attaches shared memory, for instance."""
+"""From a bucket's payload to its bytes, a buffer or a tensor on a device: attaches shared memory, for instance."""
 
 
 class Staging:
@@ -52,15 +53,14 @@ class Staging:
             raise TransferError(f"{where}: version {self.manifest.version} was begun")
         if not 0 <= bucket.index < len(self.manifest.checksums):
             raise TransferError(f"{where}: there are {len(self.manifest.checksums)}")
-        # A copy: nobody can change it between the check and its use.
-        data = bytearray(memoryview(self._read(bucket.payload)).cast("B"))
-        found, wanted = checksum(data), self.manifest.checksums[bucket.index]
+        data, found = _taken(self._read(bucket.payload))
+        wanted = self.manifest.checksums[bucket.index]
         if found != wanted:
             raise TransferError(f"{where}: checksum {found} instead of {wanted}")
         if bucket.index in self._loaded:
             return
         self._loaded.add(bucket.index)
-        self._early[bucket.index] = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
+        self._early[bucket.index] = data
         while self._next in self._early:
             self._take(self._early.pop(self._next))
             self._next += 1
@@ -106,6 +106,14 @@ class Staging:
             self._seen.add(name)
             self._parameters.collect(name, room, self._parts, self._values)
         self._entry, self._done, self._room = self._entry + 1, 0, None
+
+
+def _taken(payload: Any) -> tuple[Tensor, str]:
+    """The bytes and their checksum. Of those of the host a copy: nobody can change it between the check and its use."""
+    if isinstance(payload, Tensor):
+        return payload, tensor_checksum(payload)
+    data = bytearray(memoryview(payload).cast("B"))
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0), checksum(data)
 
 
 def _dtype(entry: TensorEntry) -> torch.dtype:

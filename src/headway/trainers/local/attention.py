@@ -1,7 +1,9 @@
 """Attention over trees: a prompt sees itself, a member sees the prompt and itself, nobody sees other trees.
 
-A small tree is one call with a mask. A large one is a call for the prompt and one for each member, so that the cost
-grows with what is seen and not with the square of the pack; no mask is ever larger than one tree.
+On a GPU in half precision a whole pack is one call of flash attention: a member is a sequence whose keys are the prompt
+and itself. Elsewhere a small tree is one call with a mask, and a large one is a call for the prompt and one for each
+member, so that the cost grows with what is seen and not with the square of the pack; no mask is ever larger than one
+tree.
 
 Registered with `transformers` under `NAME`; any decoder that calls its attention through that interface and hands
 unknown keywords on works. Without a tree it is plain causal attention. What it cannot do (soft caps, sinks) raises.
@@ -11,7 +13,9 @@ Legend: H heads, L tokens of the pack, D size of a head.
 
 from __future__ import annotations
 
-from functools import lru_cache
+import inspect
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -19,12 +23,33 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headway.errors import ConfigError
-from headway.trainers.local.packing import Tree
+from headway.trainers.local.packing import Pack, Spans, Tree
 
 NAME = "headway_tree"
 SMALL = 512
 """Tokens up to which a tree is one call."""
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
+
+
+def spans_of(pack: Pack, dtype: torch.dtype) -> Spans | None:
+    """What `tree_attention` is given beside the trees, once for all layers; None: flash attention is not to be had."""
+    device = pack.token_L.device
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or _flash() is None:
+        return None
+    return Spans.of(pack.trees, device)
+
+
+@cache
+def _flash() -> Callable[..., Any] | None:
+    """Attention over sequences of different lengths, causal from their ends; torch has it from 2.11 on."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    if "window_size" not in known:
+        return None
+    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in known else varlen_attn
 
 
 def register() -> None:
@@ -43,6 +68,7 @@ def tree_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     headway_trees: tuple[Tree, ...] | None = None,
+    headway_spans: Spans | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -50,6 +76,8 @@ def tree_attention(
     for name in _UNKNOWN:
         if kwargs.get(name) is not None:
             raise ConfigError(f"this model's attention uses {name}, which the local trainer does not have")
+    if headway_spans is not None:
+        return _flat(query[0], key[0], value[0], headway_spans, sliding_window, scaling)[None], None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -59,6 +87,27 @@ def tree_attention(
         parts = [_tree(query, key, value, tree, sliding_window, scaling) for tree in headway_trees]
         out = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
     return out.transpose(1, 2).contiguous(), None
+
+
+def _flat(q: Tensor, k: Tensor, v: Tensor, spans: Spans, window: int | None, scaling: float | None) -> Tensor:
+    """[H, L, D] → [L, H, D], all sequences at once."""
+    flash = _flash()
+    assert flash is not None
+    q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
+    if spans.key_K is not None:
+        k, v = k.index_select(0, spans.key_K), v.index_select(0, spans.key_K)
+    out: Tensor = flash(
+        q,
+        k,
+        v,
+        spans.query_ends,
+        spans.key_ends,
+        spans.longest_query,
+        spans.longest_key,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+    )
+    return out
 
 
 def _tree(query: Tensor, key: Tensor, value: Tensor, tree: Tree, window: int | None, scaling: float | None) -> Tensor:

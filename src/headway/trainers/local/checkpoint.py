@@ -23,6 +23,7 @@ from torch import Tensor
 
 from headway.errors import TrainerError
 from headway.trainers.local.learner import Learner
+from headway.trainers.local.model import DTYPES
 from headway.trainers.local.optimizer import overwrite
 
 _FORMAT = 1
@@ -83,7 +84,7 @@ def _write(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def _write_config(learner: Learner, directory: Path) -> None:
     causal = learner.policy.causal
-    causal.config.dtype = learner.dtype
+    causal.config.dtype = DTYPES[learner.settings.precision]
     causal.config.save_pretrained(directory)
     if getattr(causal, "generation_config", None) is not None:
         causal.generation_config.save_pretrained(directory)

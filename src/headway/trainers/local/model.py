@@ -10,7 +10,8 @@ merged. Legend: L tokens of a pack, N actions, V vocabulary.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 
 from headway.algorithms import TokenLogps, token_logps
 from headway.errors import ConfigError
-from headway.trainers.local import attention, lora
+from headway.trainers.local import attention, lora, norms
 from headway.trainers.local.packing import Pack, packs_of
 from headway.trainers.local.settings import LocalSettings, Precision
 from headway.trainers.local.tokens import Row
 
+DTYPES: Mapping[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+"""Of the weights that are computed with."""
 _LARGEST_DIFFERENCE = 1e-3
 """Between log-probabilities of the plain and the packed pass, in fp32."""
 
@@ -43,12 +46,14 @@ class Policy:
 
     def logps(self, pack: Pack) -> TokenLogps:
         """Of every action of `pack`, with gradients where they are on."""
-        hidden_NH = hidden_of(self.backbone, pack, self._settings.precision)[pack.before_N]
-        weight: Tensor = self.head.weight
-        bias: Tensor | None = self.head.bias
-        if hidden_NH.dtype != weight.dtype:
-            weight, bias = weight.to(hidden_NH.dtype), None if bias is None else bias.to(hidden_NH.dtype)
-        return token_logps(hidden_NH, weight, pack.chosen_N, bias_V=bias, temperature=self._settings.temperature)
+        hidden_NH = hidden_of(self.backbone, pack)[pack.before_N]
+        return token_logps(
+            hidden_NH,
+            self.head.weight,
+            pack.chosen_N,
+            bias_V=self.head.bias,
+            temperature=self._settings.temperature,
+        )
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """What the optimizer moves, by name."""
@@ -80,8 +85,7 @@ class Policy:
             for row in rows:
                 part_N = packed_N[row.first : row.first + len(row.actions)]
                 ids = torch.tensor([row.tokens], device=device)
-                with cast(self._settings.precision, device):
-                    logits_LV = self.causal(input_ids=ids, use_cache=False).logits[0]
+                logits_LV = self.causal(input_ids=ids, use_cache=False).logits[0]
                 plain_LV = (logits_LV.to(part_N.dtype) / self._settings.temperature).log_softmax(-1)
                 plain_N = plain_LV[[place - 1 for place in row.actions], [row.tokens[place] for place in row.actions]]
                 worst = max(worst, float((plain_N - part_N).abs().max()))
@@ -99,14 +103,14 @@ class Critic(nn.Module):
         self.backbone = prepared(model, settings).base_model
         first = next(self.backbone.parameters())
         size = self.backbone.config.get_text_config().hidden_size
-        self.value = nn.Linear(size, 1, dtype=first.dtype, device=first.device)
+        wide = torch.promote_types(first.dtype, torch.float32)
+        self.value = nn.Linear(size, 1, dtype=wide, device=first.device)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
-        self._precision: Precision = settings.precision
 
     def values(self, pack: Pack) -> Tensor:
         """Of the state before every action of `pack`, [N]."""
-        hidden_NH = hidden_of(self.backbone, pack, self._precision)[pack.before_N]
+        hidden_NH = hidden_of(self.backbone, pack)[pack.before_N]
         found: Tensor = self.value(hidden_NH.to(self.value.weight.dtype)).squeeze(-1)
         return found
 
@@ -114,31 +118,28 @@ class Critic(nn.Module):
 def prepared(model: Any, settings: LocalSettings) -> Any:
     """In the right precision and place, without dropout, with our attention, checkpointing if asked for."""
     attention.register()
-    model.to(device=settings.device, dtype=torch.float64 if settings.precision == "fp64" else torch.float32)
+    model.to(device=settings.device)
+    for one in model.parameters():  # buffers stay as they are: angles of rotations do not bear rounding
+        one.data = one.data.to(DTYPES[settings.precision])
     model.set_attn_implementation(attention.NAME)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+    if torch.device(settings.device).type == "cuda":
+        norms.fuse(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
 
 
-def hidden_of(backbone: Any, pack: Pack, precision: Precision) -> Tensor:
+def hidden_of(backbone: Any, pack: Pack) -> Tensor:
     """Last hidden states of all tokens of a pack, [L, H]."""
-    with cast(precision, pack.token_L.device.type):
-        out = backbone(
-            input_ids=pack.token_L[None],
-            position_ids=pack.position_L[None],
-            use_cache=False,
-            headway_trees=pack.trees,
-        )
+    out = backbone(
+        input_ids=pack.token_L[None],
+        position_ids=pack.position_L[None],
+        use_cache=False,
+        headway_trees=pack.trees,
+        headway_spans=attention.spans_of(pack, next(backbone.parameters()).dtype),
+    )
     hidden: Tensor = out.last_hidden_state[0]
     return hidden
-
-
-def cast(precision: Precision, device: str) -> AbstractContextManager[Any]:
-    """bf16 where it is asked for."""
-    if precision != "bf16":
-        return nullcontext()
-    return torch.autocast(device.split(":")[0], dtype=torch.bfloat16)

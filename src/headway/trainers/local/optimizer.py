@@ -18,11 +18,16 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
-    """AdamW; decay on matrices only."""
+    """AdamW; decay on matrices only.
+
+    A parameter in half precision has a master in float32, which is what moves: its gradients are added up there, micro-
+    batch after micro-batch, and the parameter is the master rounded.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> None:
-        self._parameters = dict(parameters)
+        self._live = dict(parameters)
         self._settings = settings
+        self._parameters = {name: _master(one) for name, one in self._live.items()}
         every = list(self._parameters.values())
         groups = [
             {"params": [one for one in every if one.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -60,23 +65,56 @@ class Optimizer:
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
+        self._round()
         return rate
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        """Parameters follow their masters."""
+        pairs = [(live, self._parameters[name]) for name, live in self._live.items()]
+        halves = [(live.data, master.data) for live, master in pairs if live is not master]
+        if halves:
+            torch._foreach_copy_([live for live, _ in halves], [master for _, master in halves])
 
     def forget(self) -> None:
         """Let the gradients go."""
         self._adam.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The whole state, live, by `<parameter>/<moment>`."""
-        return {
+        """The whole state, live, by `<parameter>/<moment>` and `<parameter>/master`."""
+        found = {
             f"{name}/{moment}": self._adam.state[one][moment]
             for name, one in self._parameters.items()
             for moment in _MOMENTS
         }
+        for name, one in self._parameters.items():
+            if one is not self._live[name]:
+                found[f"{name}/master"] = one.data
+        return found
 
     def everything(self) -> dict[str, Tensor]:
         """State and parameters, live: what a step changes."""
-        return {**self.tensors(), **{name: one.data for name, one in self._parameters.items()}}
+        return {**self.tensors(), **{name: one.data for name, one in self._live.items()}}
+
+
+def _master(live: nn.Parameter) -> nn.Parameter:
+    """What moves in the place of `live`, with its gradients; itself where it is wide enough."""
+    if live.dtype not in (torch.bfloat16, torch.float16):
+        return live
+    master = nn.Parameter(live.detach().float())
+
+    def collect(_: Tensor) -> None:
+        grad = live.grad
+        if grad is None:
+            return
+        if master.grad is None:
+            master.grad = grad.float()
+        else:
+            master.grad.add_(grad)
+        live.grad = None
+
+    live.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
+    return master
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

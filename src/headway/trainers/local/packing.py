@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +39,59 @@ class Tree:
     @property
     def size(self) -> int:
         return self.prefix + sum(self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spans:
+    """Trees as independent sequences: stretches of queries, and for each the keys that end with it.
+
+    A prompt is one, with itself as keys; a member is one, with the prompt and itself. Legend: K keys of all of them.
+    """
+
+    query_ends: Tensor
+    """Where each begins among the tokens of the pack, and the last one's end; int32."""
+    key_ends: Tensor
+    longest_query: int
+    longest_key: int
+    key_K: Tensor | None
+    """The token of each key; None: every token once, in order."""
+
+    @classmethod
+    def of(cls, trees: Sequence[Tree], device: torch.device) -> Spans:
+        queries: list[int] = []
+        keys: list[int] = []
+        tokens: list[np.ndarray[Any, Any]] = []
+        shared = False
+        for tree in trees:
+            start, prefix = tree.start, tree.prefix
+            if len(tree.members) == 1:
+                queries.append(tree.size)
+                keys.append(tree.size)
+                tokens.append(np.arange(start, start + tree.size))
+                continue
+            prompt = np.arange(start, start + prefix)
+            if prefix:
+                shared = True
+                queries.append(prefix)
+                keys.append(prefix)
+                tokens.append(prompt)
+            own = start + prefix
+            for length in tree.members:
+                queries.append(length)
+                keys.append(prefix + length)
+                tokens += [prompt, np.arange(own, own + length)]
+                own += length
+        return cls(
+            query_ends=_ends(queries, device),
+            key_ends=_ends(keys, device),
+            longest_query=max(queries),
+            longest_key=max(keys),
+            key_K=torch.from_numpy(np.concatenate(tokens)).to(device) if shared else None,
+        )
+
+
+def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)).to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -37,7 +37,7 @@ class PolicyReplica:
             one.requires_grad_(False)
         self._policy = Policy(model, settings, adapters=False)
         self._settings = settings
-        self._worker = Worker(settings.threads, "scorer")
+        self._worker = Worker(settings.threads, "scorer", settings.device)
         if receiver is not None:
             self.receiver = receiver(self._switch)
 

@@ -12,7 +12,7 @@ from headway.config import ModelArgs, Resolved, TrainingArgs
 from headway.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp64"]
-"""What is computed in. Weights and optimizer are fp32 (fp64 with fp64); bf16 is autocast over them."""
+"""What is computed in. Under bf16 the optimizer keeps weights and adds up gradients in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ class LocalTrainer:
         self._tokenizer = tokenizer
         self.source: WeightSource = store
         self.version = 0
-        self._worker = Worker(settings.threads)
+        self._worker = Worker(settings.threads, device=settings.device)
         self._publishing = threading.Lock()
         self._learner: Learner | None = None
         self._take(self._made())
@@ -136,7 +136,7 @@ class LocalTrainer:
     async def restart(self) -> None:
         self.lose("the trainer was restarted")
         await self._worker.ended(_LEAVE_S)
-        self._worker = Worker(self._settings.threads)
+        self._worker = Worker(self._settings.threads, device=self._settings.device)
         await self._worker.call(lambda gate: self._take(self._made()))
 
     async def close(self) -> None:

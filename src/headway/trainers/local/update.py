@@ -161,7 +161,7 @@ def _gradients(
     inside_N = torch.zeros_like(made.mask_N)
     inside_N[rows[0].first : rows[-1].first + len(rows[-1].actions)] = True
     totals = BatchTotals.of(made.mask_N & inside_N, batch.sequence_N, len(batch.rows))
-    taught = [row for row in rows if not settings.skips_zero_advantages or _teaches(row, made)]
+    taught = _teaching(rows, made) if settings.skips_zero_advantages else list(rows)
     report.skipped |= {row.first for row in rows} - {row.first for row in taught}
     for pack in _packs(taught, settings):
         gate.check()
@@ -176,9 +176,10 @@ def _packs(rows: Sequence[Row], settings: LocalSettings) -> list[Pack]:
     return packs_of(rows, budget=settings.micro_batch_tokens, share=settings.share_prompts, device=settings.device)
 
 
-def _teaches(row: Row, made: Advantages) -> bool:
-    part = slice(row.first, row.first + len(row.actions))
-    return bool(((made.advantage_N[part] != 0) & made.mask_N[part]).any())
+def _teaching(rows: Sequence[Row], made: Advantages) -> list[Row]:
+    """Those with an action that has an advantage."""
+    teaches_N = ((made.advantage_N != 0) & made.mask_N).cpu().numpy()
+    return [row for row in rows if teaches_N[row.first : row.first + len(row.actions)].any()]
 
 
 def _policy_part(

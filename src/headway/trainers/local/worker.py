@@ -51,12 +51,10 @@ class Gate:
 
 
 class Worker:
-    """A thread with its own number of torch threads."""
+    """A thread with its own number of torch threads, and on a GPU a stream of its own, which others go before."""
 
-    def __init__(self, threads: int, name: str = "trainer") -> None:
-        self._pool = ThreadPoolExecutor(
-            1, thread_name_prefix=name, initializer=torch.set_num_threads, initargs=(threads,)
-        )
+    def __init__(self, threads: int, name: str = "trainer", device: str = "cpu") -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_settle_in, initargs=(threads, device))
         self._calls: dict[asyncio.Future[Any], Gate] = {}
         self._threads: set[Future[Any]] = set()
         self._gone: str | None = None
@@ -103,6 +101,14 @@ class Worker:
             if one.done() and not one.cancelled():
                 one.exception()  # seen
         return not late
+
+
+def _settle_in(threads: int, device: str) -> None:
+    torch.set_num_threads(threads)
+    if torch.device(device).type == "cuda":
+        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.default_stream(device))  # models are made there
+        torch.cuda.set_stream(stream)
 
 
 def _settle(outcome: asyncio.Future[T], done: Future[T]) -> None:

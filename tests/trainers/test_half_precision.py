@@ -1,0 +1,91 @@
+"""bf16 with masters in float32, and trees as sequences: what the GPU path rests on, checked without one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.algorithms import AdvantageParams
+from headway.trainers.local import LocalSettings, LocalTrainer
+from headway.trainers.local.attention import tree_mask
+from headway.trainers.local.optimizer import Optimizer
+from headway.trainers.local.packing import Spans, Tree
+from headway.trainers.local.settings import OptimizerSettings
+from headway.weights.store import WeightStore
+
+from .factory import batch, tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+SLOW = OptimizerSettings(learning_rate=1e-5, weight_decay=0.0)
+
+
+def trainer() -> LocalTrainer:
+    chosen = LocalSettings(advantages=AdvantageParams(), precision="bf16", optimizer=SLOW)
+    return LocalTrainer(tiny, chosen, WeightStore(wire=None))
+
+
+def test_steps_too_small_for_the_parameter_add_up_in_its_master() -> None:
+    live = torch.nn.Parameter(torch.ones(8, 8, dtype=torch.bfloat16))
+    optimizer = Optimizer({"live": live}, SLOW)
+    for version in range(600):
+        live.sum().backward()  # type: ignore[no-untyped-call]
+        assert live.grad is None
+        optimizer.ready("a step")
+        optimizer.step(version)
+        optimizer.forget()
+    assert float(optimizer.tensors()["live/master"].mean()) == pytest.approx(1 - 600e-5, abs=1e-4)
+    assert float(live.detach().float().mean()) == pytest.approx(1 - 600e-5, abs=4e-3) and float(live.detach()[0, 0]) < 1
+
+
+def test_gradients_are_added_up_in_single_precision() -> None:
+    live = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    optimizer = Optimizer({"live": live}, OptimizerSettings(max_grad_norm=1e9))
+    for _ in range(1000):
+        (live * 1.0).sum().backward()  # type: ignore[no-untyped-call]
+    assert optimizer.ready("a step") == pytest.approx(2000.0)  # 256 + 1 is 256 in bf16
+
+
+def test_a_checkpoint_brings_the_masters_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        one, other = trainer(), trainer()
+        for step in range(2):
+            await one.train(batch(step))
+        await one.save(tmp_path)
+        await other.load(tmp_path)
+        assert dict(await one.train(batch(2))) == dict(await other.train(batch(2)))
+        for made in (one, other):
+            assert {tensor.dtype for tensor in made.learner.policy.weights().values()} == {torch.bfloat16}
+        left, right = (made.learner.trained.optimizer.everything() for made in (one, other))
+        assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "trees",
+    [
+        (Tree(start=0, prefix=3, members=(2, 4)), Tree(start=9, prefix=5, members=(3,))),
+        (Tree(start=0, prefix=0, members=(2, 3)), Tree(start=5, prefix=2, members=(1, 1, 1))),
+        (Tree(start=0, prefix=2, members=(4,)), Tree(start=6, prefix=1, members=(2,))),
+    ],
+)
+def test_sequences_see_what_the_tree_lets_them_see(trees: tuple[Tree, ...]) -> None:
+    size = sum(tree.size for tree in trees)
+    spans = Spans.of(trees, torch.device("cpu"))
+    keys = torch.arange(size) if spans.key_K is None else spans.key_K
+    seen = torch.zeros(size, size, dtype=torch.bool)
+    queries, ends = spans.query_ends.tolist(), spans.key_ends.tolist()
+    for index in range(len(queries) - 1):
+        own = keys[ends[index] : ends[index + 1]]
+        count = queries[index + 1] - queries[index]
+        assert count <= spans.longest_query and len(own) <= spans.longest_key
+        for place in range(count):  # causal from the end
+            seen[queries[index] + place, own[: len(own) - count + place + 1]] = True
+    wanted = torch.zeros(size, size, dtype=torch.bool)
+    for tree in trees:
+        here = slice(tree.start, tree.start + tree.size)
+        wanted[here, here] = tree_mask(tree)
+    assert torch.equal(seen, wanted)

@@ -77,19 +77,17 @@ async def serving_hub(
     served = make_served(ready.resolved, ready.policy, ready.place, logs)
     reliability = ready.resolved.config.reliability
     hub = InferenceHub(served.engines, events=EventLog(clock, *sinks), reliability=reliability, clock=clock)
+    revivals: set[asyncio.Task[None]] = set()
+    hub.on_failure = lambda replica, error: revivals.add(
+        asyncio.create_task(_revive(hub, served, replica, reliability), name=f"revive/{replica.name}")
+    )
     try:
         await serve_policy(hub, served)
-        async with asyncio.TaskGroup() as tasks:
-            revivals: list[asyncio.Task[None]] = []
-            hub.on_failure = lambda replica, error: revivals.append(
-                tasks.create_task(_revive(hub, served, replica, reliability))
-            )
-            try:
-                yield hub
-            finally:
-                for revival in revivals:
-                    revival.cancel()
+        yield hub
     finally:
+        for revival in revivals:
+            revival.cancel()
+        await asyncio.gather(*revivals, return_exceptions=True)
         await served.close()
 
 

@@ -99,7 +99,7 @@ class DirectAnswers:
         if ask.seed is None:
             yield f"open/{uuid4().hex}"
             return
-        said = blake2b(repr((prompt, ask.sampling)).encode(), digest_size=16).hexdigest()
+        said = blake2b(repr(prompt).encode(), digest_size=16).hexdigest()
         request_id = f"seed/{ask.seed}/{index}/{said}"
         lock = self._seeded.get(request_id) or asyncio.Lock()
         self._seeded[request_id] = lock

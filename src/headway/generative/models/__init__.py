@@ -4,7 +4,9 @@ Needs torch; imported by back ends only.
 """
 
 from headway.generative.models.denoiser import Conditioning, Denoiser
+from headway.generative.models.loading import open_denoiser
 from headway.generative.models.mmdit import SmallMmdit, parameters_of
+from headway.generative.models.sd3 import StableDiffusion3, is_sd3, load_sd3
 from headway.generative.models.shape import ALPHABET, MmditConfig
 from headway.generative.models.storage import is_small_mmdit, load, save
 
@@ -14,8 +16,12 @@ __all__ = [
     "Denoiser",
     "MmditConfig",
     "SmallMmdit",
+    "StableDiffusion3",
+    "is_sd3",
     "is_small_mmdit",
     "load",
+    "load_sd3",
+    "open_denoiser",
     "parameters_of",
     "save",
 ]

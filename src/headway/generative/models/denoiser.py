@@ -62,7 +62,10 @@ class Denoiser(Protocol):
         """The velocity e − x₀ at x [B, C, H, W], each sample at its own noise level s [B]; in the model's precision."""
 
     def decode(self, x: Tensor) -> Tensor:
-        """Pictures in [0, 1], [B, 1 or 3, height, width], of clean latents; without gradient."""
+        """Pictures in [0, 1], [B, 3, height, width], of clean latents; without gradient."""
+
+    def grid(self, steps: int) -> Tensor:
+        """The noise levels that it is used to, [steps + 1], from 1 to 0."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Of the network that is trained; those without `requires_grad` stay as they are."""

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from headway.algorithms.flow import timesteps
 from headway.generative.models.blocks import JointBlock, modulated
 from headway.generative.models.denoiser import Conditioning
 from headway.generative.models.shape import MmditConfig
@@ -77,7 +78,11 @@ class SmallMmdit(nn.Module):
         return self._joined(self.velocity(modulated(image_BPD, shift_BD, scale_BD)))
 
     def decode(self, x: Tensor) -> Tensor:
-        return ((x.detach().float() + 1) / 2).clamp(0, 1)
+        pictures = ((x.detach().float() + 1) / 2).clamp(0, 1)
+        return pictures.expand(-1, 3, -1, -1) if self.config.channels == 1 else pictures
+
+    def grid(self, steps: int) -> Tensor:
+        return timesteps(steps)
 
     def _cut(self, x_BCHW: Tensor) -> Tensor:
         """[B, C, H, W] → [B, P, C·patch²]."""

@@ -20,7 +20,7 @@ class MmditConfig:
     channels: int = 1
     patch: int = 4
     """Side of the square of pixels that is one token. Half of it costs four times the tokens."""
-    characters: int = 16
+    characters: int = 8
     """Longest prompt."""
     alphabet: str = ALPHABET
     dim: int = 96
@@ -35,6 +35,8 @@ class MmditConfig:
         for name in ("height", "width"):
             if getattr(self, name) % self.patch:
                 raise ConfigError(f"is no multiple of patch = {self.patch}", key=name, value=getattr(self, name))
+        if self.channels not in (1, 3):
+            raise ConfigError("must be 1 (grey) or 3 (red, green, blue)", key="channels", value=self.channels)
         if self.dim % self.heads:
             raise ConfigError(f"is no multiple of heads = {self.heads}", key="dim", value=self.dim)
         if len(set(self.alphabet)) != len(self.alphabet) or not self.alphabet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from headway.monitor.answers import chosen
 from headway.monitor.curves import CHARTS, columns_of
 from headway.monitor.events import Event, encode_event
 from headway.monitor.page import facts_of, page_data, report_page, state_of
+from headway.monitor.pictures import PictureLog, first_and_last
 from headway.monitor.record import read_run, record_of
 from headway.monitor.trackers import Point
 
@@ -27,6 +29,33 @@ def written(directory: Path, events: list[Event], config: str = "", samples: str
         if text:
             (directory / name).write_text(text, encoding="utf-8")
     return directory
+
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(8)).decode()
+
+
+def drawing(step: int, prompt: str, png: str = PNG, reward: object = 0.5) -> str:
+    return json.dumps({"step": step, "prompt": prompt, "reward": reward, "png": png}) + "\n"
+
+
+def test_pictures_of_the_same_prompt_stand_side_by_side_first_and_last(tmp_path: Path) -> None:
+    run = written(tmp_path, training_run(steps=3))
+    log = PictureLog(run / "images.jsonl", prompts=2)
+    for step, reward in ((0, 0.2), (5, 0.4), (10, 0.9)):
+        log(step, [("4711", PNG, reward), (NASTY, PNG, None), ("beyond the first few", PNG, 1.0)])
+    with (run / "images.jsonl").open("a", encoding="utf-8") as lines:
+        lines.write("{torn\n" + drawing(3, "4711", "no PNG") + drawing(3, "x", base64.b64encode(b"GIF89a").decode()))
+    page = report_page(run)
+    ((first, last), (nasty, _)) = embedded(page)["runs"][0]["pictures"]["pairs"]
+    assert (first["step"], first["reward"], last["step"], last["reward"]) == (0, 0.2, 10, 0.9)
+    assert first["png"] == PNG and nasty["prompt"] == NASTY and nasty["reward"] is None
+    assert "img-src data:" in page
+
+
+def test_a_step_that_was_drawn_again_counts_as_it_became() -> None:
+    lines = [drawing(0, "a", reward=0.1), drawing(5, "a", reward=0.2), drawing(5, "a", reward=0.3)]
+    ((first, last),) = first_and_last(lines).pairs
+    assert (first.reward, last.reward) == (0.1, 0.3)
 
 
 def sample(step: int, prompt: object = "p", answer: object = "a", reward: object = 1.0) -> str:

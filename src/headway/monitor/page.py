@@ -2,9 +2,10 @@
 
     Path("report.html").write_text(report_page(Path("runs/one")), encoding="utf-8")
 
-What ran, what came of it, curves over steps or over time, answers early and late, what went wrong, the timeline, and
-the tables of the terminal. Several runs are laid over each other, with what is configured differently. As on the
-timeline, data travels in a block that its text cannot leave, is written as text only, and nothing comes from outside.
+What ran, what came of it, curves over steps or over time, pictures and answers early and late, what went wrong, the
+timeline, and the tables of the terminal. Several runs are laid over each other, with what is configured differently.
+As on the timeline, data travels in a block that its text cannot leave, is written as text only, and nothing comes from
+outside.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def _run(record: RunRecord, name: str) -> dict[str, Any]:
         "alpha": record.config.get("async_generation_ratio"),
         "resumed": [(part.begin.get("trained", 0), part.begun_s) for part in record.parts[1:]],
         "answers": record.answers,
+        "pictures": record.pictures,
         "faults": [(seconds(time_s), kind, who, text) for time_s, kind, who, text in faults[:_MOST_FAULTS]],
         "faults_left_out": max(0, len(faults) - _MOST_FAULTS),
         "tables": plain_text(record.report),

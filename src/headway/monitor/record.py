@@ -2,9 +2,10 @@
 
     record = read_run(Path("runs/one"))        # or: record_of(events, name="one")
 
-The event log is all that is needed. `config.yaml` says what ran, `samples.jsonl` what the policy answered, where they
-are there. A run that still goes on, was killed, or has hardly begun reads like any other: what is not there is not
-shown. Steps that were lost in a crash and trained again count once in the curves, with what they became.
+The event log is all that is needed. `config.yaml` says what ran, `samples.jsonl` what the policy answered and
+`images.jsonl` what it drew, where they are there. A run that still goes on, was killed, or has hardly begun reads like
+any other: what is not there is not shown. Steps that were lost in a crash and trained again count once in the curves,
+with what they became.
 
 One pass over the log and nothing kept for every event: a log of a million events is read in seconds.
 """
@@ -23,12 +24,14 @@ from headway.errors import HeadwayError
 from headway.monitor.answers import Answers, read_answers
 from headway.monitor.events import Event, read_events
 from headway.monitor.lanes import LaneCollector, Lanes
+from headway.monitor.pictures import Pictures, read_pictures
 from headway.monitor.report import Monitor, RunReport
 from headway.monitor.trackers.scalars import HELD_OUT, Point, ScalarMeter
 
 LOG_FILE = "events.jsonl"
 CONFIG_FILE = "config.yaml"
 SAMPLES_FILE = "samples.jsonl"
+IMAGES_FILE = "images.jsonl"
 _ALIVE_S = 120.0
 """A log without an end that was written to this recently is of a run that goes on."""
 
@@ -76,6 +79,7 @@ class RunRecord:
     config: Mapping[str, Any]
     """Dotted keys; empty where it was not kept."""
     answers: Answers
+    pictures: Pictures = field(default_factory=Pictures)
     is_alive: bool = False
     """The log has no end and was written to a moment ago."""
 
@@ -100,7 +104,15 @@ class RecordCollector:
             last = self._parts[-1]
             self._parts[-1] = Part(begun_s=last.begun_s, begin=last.begin, end=event.data)
 
-    def record(self, name: str, *, config: Mapping[str, Any], answers: Answers, is_recent: bool = False) -> RunRecord:
+    def record(
+        self,
+        name: str,
+        *,
+        config: Mapping[str, Any],
+        answers: Answers,
+        pictures: Pictures | None = None,
+        is_recent: bool = False,
+    ) -> RunRecord:
         """What has been read."""
         parts = tuple(self._parts)
         return RunRecord(
@@ -111,6 +123,7 @@ class RecordCollector:
             parts=parts,
             config=flat(config),
             answers=answers,
+            pictures=pictures or Pictures(),
             is_alive=is_recent and bool(parts) and parts[-1].end is None,
         )
 
@@ -145,6 +158,7 @@ def read_run(path: Path, *, warmup_steps: int = 1) -> RunRecord:
         directory.resolve().name,
         config=_config(directory / CONFIG_FILE),
         answers=read_answers(directory / SAMPLES_FILE),
+        pictures=read_pictures(directory / IMAGES_FILE),
         is_recent=age_s < _ALIVE_S,
     )
 

@@ -1,0 +1,51 @@
+"""Pictures of strings: the same everywhere, legible when plain, wrong as often as asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from headway.errors import ConfigError
+from headway.generative.text_images import Style, plain, render
+from headway.rewards.images.picture import image_from, pixels_of
+from headway.seeding import seeded
+
+needs_ppocr = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("onnxruntime", "rapidocr_onnxruntime"))), reason="no recogniser"
+)
+CLUTTERED = Style(wrong=0.3, strokes=0.5, blots=3, tilt=5.0)
+
+
+def test_the_same_text_style_and_seed_give_the_same_picture() -> None:
+    one, again, other = (render("4711", CLUTTERED, seeded(seed)) for seed in (1, 1, 2))
+    assert one.dtype == np.uint8 and one.shape == (16, 32, 1)
+    assert np.array_equal(one, again) and not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(("height", "width", "text"), [(16, 32, "4711"), (32, 96, "47110815"), (16, 48, "1111")])
+def test_the_whole_text_lies_inside(height: int, width: int, text: str) -> None:
+    ink = render(text, Style(height=height, width=width), seeded(0))[:, :, 0] < 128
+    edge = np.concatenate([ink[0], ink[-1], ink[:, 0], ink[:, -1]])
+    assert ink.any() and not edge.any()
+
+
+@needs_ppocr
+def test_plain_pictures_can_be_read_and_those_with_wrong_letters_say_something_else() -> None:
+    from headway.rewards.images.recogniser import read
+
+    texts = ["4711", "0815", "2973", "6604"]
+    clean = [read(pixels_of(image_from(render(t, plain(CLUTTERED), seeded(0, t))))) for t in texts]
+    assert clean == texts
+    wrong = [read(pixels_of(image_from(render(t, Style(wrong=1.0), seeded(0, t))))) for t in texts]
+    assert all(a != b for t, w in zip(texts, wrong, strict=True) for a, b in zip(t, w, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"wrong": 1.5}, "probability"), ({"alphabet": "aa"}, "different"), ({"height": 4}, "8 × 8")],
+)
+def test_styles_that_cannot_be_drawn_are_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Style(**wrong)  # type: ignore[arg-type]

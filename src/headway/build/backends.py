@@ -16,7 +16,7 @@ from headway.config import Resolved
 from headway.data import Sources
 from headway.engines.base import Engine
 from headway.engines.remote import RemoteEngine
-from headway.environments.base import SingleTurn
+from headway.environments.base import EnvironmentFactory, SingleTurn
 from headway.flow.backends import Backends
 from headway.rewards.registry import make_rewards
 from headway.trainers.base import Scorer, Trainer
@@ -111,7 +111,9 @@ def _without_progress_bars() -> None:
     logging.disable_progress_bar()
 
 
-def make_backends(resolved: Resolved, policy: Policy, machinery: Machinery, sources: Sources) -> Backends:
+def make_backends(
+    resolved: Resolved, policy: Policy, machinery: Machinery, sources: Sources, environments: EnvironmentFactory
+) -> Backends:
     """The parts of a run together with what they work on."""
     answer = resolved.config.actor_train.data_args.answer
     own = resolved.derived.hybrid
@@ -121,7 +123,7 @@ def make_backends(resolved: Resolved, policy: Policy, machinery: Machinery, sour
         transport=machinery.transport,
         tasks=sources.train,
         validation_tasks=sources.validation,
-        environments=single_turn,
+        environments=environments,
         reward=make_rewards(resolved.config.rewards, answer=answer),
         logp=machinery.logp,
         ref_logp=machinery.ref_logp,

@@ -12,7 +12,8 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from headway.build.backends import Served, decoder, make_served, single_turn
+from headway.build.agents import worlds_of
+from headway.build.backends import Served, decoder, make_served
 from headway.build.settings import settings_of
 from headway.build.training import Prepared
 from headway.errors import BackendError, ConfigError
@@ -41,6 +42,7 @@ async def evaluate(
     resolved = prepared.resolved
     loop = asyncio.get_running_loop()
     events = EventLog(loop.time, *sinks)
+    worlds = worlds_of(resolved, prepared.policy)
     served = make_served(resolved, prepared.policy, prepared.place, logs)
     settings = settings_of(resolved)
     settings = replace(
@@ -58,7 +60,7 @@ async def evaluate(
         await serve_policy(hub, served)
         examiner = Examiner(
             hub=hub,
-            environments=single_turn,
+            environments=worlds,
             reward=make_rewards(resolved.config.rewards, answer=resolved.config.actor_train.data_args.answer),
             settings=settings,
             events=events,
@@ -74,6 +76,7 @@ async def evaluate(
     finally:
         failed.cancel()
         await served.close()
+        await worlds.close()
 
 
 async def serve_policy(hub: InferenceHub, served: Served) -> None:

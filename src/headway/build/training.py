@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.build.backends import Policy, find_policy, make_backends, make_machinery
+from headway.build.agents import Worlds, episodes, worlds_of
+from headway.build.backends import Machinery, Policy, find_policy, make_backends, make_machinery
 from headway.build.placement import Placement, place
 from headway.build.rundir import EVENTS, RunDirectory
 from headway.build.samples import SampleLog
@@ -56,17 +57,16 @@ class Prepared:
 def prepare(resolved: Resolved) -> Prepared:
     """Check and read everything that a run needs, without starting or writing any of it. Raises `ConfigError`."""
     config = resolved.config
-    if resolved.derived.pipeline != "rlvr":
-        raise ConfigError("agentic runs cannot be trained by this build yet", key="train_env_manager", value="given")
+    agentic = resolved.derived.pipeline == "agentic"
     if not (config.pretrain or config.actor_train.model_args.model_name_or_path):
         raise ConfigError("which model is to be trained?", key="pretrain", value=None, hint="a directory or a name")
-    if not config.rewards:
+    if not config.rewards and not agentic:
         raise ConfigError("nothing judges the answers", key="rewards", value={}, hint="such as rewards: {math: {}}")
     make_rewards(config.rewards, answer=config.actor_train.data_args.answer)
     where = place(resolved)
     policy = find_policy(resolved)
     _check_context(resolved, policy)
-    sources = make_sources(resolved, policy.tokenizer)
+    sources = episodes(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
     return Prepared(resolved=resolved, policy=policy, sources=sources, place=where)
 
 
@@ -124,7 +124,8 @@ async def train(
 
     events = EventLog(clock, *sinks)
     machinery = make_machinery(prepared.resolved, prepared.policy, prepared.place, directory.path / "logs")
-    backends = make_backends(prepared.resolved, prepared.policy, machinery, prepared.sources)
+    worlds = worlds_of(prepared.resolved, prepared.policy)
+    backends = make_backends(prepared.resolved, prepared.policy, machinery, prepared.sources, worlds)
     flow = _flow(prepared, directory, backends, events)
     with _EventFile(directory.path / EVENTS, flow) as log:
         events.attach(log)
@@ -142,7 +143,15 @@ async def train(
             finally:
                 if ticking is not None:
                     ticking.cancel()
-                await machinery.close()
+                await _release(machinery, worlds)
+
+
+async def _release(machinery: Machinery, worlds: Worlds) -> None:
+    """Worlds last: whatever process is left then has been started by one of them."""
+    try:
+        await machinery.close()
+    finally:
+        await worlds.close()
 
 
 def _flow(prepared: Prepared, directory: RunDirectory, backends: Backends, events: EventLog) -> AsyncTrainingFlow:

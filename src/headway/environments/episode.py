@@ -7,6 +7,7 @@ it was a `success`. Does not know where the environment runs: that is its seat's
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,8 +18,8 @@ from headway.environments.text import Reply, Traits
 from headway.errors import EnvironmentFailed
 from headway.types import Generation, Task
 
-SEED = "seed"
-"""Where a task's data has the seed of its episodes."""
+SEED, HELD_OUT = "seed", "held_out"
+"""In a task's data: the seed of its episodes, and that they are not for training. The rest is the environment's."""
 
 
 class Seat(Protocol):
@@ -53,7 +54,7 @@ class Rules:
     """Taken from the reward of a turn whose action was not understood."""
     instructions: str | None = None
     template: str | None = None
-    """Around every observation, which stands where `{observation}` does."""
+    """Around every observation: `{observation}`, `{turn_idx}` from 1, `{actions_left}`, `{max_response_length}`."""
     history: bool = True
     """The policy sees the whole episode; otherwise instructions and the newest observation alone."""
 
@@ -61,21 +62,25 @@ class Rules:
 class TextEpisode:
     """An `Environment` of the scheduler, made of a text environment."""
 
-    __slots__ = ("_chat", "_invalid", "_length", "_rules", "_seat", "_traits", "_turns", "_won")
+    __slots__ = ("_chat", "_gate", "_inside", "_invalid", "_length", "_rules", "_seat", "_traits", "_turns", "_won")
 
-    def __init__(self, seat: Seat, chat: ChatTokens, rules: Rules) -> None:
+    def __init__(self, seat: Seat, chat: ChatTokens, rules: Rules, gate: asyncio.Semaphore | None = None) -> None:
         self._seat, self._chat, self._rules = seat, chat, rules
+        self._gate, self._inside = gate, False
         self._traits = Traits()
         self._length = self._turns = self._invalid = 0
         self._won = False
 
     async def enter(self) -> None:
+        if self._gate is not None:
+            await self._gate.acquire()
+            self._inside = True
         await self._seat.enter()
 
     async def reset(self, task: Task) -> Observation:
         self._traits = await self._seat.open()
-        data = dict(task.data)
-        reply = await self._seat.reset(int(data.pop(SEED, task.position)), data)
+        data = {key: value for key, value in task.data.items() if key not in (SEED, HELD_OUT)}
+        reply = await self._seat.reset(int(task.data.get(SEED, task.position)), data)
         if reply.done:
             raise EnvironmentFailed("the episode is over before it began")
         tokens = self._first(reply.text)
@@ -105,7 +110,12 @@ class TextEpisode:
         return self._seen(tokens, reward=reward, fresh=not self._rules.history)
 
     async def close(self) -> None:
-        await self._seat.leave()
+        try:
+            await self._seat.leave()
+        finally:
+            if self._gate is not None and self._inside:
+                self._gate.release()
+                self._inside = False
 
     def _first(self, text: str) -> list[int]:
         given = self._rules.instructions
@@ -115,8 +125,14 @@ class TextEpisode:
         return self._chat.next(self._framed(text), said) if self._rules.history else self._first(text)
 
     def _framed(self, text: str) -> str:
-        template = self._rules.template
-        return text if template is None else template.replace("{observation}", text)
+        frame, rules, traits = self._rules.template, self._rules, self._traits
+        if frame is None:
+            return text
+        steps = rules.max_steps or traits.max_steps
+        frame = frame.replace("{turn_idx}", str(self._turns + 1))
+        frame = frame.replace("{actions_left}", "any number of" if steps is None else str(steps - self._turns))
+        frame = frame.replace("{max_response_length}", str(rules.max_tokens or traits.max_tokens or rules.longest))
+        return frame.replace("{observation}", text)
 
     def _seen(self, tokens: list[int], *, reward: float = 0.0, fresh: bool) -> Observation:
         self._length = len(tokens) if fresh else self._length + len(tokens)

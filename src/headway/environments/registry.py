@@ -42,6 +42,11 @@ def register_environment(name: str) -> Callable[[EnvironmentClass], EnvironmentC
     return register
 
 
+def is_registered(name: str) -> bool:
+    """Whether the name is known in this process alone."""
+    return name in _REGISTERED
+
+
 def environment_names() -> tuple[str, ...]:
     """Every name there is."""
     return tuple(sorted({*_built_in(), *_REGISTERED}))

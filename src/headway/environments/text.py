@@ -80,6 +80,8 @@ class Traits:
     """Texts that end a turn."""
     concurrency: int | None = None
     """Episodes that may be played at once. `None`: any number."""
+    workers: int = 0
+    """Worker processes that it is best played in: more than 0 for whatever starts processes or may hang."""
     reusable: bool = False
     """`reset` makes it as good as new, so that one object serves episode after episode. `close()`, where there is
     one, is called once the object is no longer needed, also after a failure."""

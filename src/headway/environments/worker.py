@@ -21,14 +21,14 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NoReturn
 
 from headway.environments.local import LocalHost, LocalSeat
+from headway.environments.processes import end_children, take_in_orphans
 from headway.environments.registry import environment_named
 from headway.errors import HeadwayError
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
 SIGNALLED = 128
 """Exit codes above it are signals, as in a shell."""
 HEADER = 4
@@ -39,12 +39,12 @@ def main(descriptor: int) -> NoReturn:
     """Play until the other side of the socket is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        take_in_orphans()
         outer = os.getpid()
         inner = os.fork()
         if inner:
             _guard(descriptor, inner)
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != outer:
             os._exit(1)
     code = 1
@@ -63,31 +63,8 @@ def _guard(descriptor: int, inner: int) -> NoReturn:
     poll.register(descriptor, select.POLLRDHUP)
     poll.register(os.pidfd_open(inner), select.POLLIN)
     poll.poll()
-    code = 0
-    while left := _children():
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in left:
-            with suppress(ChildProcessError):
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                code = status if pid == inner else code
+    code = end_children().get(inner, 0)
     os._exit(code if code >= 0 else SIGNALLED - code)
-
-
-def _children() -> list[int]:
-    """Processes whose parent this is; those below them become ours as these end."""
-    me, found = str(os.getpid()), []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            if entry.read_text().rpartition(")")[2].split()[1] == me:
-                found.append(int(entry.parent.name))
-    return found
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
 
 
 async def _serve(end: socket.socket) -> None:

@@ -33,10 +33,12 @@ _TAIL = 2000
 class WorkerHost:
     """All environments of one kind, in processes of their own."""
 
-    def __init__(self, name: str, options: Mapping[str, Any], *, workers: int, seats: int = 1) -> None:
+    def __init__(
+        self, name: str, options: Mapping[str, Any], *, workers: int, seats: int = 1, places: int | None = None
+    ) -> None:
         self.name, self._options = name, dict(options)
         self._seats = seats
-        self._places = asyncio.Semaphore(workers * seats)
+        self._places = asyncio.Semaphore(min(places or workers * seats, workers * seats))
         self._workers: list[Worker] = []
         self._leaving: set[asyncio.Task[None]] = set()
 

@@ -1,0 +1,217 @@
+"""Agents: the environments of a run, from its configuration.
+
+    kinds_of     which environments there are, each checked before anything starts
+    episodes     their starting states as tasks: a position is a tag and a seed
+    Worlds       makes an episode for a task, and lets go of everything at the end
+
+Guarantees: equal configurations give equal tasks at equal positions, and held-out ones that are not trained; when the
+worlds are closed, no process that an environment has started is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from headway.build.backends import Policy
+from headway.build.episodes import EpisodeSource
+from headway.config import CustomEnvConfig, EnvManagerConfig, Resolved
+from headway.data import Sources
+from headway.data.interleave import InterleavedSource
+from headway.environments.base import Environment, SingleTurn
+from headway.environments.chat import ChatTokenizer, ChatTokens
+from headway.environments.episode import HELD_OUT, Rules, TextEpisode
+from headway.environments.local import LocalHost
+from headway.environments.output import Muffler
+from headway.environments.processes import children, end_children, take_in_orphans
+from headway.environments.registry import check_options, environment_class, environment_named, is_registered
+from headway.environments.text import Traits, traits_of
+from headway.environments.workers import WorkerHost
+from headway.errors import ConfigError, EnvironmentFailed
+from headway.types import Task
+
+_EXAMINED = 64
+"""Held-out episodes where nothing says how many."""
+
+
+class Worlds(Protocol):
+    """The environments of a run: a factory that holds something."""
+
+    def __call__(self, task: Task) -> Environment: ...
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class SingleTurns:
+    """Verifiable tasks are answered once."""
+
+    def __init__(self) -> None:
+        self._only = SingleTurn()
+
+    def __call__(self, task: Task) -> Environment:
+        return self._only
+
+    async def close(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One tag of a manager, checked."""
+
+    tag: str
+    name: str
+    """What the registry knows it by."""
+    custom: CustomEnvConfig
+    traits: Traits
+    groups: int
+    """Groups that are played at once; also its share of the tasks."""
+    members: int
+    """Episodes of a group."""
+    penalty: float
+
+
+def kinds_of(resolved: Resolved, *, held_out: bool = False) -> list[Kind]:
+    """The environments of training or of validation. Raises `ConfigError`."""
+    key, manager = _manager(resolved, held_out)
+    tags = manager.tags or tuple(resolved.config.custom_envs)
+    if not tags:
+        hint = "tags of custom_envs, or names of environments"
+        raise ConfigError("which environments?", key=f"{key}.tags", value=[], hint=hint)
+    groups = manager.num_env_groups or max(1, _EXAMINED // manager.group_size)
+    parts = manager.num_groups_partition or tuple(max(1, groups // len(tags)) for _ in tags)
+    members = manager.group_size if held_out else resolved.derived.members_started
+    return [
+        _kind(resolved, tag, groups=part, members=members, penalty=abs(manager.format_penalty))
+        for tag, part in zip(tags, parts, strict=True)
+    ]
+
+
+def _manager(resolved: Resolved, held_out: bool) -> tuple[str, EnvManagerConfig]:
+    config = resolved.config
+    assert config.train_env_manager is not None
+    if held_out and config.val_env_manager is not None:
+        return "val_env_manager", config.val_env_manager
+    return "train_env_manager", config.train_env_manager
+
+
+def _kind(resolved: Resolved, tag: str, *, groups: int, members: int, penalty: float) -> Kind:
+    custom = resolved.config.custom_envs.get(tag, CustomEnvConfig())
+    name, key = custom.env_type or tag, f"custom_envs.{tag}"
+    if custom.agent_template is not None and "{observation}" not in custom.agent_template:
+        raise ConfigError("has no {observation}", key=f"{key}.agent_template", value=custom.agent_template)
+    if custom.workers and is_registered(name):
+        hint = "module:Class is found there too"
+        raise ConfigError("worker processes know nothing of what was registered here", key=f"{key}.env_type", hint=hint)
+    try:
+        traits = _traits(name, custom.env_config)
+    except (ConfigError, EnvironmentFailed) as error:
+        raise ConfigError(str(error), key=key, value=name) from error
+    return Kind(tag=tag, name=name, custom=custom, traits=traits, groups=groups, members=members, penalty=penalty)
+
+
+def _traits(name: str, options: Mapping[str, Any]) -> Traits:
+    """What the environment says of itself. One is made to see that it can be, unless it belongs into workers."""
+    made = environment_class(name)
+    check_options(made, name, options)
+    if getattr(made, "workers", 0):
+        return traits_of(made)
+    environment = environment_named(name, **options)
+    traits = traits_of(environment)
+    close = getattr(environment, "close", None)
+    if close is not None and not inspect.iscoroutinefunction(close):
+        close()
+    return traits
+
+
+def episodes(resolved: Resolved, policy: Policy) -> Sources:
+    """The starting states of training, without end, and those of validation. Raises `ConfigError`."""
+    ChatTokens(policy.tokenizer, name=policy.path.name)
+    train, validation = kinds_of(resolved), kinds_of(resolved, held_out=True)
+    wanted = resolved.config.val_batch_size or sum(kind.groups * kind.members for kind in validation)
+    size = -(-wanted // len(validation))
+    return Sources(train=_mixed(resolved, train), validation=_mixed(resolved, validation, size=size))
+
+
+def _mixed(resolved: Resolved, kinds: list[Kind], size: int | None = None) -> EpisodeSource | InterleavedSource:
+    held_out = size is not None
+    sources = {
+        kind.tag: EpisodeSource(
+            kind.tag,
+            seed=resolved.config.seed,
+            identity=[kind.name, asdict(kind.custom)],
+            size=size,
+            data={HELD_OUT: True} if held_out else {},
+        )
+        for kind in kinds
+    }
+    if len(kinds) == 1:
+        return sources[kinds[0].tag]
+    shares = {kind.tag: 1.0 if held_out else float(kind.groups) for kind in kinds}
+    return InterleavedSource(sources, shares)
+
+
+def worlds_of(resolved: Resolved, policy: Policy) -> Worlds:
+    """The environments of a run, none of them begun. Raises `ConfigError` where the model cannot play in them."""
+    if resolved.derived.pipeline != "agentic":
+        return SingleTurns()
+    longest = min(resolved.derived.sequence_length, policy.positions or resolved.derived.sequence_length)
+    return AgentWorlds(resolved, policy.tokenizer, longest=longest, model=policy.path.name)
+
+
+class AgentWorlds:
+    """Episodes of text environments, here or in worker processes."""
+
+    def __init__(self, resolved: Resolved, tokenizer: ChatTokenizer, *, longest: int, model: str) -> None:
+        chat = ChatTokens(tokenizer, name=model)
+        self._chat, self._kept = chat, children()
+        take_in_orphans()
+        self._muffler = Muffler()
+        self._hosts: dict[str, LocalHost | WorkerHost] = {}
+        self._kinds: dict[tuple[str, bool], tuple[Rules, asyncio.Semaphore]] = {}
+        for held_out in (False, True):
+            for kind in kinds_of(resolved, held_out=held_out):
+                if kind.tag not in self._hosts:
+                    self._hosts[kind.tag] = _host(resolved, kind)
+                self._kinds[kind.tag, held_out] = (_rules(kind, longest), asyncio.Semaphore(kind.groups * kind.members))
+
+    def __call__(self, task: Task) -> Environment:
+        rules, gate = self._kinds[task.domain, bool(task.data.get(HELD_OUT))]
+        return TextEpisode(self._hosts[task.domain].seat(), self._chat, rules, gate)
+
+    async def close(self) -> None:
+        try:
+            await asyncio.gather(*(host.close() for host in self._hosts.values()), return_exceptions=True)
+        finally:
+            self._muffler.close()
+            end_children(self._kept)
+
+
+def _host(resolved: Resolved, kind: Kind) -> LocalHost | WorkerHost:
+    custom, options = kind.custom, dict(kind.custom.env_config)
+    _, manager = _manager(resolved, held_out=False)
+    seats = max(1, manager.max_env_num_per_worker)
+    suggested = -(-kind.groups * kind.members // seats) if manager.max_env_num_per_worker else kind.traits.workers
+    workers = suggested if custom.workers is None else custom.workers
+    places = custom.concurrency or kind.traits.concurrency
+    if workers and not is_registered(kind.name):
+        return WorkerHost(kind.name, options, workers=workers, seats=seats, places=places)
+    return LocalHost(kind.name, lambda: environment_named(kind.name, **options), places=places)
+
+
+def _rules(kind: Kind, longest: int) -> Rules:
+    custom = kind.custom
+    return Rules(
+        longest=longest,
+        max_steps=custom.max_steps,
+        max_tokens=custom.max_tokens_per_step,
+        invalid_penalty=kind.penalty,
+        instructions=custom.agent_system_template,
+        template=custom.agent_template,
+        history=custom.history,
+    )

@@ -1,0 +1,118 @@
+"""An agent that knows nothing of Headway, trained through the endpoint for a few steps."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.build.backends import find_policy, make_machinery
+from headway.build.placement import place
+from headway.build.serving import make_foreign_agents, make_run_endpoint
+from headway.build.settings import settings_of
+from headway.config import load
+from headway.flow.backends import Backends
+from headway.flow.flow import AsyncTrainingFlow, RunSummary
+from headway.ledger import Ledger
+from headway.models.tiny import make_tiny
+from headway.monitor.events import Event, EventLog
+from headway.rewards.base import EpisodeReturn
+from headway.types import Batch, Episode, Task
+
+AGENT = Path(__file__).parents[2] / "examples" / "openai_agent.py"
+STEPS = 3
+WORDS = {
+    "seed": 3,
+    "async_generation_ratio": 1,
+    "rollout_batch_size": 4,
+    "num_return_sequences_in_group": 4,
+    "prompt_length": 48,
+    "response_length": 48,
+    "max_steps": STEPS,
+    "filter_zero_variance": "false",
+    "processes": "false",
+    "actor_train.model_args.disable_gradient_checkpointing": "true",
+    "actor_train.training_args.learning_rate": 1e-3,
+    "actor_train.training_args.per_device_train_batch_size": 16,
+}
+
+
+class Seeds:
+    """Tasks that are nothing but a seed."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def task(self, position: int) -> Task:
+        return Task(position=position, data={"seed": position})
+
+    def fingerprint(self) -> str:
+        return "seeds"
+
+
+async def train(model: Path, directory: Path, events: list[Event], batches: list[Batch], **changed: Any) -> RunSummary:
+    words = {**WORDS, "pretrain": model, "output_dir": directory, **changed}
+    resolved = load(None, [f"{key}={value}" for key, value in words.items()])
+    policy = find_policy(resolved)
+    machinery = make_machinery(resolved, policy, place(resolved), None)
+    endpoint = make_run_endpoint(policy)
+    agents = make_foreign_agents(endpoint, {"agent": f"{AGENT}:solve"}, context_tokens=resolved.derived.sequence_length)
+    backends = Backends(
+        trainer=machinery.trainer,
+        engines=machinery.engines,
+        transport=machinery.transport,
+        tasks=Seeds(),
+        environments=agents,
+        reward=EpisodeReturn(),
+    )
+    clock = asyncio.get_running_loop().time
+    flow = AsyncTrainingFlow(
+        backends=backends,
+        settings=settings_of(resolved),
+        events=EventLog(clock, events.append),
+        run_dir=directory,
+        clock=clock,
+        on_trained=lambda batch, trained: batches.append(batch),
+    )
+    try:
+        await machinery.start()
+        return await flow.run()
+    finally:
+        await endpoint.close()
+        await machinery.close()
+
+
+def test_an_agent_that_knows_nothing_of_headway_is_trained(tmp_path: Path) -> None:
+    make_tiny(tmp_path / "model", steps=20)
+    events: list[Event] = []
+    batches: list[Batch] = []
+    summary = asyncio.run(train(tmp_path / "model", tmp_path / "run", events, batches))
+    assert summary.finished and summary.trained == STEPS, summary
+    episodes = [sample.episode for batch in batches for group in batch.groups for sample in group.samples]
+    assert len(episodes) == 4 * 4 * STEPS
+    assert {len(episode.turns) for episode in episodes} == {1, 2}
+    assert max(run.version for episode in episodes for run in episode.runs) >= 1, "all by the first policy"
+    assert len({_worth(episode) for episode in episodes}) > 4
+    ends = [event.data for event in events if event.kind == "step.end"]
+    assert ends[0]["train/behaviour_kl"] < 1e-6, "the trainer sees other contexts than the engine saw"
+    assert ends[0]["train/grad_norm"] > 0
+    assert not [event for event in events if event.kind == "error"]
+    ledger = Ledger(tmp_path / "run" / "ledger.sqlite")
+    try:
+        assert ledger.audit() == []
+    finally:
+        ledger.close()
+
+
+def _worth(episode: Episode) -> float:
+    return sum(turn.reward for turn in episode.turns)
+
+
+def test_the_reward_of_a_wrong_answer_is_how_close_it_was() -> None:
+    from headway.environments.registry import environment_class
+
+    module = __import__("sys").modules[environment_class(f"{AGENT}:solve").__module__]
+    assert [module._close(said, 7) for said in ("7", "8", "x", "")] == [1.0, 0.5, 0.0, 0.0]
+    assert pytest.approx(module._close("17", 7)) == 1 / 11

@@ -235,3 +235,27 @@ def test_a_receiver_of_somebody_else_can_hand_over_plain_tensors() -> None:
 def test_settings_that_cannot_be_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         NativeSettings(**setting)
+
+
+def test_an_engine_that_ran_out_of_memory_comes_back_smaller() -> None:
+    class Greedy(factory.SlowRunner):
+        def step(self, plan: Any) -> tuple[list[int], list[float]]:
+            if len(plan.ready) + len(plan.fills) > 3:
+                raise torch.OutOfMemoryError("no room")
+            return super().step(plan)
+
+    async def scenario() -> None:
+        model = factory.counting_model()
+        engine = factory.make_engine(model, slots=6, runner=Greedy, eos=[])
+        await factory.serve(engine, model)
+        asked = [factory.request(str(number), count=8) for number in range(6)]
+        parts = [Progress() for _ in asked]
+        calls = [engine.generate(each, part) for each, part in zip(asked, parts, strict=True)]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(end, EngineCrashed) and "no room" in str(end) for end in ends) and engine.slots == 3
+        await engine.restart()
+        await factory.serve(engine, model)
+        assert all(len(part.actions) == 8 for part in await factory.together(engine, asked))
+        await engine.close()
+
+    factory.run(scenario())

@@ -162,6 +162,52 @@ def test_a_refusal_in_the_second_of_several_steps_undoes_the_first() -> None:
     asyncio.run(scenario())
 
 
+def runs_out(made: LocalTrainer, most: int) -> list[int]:
+    """Memory for `most` tokens at a time; returns what was asked for."""
+    asked: list[int] = []
+
+    def enter(_: Any, args: Any, kwargs: Any) -> None:
+        asked.append(kwargs["input_ids"].numel())
+        if asked[-1] > most:
+            raise torch.OutOfMemoryError("no room for it\nand a long table")
+
+    made.learner.policy.backbone.register_forward_pre_hook(enter, with_kwargs=True)
+    return asked
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_step_that_runs_out_of_memory_is_made_in_smaller_parts(epochs: int) -> None:
+    async def scenario() -> None:
+        options = settings(micro_batch_tokens=400)
+        if epochs > 1:
+            options = replace(options, epochs=epochs, mini_batch_samples=7)
+        made, other = trainer(options), trainer(replace(options, micro_batch_tokens=60))
+        asked = runs_out(made, 60)
+        metrics, wanted = await made.train(batch(0, longest=20)), await other.train(batch(0, longest=20))
+        assert asked[0] > 60 and metrics["micro_batch_tokens"] <= 60 and made.version == 1
+        for name in ("loss", "grad_norm", "entropy", "tokens", "optimizer_steps"):
+            assert metrics[name] == pytest.approx(wanted[name], rel=1e-4)
+        asked.clear()
+        await made.train(batch(1, longest=20))
+        assert max(asked) <= 60  # it remembers
+
+    asyncio.run(scenario())
+
+
+def test_a_sample_for_which_there_is_no_memory_is_named_and_nothing_is_changed() -> None:
+    async def scenario() -> None:
+        made = trainer()
+        before = digest(made)
+        runs_out(made, 1)
+        with pytest.raises(
+            TrainerError, match=r"a single sample of \d+ tokens does not fit into memory: no room for it$"
+        ):
+            await made.train(batch(0))
+        assert made.version == 0 and digest(made) == before
+
+    asyncio.run(scenario())
+
+
 def test_an_error_while_weights_move_loses_the_trainer() -> None:
     async def scenario() -> None:
         made = trainer()

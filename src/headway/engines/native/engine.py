@@ -2,13 +2,15 @@
 
 Guarantees: actions are entered into a `Progress` in order, in stretches of one version; nothing is entered after
 `generate` has returned or raised; an abort keeps what was made; an error in the model is `EngineCrashed` for
-everybody, an unserviceable request is `EngineError` for itself only. A flip keeps the KV of running sequences.
+everybody, an unserviceable request is `EngineError` for itself only. A flip keeps the KV of running sequences. An engine
+that ran out of memory comes back with half its slots.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
@@ -200,6 +202,8 @@ class NativeEngine:
 
     def crashed(self, worker: Worker, error: BaseException) -> None:
         if worker is self._worker:
+            if isinstance(error, torch.OutOfMemoryError):
+                self._settings = smaller(self._settings)
             crash = EngineCrashed(f"{self.name}: {type(error).__name__}: {error}")
             crash.__cause__ = error
             self._die(crash)
@@ -283,6 +287,11 @@ class NativeEngine:
     def _check_up(self) -> None:
         if self._down or self._closed:
             raise EngineCrashed(f"{self.name} is {'closed' if self._closed else 'down'}")
+
+
+def smaller(settings: NativeSettings) -> NativeSettings:
+    """For an engine that ran out of memory: half as much at once."""
+    return replace(settings, slots=max(1, settings.slots // 2), prefill_tokens=max(16, settings.fill_tokens // 2))
 
 
 def in_steps(runner: RunnerFactory) -> Assembly:

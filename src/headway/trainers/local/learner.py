@@ -1,7 +1,8 @@
 """Everything a trainer's thread does: models, optimizers, updates, scores. Knows no event loop and no thread.
 
 Guarantees: `learn` is all or nothing. Any error before the weights are touched is a `TrainerError`; one that strikes
-while they are moved leaves `broken` set, and whoever owns the learner must throw it away.
+while they are moved leaves `broken` set, and whoever owns the learner must throw it away. Where memory runs out, the
+same step is computed in smaller micro-batches, which changes no gradient.
 """
 
 # ruff: noqa: N806
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from headway.trainers.local.update import Trained, advantages_of, update
 from headway.trainers.local.worker import Abandoned, Gate
 from headway.types import Batch, SampleGroup
 
+T = TypeVar("T")
 Score = Literal["policy", "reference", "value"]
 """Log-probabilities now, log-probabilities at the start, or values."""
 
@@ -94,10 +96,34 @@ class Learner:
             raise TrainerError(f"step {batch.trained + 1}: a batch without a single action")
         tokens = self._completed(tokens, gate)
         made = advantages_of(tokens, settings, self.kl.coef)
-        report = update(self.trained, tokens, made, settings, self.version, gate)
+        report = self._fitting(
+            tokens.rows, lambda: update(self.trained, tokens, made, self.settings, self.version, gate)
+        )
         self.kl.update(made.kl, len(tokens.rows))
         self.version += 1
-        return {**report.metrics(tokens), "kl_coef": float(self.kl.coef), "kl": float(made.kl)}
+        return {
+            **report.metrics(tokens),
+            "kl_coef": float(self.kl.coef),
+            "kl": float(made.kl),
+            "micro_batch_tokens": float(self.settings.micro_batch_tokens),
+        }
+
+    def _fitting(self, rows: Sequence[Row], work: Callable[[], T]) -> T:
+        """What `work` gives; where memory runs out, with smaller micro-batches, from then on."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError as error:
+                failure = str(error).partition("\n")[0]
+            self._shrink(rows, failure)  # outside: the error holds on to what is to be freed
+
+    def _shrink(self, rows: Sequence[Row], failure: str) -> None:
+        longest, tokens = max(len(row.tokens) for row in rows), self.settings.micro_batch_tokens
+        if tokens <= longest:
+            raise TrainerError(f"a single sample of {longest} tokens does not fit into memory: {failure}")
+        self.settings = replace(self.settings, micro_batch_tokens=max(tokens // 2, longest))
+        if torch.device(self.settings.device).type == "cuda":
+            torch.cuda.empty_cache()
 
     def _completed(self, tokens: TokenBatch, gate: Gate) -> TokenBatch:
         """With what the objective reads and no stage has filled, under the weights of now."""
@@ -124,7 +150,7 @@ class Learner:
         """In the order of actions, without gradients, [N]."""
         forward, inside = self._forward(kind)
         with inside:
-            return numbers_of(forward, rows, self.settings, gate)
+            return self._fitting(rows, lambda: numbers_of(forward, rows, self.settings, gate))
 
     def _forward(self, kind: Score) -> tuple[Callable[[Pack], Tensor], Any]:
         if kind == "policy":

@@ -129,7 +129,9 @@ def update(
             report.steps += 1
             report.grad_norm += norms[0]
             report.learning_rate = rates[0]
-    except TrainerError:
+    except (TrainerError, torch.OutOfMemoryError) as error:
+        if gate.committed and not backup:
+            raise RuntimeError(f"while weights were moved: {error}") from error
         for one, values in zip(trained.optimizers, backup, strict=False):
             overwrite(one.everything(), values)
         gate.committed = False

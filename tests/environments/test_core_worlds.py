@@ -49,9 +49,9 @@ def test_frozen_lake_ends_in_a_hole_and_counts_what_is_no_move() -> None:
 
 def test_frozen_lake_near_by_says_what_is_around() -> None:
     world = lake(view="near")
-    assert world.reset(0, {"map": FIXED}) == "Goal: 3 Down and 3 Right.\nLeft: wall, Down: ice, Right: ice, Up: wall."
+    assert world.reset(0, {"map": FIXED}) == "Goal: 3 Down, 3 Right. Ice: Down, Right."
     world.step("right")
-    assert world.step("right").text == "Goal: 3 Down and 1 Right.\nLeft: ice, Down: ice, Right: ice, Up: wall."
+    assert world.step("right").text == "Goal: 3 Down, 1 Right. Ice: Left, Down, Right."
 
 
 def test_maps_come_from_the_seed_and_can_be_crossed() -> None:

@@ -209,6 +209,7 @@ def _rules(kind: Kind, longest: int) -> Rules:
     return Rules(
         longest=longest,
         max_steps=custom.max_steps,
+        max_invalid=custom.max_invalid,
         max_tokens=custom.max_tokens_per_step,
         invalid_penalty=kind.penalty,
         instructions=custom.agent_system_template,

@@ -37,6 +37,8 @@ class CustomEnvConfig:
     """Registered name or `module:class`. Empty: the tag."""
     max_steps: Count | None = None
     """Turns after which an episode is cut off. null: the environment decides."""
+    max_invalid: Count | None = None
+    """Actions that were not understood after which it is cut off. null: any number."""
     max_tokens_per_step: Count | None = None
     """Longest answer of one turn. null: `actor_infer.generating_args.max_new_tokens`."""
     env_config: Mapping[str, Any] = field(default_factory=dict)

@@ -50,6 +50,8 @@ class Rules:
     """Tokens of a whole episode."""
     max_steps: int | None = None
     max_tokens: int | None = None
+    max_invalid: int | None = None
+    """Actions not understood after which an episode is cut off; `None`: any number."""
     invalid_penalty: float = 0.0
     """Taken from the reward of a turn whose action was not understood."""
     instructions: str | None = None
@@ -102,10 +104,9 @@ class TextEpisode:
             self._won = reply.success
         if reply.done:
             return self._over(reply, reward)
-        limit = self._rules.max_steps or self._traits.max_steps
         tokens = self._following(reply.text, generation.actions)
         room = self._rules.longest - (self._length if self._rules.history else 0) - len(tokens)
-        if room < 1 or (limit is not None and self._turns >= limit):
+        if room < 1 or self._used_up():
             return self._over(reply, reward, truncated=True)
         return self._seen(tokens, reward=reward, fresh=not self._rules.history)
 
@@ -116,6 +117,10 @@ class TextEpisode:
             if self._gate is not None and self._inside:
                 self._gate.release()
                 self._inside = False
+
+    def _used_up(self) -> bool:
+        turns, invalid = self._rules.max_steps or self._traits.max_steps, self._rules.max_invalid
+        return (turns is not None and self._turns >= turns) or (invalid is not None and self._invalid >= invalid)
 
     def _first(self, text: str) -> list[int]:
         given = self._rules.instructions

@@ -23,7 +23,7 @@ _GRID = (
     "You are walking on a frozen lake. Reach the goal without stepping into a hole.{slips}\n"
     "The map shows: {letters}.\nEach turn answer with one move: {moves}."
 )
-_NEAR = "Walk to the goal. Do not step into a hole.{slips} Answer with one word: {moves}."
+_NEAR = "Walk to the goal, on ice alone.{slips} Answer with one word: {moves}."
 _SLIPS = " The ice is slippery: you may slide sideways."
 
 
@@ -128,19 +128,16 @@ class FrozenLake:
         goal_row, goal_column = next(cell for cell, left in self._distance.items() if left == 0)
         ways = ((self._moves[1], goal_row - row), (self._moves[2], goal_column - column))
         left = [f"{abs(count)} {word if count > 0 else self._opposite(word)}" for word, count in ways if count]
-        around = [
-            f"{word}: {self._cell(row + down, column + right)}"
-            for word, (down, right) in zip(self._moves, _STEPS, strict=True)
-        ]
-        return f"Goal: {' and '.join(left) or 'here'}.\n{', '.join(around)}."
+        ways = [(word, (row + down, column + right)) for word, (down, right) in zip(self._moves, _STEPS, strict=True)]
+        ice = [word for word, (down, right) in ways if self._bears(down, right)]
+        return f"Goal: {', '.join(left) or 'here'}. Ice: {', '.join(ice)}."
 
     def _opposite(self, word: str) -> str:
         return self._moves[(self._moves.index(word) + 2) % 4]
 
-    def _cell(self, row: int, column: int) -> str:
-        if not (0 <= row < len(self._rows) and 0 <= column < len(self._rows[0])):
-            return "wall"
-        return {"H": "hole", "G": "goal"}.get(self._rows[row][column], "ice")
+    def _bears(self, row: int, column: int) -> bool:
+        inside = 0 <= row < len(self._rows) and 0 <= column < len(self._rows[0])
+        return inside and self._rows[row][column] != "H"
 
 
 def _words(given: Mapping[int, str] | Sequence[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@
     events.jsonl      everything that happened; a resumed run appends
     ledger.sqlite     where every sample is
     samples.jsonl     a few answers of every step
+    images.jsonl      a few pictures of every validation, where there are any
     checkpoints/      what `transformers` loads, and what `headway train` resumes from
     logs/             what trainer and engines wrote to their standard streams
     run.lock          held while a process works here

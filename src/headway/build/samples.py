@@ -1,19 +1,26 @@
 """A few answers of every step, kept so that one can read what the policy says and watch it change.
 
 `samples.jsonl`, one object a line: step, prompt, answer, expected, reward, finish. Of each step the best and the worst
-answer of its first groups. A disk that is full stops this log, not the run.
+answer of its first groups. `images.jsonl`: the first pictures of every validation, of the same prompts from the same
+noise each time. A disk that is full stops these logs, not the run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.types import Batch, Sample, SampleGroup
+from headway.monitor.pictures import PictureLog
+from headway.rewards.images.picture import png_base64
+from headway.rollout.evaluation import Judged
+from headway.types import Batch, Image, Sample, SampleGroup
 
 _GROUPS = 2
+_PICTURES = 24
+_LARGEST = 256
+"""Pixels of a side that is kept: pictures are for looking at."""
 
 
 class SampleLog:
@@ -51,3 +58,34 @@ def _extremes(group: SampleGroup) -> Iterator[Sample]:
     yield judged[0]
     if len(judged) > 1:
         yield judged[-1]
+
+
+class DrawingLog:
+    """Told of every validation; writes nothing where nothing was drawn."""
+
+    def __init__(self, path: Path, *, prompt: str = "prompt") -> None:
+        self._log, self._prompt = PictureLog(path, prompts=_PICTURES), prompt
+
+    def __call__(self, trained: int, judged: Sequence[Judged]) -> None:
+        drawn = [
+            (str(one.task.data.get(self._prompt, "")), png_base64(smaller(image)), score.value)
+            for one in judged[:_PICTURES]
+            for episode, score in one.answers[:1]
+            if (image := episode.turns[-1].generation.image) is not None
+        ]
+        if drawn:
+            self._log(trained, drawn)
+
+
+def smaller(image: Image, largest: int = _LARGEST) -> Image:
+    """Every so many pixels of it, so that no side is longer than `largest`."""
+    step = -(-max(image.height, image.width) // largest)
+    if step == 1:
+        return image
+    rows, wide = range(0, image.height, step), 3 * image.width
+    pixels = b"".join(
+        image.pixels[row * wide + 3 * column : row * wide + 3 * column + 3]
+        for row in rows
+        for column in range(0, image.width, step)
+    )
+    return Image(height=len(rows), width=len(range(0, image.width, step)), pixels=pixels)

@@ -14,7 +14,7 @@ every slot is free or belongs to a saved group. Does not make back ends; does no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -42,6 +42,7 @@ from headway.flow.watchdog import Progress, check_replicas, watch
 from headway.ledger import Ledger
 from headway.monitor.events import EventLog
 from headway.monitor.waits import Waits
+from headway.rollout.evaluation import Judged
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Health
 from headway.rollout.tasks import OrderedTaskGroup
@@ -82,6 +83,7 @@ class AsyncTrainingFlow:
         clock: Callable[[], float],
         checkpoint_dir: Path | None = None,
         on_trained: Callable[[Batch, int], None] | None = None,
+        on_validated: Callable[[int, Sequence[Judged]], None] | None = None,
         insert: Mapping[str, str] | None = None,
         enable_async_rl: bool = True,
     ) -> None:
@@ -92,7 +94,7 @@ class AsyncTrainingFlow:
         self.checkpoint_dir = checkpoint_dir or run_dir / "checkpoints"
         self.roles = arrange(insert or {}, critic=backends.critic is not None)
         self.waits = Waits(clock)
-        self._on_trained = on_trained
+        self._on_trained, self._on_validated = on_trained, on_validated
         self.line: Line | None = None
         """The line that runs now."""
         self.stages: dict[str, Stage[Any, Any]] = {}
@@ -176,6 +178,7 @@ class AsyncTrainingFlow:
             clock=self._clock,
         )
         line.on_trained = self._on_trained or line.on_trained
+        line.on_validated = self._on_validated or line.on_validated
         if line.devices.shared("train", "generate"):
             lock = line.devices.locks["train"]
             lock.on_busy, lock.on_free = hub.halt_engines, hub.continue_engines

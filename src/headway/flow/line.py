@@ -6,7 +6,7 @@ A line lives from its start to its end or to the loss of the trainer; a new one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headway.cluster.base import DevicePools
@@ -21,6 +21,7 @@ from headway.flow.updates import WeightUpdater
 from headway.ledger import Ledger, Restored
 from headway.monitor.events import EventLog
 from headway.monitor.waits import Waits
+from headway.rollout.evaluation import Judged
 from headway.rollout.hub import InferenceHub
 from headway.rollout.loop import GroupRun, RolloutLoop
 from headway.rollout.replica import Replica
@@ -74,6 +75,8 @@ class Line:
         """Set by the flow: start a validation of this version beside training."""
         self.on_trained: Callable[[Batch, int], None] = lambda batch, trained: None
         """Set by the flow: told of every batch that was trained, and of the version it made."""
+        self.on_validated: Callable[[int, Sequence[Judged]], None] = lambda trained, judged: None
+        """Set by the flow: told what came of a validation."""
         self.recovery = Recovery(settings.reliability, events=events, on_level=self._degrade)
         self.loop = self._rollout_loop()
         self.updater = WeightUpdater(

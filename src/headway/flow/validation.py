@@ -66,6 +66,7 @@ class ValidationFlow:
         mean = sum(rewards) / len(rewards) if rewards else 0.0
         failed = len(tasks) - len(rewards)
         line.events.emit("validate.end", "validate", trained=trained, reward=mean, samples=len(rewards), failed=failed)
+        line.on_validated(trained, judged)
 
     def _examiner(self) -> Examiner:
         line = self._line

@@ -1,0 +1,42 @@
+"""What is kept of pictures: the first of a validation, small enough to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.build.samples import DrawingLog, smaller
+from headway.monitor.pictures import read_pictures
+from headway.rewards.images.picture import image_from_base64
+from headway.rollout.evaluation import Judged
+from headway.types import DenoisingStep, Episode, FinishReason, Generation, Image, Score, Task, Turn
+
+RED, BLUE = b"\xff\0\0", b"\0\0\xff"
+
+
+def judged(prompt: str, image: Image | None) -> Judged:
+    task = Task(position=0, data={"prompt": prompt})
+    actions = (DenoisingStep(image=image),) if image else (1,)
+    turn = Turn(observation=(), generation=Generation(actions=actions, logps=(0.0,), runs=(), finish=FinishReason.STOP))
+    answers = ((Episode(sample_id="v0.0", task=task, turns=(turn,)), Score(value=0.5)),)
+    return Judged(task=task, answers=answers)
+
+
+def test_the_first_pictures_of_a_validation_are_kept(tmp_path: Path) -> None:
+    image = Image(height=1, width=2, pixels=RED + BLUE)
+    log = DrawingLog(tmp_path / "images.jsonl")
+    for trained in (0, 4):
+        log(trained, [judged("a", image), judged("b", None), Judged(task=Task(position=1), answers=())])
+    ((first, last),) = read_pictures(tmp_path / "images.jsonl").pairs
+    assert (first.prompt, first.step, last.step, first.reward) == ("a", 0, 4, 0.5)
+    assert image_from_base64(first.png) == image
+
+
+def test_a_run_without_pictures_has_no_file_of_them(tmp_path: Path) -> None:
+    DrawingLog(tmp_path / "images.jsonl")(0, [judged("b", None)])
+    assert not (tmp_path / "images.jsonl").exists()
+
+
+def test_large_pictures_are_thinned_out() -> None:
+    image = Image(height=2, width=4, pixels=(RED + BLUE) * 2 + (BLUE + RED) * 2)
+    assert smaller(image, 4) is image
+    assert smaller(image, 2) == Image(height=1, width=2, pixels=RED + RED)

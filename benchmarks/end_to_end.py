@@ -1,12 +1,15 @@
 """Whole runs on one machine: `headway train` at several α, same model, batch and lengths, one after the other.
 
     python benchmarks/end_to_end.py                                  # one GPU: 0.5B shape, 32 prompts × 8 × 512 tokens
+    python benchmarks/end_to_end.py --mean-length 400 --length 4096 --reward-s 1    # a long tail, and a judge
     python benchmarks/end_to_end.py --shape tiny --prompts 4 --length 16 --device cpu     # does it run at all?
 
 The model is random, of the shape of Qwen2.5, and hardly ever ends an answer, so that all answers are as long as they
-may be. Rewards are drawn by lot, so that no group can be left out of training; `--reward-s` makes every verdict wait,
-as a judge over the network would. Steps after the warm-up count; the last α steps, whose samples were paid for
-before, do not.
+may be; with `--mean-length`, so many tokens are called ends that an answer ends after that many on average, which makes
+lengths geometric: a few are six times as long as the mean. Rewards are drawn by lot, so that no group can be left out
+of training; `--reward-s` makes every verdict wait, as a judge over the network would. Steps after the warm-up count;
+the last α steps, whose samples were paid for before, do not. Utilisation is what the driver says ten times a second:
+the share of time in which some kernel ran.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Mapping
@@ -36,6 +40,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
     "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
 }
+WATCH = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
 
 
 def lot(text: str, task_data: Mapping[str, Any], wait_s: float = 0.0) -> float:
@@ -45,7 +50,7 @@ def lot(text: str, task_data: Mapping[str, Any], wait_s: float = 0.0) -> float:
     return zlib.crc32(text.encode()) / 2**32
 
 
-def make_model(directory: Path, shape: str, device: str) -> Path:
+def make_model(directory: Path, args: argparse.Namespace) -> Path:
     """A random model of the shape, with a tokenizer of characters."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
@@ -53,18 +58,21 @@ def make_model(directory: Path, shape: str, device: str) -> Path:
     from headway.models.tiny import make_tokenizer
 
     tokenizer = make_tokenizer()
-    vocabulary = 1000 if shape == "tiny" else 151_936
+    vocabulary = 1000 if args.shape == "tiny" else 151_936
+    ends = [tokenizer.eos_token_id]
+    if args.mean_length:
+        ends += range(vocabulary - round(vocabulary / args.mean_length), vocabulary)
     config = Qwen2Config(
         vocab_size=vocabulary,
         num_key_value_heads=2,
         max_position_embeddings=32_768,
         tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id,
-        **SHAPES[shape],
+        **SHAPES[args.shape],
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if args.device == "cuda" else torch.float32)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
@@ -107,8 +115,8 @@ def measured(args: argparse.Namespace, model: Path, alpha: int, scratch: Path) -
     run_dir = scratch / f"alpha-{alpha}"
     events: list[Event] = []
     prepared = prepare(load(configuration(args, model, alpha, run_dir)))
-    with opened(prepared) as directory:
-        summary = asyncio.run(train(prepared, directory, sinks=[events.append]))
+    with opened(prepared) as directory, Utilisation(args.device) as busy:
+        summary = asyncio.run(train(prepared, directory, sinks=[events.append, busy.clock]))
     if not summary.finished:
         raise RuntimeError(f"α = {alpha} ended early: {summary.reason}")
     begins = {event.data["trained"] + 1: event.time_s for event in events if event.kind == "step.begin"}
@@ -125,7 +133,39 @@ def measured(args: argparse.Namespace, model: Path, alpha: int, scratch: Path) -
         "tokens_per_s": sum(event.data["actions"] for event in window) / span_s,
         "update_s": sum(loads) / max(len(loads), 1),
         "lag": sum(event.data["train/lag_mean"] for event in window) / args.steps,
+        "busy": busy.between(ends[first].time_s, ends[last].time_s),
     }
+
+
+class Utilisation:
+    """How busy the GPU is, on the clock of the run's events."""
+
+    def __init__(self, device: str) -> None:
+        self._watcher = None if device == "cpu" else subprocess.Popen(WATCH, stdout=subprocess.PIPE, text=True)
+        self._looks: list[tuple[float, float]] = []
+        self._offset = 0.0
+
+    def __enter__(self) -> Utilisation:
+        threading.Thread(target=self._look, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._watcher is not None:
+            self._watcher.kill()
+
+    def clock(self, event: Event) -> None:
+        """Learn by how much that clock differs from ours."""
+        self._offset = event.time_s - time.monotonic()
+
+    def _look(self) -> None:
+        if self._watcher is not None and self._watcher.stdout is not None:
+            for line in self._watcher.stdout:
+                self._looks.append((time.monotonic(), float(line) / 100))
+
+    def between(self, first_s: float, last_s: float) -> float:
+        """The mean share."""
+        inside = [share for at, share in self._looks if first_s <= at + self._offset <= last_s]
+        return sum(inside) / len(inside) if inside else float("nan")
 
 
 def _spans(events: list[Event], name: str) -> list[float]:
@@ -145,7 +185,7 @@ def main() -> None:
     scratch = Path(tempfile.mkdtemp(prefix="headway-end-to-end-"))
     rows = []
     try:
-        model = make_model(scratch / "model", args.shape, args.device)
+        model = make_model(scratch / "model", args)
         for alpha in args.alpha:
             rows.append(measured(args, model, alpha, scratch))
             print(json.dumps(rows[-1]), flush=True)
@@ -156,13 +196,23 @@ def main() -> None:
 
 def show(args: argparse.Namespace, rows: list[dict[str, float]]) -> None:
     """The table, with ratios to the first row."""
-    what = f"{args.shape}, {args.prompts} × {args.group} × {args.length} tokens, reward after {args.reward_s} s"
+    length = f"≤ {args.length}, {args.mean_length} on average" if args.mean_length else args.length
+    what = f"{args.shape}, {args.prompts} × {args.group} × {length} tokens, reward after {args.reward_s} s"
     table = Table(
-        "α", "s/step", "train s", "samples/s", "tokens/s", "update s", "lag", "speed", title=f"{what}, {machine()}"
+        "α",
+        "s/step",
+        "train s",
+        "samples/s",
+        "tokens/s",
+        "update s",
+        "lag",
+        "GPU",
+        "speed",
+        title=f"{what}, {machine()}",
     )
     for row in rows:
         numbers = [f"{row[key]:,.2f}" for key in ("step_s", "train_s", "samples_per_s")]
-        numbers += [f"{row['tokens_per_s']:,.0f}", f"{row['update_s']:.3f}", f"{row['lag']:.2f}"]
+        numbers += [f"{row['tokens_per_s']:,.0f}", f"{row['update_s']:.3f}", f"{row['lag']:.2f}", f"{row['busy']:.0%}"]
         table.add_row(f"{row['alpha']:g}", *numbers, f"{rows[0]['step_s'] / row['step_s']:.2f}×")
     Console(width=140).print(table)
 
@@ -185,6 +235,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
+    parser.add_argument(
+        "--mean-length", type=int, default=0, help="answers end by themselves, after so many on average"
+    )
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--micro-batch", type=int, default=32)

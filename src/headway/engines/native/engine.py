@@ -2,8 +2,8 @@
 
 Guarantees: actions are entered into a `Progress` in order, in stretches of one version; nothing is entered after
 `generate` has returned or raised; an abort keeps what was made; an error in the model is `EngineCrashed` for
-everybody, an unserviceable request is `EngineError` for itself only. A flip keeps the KV of running sequences. An engine
-that ran out of memory comes back with half its slots.
+everybody, an unserviceable request is `EngineError` for itself only. A flip keeps the KV of running sequences. Whoever
+ran out of memory comes back with half the slots.
 """
 
 from __future__ import annotations

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 LIBRARY: dict[str, str] = {
+    "alfworld": "headway.environments.library.alfworld:ALFWorld",
     "repair": "headway.environments.library.repair:Repair",
+    "scienceworld": "headway.environments.library.scienceworld:ScienceWorld",
     "shop": "headway.environments.library.shop:Shop",
     "sokoban": "headway.environments.library.sokoban:Sokoban",
+    "textworld": "headway.environments.library.textworld:TextWorldExpress",
     "tools": "headway.environments.tools.environment:ToolEnvironment",
 }
 """Name → module:class, as the registry reads them."""

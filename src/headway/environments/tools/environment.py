@@ -76,7 +76,7 @@ class ToolEnvironment:
             self._counts[name] += getattr(answers, name)
         return Reply(
             answers.text,
-            -self._penalty * answers.malformed,
+            0.0 - self._penalty * answers.malformed,
             valid=not answers.malformed,
             info=dict(self._counts),
         )

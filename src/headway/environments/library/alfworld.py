@@ -1,0 +1,85 @@
+"""ALFWorld: household tasks in text, where its library and its game data are present.
+
+The data (`alfworld-download`) is not part of any package: the option `data_path`, or `ALFWORLD_DATA`, names its folder.
+The seed chooses a game of the split; the reward is 1 with the action that solves it.
+
+Written to the interfaces of ALFWorld 0.4 and TextWorld 1.6 and tried against a stand-in for them only, not against the
+games themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from headway.environments.library.wording import line_in
+from headway.environments.text import Reply
+from headway.environments.tools.extras import library
+from headway.errors import ConfigError
+
+_SPLITS = ("train", "valid_seen", "valid_unseen")
+_INSTRUCTIONS = """You are in a house and have a task. Each turn answer with one action: <answer>action</answer>.
+The actions that are possible now are listed after what you see."""
+
+
+class ALFWorld:
+    """One game an episode; `data` may hold `game`, the path of a game file below the data folder."""
+
+    instructions = _INSTRUCTIONS
+    reusable = True
+
+    def __init__(
+        self, *, data_path: str = "", split: str = "train", max_steps: int = 50, list_actions: bool = True
+    ) -> None:
+        if split not in _SPLITS:
+            raise ConfigError("is no split", key="split", value=split, hint=f"one of {', '.join(_SPLITS)}")
+        folder = data_path or os.environ.get("ALFWORLD_DATA", "")
+        self._textworld = library("textworld", extra="alfworld", wanted_by="alfworld")
+        self._wrappers = library("alfworld.agents.environment.alfred_tw_env", extra="alfworld", wanted_by="alfworld")
+        self._folder = Path(folder).expanduser()
+        self._games = _games(str(self._folder), split) if folder else ()
+        if not self._games:
+            hint = "run alfworld-download and name its folder"
+            raise ConfigError(f"there are no games of {split} below it", key="data_path", value=folder, hint=hint)
+        self.max_steps, self._list = max_steps, list_actions
+        self._world: Any = None
+
+    def reset(self, seed: int, data: Mapping[str, Any]) -> str:
+        self.close()
+        game = self._folder / str(data["game"]) if "game" in data else self._games[seed % len(self._games)]
+        asked = self._textworld.EnvInfos(won=True, admissible_commands=True, feedback=True)
+        wrappers = [self._wrappers.AlfredDemangler(shuffle=False)]
+        self._world = self._textworld.start(str(game), asked, wrappers=wrappers)
+        self._now = self._world.reset()
+        self._steps = 0
+        return self._shown()
+
+    def step(self, action: str) -> Reply:
+        self._steps += 1
+        command = line_in(action)
+        valid = command in self._now["admissible_commands"]
+        self._now, _, ended = self._world.step(command)
+        won = bool(self._now["won"])
+        done = bool(ended) or won or self._steps >= self.max_steps
+        return Reply(self._shown(), float(won), done=done, valid=valid, success=won if done else None)
+
+    def close(self) -> None:
+        world, self._world = self._world, None
+        if world is not None:
+            world.close()
+
+    def _shown(self) -> str:
+        text = str(self._now["feedback"]).strip()
+        if not self._list:
+            return text
+        return f"{text}\n\nPossible actions: {', '.join(sorted(self._now['admissible_commands']))}"
+
+
+@lru_cache(maxsize=8)
+def _games(folder: str, split: str) -> tuple[Path, ...]:
+    """Game files of a split, without those that the original leaves out: movable and sliced things."""
+    below = (path for path in Path(folder).glob(f"json_*/{split}/**/game.tw-pddl"))
+    return tuple(sorted(path for path in below if "movable" not in str(path) and "Sliced" not in str(path)))

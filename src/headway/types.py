@@ -117,7 +117,7 @@ class Image:
     height: int
     width: int
     pixels: bytes = field(repr=False)
-    """A byte of grey, or bytes of red, green and blue, for each; row by row from the top."""
+    """Red, green, blue, a byte each; row by row from the top."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,8 @@ class TestFlowEngine(Closing, EngineContract):
         self.runners = getattr(self, "runners", {})
 
         def runner(*parts: Any, **options: Any) -> factory.SlowDenoising:
-            self.runners[name] = factory.SlowDenoising(*parts, **options)
-            return self.runners[name]
+            made = self.runners[name] = factory.SlowDenoising(*parts, **options)
+            return made
 
         engine = factory.make_engine(name, runner=runner, window="random", window_size=3)
         self.engines.append(engine)

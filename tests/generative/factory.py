@@ -72,7 +72,7 @@ def make_engine(name: str = "engine/0", *, slots: int = 4, runner: Any = Denoisi
 
 async def serve(engine: Engine, model: SmallMmdit, version: int = 0) -> None:
     """Load and flip."""
-    manifest, buckets = version_of(model, version)  # type: ignore[arg-type]
+    manifest, buckets = version_of(model, version)
     await engine.receiver.begin(manifest)
     for bucket in buckets:
         await engine.receiver.load(bucket)

@@ -43,7 +43,7 @@ def path_of(asked: Request, settings: FlowSettings) -> list[DenoisingStep]:
     """The same picture by a plain loop over one sample."""
     window = settings.window_of(asked.params.max_new_tokens, asked.prefix_key, 0)
     row = Row(asked, (), number=0, prompt=bytes(asked.prompt).decode(), window=window, seed=0, shared=True)
-    sampler, grid = settings.make_sampler(), timesteps(row.steps, settings.shift)
+    sampler, grid = settings.make_sampler(), timesteps(row.steps)
     x, conditioning = noise_of(row.first_seed(), (1, 8, 8))[None], model().encode([row.prompt])
     steps = []
     with torch.no_grad():
@@ -59,7 +59,7 @@ def path_of(asked: Request, settings: FlowSettings) -> list[DenoisingStep]:
 @pytest.mark.parametrize("kind", ["full", "random", "sliding"])
 @pytest.mark.parametrize("sampler", ["cps", "sde"])
 def test_a_batch_of_rows_at_different_steps_is_what_a_loop_over_each_makes(kind: Any, sampler: Any) -> None:
-    flow = {"window": kind, "sampler": sampler}
+    flow: dict[str, Any] = {"window": kind, "sampler": sampler}
     asked = [request(f"{group}.{one}", str(group), group=group, steps=6) for group in (1, 2) for one in range(3)]
     parts, _ = made(asked, slots=4, **flow)  # some wait for slots, and join the others in the middle
     for one, progress in zip(asked, parts, strict=True):
@@ -69,8 +69,8 @@ def test_a_batch_of_rows_at_different_steps_is_what_a_loop_over_each_makes(kind:
             if step.after:
                 torch.testing.assert_close(latent(step.after), x, atol=1e-4, rtol=1e-4)
         image = progress.actions[-1].image
-        pixels = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(8, 8)
-        shown = model().decode(wanted[-1][0][None])[0, 0] * 255
+        pixels = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(8, 8, 3)
+        shown = model().decode(wanted[-1][0][None])[0].permute(1, 2, 0) * 255
         assert float((pixels - shown).abs().max()) <= 1.0
 
 
@@ -88,8 +88,8 @@ def test_members_share_the_steps_before_their_window_and_part_there() -> None:
     def asked(members: int) -> list[Request]:
         return [request(f"a.{one}", group=5, steps=10) for one in range(members)]
 
-    flow = {"window": "random", "window_size": 2, "seed": 3}
-    start = FlowSettings(**flow).window_of(10, 5, 0).start  # type: ignore[union-attr, arg-type]
+    flow: dict[str, Any] = {"window": "random", "window_size": 2, "seed": 3}
+    start = FlowSettings(**flow).window_of(10, 5, 0).start  # type: ignore[union-attr]
     assert start > 0
     alone, engine = made(asked(4), share_prefix=False, **flow)
     assert engine.core is not None and engine.core.runner.calls == 4 * 10
@@ -103,8 +103,8 @@ def test_members_share_the_steps_before_their_window_and_part_there() -> None:
 
 
 def test_those_who_come_late_find_the_prefix_and_those_after_a_flip_make_their_own() -> None:
-    flow = {"window": "random", "window_size": 2, "seed": 3}
-    start = FlowSettings(**flow).window_of(10, 5, 0).start  # type: ignore[union-attr, arg-type]
+    flow: dict[str, Any] = {"window": "random", "window_size": 2, "seed": 3}
+    start = FlowSettings(**flow).window_of(10, 5, 0).start  # type: ignore[union-attr]
 
     async def scenario() -> None:
         engine = make_engine(**flow)
@@ -123,7 +123,7 @@ def test_those_who_come_late_find_the_prefix_and_those_after_a_flip_make_their_o
 
 
 def test_a_leader_that_is_aborted_leaves_its_place_to_a_sibling() -> None:
-    flow = {"window": "random", "window_size": 2, "seed": 3}
+    flow: dict[str, Any] = {"window": "random", "window_size": 2, "seed": 3}
 
     async def scenario() -> None:
         engine = make_engine(**flow)
@@ -155,7 +155,7 @@ def test_a_leader_that_is_aborted_leaves_its_place_to_a_sibling() -> None:
 
 @pytest.mark.parametrize("kept", [1, 4, 6, 9])
 def test_a_request_that_was_cut_off_ends_as_if_it_had_not_been(kept: int) -> None:
-    flow = {"window": "random", "window_size": 3, "seed": 4}
+    flow: dict[str, Any] = {"window": "random", "window_size": 3, "seed": 4}
     (whole,), _ = made([request(steps=10)], **flow)
 
     async def scenario() -> None:

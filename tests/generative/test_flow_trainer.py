@@ -113,8 +113,8 @@ def test_the_kl_to_the_start_is_zero_there_and_grows() -> None:
 
 def test_published_kl_is_the_exact_one_times_the_step() -> None:
     def second(mode: Any) -> float:
-        flow = {"sampler": "sde", "window": "random"}
-        trainer = make_trainer(kl_coef=0.5, kl_mode=mode, flow=FlowSettings(**flow))  # type: ignore[arg-type]
+        flow: dict[str, Any] = {"sampler": "sde", "window": "random"}
+        trainer = make_trainer(kl_coef=0.5, kl_mode=mode, flow=FlowSettings(**flow))
         return trained(trainer, batch(0, **flow), replace(batch(0, **flow), trained=1))[1]["kl_loss"]
 
     assert 0 < second("compatible") < 0.5 * second("exact")
@@ -125,7 +125,7 @@ def test_the_reward_goes_up_on_what_was_trained() -> None:
     for nft in (None, NftParams()):
         flow: dict[str, Any] = {"window": "random" if nft is None else "last"}
         trainer: Any = make_trainer(nft=nft, flow=FlowSettings(**flow))
-        rewards = []
+        rewards: list[float] = []
 
         async def step(number: int, trainer: Any = trainer, rewards: Any = rewards, flow: Any = flow) -> None:
             model = make_model()

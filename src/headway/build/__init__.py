@@ -5,6 +5,8 @@ placement   which device, which processes, how many threads
 parts       trainer and engine, made where they run
 children    the same parts as targets of child processes
 backends    everything a flow drives, behind protocols
+images      the same for flow models, whose actions are denoising steps
+kinds       which of the two a run is made of
 rundir      the directory of a run: lock, configuration, logs
 training    a whole run, from the first check to the last page
 evaluation  a policy on held-out tasks

@@ -13,7 +13,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from headway.build.agents import worlds_of
-from headway.build.backends import Served, decoder, make_served
+from headway.build.backends import Served, decoder
+from headway.build.kinds import kind_of
 from headway.build.settings import settings_of
 from headway.build.training import Prepared
 from headway.errors import BackendError, ConfigError
@@ -43,7 +44,7 @@ async def evaluate(
     loop = asyncio.get_running_loop()
     events = EventLog(loop.time, *sinks)
     worlds = worlds_of(resolved, prepared.policy)
-    served = make_served(resolved, prepared.policy, prepared.place, logs)
+    served = kind_of(resolved).make_served(resolved, prepared.policy, prepared.place, logs)
     settings = settings_of(resolved)
     settings = replace(
         settings, group_size=answers, spare_members=0, sampling=settings.eval_sampling or settings.sampling

@@ -49,4 +49,5 @@ def sampling_of(generating: GeneratingArgs, max_new_tokens: int) -> SamplingPara
         top_k=generating.top_k,
         min_p=generating.min_p,
         stop=generating.stop,
+        guidance=generating.guidance_scale,
     )

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.build.agents import Worlds, episodes, worlds_of
-from headway.build.backends import Machinery, Policy, find_policy, make_backends, make_machinery
+from headway.build.backends import Machinery, Policy, make_backends
+from headway.build.kinds import kind_of
 from headway.build.placement import Placement, place
 from headway.build.rundir import EVENTS, RunDirectory
-from headway.build.samples import SampleLog
+from headway.build.samples import DrawingLog, SampleLog
 from headway.build.settings import settings_of
 from headway.config import Resolved
 from headway.data import Sources, fingerprint, make_sources
@@ -63,10 +64,11 @@ def prepare(resolved: Resolved) -> Prepared:
     if not config.rewards and not agentic:
         raise ConfigError("nothing judges the answers", key="rewards", value={}, hint="such as rewards: {math: {}}")
     make_rewards(config.rewards, answer=config.actor_train.data_args.answer)
-    where = place(resolved)
-    policy = find_policy(resolved)
+    where, kind = place(resolved), kind_of(resolved)
+    policy = kind.find_policy(resolved)
     _check_context(resolved, policy)
     sources = episodes(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
+    kind.check_sources(policy, sources)
     return Prepared(resolved=resolved, policy=policy, sources=sources, place=where)
 
 
@@ -123,6 +125,7 @@ async def train(
         return before_s + loop.time() - began_s
 
     events = EventLog(clock, *sinks)
+    make_machinery = kind_of(prepared.resolved).make_machinery
     machinery = make_machinery(prepared.resolved, prepared.policy, prepared.place, directory.path / "logs")
     worlds = worlds_of(prepared.resolved, prepared.policy)
     backends = make_backends(prepared.resolved, prepared.policy, machinery, prepared.sources, worlds)
@@ -165,6 +168,7 @@ def _flow(prepared: Prepared, directory: RunDirectory, backends: Backends, event
         checkpoint_dir=prepared.checkpoints,
         clock=asyncio.get_running_loop().time,
         on_trained=SampleLog(directory.path / "samples.jsonl", prompt=data.prompt, answer=data.answer),
+        on_validated=DrawingLog(directory.path / "images.jsonl", prompt=data.prompt),
     )
 
 

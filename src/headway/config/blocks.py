@@ -66,8 +66,8 @@ class FlowConfig:
     """How noise comes into a step: coefficients-preserving, or Flow-SDE."""
     noise_level: Real | None = None
     """a of the sampler. null: 0.8 for cps, 0.7 for sde."""
-    timestep_shift: Positive = 3.0
-    """k of the grid of noise levels; 1 is even."""
+    timestep_shift: Positive | None = None
+    """k of the grid of noise levels; 1 is even. null: the grid that the model comes with, else 3."""
     window: Literal["random", "sliding", "full"] = "random"
     """Steps that get noise and are trained: some in the first half, the same for a group (Flow-GRPO-Fast); some that
     move on with training (MixGRPO); all but the last (Flow-GRPO)."""
@@ -85,6 +85,10 @@ class FlowConfig:
     """diffusion_nft: β, how much of the new policy is in the mixture that is pulled."""
     nft_levels: Count = 2
     """diffusion_nft: noise levels that each picture is looked at from."""
+    height: Count | None = None
+    """Pixels, for models that draw several sizes. null: the model's own."""
+    width: Count | None = None
+    """Pixels, for models that draw several sizes. null: the model's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,19 +7,26 @@ batch, advantages within ±5.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+from headway.config.blocks import FlowConfig
 from headway.config.draft import Draft, value_at
 
 _STEPS = 10
 _PROMPT = 256
 """Bytes of a prompt."""
 _TRAIN, _VALIDATION = "actor_infer.generating_args", "validation.generating_args"
+_KINDS = ("headway-small-mmdit", "headway-stable-diffusion-3")
 _USUAL = {"pg_clip": 1e-4, "norm_std_type": "batch", "advantage_clip": 5.0}
 
 
 def derive_denoising(draft: Draft) -> None:
     """Lengths, validation and algorithm of a run that makes pictures."""
     if draft.config.flow is None:
-        return
+        if not is_flow_model(draft.config.pretrain):
+            return
+        draft.derive("flow", FlowConfig(), "pretrain is a flow model")
     if draft.config.actor_infer.generating_args.num_inference_steps is None:
         draft.derive(f"{_TRAIN}.num_inference_steps", _STEPS, "flow is given")
     steps = draft.config.actor_infer.generating_args.num_inference_steps or _STEPS
@@ -42,6 +49,19 @@ def derive_denoising(draft: Draft) -> None:
     for key, usual in _USUAL.items():
         if not draft.given(key):
             draft.derive(key, usual, "flow is given")
+
+
+def is_flow_model(pretrain: str | None) -> bool:
+    """Whether a directory says of itself that it holds one: a pipeline of `diffusers`, or a model of ours."""
+    if not pretrain:
+        return False
+    try:
+        if (Path(pretrain) / "model_index.json").is_file():
+            return True
+        kind = json.loads((Path(pretrain) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return False
+    return kind in _KINDS
 
 
 def check_denoising(draft: Draft) -> None:

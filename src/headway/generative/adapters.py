@@ -26,7 +26,8 @@ def attach(model: nn.Module, settings: LoraSettings) -> None:
     except ImportError as error:
         raise ConfigError("LoRA needs peft", key="lora", value=settings, hint="pip install 'headway[lora]'") from error
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    targets = [name for name in linears if not settings.targets or name.split(".")[-1] in settings.targets]
+    wanted = tuple(f".{target}" for target in settings.targets)
+    targets = [name for name in linears if not wanted or f".{name}".endswith(wanted)]
     if not targets:
         last = sorted({name.split(".")[-1] for name in linears})
         raise ConfigError("no linear layer has such a name", key="lora_target", value=settings.targets, hint=str(last))

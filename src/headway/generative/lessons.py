@@ -30,7 +30,6 @@ from headway.algorithms.flow import (
     nft_loss,
     noised,
     old_decay,
-    timesteps,
 )
 from headway.errors import TrainerError
 from headway.generative.batch import Drawn, FlowBatch
@@ -192,7 +191,7 @@ class NftLesson:
         name = f"{self._training.seed}/{version}/{row.sample.sample_id}"
         seed = int.from_bytes(blake2b(name.encode(), digest_size=7).digest(), "big")
         dice, levels = torch.Generator().manual_seed(seed), self._training.nft_levels
-        grid = timesteps(row.steps, self._training.flow.shift)[:-1]
+        grid = self._policy.grid(row.steps)[:-1]
         s_L = grid[torch.randint(len(grid), (levels,), generator=dice)]
         return s_L, torch.randn(levels, *self._policy.shape, generator=dice)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from headway.algorithms.flow import Transition, guided, timesteps
+from headway.algorithms.flow import Transition, guided
 from headway.errors import ConfigError
 from headway.generative import adapters
 from headway.generative.models.denoiser import Conditioning
@@ -25,7 +25,7 @@ from headway.generative.settings import FlowSettings
 from headway.trainers.local.lora import distinct, merged
 from headway.trainers.local.settings import LocalSettings
 
-_MOST_PROMPTS = 256
+_MOST_PROMPTS = 64
 
 
 class FlowPolicy:
@@ -42,7 +42,7 @@ class FlowPolicy:
         self.causal = adapters.Described(self.model)
         self._device, self._half = settings.device, settings.precision == "bf16"
         self._flow, self._sampler = flow, flow.make_sampler()
-        self._grid = lru_cache(maxsize=8)(lambda steps: timesteps(steps, flow.shift))
+        self.grid = lru_cache(maxsize=8)(lambda steps: flow.grid_of(model, steps))
         self._encoded = lru_cache(maxsize=_MOST_PROMPTS)(self._encode)
 
     @property
@@ -61,7 +61,7 @@ class FlowPolicy:
 
     def levels(self, steps: Sequence[int], places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Noise levels before and behind the step at each place of a path of so many steps, [N]."""
-        pairs = [(float(self._grid(n)[at]), float(self._grid(n)[at + 1])) for n, at in zip(steps, places, strict=True)]
+        pairs = [(float(self.grid(n)[at]), float(self.grid(n)[at + 1])) for n, at in zip(steps, places, strict=True)]
         s_N2 = torch.tensor(pairs, device=self._device)
         return s_N2[:, 0], s_N2[:, 1]
 

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.algorithms.flow import guided, logp, timesteps
+from headway.algorithms.flow import guided, logp
 from headway.generative.models.denoiser import Conditioning
 from headway.generative.row import Row
 from headway.generative.scheduler import Made
 from headway.generative.settings import FlowSettings
 from headway.types import DenoisingStep, Image
 
-_MOST_PROMPTS = 256
+_MOST_PROMPTS = 64
 """Prompts whose conditioning is kept."""
 
 
@@ -34,7 +34,7 @@ class Denoising:
         self._model = model.to(device=device, dtype=dtype).eval().requires_grad_(False)
         self._device = torch.device(device)
         self._sampler = flow.make_sampler()
-        self._grid = lru_cache(maxsize=8)(lambda steps: timesteps(steps, flow.shift).tolist())
+        self._grid = lru_cache(maxsize=8)(lambda steps: flow.grid_of(model, steps).tolist())
         self.latents_ZCHW = torch.zeros(slots, *model.latent_shape, device=self._device)
         self._prompts: dict[str, Conditioning] = {}
         self._joined: tuple[tuple[str, ...], Conditioning] | None = None

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
-from headway.algorithms.flow import Window, full_window, random_window, sliding_window
+from torch import Tensor
+
+from headway.algorithms.flow import (
+    Cps,
+    FlowSde,
+    Sampler,
+    Window,
+    full_window,
+    random_window,
+    sliding_window,
+    timesteps,
+)
+from headway.algorithms.flow.timesteps import SHIFT
 from headway.errors import ConfigError
 from headway.seeding import seeded
-
-if TYPE_CHECKING:
-    from headway.algorithms.flow import Sampler
 
 _USUAL_NOISE = {"sde": 0.7, "cps": 0.8}
 
@@ -23,8 +32,8 @@ class FlowSettings:
     """Where noise is added: Flow-SDE, or coefficients-preserving."""
     noise_level: float | None = None
     """a of the sampler. None: 0.7 for sde, 0.8 for cps; 0 is the ODE."""
-    shift: float = 3.0
-    """k of the grid of noise levels."""
+    shift: float | None = None
+    """k of the grid of noise levels. None: the grid that the model comes with, else 3."""
     window: Literal["full", "random", "sliding", "last"] = "random"
     """Steps that get noise and are trained: all but the last (Flow-GRPO); a few at random in the first half, the same
     for a whole group (Flow-GRPO-Fast); a few that move on with the policy's version (MixGRPO). `last`: none gets noise,
@@ -52,10 +61,16 @@ class FlowSettings:
 
     def make_sampler(self) -> Sampler:
         """The law of a step."""
-        from headway.algorithms.flow import Cps, FlowSde
-
         level = _USUAL_NOISE[self.sampler] if self.noise_level is None else self.noise_level
         return FlowSde(level) if self.sampler == "sde" else Cps(level)
+
+    def grid_of(self, model: Any, steps: int) -> Tensor:
+        """Noise levels from 1 to 0, [steps + 1]."""
+        own = getattr(model, "grid", None)
+        if own is not None and self.shift is None:
+            grid: Tensor = own(steps)
+            return grid.float().cpu()
+        return timesteps(steps, SHIFT if self.shift is None else self.shift)
 
     def window_of(self, steps: int, group: int, version: int) -> Window | None:
         """The steps of a group that get noise. Raises `ConfigError` where they do not fit."""

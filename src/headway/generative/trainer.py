@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headway.algorithms.kl import KlController
-from headway.generative.learner import FlowLearner, FlowTraining
+from headway.generative.learner import FlowLearner
+from headway.generative.training import FlowTraining
 from headway.trainers.local import LocalTrainer
 from headway.trainers.local.trainer import Store
 

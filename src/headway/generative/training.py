@@ -76,7 +76,11 @@ class Lesson(Protocol):
 
     ends_only: bool
     """Where steps began does not matter."""
-    optimizer: Optimizer
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What moves the weights."""
+        ...
 
     def completed(self, batch: FlowBatch, gate: Gate) -> FlowBatch:
         """With what the lesson reads and no stage has filled, under the weights of now."""

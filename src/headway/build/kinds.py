@@ -1,0 +1,43 @@
+"""What differs between runs of language and of flow models: how the model is found, and which parts are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.build import backends, images
+from headway.build.backends import Machinery, Policy, Served
+from headway.build.placement import Placement
+from headway.config import Resolved
+from headway.data import Sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of model."""
+
+    find_policy: Callable[[Resolved], Policy]
+    make_machinery: Callable[[Resolved, Policy, Placement, Path | None], Machinery]
+    make_served: Callable[[Resolved, Policy, Placement, Path | None], Served]
+    check_sources: Callable[[Policy, Sources], None]
+    """Raises `ConfigError` where the model cannot read the data."""
+
+
+LANGUAGE = Kind(
+    find_policy=backends.find_policy,
+    make_machinery=backends.make_machinery,
+    make_served=backends.make_served,
+    check_sources=lambda policy, sources: None,
+)
+PICTURES = Kind(
+    find_policy=images.find_policy,
+    make_machinery=images.make_machinery,
+    make_served=images.make_served,
+    check_sources=images.check_sources,
+)
+
+
+def kind_of(resolved: Resolved) -> Kind:
+    """By the pipeline of the configuration."""
+    return PICTURES if resolved.derived.pipeline == "generative" else LANGUAGE

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from headway.algorithms.flow import timesteps
 from headway.generative.models.blocks import JointBlock, modulated
 from headway.generative.models.denoiser import Conditioning
-from headway.generative.models.shape import MmditConfig
+from headway.generative.models.shape import FREQUENCIES, MmditConfig
 
-_FREQUENCIES = 64
 _FASTEST = 1000.0
 
 
@@ -45,7 +44,7 @@ class SmallMmdit(nn.Module):
         self.places = nn.Parameter(torch.randn(1, c.patches, c.dim) * 0.2)
         self.characters = nn.Embedding(len(c.alphabet) + 2, c.dim)
         self.orders = nn.Parameter(torch.randn(1, c.characters, c.dim) * 0.2)
-        self.noise_level = nn.Sequential(nn.Linear(2 * _FREQUENCIES, c.dim), nn.SiLU(), nn.Linear(c.dim, c.dim))
+        self.noise_level = nn.Sequential(nn.Linear(2 * FREQUENCIES, c.dim), nn.SiLU(), nn.Linear(c.dim, c.dim))
         self.prompt = nn.Sequential(nn.Linear(c.dim, c.dim), nn.SiLU(), nn.Linear(c.dim, c.dim))
         self.blocks = nn.ModuleList(
             JointBlock(c.dim, c.heads, c.mlp_ratio, last=index == c.depth - 1) for index in range(c.depth)
@@ -100,7 +99,7 @@ class SmallMmdit(nn.Module):
 def _waves(s_B: Tensor, dtype: torch.dtype) -> Tensor:
     """Sines and cosines of the noise level at frequencies from 1 to 1000, [B, 2·64]."""
     wide_B = s_B.to(torch.promote_types(dtype, torch.float32))
-    steps = torch.arange(_FREQUENCIES, device=s_B.device, dtype=wide_B.dtype) / (_FREQUENCIES - 1)
+    steps = torch.arange(FREQUENCIES, device=s_B.device, dtype=wide_B.dtype) / (FREQUENCIES - 1)
     angle = wide_B[:, None] * torch.exp(log(_FASTEST) * steps)[None]
     return torch.cat([angle.sin(), angle.cos()], dim=1).to(dtype)
 

@@ -9,6 +9,8 @@ from headway.errors import ConfigError
 
 ALPHABET = string.digits + string.ascii_letters + string.punctuation + " "
 """What prompts are written with unless a model says otherwise."""
+FREQUENCIES = 64
+"""Of the sines and cosines that a noise level is written in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,19 @@ class MmditConfig:
         """Tokens of a picture."""
         return self.height // self.patch * (self.width // self.patch)
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers a model of this shape learns."""
+        d, pixels = self.dim, self.channels * self.patch**2
+        hidden, norms = int(d * self.mlp_ratio), 2 * (d // self.heads)
+        seen = _linear(d, 3 * d) + norms
+        stream = seen + _linear(d, 6 * d) + _linear(d, d) + _linear(d, hidden) + _linear(hidden, d)
+        last = stream + seen + _linear(d, 2 * d)
+        inputs = _linear(pixels, d) + (self.patches + self.characters + len(self.alphabet) + 2) * d
+        steering = _linear(2 * FREQUENCIES, d) + 3 * _linear(d, d)
+        outputs = _linear(d, 2 * d) + _linear(d, pixels)
+        return inputs + steering + 2 * (self.depth - 1) * stream + last + outputs
+
     def tokens(self, prompt: str) -> list[int]:
         """Of one prompt, filled up with 0 to `characters`."""
         if len(prompt) > self.characters:
@@ -58,3 +73,7 @@ class MmditConfig:
             )
         known = [self.alphabet.find(letter) + 2 if letter in self.alphabet else 1 for letter in prompt]
         return known + [0] * (self.characters - len(known))
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    return (inputs + 1) * outputs

@@ -63,6 +63,12 @@ class EnvironmentFactory(Protocol):
     def __call__(self, task: Task) -> Environment: ...
 
 
+def outcome_of(info: Mapping[str, Any]) -> dict[str, float]:
+    """What `info` says about how an episode went, for those who count: success, turns, invalid."""
+    found = {name: info.get(name) for name in ("success", "turns", "invalid")}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
 class SingleTurn:
     """Answer once, then done: RLVR as an environment."""
 

@@ -128,8 +128,8 @@ class FrozenLake:
         goal_row, goal_column = next(cell for cell, left in self._distance.items() if left == 0)
         ways = ((self._moves[1], goal_row - row), (self._moves[2], goal_column - column))
         left = [f"{abs(count)} {word if count > 0 else self._opposite(word)}" for word, count in ways if count]
-        ways = [(word, (row + down, column + right)) for word, (down, right) in zip(self._moves, _STEPS, strict=True)]
-        ice = [word for word, (down, right) in ways if self._bears(down, right)]
+        around = zip(self._moves, _STEPS, strict=True)
+        ice = [word for word, (down, right) in around if self._bears(row + down, column + right)]
         return f"Goal: {', '.join(left) or 'here'}. Ice: {', '.join(ice)}."
 
     def _opposite(self, word: str) -> str:

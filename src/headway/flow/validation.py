@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from headway.data.base import TaskSource
 from headway.flow.line import Line
-from headway.rollout.evaluation import Examiner
+from headway.rollout.evaluation import Examiner, outcomes
 from headway.rollout.replica import Lane
 from headway.rollout.signal import Signal
 from headway.rollout.tasks import spawn
@@ -65,7 +65,15 @@ class ValidationFlow:
         rewards = [score.value for one in judged for _, score in one.answers]
         mean = sum(rewards) / len(rewards) if rewards else 0.0
         failed = len(tasks) - len(rewards)
-        line.events.emit("validate.end", "validate", trained=trained, reward=mean, samples=len(rewards), failed=failed)
+        line.events.emit(
+            "validate.end",
+            "validate",
+            trained=trained,
+            reward=mean,
+            samples=len(rewards),
+            failed=failed,
+            **outcomes([episode.info for one in judged for episode, _ in one.answers]),
+        )
         line.on_validated(trained, judged)
 
     def _examiner(self) -> Examiner:

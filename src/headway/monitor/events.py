@@ -8,7 +8,7 @@ data holds JSON scalars only, in the order given, so that a log is reproducible 
 | `state` | stage | `old`, `new` |
 | `group.start` | `generate` | `group`, `position`, `served` |
 | `sample.start` | `generate` | `sample` |
-| `sample.finish` | `generate` | `sample`, `actions`, `oldest`, `newest` |
+| `sample.finish` | `generate` | `sample`, `actions`, `oldest`, `newest`; of an episode `success`, `turns`, `invalid` |
 | `sample.end` | who ended it | `sample`, `end` (`trained`, `dropped`, `saved`), `reason` for a drop |
 | `sample.reopen` | `restore` | `sample`: goes on in a new line; an end it had is undone |
 | `group.ready` | `reward` | `group`, `reward` (mean) |
@@ -23,7 +23,7 @@ data holds JSON scalars only, in the order given, so that a log is reproducible 
 | `retry` / `restart` / `down` / `up` | who | `attempt` or `reason`; `version` for an engine that is up again |
 | `degrade` / `restore` | `recovery` | `level` |
 | `checkpoint` | `flow` | `trained` |
-| `validate.begin` / `validate.end` | `validate` | `trained`, and `reward`, `samples` at the end |
+| `validate.begin` / `validate.end` | `validate` | `trained`; at the end `reward`, `samples`, the outcomes of episodes |
 | `stall` | `flow` | `graph` |
 | `run.begin` | `run` | `resumed`, `trained`, and what is known about the run, such as `steps` and `machine` |
 | `run.end` | `run` | `trained`, `finished`, `reason` where it did not finish |

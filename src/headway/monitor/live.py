@@ -25,6 +25,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headway.monitor.episodes import Outcomes
 from headway.monitor.events import Event
 from headway.monitor.report import Monitor, Validation
 from headway.monitor.tables import number, seconds
@@ -84,7 +85,8 @@ class LiveDisplay:
         elif kind == "step.end":
             self._print(step_line(self._monitor))
         elif kind == "validate.end":
-            self._print(validation_line(self._monitor.incidents.validations[-1]))
+            held_out = self._monitor.episodes.validations
+            self._print(validation_line(self._monitor.incidents.validations[-1], held_out))
         elif kind in _INCIDENTS and (times <= _SHOWN or times in _MILESTONES):
             self._print(self._incident if times <= _SHOWN else f"{self._incident} ({times:,} times so far)")
 
@@ -103,7 +105,7 @@ class LiveDisplay:
         steps = monitor.throughput.steps
         rows: list[Table | Text] = [Text(_headline(monitor, now_s, self._steps), style="bold")]
         if steps or monitor.incidents.validations:
-            rows.append(_learning(steps, monitor.incidents.validations))
+            rows.append(_learning(steps, monitor.incidents.validations, monitor.episodes.steps))
         if steps:
             rows.append(Text(_progress(monitor, steps[-_RECENT:])))
         rows.append(Text(_now(monitor, now_s), style="dim"))
@@ -124,17 +126,26 @@ def step_line(monitor: Monitor) -> str:
         held_out = f", held-out {number(validations[-1].reward)}"
     spent_s = last.seconds or 1.0
     return (
-        f"[{seconds(last.end_s)}] step {last.trained}: reward {reward}{held_out}, {number(last.seconds)} s "
+        f"[{seconds(last.end_s)}] step {last.trained}: reward {reward}{_success(monitor.episodes.steps)}{held_out}, "
+        f"{number(last.seconds)} s "
         f"({number(last.train_s)} training), {number(last.samples / spent_s)} samples/s, "
         f"{number(last.actions / spent_s)} tokens/s ({number(last.generated / spent_s)} generated), "
         f"lag {number(last.lag)}, served {monitor.lag.versions.served}, dropped {monitor.lag.dropped}"
     )
 
 
-def validation_line(validation: Validation) -> str:
+def validation_line(validation: Validation, episodes: Sequence[Outcomes] = ()) -> str:
     """A validation as one line."""
     reward = "-" if validation.reward is None else number(validation.reward)
+    reward += _success(episodes)
     return f"[{seconds(validation.time_s)}] held-out after step {validation.trained}: {reward} ({validation.samples})"
+
+
+def _success(episodes: Sequence[Outcomes]) -> str:
+    """Of the newest ones, where there are any."""
+    if not episodes or episodes[-1].success is None:
+        return ""
+    return f", success {number(episodes[-1].success)}, invalid {number(episodes[-1].invalid)}"
 
 
 def incident_line(event: Event) -> str:
@@ -185,12 +196,13 @@ def _eta(monitor: Monitor, now_s: float, left: int) -> str:
     return f", {seconds(max(0.0, left * each_s - (now_s - recent[-1].end_s)))} left"
 
 
-def _learning(steps: Sequence[StepRecord], validations: Sequence[Validation]) -> Text:
+def _learning(steps: Sequence[StepRecord], validations: Sequence[Validation], episodes: Sequence[Outcomes]) -> Text:
     """Reward and held-out reward, each with its curve."""
     parts = []
     for name, values, recent in (
         ("reward", [step.reward for step in steps], _RECENT),
         ("held-out", [one.reward for one in validations], 1),
+        ("success", [one.success for one in episodes], _RECENT),
     ):
         known = [value for value in values if value is not None]
         if known:

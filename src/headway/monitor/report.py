@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headway.monitor.episodes import EpisodeRecorder, Outcomes
 from headway.monitor.events import Event
 from headway.monitor.lag import Ends, Lag, LagRecorder
 from headway.monitor.throughput import Throughput, ThroughputRecorder
@@ -53,6 +54,9 @@ class RunReport:
     """Errors, retries, restarts and so on by kind; only those that happened."""
     checkpoints: int
     validations: tuple[Validation, ...]
+    episodes: tuple[Outcomes, ...] = ()
+    """By step, where the run plays in environments."""
+    held_out_episodes: tuple[Outcomes, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, in the order of the fields."""
@@ -98,7 +102,8 @@ class Monitor(MeasuringSink):
         self.lag = LagRecorder(clock)
         self.throughput = ThroughputRecorder(clock)
         self.incidents = IncidentRecorder()
-        super().__init__(clock, self.usage, self.lag, self.throughput, self.incidents)
+        self.episodes = EpisodeRecorder()
+        super().__init__(clock, self.usage, self.lag, self.throughput, self.incidents, self.episodes)
 
     def report(self) -> RunReport:
         """What is known so far."""
@@ -114,6 +119,8 @@ class Monitor(MeasuringSink):
             faults={kind: faults[kind] for kind in FAULT_KINDS if faults[kind]},
             checkpoints=self.incidents.checkpoints,
             validations=tuple(self.incidents.validations),
+            episodes=tuple(self.episodes.steps),
+            held_out_episodes=tuple(self.episodes.validations),
         )
 
 

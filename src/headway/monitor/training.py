@@ -30,7 +30,8 @@ class Row(NamedTuple):
 
 def training_rows(report: RunReport) -> list[Row]:
     """The rows that this run has something to say about."""
-    rows = [_held_out(report.validations), _reward(report), _steps(report), _speed(report), _lag(report)]
+    rows = [_held_out(report.validations), _success(report), _reward(report), _steps(report), _speed(report)]
+    rows.append(_lag(report))
     rows += [_dropped(report), _waited(report), _incidents(report)]
     return [row for row in rows if row is not None]
 
@@ -64,6 +65,20 @@ def _held_out(validations: tuple[Validation, ...]) -> Row | None:
     if best.reward is not None and best.reward > last.reward:
         note += f"; best {number(best.reward)} after {best.trained}"
     return Row("held-out reward", f"{number(first.reward)} → {number(last.reward)}", note)
+
+
+def _success(report: RunReport) -> Row | None:
+    """Of held-out episodes where there are any, else of those made for training."""
+    name = "held-out success" if report.held_out_episodes else "success"
+    known = [one for one in report.held_out_episodes or report.episodes if one.success is not None]
+    if not known:
+        return None
+    first, last = known[0], known[-1]
+    note = f"{number(last.turns)} turns, {percent(last.invalid)} of them invalid"
+    if len(known) > 1:
+        note += f" ({percent(first.invalid)} before)"
+    value = percent(last.success or 0.0)
+    return Row(name, value if len(known) == 1 else f"{percent(first.success or 0.0)} → {value}", note)
 
 
 def _reward(report: RunReport) -> Row | None:

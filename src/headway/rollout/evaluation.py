@@ -7,10 +7,11 @@ written into the ledger. Does not know which policy answers: that is the hub's a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from headway.environments.base import EnvironmentFactory
+from headway.environments.base import EnvironmentFactory, outcome_of
 from headway.monitor.events import EventLog
 from headway.rewards.base import Reward
 from headway.rollout.agent import Decode
@@ -42,6 +43,20 @@ class Judged:
     def mean(self) -> float:
         """Mean reward of the answers."""
         return sum(score.value for _, score in self.answers) / len(self.answers)
+
+
+def outcomes(infos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """How the episodes of environments went: shares of `success` and of `invalid` turns, mean number of `turns`."""
+    found = [outcome for info in infos if "turns" in (outcome := outcome_of(info))]
+    if not found:
+        return {}
+    turns = sum(outcome["turns"] for outcome in found)
+    judged = [outcome["success"] for outcome in found if "success" in outcome]
+    return {
+        **({"success": sum(judged) / len(judged)} if judged else {}),
+        "turns": turns / len(found),
+        "invalid": sum(outcome.get("invalid", 0.0) for outcome in found) / max(1.0, turns),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

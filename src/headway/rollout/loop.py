@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from math import isfinite
 from typing import Protocol
 
-from headway.environments.base import Environment, EnvironmentFactory
+from headway.environments.base import Environment, EnvironmentFactory, outcome_of
 from headway.errors import EngineCrashed, EngineError, EnvironmentFailed, RewardError
 from headway.monitor.events import EventLog
 from headway.rewards.base import Reward
@@ -254,6 +254,7 @@ class RolloutLoop:
             actions=sum(part.count for part in runs),
             oldest=min((part.version for part in runs), default=-1),
             newest=max((part.version for part in runs), default=-1),
+            **outcome_of(episode.info),
         )
 
     def _hand_over_if_full(self, run: GroupRun) -> None:

@@ -8,6 +8,8 @@
 | `throughput/generated_tokens_per_s` | made by the engines in that time, validation included |
 | `time/step_s`, `time/train_s`, `time/wait_s` | since the step before; of which training; of which not |
 | `response/length`, `response/truncated` | actions of a trained sample; share of requests cut off at the limit |
+| `episode/success`, `episode/turns`, `episode/invalid` | of episodes that ended: share that succeeded, mean number of \
+turns, share of turns not understood; `held_out/…` the same of validation |
 | `groups/with_spread` | share of judged groups whose rewards differ; 1 where equal ones are not filtered |
 | `drops/<reason>` | samples dropped since the step before; from the first drop of that reason on |
 | `train/<metric>` | as the trainer reports it |
@@ -21,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeGuard
 
+from headway.monitor.episodes import OutcomeMeter, held_out_outcomes
 from headway.monitor.events import Event
 
 HELD_OUT = "reward/held_out"
@@ -46,6 +49,7 @@ class ScalarMeter:
         self._begun_s: float | None = None
         self._last = -1
         self._drops: Counter[str] = Counter()
+        self._episodes = OutcomeMeter()
         self._start_afresh()
         self._handlers: dict[str, Callable[[Event], Point | None]] = {
             "run.begin": self._run_begin,
@@ -56,6 +60,7 @@ class ScalarMeter:
             "step.begin": self._step_begin,
             "group.train": self._group_train,
             "step.end": self._step_end,
+            "sample.finish": self._sample_finish,
             "validate.end": self._validated,
         }
 
@@ -63,6 +68,7 @@ class ScalarMeter:
         """Nothing has been counted for the next step yet."""
         self._generated = self._requests = self._cut_off = self._ready = self._equal = 0
         self._samples = self._actions = self._lag = self._lag_max = 0
+        self._episodes.clear()
         self._drops = Counter(dict.fromkeys(self._drops, 0))
 
     def __call__(self, event: Event) -> Point | None:
@@ -83,6 +89,10 @@ class ScalarMeter:
         self._generated += event.data.get("actions", 0)
         self._requests += 1
         self._cut_off += event.data.get("finish") == _CUT_OFF
+
+    def _sample_finish(self, event: Event) -> None:
+        if event.who == "generate":
+            self._episodes.add(event.data)
 
     def _group_ready(self, event: Event) -> None:
         self._ready += 1
@@ -119,6 +129,9 @@ class ScalarMeter:
             values |= self._trained_values(spent_s)
         values |= self._made_values(spent_s)
         values |= {name: value for name, value in data.items() if name.startswith("train/") and _is_number(value)}
+        outcomes = self._episodes.take(step)
+        if outcomes is not None:
+            values |= {f"episode/{name}": value for name, value in outcomes.values().items()}
         rewind, self._last = step <= self._last, step
         self._step_s, self._begun_s = time_s, None
         self._start_afresh()
@@ -149,7 +162,9 @@ class ScalarMeter:
         reward = event.data.get("reward")
         if not _is_number(reward):
             return None
-        return Point(event.data["trained"], event.time_s, {HELD_OUT: reward})
+        outcomes = held_out_outcomes(event.data)
+        values = {} if outcomes is None else {f"held_out/{name}": value for name, value in outcomes.values().items()}
+        return Point(event.data["trained"], event.time_s, {HELD_OUT: reward, **values})
 
 
 def scalars_of(events: Iterable[Event]) -> Iterator[Point]:

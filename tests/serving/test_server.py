@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from headway.errors import ConfigError
-from headway.serving.direct import DirectAnswers
 from headway.serving.server import Server, Service, is_loopback
 from tests.serving.factory import ADD, Stage, World, served
 
@@ -192,9 +191,8 @@ def test_a_token_is_asked_for_and_other_machines_only_with_one(stage: Stage) -> 
             with pytest.raises(openai.AuthenticationError):
                 await world.client("wrong").models.list()
             assert (await world.client("s3cret").models.list()).data[0].id == "tiny"
-            direct = DirectAnswers(world.hub, stage.made.dialect, context_tokens=10)
             with pytest.raises(ConfigError, match="there is no token"):
-                await Server(Service(model="m", dialect=stage.made.dialect, direct=direct)).start("0.0.0.0")
+                await Server(Service(model="m", dialect=stage.made.dialect)).start("0.0.0.0")
 
     stage.run(main())
     assert is_loopback("::1") and is_loopback("localhost") and not is_loopback("10.0.0.1")

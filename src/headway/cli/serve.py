@@ -21,6 +21,7 @@ from headway.build.rundir import newest_checkpoint
 from headway.build.serving import Ready, prepare_serving, serving_hub
 from headway.errors import ConfigError
 from headway.rollout.hub import InferenceHub
+from headway.serving.endpoint import check_installed
 from headway.serving.refusals import Refused
 
 TOKEN = "HEADWAY_TOKEN"
@@ -38,13 +39,18 @@ def add_parser(subparsers: _SubParsers) -> None:
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (8000); 0 takes a free one")
     parser.add_argument("--token", help=f"what clients send as their API key (${TOKEN})")
     parser.add_argument("--name", help="what the model is called (the name of its directory)")
-    parser.add_argument("--max-body-mb", type=float, default=16.0, help="largest request (16)")
-    parser.add_argument("--max-requests", type=int, default=256, help="requests at work at once (256)")
+    parser.add_argument("--max-body-mb", type=_positive, default=16.0, help="largest request (16)")
+    parser.add_argument("--max-requests", type=_positive, default=256, help="requests at work at once (256)")
     parser.set_defaults(run=run_serve)
 
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
+    check_installed()
+    from headway.serving.server import check_address
+
+    args.token = args.token or os.environ.get(TOKEN) or None
+    check_address(args.host, args.port, args.token)
     ready = prepare_serving(_model(args.model), args.arguments)
     asyncio.run(_serve(ready, args))
     return 0
@@ -64,7 +70,7 @@ async def _serve(ready: Ready, args: argparse.Namespace) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    limits = Limits(body_mb=args.max_body_mb, requests=args.max_requests)
+    limits = Limits(body_mb=args.max_body_mb, requests=int(args.max_requests))
     async with serving_hub(ready) as hub:
         service = Service(
             model=args.name or Path(args.model).name or ready.policy.path.name,
@@ -72,7 +78,7 @@ async def _serve(ready: Ready, args: argparse.Namespace) -> None:
             direct=DirectAnswers(hub, ready.dialect, context_tokens=ready.context_tokens),
             health=lambda: _health(hub),
         )
-        server = Server(service, token=args.token or os.environ.get(TOKEN) or None, limits=limits)
+        server = Server(service, token=args.token, limits=limits)
         try:
             address = await server.start(args.host, args.port)
             print(f"{service.model} at {address}/v1 (up to {ready.context_tokens} tokens)", flush=True)
@@ -97,3 +103,10 @@ def _model(name: str) -> str:
         hint = "a model has config.json, a run has checkpoints"
         raise ConfigError("is neither a model nor a run with a checkpoint", key="MODEL", value=name, hint=hint)
     return str(checkpoint)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value >= 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

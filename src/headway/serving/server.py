@@ -72,9 +72,7 @@ class Server:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen; the address, as `http://host:port`. Raises `ConfigError`."""
-        if self._token is None and self._service.direct is not None and not is_loopback(host):
-            problem = "is not this machine alone, and there is no token"
-            raise ConfigError(problem, key="--host", value=host, hint="--token SECRET, or 127.0.0.1")
+        check_address(host, port, self._token)
         runner = self._runner = web.AppRunner(
             self._app(),
             handler_cancellation=True,
@@ -84,7 +82,7 @@ class Server:
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             await self.close()
             raise ConfigError(f"cannot listen there: {error}", key="--port", value=port) from error
         name, number = runner.addresses[0][:2]
@@ -273,6 +271,15 @@ def _unknown(wanted: str, served: str) -> Refused:
     return Refused(
         f"there is no model {wanted!r} here, only {served!r}", status=404, param="model", code="model_not_found"
     )
+
+
+def check_address(host: str, port: int, token: str | None) -> None:
+    """Whether one may listen there; beyond this machine only with a token. Raises `ConfigError`."""
+    if not 0 <= port <= 65535:
+        raise ConfigError("is no port", key="--port", value=port, hint="1 to 65535, or 0 for any that is free")
+    if token is None and not is_loopback(host):
+        problem = "is not this machine alone, and there is no token"
+        raise ConfigError(problem, key="--host", value=host, hint="--token SECRET, or 127.0.0.1")
 
 
 def is_loopback(host: str) -> bool:

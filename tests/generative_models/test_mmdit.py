@@ -74,7 +74,6 @@ def test_it_learns_which_picture_belongs_to_which_prompt() -> None:
     """Two prompts, two pictures: with the right prompt the loss falls, with the wrong one it stays."""
     pictures = torch.stack([torch.full((1, 8, 16), -0.8), torch.full((1, 8, 16), 0.8)])
     model = SmallMmdit(SMALL)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)
 
     def loss(prompts: list[str]) -> torch.Tensor:
@@ -85,10 +84,12 @@ def test_it_learns_which_picture_belongs_to_which_prompt() -> None:
         return (v - (e - x0)).square().mean()
 
     first = loss(["1", "2"]).item()
-    for _ in range(50):
-        optimizer.zero_grad()
-        loss(["1", "2"]).backward()
-        optimizer.step()
+    for _ in range(45):
+        slopes = torch.autograd.grad(loss(["1", "2"]), list(model.parameters()), allow_unused=True)
+        with torch.no_grad():
+            for parameter, slope in zip(model.parameters(), slopes, strict=True):
+                if slope is not None:
+                    parameter -= 4e-3 * slope.sign()
     with torch.no_grad():
         right, wrong = loss(["1", "2"]).item(), loss(["2", "1"]).item()
     assert right < 0.6 * first and wrong > 1.5 * right

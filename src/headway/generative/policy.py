@@ -32,7 +32,8 @@ class FlowPolicy:
     """A `Denoiser` that is trained. `causal` is what a checkpoint asks for the model's description."""
 
     def __init__(self, model: Any, settings: LocalSettings, flow: FlowSettings) -> None:
-        self.model = model.to(device=settings.device, dtype=torch.float32).train()
+        dtype = torch.float64 if settings.precision == "fp64" else torch.float32
+        self.model = model.to(device=settings.device, dtype=dtype).train()
         for module in self.model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
@@ -105,7 +106,7 @@ class FlowPolicy:
                 found: Tensor = self.model(x_NCHW, s_N, conditioning)
             else:
                 found = functional_call(self.model, dict(values), (x_NCHW, s_N, conditioning))
-        return found.float()
+        return found.to(torch.promote_types(found.dtype, torch.float32))
 
     def _encode(self, prompt: str) -> Conditioning:
         with torch.no_grad():

@@ -37,7 +37,7 @@ _PROGRESS = "pretraining.json"
 class Pretraining:
     """What is learned, and how."""
 
-    model: MmditConfig = field(default_factory=lambda: MmditConfig(alphabet="0123456789", characters=8))
+    model: MmditConfig = field(default_factory=MmditConfig)
     strings: Strings = field(default_factory=Strings)
     style: Style = field(default_factory=Style)
     steps: int = 2000
@@ -75,6 +75,18 @@ class Pretraining:
         pictures = np.stack([render(caption, self.style, rng)[:, :, 0] for caption in captions])
         captions = ["" if rng.random() < self.without_prompt else caption for caption in captions]
         return captions, torch.from_numpy(pictures).float().div(127.5).sub(1).unsqueeze(1)
+
+
+BASE = Pretraining(
+    model=MmditConfig(alphabet="0123456789", characters=4, dim=64, depth=3),
+    style=Style(wrong=0.3, strokes=0.15, jitter=0),
+    steps=3000,
+    batch=32,
+    learning_rate=2e-3,
+    warmup=50,
+    average=0.995,
+)
+"""How the model that comes with Headway was made."""
 
 
 class Pretrainer:
@@ -159,6 +171,15 @@ def pretrain(
             trainer.save(directory)
     save(trainer.average, directory)
     return trainer.average
+
+
+def save_half(model: SmallMmdit, directory: Path) -> None:
+    """The same directory with weights in half precision: what is shipped."""
+    half = SmallMmdit(model.config)
+    half.load_state_dict(model.state_dict())
+    save(half.half(), directory)
+    for name in (_STATE, _PROGRESS):
+        (directory / name).unlink(missing_ok=True)
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

@@ -54,11 +54,11 @@ class Style:
 def render(text: str, style: Style, rng: Rng) -> NDArray[np.uint8]:
     """A picture of `text`, with what `style` puts in the way."""
     shown = "".join(_other(letter, style, rng) if rng.random() < style.wrong else letter for letter in text)
-    paper = Image.new("L", (style.width, style.height), rng.randrange(225, 256))
+    paper = Image.new("L", (style.width, style.height), rng.randrange(240, 256))
     draw = ImageDraw.Draw(paper)
     for _ in range(rng.randrange(0, style.blots + 1)):
         _blot(draw, style, rng)
-    ink = rng.randrange(0, 50)
+    ink = rng.randrange(0, 20)
     paper.paste(ink, (0, 0), _mask(shown, style, rng))
     if rng.random() < style.strokes:
         ends = [(side, rng.randrange(0, style.height)) for side in (0, style.width - 1)]
@@ -83,16 +83,19 @@ def _blot(draw: ImageDraw.ImageDraw, style: Style, rng: Rng) -> None:
 
 
 def _mask(text: str, style: Style, rng: Rng) -> Image.Image:
-    """Where the letters are: as large as fits, about the middle."""
-    size = _largest(text, style.width - 2, style.height - 2)
-    left, top, right, bottom = _box(text, size)
-    spare = (style.width - round(right - left), style.height - round(bottom - top))
-    corner = [_between(0, room, room // 2 + rng.randrange(-style.jitter, style.jitter + 1)) for room in spare]
+    """Where the letters are: each in the middle of a cell of its own, all of one size, as large as fits."""
+    cell = style.width // len(text)
+    size = _largest(style.alphabet, cell, style.height - 2 * style.jitter)
+    _, top, _, bottom = _box(style.alphabet, size)
+    across, down = (rng.randrange(-style.jitter, style.jitter + 1) for _ in range(2))
     mask = Image.new("L", (style.width, style.height), 0)
-    ImageDraw.Draw(mask).text((corner[0] - left, corner[1] - top), text, fill=255, font=_font(size))
+    draw = ImageDraw.Draw(mask)
+    for place, letter in enumerate(text):
+        left, _, right, _ = _box(letter, size)
+        x = place * cell + (style.width - cell * len(text)) // 2 + (cell - (right - left)) // 2 - left + across
+        draw.text((x, (style.height - (bottom - top)) // 2 - top + down), letter, fill=255, font=_font(size))
     if style.tilt:
-        angle = (2 * rng.random() - 1) * style.tilt
-        mask = mask.rotate(angle, Image.Resampling.BILINEAR)
+        mask = mask.rotate((2 * rng.random() - 1) * style.tilt, Image.Resampling.BILINEAR)
     return mask
 
 
@@ -105,21 +108,22 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 
 @cache
-def _largest(text: str, width: int, height: int) -> int:
-    """The size of type that just fits."""
+def _largest(alphabet: str, width: int, height: int) -> int:
+    """The size of type whose every letter just fits into a cell."""
     size = 5
-    while size < height * 2:
-        left, top, right, bottom = _box(text, size + 1)
-        if right - left > width or bottom - top > height:
+    while size < 2 * height:
+        boxes = [_box(letter, size + 1) for letter in alphabet]
+        if max(right - left for left, _, right, _ in boxes) > width or _tall(alphabet, size + 1) > height:
             break
         size += 1
     return size
 
 
+def _tall(alphabet: str, size: int) -> float:
+    _, top, _, bottom = _box(alphabet, size)
+    return bottom - top
+
+
 @cache
 def _box(text: str, size: int) -> tuple[float, float, float, float]:
     return _font(size).getbbox(text)
-
-
-def _between(least: int, most: int, value: int) -> int:
-    return max(least, min(value, most))

@@ -268,7 +268,7 @@ def test_a_function_that_blocks_has_a_thread_of_its_own(stage: Stage) -> None:
     async def main() -> None:
         async with episodes(stage) as world:
             episode = await world.play(in_process(blocking, {"times": 2}))
-            assert episode.turns[-1].reward == 2.0 and episode.info == {"note": "policy"}
+            assert episode.turns[-1].reward == 2.0 and episode.info == {"note": "policy", "turns": 2}
 
     stage.run(main())
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headway.build.backends import find_policy, make_machinery
+from headway.build.foreign import make_foreign_agents, make_run_endpoint
 from headway.build.placement import place
-from headway.build.serving import make_foreign_agents, make_run_endpoint
 from headway.build.settings import settings_of
 from headway.config import load
 from headway.flow.backends import Backends

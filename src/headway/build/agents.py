@@ -18,11 +18,12 @@ from typing import Any, Protocol
 
 from headway.build.backends import Policy
 from headway.build.episodes import EpisodeSource
+from headway.build.foreign import OPENAI_AGENT, check_foreign, make_foreign_agents, make_run_endpoint
 from headway.config import CustomEnvConfig, EnvManagerConfig, Resolved
 from headway.data import Sources
 from headway.data.interleave import InterleavedSource
 from headway.environments.base import Environment, SingleTurn
-from headway.environments.chat import ChatTokenizer, ChatTokens
+from headway.environments.chat import ChatTokens
 from headway.environments.episode import HELD_OUT, Rules, TextEpisode
 from headway.environments.local import LocalHost
 from headway.environments.output import Muffler
@@ -31,6 +32,8 @@ from headway.environments.registry import check_options, environment_class, envi
 from headway.environments.text import Traits, traits_of
 from headway.environments.workers import WorkerHost
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.serving.endpoint import RunEndpoint
+from headway.serving.foreign import ForeignAgents
 from headway.types import Task
 
 _EXAMINED = 64
@@ -117,6 +120,9 @@ def _kind(resolved: Resolved, tag: str, *, groups: int, members: int, penalty: f
 
 def _traits(name: str, options: Mapping[str, Any]) -> Traits:
     """What the environment says of itself. One is made to see that it can be, unless it belongs into workers."""
+    if name == OPENAI_AGENT:
+        check_foreign(options)
+        return Traits()
     made = environment_class(name)
     check_options(made, name, options)
     if getattr(made, "workers", 0):
@@ -161,31 +167,40 @@ def worlds_of(resolved: Resolved, policy: Policy) -> Worlds:
     if resolved.derived.pipeline != "agentic":
         return SingleTurns()
     longest = min(resolved.derived.sequence_length, policy.positions or resolved.derived.sequence_length)
-    return AgentWorlds(resolved, policy.tokenizer, longest=longest, model=policy.path.name)
+    return AgentWorlds(resolved, policy, longest=longest)
 
 
 class AgentWorlds:
-    """Episodes of text environments, here or in worker processes."""
+    """Episodes of text environments, here or in worker processes, and of agents that are somebody else's."""
 
-    def __init__(self, resolved: Resolved, tokenizer: ChatTokenizer, *, longest: int, model: str) -> None:
-        chat = ChatTokens(tokenizer, name=model)
+    def __init__(self, resolved: Resolved, policy: Policy, *, longest: int) -> None:
+        chat = ChatTokens(policy.tokenizer, name=policy.path.name)
         self._chat, self._kept = chat, children()
         take_in_orphans()
         self._muffler = Muffler()
         self._hosts: dict[str, LocalHost | WorkerHost] = {}
         self._kinds: dict[tuple[str, bool], tuple[Rules, asyncio.Semaphore]] = {}
+        self._endpoint = make_run_endpoint(policy)
+        self._foreign: dict[tuple[str, bool], ForeignAgents] = {}
         for held_out in (False, True):
             for kind in kinds_of(resolved, held_out=held_out):
+                if kind.name == OPENAI_AGENT:
+                    self._foreign[kind.tag, held_out] = _agents(self._endpoint, kind, longest)
+                    continue
                 if kind.tag not in self._hosts:
                     self._hosts[kind.tag] = _host(resolved, kind)
                 self._kinds[kind.tag, held_out] = (_rules(kind, longest), asyncio.Semaphore(kind.groups * kind.members))
 
     def __call__(self, task: Task) -> Environment:
-        rules, gate = self._kinds[task.domain, bool(task.data.get(HELD_OUT))]
+        key = task.domain, bool(task.data.get(HELD_OUT))
+        if key in self._foreign:
+            return self._foreign[key](task)
+        rules, gate = self._kinds[key]
         return TextEpisode(self._hosts[task.domain].seat(), self._chat, rules, gate)
 
     async def close(self) -> None:
         try:
+            await self._endpoint.close()
             await asyncio.gather(*(host.close() for host in self._hosts.values()), return_exceptions=True)
         finally:
             self._muffler.close()
@@ -202,6 +217,18 @@ def _host(resolved: Resolved, kind: Kind) -> LocalHost | WorkerHost:
     if workers and not is_registered(kind.name):
         return WorkerHost(kind.name, options, workers=workers, seats=seats, places=places)
     return LocalHost(kind.name, lambda: environment_named(kind.name, **options), places=places)
+
+
+def _agents(endpoint: RunEndpoint, kind: Kind, longest: int) -> ForeignAgents:
+    custom = kind.custom
+    return make_foreign_agents(
+        endpoint,
+        custom.env_config,
+        context_tokens=longest,
+        max_turns=custom.max_steps,
+        most_tokens=custom.max_tokens_per_step,
+        places=custom.concurrency or kind.groups * kind.members,
+    )
 
 
 def _rules(kind: Kind, longest: int) -> Rules:

@@ -1,20 +1,20 @@
-"""A policy behind the OpenAI-compatible endpoint: alone (`headway serve`), or as the world of a run's foreign agents.
+"""A policy behind the OpenAI-compatible endpoint, without a trainer: what `headway serve` does.
 
-Alone, the weights go to the engines the way a trainer's would. An engine that dies is restarted and given them again;
-requests that it held go on with the tokens they have.
+The weights go to the engines the way a trainer's would. An engine that dies is restarted and given them again; requests
+that it held go on with the tokens they have.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headway.build.backends import Policy, Served, find_policy, make_served
 from headway.build.evaluation import seed, serve_policy
+from headway.build.foreign import dialect_of
 from headway.build.placement import Placement, place
 from headway.config import Resolved, load
 from headway.errors import BackendError
@@ -22,9 +22,7 @@ from headway.monitor.events import EventLog, Sink
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Health, Replica
 from headway.serving.chat import Dialect
-from headway.serving.endpoint import RunEndpoint, check_installed
-from headway.serving.foreign import ForeignAgents
-from headway.serving.launch import launch_of
+from headway.serving.endpoint import check_installed
 from headway.settings import Reliability
 
 _LONGEST = 4096
@@ -61,13 +59,6 @@ def prepare_serving(model: str, overrides: Sequence[str] = ()) -> Ready:
     return Ready(resolved=resolved, policy=policy, place=place(resolved), dialect=dialect_of(policy))
 
 
-def dialect_of(policy: Policy) -> Dialect:
-    """How the policy is spoken to."""
-    from headway.models import end_tokens
-
-    return Dialect(policy.tokenizer, ends=end_tokens(policy.path))
-
-
 @asynccontextmanager
 async def serving_hub(
     ready: Ready, *, logs: Path | None = None, sinks: Sequence[Sink] = ()
@@ -102,23 +93,3 @@ async def _revive(hub: InferenceHub, served: Served, replica: Replica, reliabili
         except BackendError:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, reliability.probe_s)
-
-
-def make_run_endpoint(policy: Policy) -> RunEndpoint:
-    """Where the foreign agents of a run ask; one for all of them. Raises `ConfigError`."""
-    check_installed()
-    return RunEndpoint(dialect_of(policy), model=policy.path.name)
-
-
-def make_foreign_agents(
-    endpoint: RunEndpoint, options: Mapping[str, Any], *, context_tokens: int, max_turns: int | None = None
-) -> ForeignAgents:
-    """The environments of one kind of agent, from its `env_config`. Raises `ConfigError`."""
-    return ForeignAgents(
-        launch=launch_of(options),
-        endpoint=endpoint,
-        dialect=endpoint.dialect,
-        context_tokens=context_tokens,
-        max_turns=max_turns,
-        model=endpoint.model,
-    )

@@ -65,6 +65,10 @@ class ForeignAgents:
     context_tokens: int
     """Most tokens of a conversation with its answer."""
     max_turns: int | None = None
+    most_tokens: int | None = None
+    """Of one answer; `None`: as many as the run's sampling allows."""
+    places: asyncio.Semaphore | None = None
+    """Episodes that are played at once; `None`: any number."""
     model: str = "policy"
     """What the agent is told that the model is called; it may ask for any name."""
 
@@ -83,6 +87,12 @@ class ForeignEnvironment:
         self._turns = 0
         self._truncated = False
         """Whether the agent was refused something for a limit of ours."""
+        self._inside = False
+
+    async def enter(self) -> None:
+        if self._agents.places is not None:
+            await self._agents.places.acquire()
+            self._inside = True
 
     async def reset(self, task: Task) -> Observation:
         session = self._session = self._agents.endpoint.sessions.open()
@@ -108,14 +118,20 @@ class ForeignEnvironment:
         earned = session.earned()
         if seen is not None:
             return replace(seen, reward=earned)
-        return Observation(done=True, reward=earned, truncated=self._truncated, info=session.info)
+        info = {**session.info, "turns": self._turns}
+        return Observation(done=True, reward=earned, truncated=self._truncated, info=info)
 
     async def close(self) -> None:
         if self._session is not None:
             self._agents.endpoint.sessions.close(self._session)
-        if self._agent is not None:
-            self._agent.cancel()
-            await asyncio.wait([self._agent])
+        try:
+            if self._agent is not None:
+                self._agent.cancel()
+                await asyncio.wait([self._agent])
+        finally:
+            if self._agents.places is not None and self._inside:
+                self._agents.places.release()
+                self._inside = False
 
     async def _next(self, session: Session) -> Observation | None:
         """What the policy sees next; `None` at the end. Raises `EnvironmentFailed` where the end is no good one."""
@@ -128,8 +144,12 @@ class ForeignEnvironment:
             why = self._refusal(session, context)
             if why is None:
                 self._asked, ask = news, call.ask
+                limits = [limit for limit in (ask.limit, self._agents.most_tokens) if limit is not None]
                 return Observation(
-                    tokens=context.new, fresh=context.fresh, most_tokens=ask.limit, stop=ask.sampling.stop
+                    tokens=context.new,
+                    fresh=context.fresh,
+                    most_tokens=min(limits, default=None),
+                    stop=ask.sampling.stop,
                 )
             self._truncated = True
             call.refuse(why)

@@ -3,9 +3,9 @@
     agent: "my_agents:solve"                 async def solve(base_url, api_key, model, task) -> float
     command: [python, my_agent.py]           told by OPENAI_BASE_URL, OPENAI_API_KEY, HEADWAY_MODEL, HEADWAY_TASK
 
-A function that is not `async` runs on a thread of its own. A program that ends with an error has failed; its reward it
-posts to `$HEADWAY_REWARD_URL`. No program, and nothing that it started, outlives its episode or the run, also where
-the run is killed: `guard.py` stands between them.
+A function that is not `async` runs on a thread of its own; what it prints is not shown. A program that ends with an
+error has failed; its reward it posts to `$HEADWAY_REWARD_URL`. No program, and nothing that it started, outlives its
+episode or the run, also where the run is killed: `guard.py` stands between them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
+from headway.environments.output import Printed, swallowed
 from headway.environments.registry import environment_class
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.serving.foreign import Invitation, Launch
@@ -55,9 +57,11 @@ def in_process(function: Callable[..., Any], arguments: Mapping[str, Any] | None
     async def launch(invitation: Invitation) -> Any:
         told = {name: getattr(invitation, name) for name in _TOLD}
         told["task"] = dict(invitation.task)
-        if inspect.iscoroutinefunction(function):
-            return await function(**told, **further)
-        return await _on_a_thread(lambda: function(**told, **further))
+        with swallowed(Printed()):
+            if inspect.iscoroutinefunction(function):
+                return await function(**told, **further)
+            inside = copy_context()
+            return await _on_a_thread(lambda: inside.run(lambda: function(**told, **further)))
 
     return launch
 

@@ -49,9 +49,14 @@ def test_frozen_lake_ends_in_a_hole_and_counts_what_is_no_move() -> None:
 
 def test_frozen_lake_near_by_says_what_is_around() -> None:
     world = lake(view="near")
-    assert world.reset(0, {"map": FIXED}) == "Goal: 3 Down, 3 Right. Ice: Down, Right."
+    assert (
+        world.reset(0, {"map": FIXED})
+        == "The goal is Down and Right. You can go Down or Right. Which direction? One word."
+    )
     world.step("right")
-    assert world.step("right").text == "Goal: 3 Down, 1 Right. Ice: Left, Down, Right."
+    assert world.step("right").text == (
+        "The goal is Down and Right. You can go Left or Down or Right. Which direction? One word."
+    )
 
 
 def test_maps_come_from_the_seed_and_can_be_crossed() -> None:

@@ -1,9 +1,10 @@
 """FrozenLake in words: cross the ice to the goal without falling into a hole.
 
 Maps are made from the seed and can always be crossed; walking and slipping are gymnasium's own. Options are those of
-ROLL's environment of the same name, and two more: `view`, how the lake is told, and `progress`, a reward for coming
-nearer, without which a small model does not begin to learn. What progress adds up to over an episode depends only on
-where it ends, so walking to and fro earns nothing.
+ROLL's environment of the same name, and two more: `view`, how the lake is told (`grid`: all of it; `near`: which way
+the goal is, and where there is ice around), and `progress`, a reward for coming nearer, without which a small model
+does not begin to learn. What progress adds up to over an episode depends only on where it ends, so walking to and fro
+earns nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _GRID = (
     "You are walking on a frozen lake. Reach the goal without stepping into a hole.{slips}\n"
     "The map shows: {letters}.\nEach turn answer with one move: {moves}."
 )
-_NEAR = "Walk to the goal, on ice alone.{slips} Answer with one word: {moves}."
+_NEAR = "Answer with one word: {moves}.{slips}"
 _SLIPS = " The ice is slippery: you may slide sideways."
 
 
@@ -127,10 +128,10 @@ class FrozenLake:
         row, column = self._at
         goal_row, goal_column = next(cell for cell, left in self._distance.items() if left == 0)
         ways = ((self._moves[1], goal_row - row), (self._moves[2], goal_column - column))
-        left = [f"{abs(count)} {word if count > 0 else self._opposite(word)}" for word, count in ways if count]
+        there = [word if count > 0 else self._opposite(word) for word, count in ways if count]
         around = zip(self._moves, _STEPS, strict=True)
         ice = [word for word, (down, right) in around if self._bears(row + down, column + right)]
-        return f"Goal: {', '.join(left) or 'here'}. Ice: {', '.join(ice)}."
+        return f"The goal is {' and '.join(there) or 'here'}. You can go {' or '.join(ice)}. Which direction? One word."
 
     def _opposite(self, word: str) -> str:
         return self._moves[(self._moves.index(word) + 2) % 4]

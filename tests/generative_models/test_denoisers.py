@@ -103,6 +103,17 @@ def test_it_computes_in_half_precision_too(model: Any) -> None:
     assert (made.float() - expected).abs().mean() < 0.1 * expected.abs().mean()
 
 
+def test_it_is_trained_under_autocast(model: Any) -> None:
+    x, told = noise(4, *model.latent_shape), model.encode(PROMPTS)
+    with torch.autocast("cpu", torch.bfloat16):
+        made = model(x, LEVELS, told)
+    made.float().square().mean().backward()
+    with torch.no_grad():
+        expected = model(x, LEVELS, told)
+    assert (made.float() - expected).abs().mean() < 0.05 * expected.abs().mean()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_conditioning_is_cut_joined_and_repeated_by_rows() -> None:
     told = Conditioning({"a": torch.arange(6).reshape(3, 2), "b": torch.arange(3)})
     assert len(told) == 3

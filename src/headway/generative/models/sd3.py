@@ -1,8 +1,8 @@
 """Stable Diffusion 3 and 3.5 of `diffusers` as a `Denoiser`: transformer, scheduler, text encoders, VAE of a pipeline.
 
 The transformer is what is trained and sent to engines: it alone is a submodule, so parameters, `state_dict` and LoRA
-through `peft` see nothing else. Text encoders and VAE are frozen, stay in the precision they were loaded in, and follow
-it to its device.
+through `peft` see nothing else. Text encoders and VAE are frozen and follow it to its device, in the precision they
+were loaded in; on a GPU the text encoders, which are larger than the rest together, are bfloat16.
 
 Guarantees: one Euler step on `grid` is one step of the pipeline with its `FlowMatchEulerDiscreteScheduler`; prompts are
 encoded and pictures decoded as the pipeline does. A noise level s is its timestep 1000·s. Never asks a network.
@@ -104,11 +104,12 @@ class StableDiffusion3(nn.Module):
         (directory / CONFIG).write_text(json.dumps(shape, indent=2) + "\n", encoding="utf-8")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StableDiffusion3:
-        """Move or convert the transformer; the frozen parts go where it is, in the precision that they have."""
+        """Move or convert the transformer; the frozen parts only go where it is."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = next(self.transformer.parameters()).device
         for part in self._frozen():
-            part.to(device=device)
+            reads = part is not self._pipeline.vae
+            part.to(device=device, dtype=torch.bfloat16 if reads and device.type == "cuda" else None)
         return self
 
     def _frozen(self) -> list[nn.Module]:

@@ -130,12 +130,12 @@ def test_the_reward_goes_up_on_what_was_trained() -> None:
         async def step(number: int, trainer: Any = trainer, rewards: Any = rewards, flow: Any = flow) -> None:
             model = make_model()
             model.load_state_dict(trainer.learner.policy.weights())
-            made = groups_of(model, (1, 2), version=number, members=6, **flow)
+            made = groups_of(model, (1, 2), version=number, members=6, steps=4, **flow)
             metrics = await trainer.train(Batch(trained=number, groups=made))
             rewards.append(metrics["reward"])
 
         async def scenario(step: Any = step) -> None:
-            for number in range(8):
+            for number in range(5):
                 await step(number)
 
         asyncio.run(scenario())

@@ -4,7 +4,8 @@
     headway eval run.yaml pretrain=MODEL        any model, on the tasks and rewards of a configuration
     headway eval runs/mine --answers 8          also how often one of eight is right
 
-Prints the mean reward with its standard error, per domain where there are several; `--out` keeps every answer.
+Prints the mean reward with its standard error, per domain where there are several; of agents also how many episodes
+succeeded, how long they were, and which share of the turns was not understood. `--out` keeps every answer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from headway.build.rundir import newest_checkpoint
 from headway.build.training import prepare
 from headway.cli.train import configured
 from headway.errors import ConfigError
-from headway.rollout.evaluation import Judged
+from headway.rollout.evaluation import Judged, outcomes
+
+_OUTCOMES = ("success", "turns", "invalid")
+"""Of episodes in environments."""
 
 if TYPE_CHECKING:
     _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -95,13 +99,21 @@ def _numbers(judged: Sequence[Judged]) -> dict[str, float | int]:
         "reward": mean,
         "standard_error": math.sqrt(spread / count) if count else 0.0,
         "best_of_answers": sum(best) / count if count else 0.0,
+        **outcomes([episode.info for one in judged for episode, _ in one.answers]),
     }
 
 
 def rows_of(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-    """Every answer as a plain object."""
+    """Every answer as a plain object; of an episode also what was said turn by turn, and its outcome."""
     return [
-        {**one.task.data, "answer_text": episode.turns[-1].generation.text, "reward": score.value, **score.parts}
+        {
+            **one.task.data,
+            "answer_text": episode.turns[-1].generation.text,
+            "reward": score.value,
+            **score.parts,
+            **episode.info,
+            **({"turn_texts": [turn.generation.text for turn in episode.turns]} if len(episode.turns) > 1 else {}),
+        }
         for one in judged
         for episode, score in one.answers
     ]
@@ -117,10 +129,12 @@ def _newest(arguments: Sequence[str]) -> list[str]:
 
 def _print(result: dict[str, Any]) -> None:
     console = Console(highlight=False)
-    table = Table("domain", "tasks", "failed", "reward", f"best of {result['answers']}")
+    more = [name for name in _OUTCOMES if any(name in row for row in result["domains"].values())]
+    table = Table("domain", "tasks", "failed", "reward", f"best of {result['answers']}", *more)
     for domain, row in result["domains"].items():
         reward = f"{row['reward']:.3f} ± {row['standard_error']:.3f}"
-        table.add_row(domain, str(row["tasks"]), str(row["failed"]), reward, f"{row['best_of_answers']:.3f}")
+        told = [f"{row[name]:.3f}" if name in row else "-" for name in more]
+        table.add_row(domain, str(row["tasks"]), str(row["failed"]), reward, f"{row['best_of_answers']:.3f}", *told)
     console.print(f"policy {result['policy']}", soft_wrap=True, markup=False)
     console.print(table)
 

@@ -10,5 +10,6 @@ LIBRARY: dict[str, str] = {
     "sokoban": "headway.environments.library.sokoban:Sokoban",
     "textworld": "headway.environments.library.textworld:TextWorldExpress",
     "tools": "headway.environments.tools.environment:ToolEnvironment",
+    "verifiers": "headway.environments.library.verifiers:Verifiers",
 }
 """Name → module:class, as the registry reads them."""

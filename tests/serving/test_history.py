@@ -1,0 +1,102 @@
+"""Which tokens a call conditions on, for templates that would write them differently."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from headway.models.tiny import make_tokenizer
+from headway.serving.answers import Made, answer_of
+from headway.serving.chat import Dialect
+from headway.serving.history import Context, History
+from headway.serving.refusals import Refused
+from headway.serving.requests import chat_ask, text_ask
+from headway.types import FinishReason
+
+THINKING = (
+    "{% for message in messages %}{{ '<' + message['role'] + '>' }}"
+    "{% if message['role'] == 'assistant' %}{{ message['content'].split('</think>')[-1] | trim }}"
+    "{% else %}{{ message['content'] }}{% endif %}{{ '<end>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Leaves thoughts out of what was said before, as many templates do."""
+STRICT = "{% if messages[-1]['role'] == 'assistant' %}{{ raise_exception('no') }}{% endif %}" + THINKING
+TWICE = "{% for message in messages %}{{ message['content'] + message['content'] }}{% endfor %}"
+
+
+@cache
+def dialect(template: str = THINKING) -> Dialect:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    return Dialect(tokenizer, ends=frozenset({tokenizer.eos_token_id}))
+
+
+def chat(*texts: str) -> Any:
+    """A conversation in turns, begun by the user."""
+    roles = ("user", "assistant")
+    return chat_ask(
+        {"model": "m", "messages": [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]}
+    )
+
+
+def answered(history: History, ask: Any, text: str, speech: Dialect, *, ended: bool = True) -> Context:
+    """Have a call answered with a text."""
+    context = history.context(ask)
+    tokens = speech.encoded(text + ("<end>" if ended else ""))
+    made = Made(tokens=tokens, logps=[0.0] * len(tokens), finish=FinishReason.STOP)
+    history.add(ask, context, answer_of(speech, ask, made, "x"))
+    return context
+
+
+def shown(tokens: list[int]) -> str:
+    return dialect().decoded(tokens, special=True)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_thoughts_stay_where_they_were_sampled(ended: bool) -> None:
+    history = History(dialect())
+    first = answered(history, chat("a"), "hm</think>b", dialect(), ended=ended)
+    second = history.context(chat("a", "hm</think>b", "c"))
+    assert not second.fresh and first.tokens == second.tokens[: len(first.tokens)]
+    assert shown(second.tokens) == "<user>a<end><assistant>hm</think>b<end><user>c<end><assistant>"
+
+
+def test_the_longest_conversation_that_fits_is_gone_on_with() -> None:
+    history, speech = History(dialect()), dialect()
+    answered(history, chat("a"), "b", speech)
+    answered(history, chat("a", "b", "c"), "d", speech)
+    answered(history, chat("x"), "y", speech)
+    again = history.context(chat("a", "b", "c", " d\n", "e"))
+    assert again.fresh and again.new == again.tokens
+    assert shown(again.tokens).endswith("<assistant>d<end><user>e<end><assistant>")
+    last = history.context(chat("x", "y", "z"))
+    assert not last.fresh and shown(last.new) == "<user>z<end><assistant>"
+    rewritten = history.context(chat("a", "B", "c"))
+    assert rewritten.fresh and shown(rewritten.tokens) == "<user>a<end><assistant>B<end><user>c<end><assistant>"
+
+
+def test_where_the_template_gives_no_way_the_context_begins_anew() -> None:
+    speech = dialect(TWICE)
+    history = History(speech)
+    answered(history, chat("a"), "b", speech, ended=False)
+    found = history.context(chat("a", "b", "c"))
+    assert found.fresh and shown(found.tokens) == "aabbcc"
+
+
+def test_a_template_that_refuses_says_so() -> None:
+    with pytest.raises(Refused, match="refuses these messages: no"):
+        History(dialect(STRICT)).context(chat("a", "b"))
+
+
+def test_texts_and_tokens_go_on_too() -> None:
+    history, speech = History(dialect()), dialect()
+    answered(history, text_ask({"model": "m", "prompt": "1+"}), "2=", speech, ended=False)
+    more = history.context(text_ask({"model": "m", "prompt": "1+2=3"}))
+    assert not more.fresh and shown(more.new) == "3"
+    tokens = speech.encoded("1+2=")
+    by_tokens = history.context(text_ask({"model": "m", "prompt": [*tokens, 9, 8]}))
+    assert not by_tokens.fresh and by_tokens.new == [9, 8]
+    assert history.context(text_ask({"model": "m", "prompt": "1-"})).fresh
+    assert history.context(chat("1+")).fresh

@@ -1,8 +1,8 @@
 """Environments of the `verifiers` library (0.4 and later), played turn by turn.
 
 The library plays an episode itself and asks a model over HTTP; here the model is whoever calls `step`. A call is a
-turn, and the reward that the library gives the finished episode is that of the last turn. The seed chooses a task. Where
-an agent rewrites its history, the policy reads what is new only. An episode that the library calls failed is lost.
+turn; the reward that the library gives the finished episode is that of the last turn. The seed chooses a task. Where an
+agent rewrites its history, the policy reads what is new only. An episode that the library calls failed is lost.
 """
 
 from __future__ import annotations

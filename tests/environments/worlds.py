@@ -108,3 +108,32 @@ class Bad:
 
     def _exits(self) -> None:
         sys.exit("enough")
+
+
+class Moody:
+    """Fails in one way or another, by its seed; most seeds are good."""
+
+    def reset(self, seed: int, data: Mapping[str, Any]) -> str:
+        self.mood = seed % 5
+        if self.mood == 1:
+            raise ValueError("in reset")
+        return "Go."
+
+    def step(self, action: str) -> Any:
+        if self.mood == 2:
+            raise ValueError("in step")
+        return 7 if self.mood == 3 else Reply("Well.", reward=float(len(action)), done=True, success=True)
+
+
+class Stuck(Bad):
+    """Hangs, prints without end, or is good, by its seed."""
+
+    def __init__(self) -> None:
+        super().__init__("raises")
+
+    def reset(self, seed: int, data: Mapping[str, Any]) -> str:
+        self.what = ("hangs", "prints", "good", "good")[seed % 4]
+        return "Go."
+
+    def _good(self) -> Reply:
+        return Reply("Well.", reward=1.0, done=True, success=True)

@@ -186,8 +186,8 @@ class EnvironmentAgent:
             return answer
         except TimeoutError:
             raise EnvironmentFailed(f"{self.sample_id}: no answer to {what} after {limit} s") from None
-        except EnvironmentFailed:
-            raise
+        except EnvironmentFailed as error:
+            raise EnvironmentFailed(f"{self.sample_id}: {what}: {error}") from error
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise

@@ -1,0 +1,54 @@
+"""Environments that misbehave, in real runs: the episode is dropped with a reason, the run ends, nothing is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.factory import world
+from tests.runs.factory import Run, Runs, audit, events, rows
+
+# Seeds whose first lakes are of every kind.
+SHORT: dict[str, Any] = {"reliability__sample_retries": 0, "eval_steps": 0, "max_steps": 1}
+
+
+def dropped(run: Run) -> set[str]:
+    found = rows(run.directory, "SELECT DISTINCT reason FROM samples WHERE end = 'dropped'")
+    return {str(reason) for (reason,) in found}
+
+
+def complaints(run: Run) -> str:
+    return "\n".join(str(event.data["message"]) for event in events(run.directory, "error"))
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["here", "workers"])
+def test_one_that_fails_now_and_then_costs_its_episodes_alone(runs: Runs, tmp_path: Path, workers: int) -> None:
+    run = world(runs, tmp_path / "run", "Moody", seed=2720, custom_envs__lake__workers=workers, **SHORT)
+    assert run.end() == 0, run.text
+    assert {"environment_failed", "group_failed"} <= dropped(run)
+    said = complaints(run)
+    for reason in ("reset raised ValueError: in reset", "step raised ValueError: in step", "returned 7, not a Reply"):
+        assert reason in said
+    audit(run.directory)
+
+
+def test_one_that_hangs_and_one_that_prints_are_given_up(runs: Runs, tmp_path: Path) -> None:
+    # Synchronous: the step waits for the group that hangs, and not only for faster ones.
+    limits = {"custom_envs__lake__workers": 3, "reliability__environment_timeout_s": 4, "async_generation_ratio": 0}
+    run = world(runs, tmp_path / "run", "Stuck", seed=540, **limits, **SHORT)
+    assert run.end() == 0, run.text
+    said = complaints(run)
+    assert "no answer to step after 4.0 s" in said and "printed more than 16 MB" in said
+    assert "environment_failed" in dropped(run)
+    audit(run.directory)
+
+
+@pytest.mark.parametrize("workers", [0, 1], ids=["here", "workers"])
+def test_what_one_has_started_is_gone_after_the_run(runs: Runs, tmp_path: Path, workers: int) -> None:
+    note = tmp_path / "pid"
+    options = {"custom_envs__lake__env_config__what": "leaks", "custom_envs__lake__env_config__note": note}
+    run = world(runs, tmp_path / "run", "Bad", custom_envs__lake__workers=workers, **options, **SHORT)
+    assert run.end() == 0, run.text
+    assert not Path(f"/proc/{note.read_text()}").exists()

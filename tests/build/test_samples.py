@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.build.samples import DrawingLog, smaller
+from headway.build.samples import DrawingLog, SampleLog, smaller
 from headway.monitor.pictures import read_pictures
 from headway.rewards.images.picture import image_from_base64
 from headway.rollout.evaluation import Judged
-from headway.types import DenoisingStep, Episode, FinishReason, Generation, Image, Score, Task, Turn
+from headway.types import (
+    Batch,
+    DenoisingStep,
+    Episode,
+    FinishReason,
+    Generation,
+    Image,
+    Sample,
+    SampleGroup,
+    Score,
+    Task,
+    Turn,
+)
 
 RED, BLUE = b"\xff\0\0", b"\0\0\xff"
 
@@ -34,6 +46,15 @@ def test_the_first_pictures_of_a_validation_are_kept(tmp_path: Path) -> None:
 def test_a_run_without_pictures_has_no_file_of_them(tmp_path: Path) -> None:
     DrawingLog(tmp_path / "images.jsonl")(0, [judged("b", None)])
     assert not (tmp_path / "images.jsonl").exists()
+
+
+def test_what_was_drawn_is_no_answer_to_read(tmp_path: Path) -> None:
+    log = SampleLog(tmp_path / "samples.jsonl")
+    for image in (None, Image(height=1, width=1, pixels=RED)):
+        ((episode, score),) = judged("a", image).answers
+        sample = Sample(sample_id="0.0", episode=episode, oldest=0, newest=0, actions=1, score=score)
+        log(Batch(trained=0, groups=(SampleGroup(group_id=0, task=episode.task, samples=(sample,)),)), 1)
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 1
 
 
 def test_large_pictures_are_thinned_out() -> None:

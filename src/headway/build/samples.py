@@ -24,7 +24,7 @@ _LARGEST = 256
 
 
 class SampleLog:
-    """Told of every trained batch."""
+    """Told of every trained batch; writes nothing where pictures were drawn."""
 
     def __init__(self, path: Path, *, prompt: str = "prompt", answer: str | None = "answer") -> None:
         self._path, self._prompt, self._answer = path, prompt, answer
@@ -34,7 +34,10 @@ class SampleLog:
             json.dumps(self._row(sample, trained), ensure_ascii=False)
             for group in batch.groups[:_GROUPS]
             for sample in _extremes(group)
+            if sample.episode.turns[-1].generation.image is None
         ]
+        if not lines:
+            return
         try:
             with self._path.open("a", encoding="utf-8") as log:
                 log.write("".join(f"{line}\n" for line in lines))

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from headway.generative.models.products import Linear
+
 
 def modulated(x_BTD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
     """Layer norm without weights of its own, then what the noise level and the prompt say."""
@@ -23,21 +25,24 @@ class Stream(nn.Module):
         super().__init__()
         self.heads, self.ends = heads, ends
         hidden = int(dim * mlp_ratio)
-        self.modulation = nn.Linear(dim, (2 if ends else 6) * dim)
+        self.modulation = Linear(dim, (2 if ends else 6) * dim)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.qkv = Linear(dim, 3 * dim)
         self.query_norm, self.key_norm = nn.RMSNorm(dim // heads), nn.RMSNorm(dim // heads)
         if not ends:
-            self.out = nn.Linear(dim, dim)
-            self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, dim))
+            self.out = Linear(dim, dim)
+            self.mlp = nn.Sequential(Linear(dim, hidden), nn.GELU(approximate="tanh"), Linear(hidden, dim))
 
     def opened(self, x_BTD: Tensor, steer_BD: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """Queries, keys and values [B, K, T, E], and the modulation that `closed` will want."""
         shift, scale, *rest = self.modulation(steer_BD).chunk(2 if self.ends else 6, dim=-1)
         qkv = self.qkv(modulated(x_BTD, shift, scale)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        return self.query_norm(q), self.key_norm(k), v, tuple(rest)
+        # Queries and keys at once, in the order of memory: half the calls, and each of them faster.
+        scale_2KE = torch.stack([self.query_norm.weight, self.key_norm.weight])[:, None]
+        normal = F.rms_norm(qkv[:, :, :2], qkv.shape[-1:]) * scale_2KE
+        q, k = normal.permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, qkv[:, :, 2].transpose(1, 2), tuple(rest)
 
     def closed(self, x_BTD: Tensor, seen_BTD: Tensor, rest: tuple[Tensor, ...]) -> Tensor:
         """The stream after what it has seen."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from headway.algorithms.flow import timesteps
 from headway.generative.models.blocks import JointBlock, modulated
 from headway.generative.models.denoiser import Conditioning
+from headway.generative.models.products import Linear
 from headway.generative.models.shape import FREQUENCIES, MmditConfig
 
 _FASTEST = 1000.0
@@ -40,17 +41,17 @@ class SmallMmdit(nn.Module):
 
     def _build(self, c: MmditConfig) -> None:
         patch = c.channels * c.patch**2
-        self.patches = nn.Linear(patch, c.dim)
+        self.patches = Linear(patch, c.dim)
         self.places = nn.Parameter(torch.randn(1, c.patches, c.dim) * 0.2)
         self.characters = nn.Embedding(len(c.alphabet) + 2, c.dim)
         self.orders = nn.Parameter(torch.randn(1, c.characters, c.dim) * 0.2)
-        self.noise_level = nn.Sequential(nn.Linear(2 * FREQUENCIES, c.dim), nn.SiLU(), nn.Linear(c.dim, c.dim))
-        self.prompt = nn.Sequential(nn.Linear(c.dim, c.dim), nn.SiLU(), nn.Linear(c.dim, c.dim))
+        self.noise_level = nn.Sequential(Linear(2 * FREQUENCIES, c.dim), nn.SiLU(), Linear(c.dim, c.dim))
+        self.prompt = nn.Sequential(Linear(c.dim, c.dim), nn.SiLU(), Linear(c.dim, c.dim))
         self.blocks = nn.ModuleList(
             JointBlock(c.dim, c.heads, c.mlp_ratio, last=index == c.depth - 1) for index in range(c.depth)
         )
-        self.last_modulation = nn.Linear(c.dim, 2 * c.dim)
-        self.velocity = nn.Linear(c.dim, patch)
+        self.last_modulation = Linear(c.dim, 2 * c.dim)
+        self.velocity = Linear(c.dim, patch)
         for gate in (self.last_modulation, self.velocity):
             nn.init.zeros_(gate.weight)
             nn.init.zeros_(gate.bias)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,3 +120,25 @@ def test_an_address_must_be_one() -> None:
         image_server(url="localhost:80")
     with pytest.raises(ConfigError, match="at least 1"):
         image_server(url="http://localhost", batch=0)
+
+
+def test_the_scorer_of_the_examples_speaks_the_protocol() -> None:
+    path = Path(__file__).parents[2] / "examples" / "image_scorer.py"
+    spec = importlib.util.spec_from_file_location("image_scorer", path)
+    assert spec is not None and spec.loader is not None
+    scorer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(scorer)
+
+    class Quiet(scorer.Handler):  # type: ignore[misc, name-defined]
+        def log_message(self, *args: Any) -> None:
+            return
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        (score,) = scores_of(f"http://127.0.0.1:{running.server_port}", 1)
+    finally:
+        running.shutdown()
+        running.server_close()
+    assert isinstance(score, Score) and 0.5 < score.value <= 1.0 and 0.0 < score.parts["ink"] < 0.5
+    assert "error" in scorer.verdict({"png": "?", "task": {}})

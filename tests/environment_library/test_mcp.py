@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -23,7 +24,7 @@ ADD = '<tool_call>{"name": "add", "arguments": {"number": 20}}</tool_call>'
 
 def test_a_server_gives_its_tools_to_an_episode_and_ends_with_it() -> None:
     async def scene() -> None:
-        marker = "--counter-for-the-test"
+        marker = f"--counter-of-{os.getpid()}"
         world = ToolEnvironment(tools=[{"name": "mcp", "command": sys.executable, "args": [SERVER, marker]}])
         opening = await world.reset(0, {"question": "How much?", "answer": 40})
         assert '"name": "add"' in opening and opening.endswith("How much?")
@@ -68,11 +69,12 @@ def test_a_server_that_is_none_loses_the_episode() -> None:
 
 def test_a_silent_server_is_ended() -> None:
     async def scene() -> None:
-        code = "import sys, signal; signal.pause()  # silent-server-of-the-test"
+        marker = f"silent-server-of-{os.getpid()}"
+        code = f"import signal; signal.pause()  # {marker}"
         tools = MCPTools(command=sys.executable, args=["-c", code], timeout_s=0.3)
         with pytest.raises(EnvironmentFailed, match=r"within 0\.3 s"):
             await tools.begin()
-        assert processes_with("silent-server-of-the-test") == []
+        assert processes_with(marker) == []
         await tools.close()
 
     asyncio.run(scene())

@@ -201,6 +201,8 @@ def test_what_takes_too_much_is_told_and_changes_nothing() -> None:
         assert "[ended after 0.5 s]" in (await world.step(call("shell", command="sleep 30"))).text
         assert "as they were" in (await world.step(call("shell", command="head -c 3000000 /dev/zero > big"))).text
         assert "as they were" in (await world.step(call("shell", command="kill -9 $PPID"))).text
+        for command in ("echo a\0b", "true " + "x" * 200_000, "echo \ud800", "head -c 9000000 /dev/urandom"):
+            assert not (await world.step(call("shell", command=command))).done
         assert world.workspace.files == before
 
     play(scene())

@@ -26,6 +26,15 @@ def test_every_room_is_solved_by_the_moves_that_come_with_it(rows: int, columns:
         assert room.solved
 
 
+def test_crowded_rooms_begin_unsolved_too() -> None:
+    for seed in range(4):
+        room, solution = make_room(seed, rows=6, columns=6, boxes=5, depth=12)
+        assert room.placed < 5 and solution
+        for move in solution:
+            room = moved(room, move)
+        assert room.solved
+
+
 def test_the_seed_decides_the_room() -> None:
     one, other = Sokoban(), Sokoban()
     assert [one.reset(seed, {}) for seed in range(20)] == [other.reset(seed, {}) for seed in range(20)]
@@ -88,7 +97,14 @@ def test_what_is_no_move_changes_nothing(said: str) -> None:
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
-    for options in ({"dim_room": (3, 6)}, {"dim_room": (6,)}, {"num_boxes": 0}, {"num_boxes": 9}, {"max_steps": 0}):
+    for options in (
+        {"dim_room": (3, 6)},
+        {"dim_room": (4, 4)},
+        {"dim_room": (6,)},
+        {"num_boxes": 0},
+        {"num_boxes": 9},
+        {"max_steps": 0},
+    ):
         with pytest.raises(ConfigError):
             Sokoban(**options)  # type: ignore[arg-type]
     for drawing in ("####", "#P_X#", "#PXO#PX", "#P?XO#"):

@@ -26,7 +26,7 @@ _GRACE_S = 5.0
 
 _RUN = """
 import base64, json, os, signal, subprocess, sys
-command, limit_s, most_files, most_bytes = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+command, limit_s, most_files, most_bytes = sys.stdin.read(), float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 environment = dict(os.environ, PATH=os.path.dirname(sys.executable) + ":" + os.environ["PATH"])
 os.makedirs("repository", exist_ok=True)
 ended = None
@@ -88,8 +88,9 @@ class Workspace:
 
     async def run(self, command: str) -> str:
         """What a command says. Raises `ToolRefused` where it took too much."""
-        arguments = [command, str(self._timeout_s), str(_MOST_FILES), str(_MOST_BYTES)]
-        stdout, ending = await _sandboxed(_RUN, self.files, self._timeout_s, arguments=arguments)
+        limits = [str(self._timeout_s), str(_MOST_FILES), str(_MOST_BYTES)]
+        stdin = command.encode(errors="replace").decode()
+        stdout, ending = await _sandboxed(_RUN, self.files, self._timeout_s, arguments=limits, stdin=stdin)
         try:
             report = json.loads(stdout)
             said = base64.b64decode(report["said"]).decode(errors="replace").rstrip()

@@ -26,7 +26,7 @@ Each turn answer with one action:
 <answer>search[words]</answer> where there is a search box, or
 <answer>click[name]</answer> for one of the names shown in brackets.
 Choose the options before you click [buy now]; buying ends the task."""
-_ACTION = re.compile(r"(search|click)\s*\[(.*?)\]", re.IGNORECASE | re.DOTALL)
+_ACTION = re.compile(r"(search|click)\s{0,3}\[([^\[\]]{0,500})\]", re.IGNORECASE)
 _RESULTS, _PER_PAGE = 50, 10
 _DETAILS = ("description", "features")
 

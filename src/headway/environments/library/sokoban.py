@@ -48,6 +48,7 @@ class Sokoban:
         self.max_steps = max_steps
         self._sizes = {"rows": dim_room[0], "columns": dim_room[1], "boxes": num_boxes}
         self._depth = min(search_depth, max_steps)
+        make_room(0, depth=self._depth, **self._sizes)  # says where there is no such room
         self._step_penalty, self._box_reward, self._finish_reward = step_penalty, box_reward, finish_reward
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:

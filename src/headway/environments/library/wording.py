@@ -12,6 +12,8 @@ from collections.abc import Sequence
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _THINKING = re.compile(r"\A.*?</think>", re.DOTALL | re.IGNORECASE)
 
+_LONGEST_COMMAND = 300
+
 
 def answer_in(text: str) -> str:
     """The answer without thinking and tags."""
@@ -33,4 +35,4 @@ def choice_in(text: str, options: Sequence[str]) -> str | None:
 def line_in(text: str) -> str:
     """The first line of the answer that is not empty, without a leading prompt sign: a command for a text world."""
     lines = [line.strip().lstrip(">").strip() for line in answer_in(text).splitlines()]
-    return next((" ".join(line.split()) for line in lines if line), "")
+    return next((" ".join(line.split())[:_LONGEST_COMMAND] for line in lines if line), "")

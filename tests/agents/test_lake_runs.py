@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from tests.agents.factory import lake
 from tests.runs.factory import Runs, audit, count, events, gone, parts, rows
 
 pytest.importorskip("gymnasium")
+
+ONE_STEP: dict[str, Any] = {"max_steps": 1, "eval_steps": 0}
 
 
 def test_the_seed_trains_validates_is_killed_and_goes_on(runs: Runs, tmp_path: Path) -> None:
@@ -45,11 +48,11 @@ def test_the_seed_trains_validates_is_killed_and_goes_on(runs: Runs, tmp_path: P
 @pytest.mark.parametrize("estimator", ["step_reinforce", "gigpo"])
 def test_step_estimators_train_what_was_sampled_and_nothing_else(runs: Runs, tmp_path: Path, estimator: str) -> None:
     history = estimator == "step_reinforce"
-    run = lake(runs, tmp_path / "run", adv_estimator=estimator, custom_envs__lake__history=history, eval_steps=0)
+    run = lake(runs, tmp_path / "run", adv_estimator=estimator, custom_envs__lake__history=history, **ONE_STEP)
     assert run.end() == 0, run.text
     found = [decode_episode(body) for (body,) in rows(run.directory, "SELECT body FROM payloads")]
     trained = events(run.directory, "group.train")
-    assert len(trained) == 4 and sum(event.data["samples"] for event in trained) == 8
+    assert len(trained) == 2 and sum(event.data["samples"] for event in trained) == 4
     for episode in found:
         assert 1 <= len(episode.turns) <= 3 and episode.info["turns"] == len(episode.turns)
         assert [turn.fresh for turn in episode.turns] == [not history] * len(episode.turns)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.runs.factory import Runs
-from tests.runs.template import Template
+if TYPE_CHECKING:
+    from tests.runs.factory import Runs
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    from tests.runs.factory import Runs
+    from tests.runs.template import Template
+
     directory: Path = tmp_path_factory.mktemp("runs")
     template = Template(directory)
     try:

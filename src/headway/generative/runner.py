@@ -79,8 +79,9 @@ class Denoising:
         v_BCHW = self._velocity(rows, x_BCHW, s_B)
         law = self._sampler.step(x_BCHW, v_BCHW, s_B, next_B, noisy_B)
         after_BCHW = law.draw(self._noise(rows, x_BCHW))
-        logps = logp(after_BCHW, *law).tolist()
-        if not bool(after_BCHW.isfinite().all()):
+        sound = after_BCHW.isfinite().all().float()
+        *logps, whole = torch.cat([logp(after_BCHW, *law), sound[None]]).tolist()  # one look at the device
+        if not whole:
             raise RuntimeError("latents that are not finite: the model has lost its senses")
         self.latents_ZCHW[slots] = after_BCHW
         return self._made(rows, x_BCHW, after_BCHW, logps)

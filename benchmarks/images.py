@@ -1,0 +1,205 @@
+"""Whole runs of a flow model: when scoring runs beside denoising, and how far rollout runs ahead. One machine, one go.
+
+    python benchmarks/images.py                                          # two cores: 1M parameters
+    python benchmarks/images.py --device cuda --parameters 100M --height 64 --width 64 --latency-s 2 --score-ms 200
+    python benchmarks/images.py --parameters 0.1M --prompts 2 --group 2 --steps 2 --warmup 1      # does it run at all?
+
+Every row has the same model, batch, denoising steps, engine slots and scorer: only when things happen differs.
+
+    serial        all pictures of a step are made, then all are scored, then trained on
+    with_reward   a picture is scored as soon as it is there; the next ones are being made meanwhile
+    hybrid        trainer and engine take turns (α = 0); decoupled: each has its own turn, one step or α steps apart
+
+Two scorers: `cpu`, which computes for `--score-ms` in `--workers` processes beside everything else, and `http`, a
+server that answers after `--latency-s`, on `--connections` at a time, and costs nothing here. Verdicts are drawn by
+lot, so that no group is left out. Beside each measurement stands what the simulator says: the same scheduler on a
+virtual clock, told the cost of a denoising step, of a training step and of a weight update as they were in the first
+row, and the cost of a verdict as it is given here; everything else it has to find out. It knows nothing of cores or a
+GPU that parts have to share.
+
+The last table counts rows that the denoiser computes for one group, with and without a shared prefix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks.pictures.prediction import predicted
+from benchmarks.pictures.prefixes import branching
+from benchmarks.pictures.rows import ROWS, Row, costs
+from benchmarks.pictures.scorers import server
+
+from headway.build.training import opened, prepare, train
+from headway.config import Resolved, load
+from headway.generative.models import MmditConfig, SmallMmdit, save
+from headway.monitor.events import Event
+
+
+def make_model(directory: Path, args: argparse.Namespace) -> int:
+    """A random model of about so many parameters; gives how many."""
+    wanted = float(args.parameters.rstrip("Mm")) * 1e6
+    depth = 2 if wanted < 1e6 else 4 if wanted < 2e7 else 12
+    shapes = (
+        MmditConfig(height=args.height, width=args.width, dim=dim, depth=depth, heads=dim // 32, channels=3)
+        for dim in range(32, 4096, 32)
+    )
+    shape = min(shapes, key=lambda shape: abs(shape.parameters - wanted))
+    save(SmallMmdit(shape, seed=0), directory)
+    return shape.parameters
+
+
+def reward_of(args: argparse.Namespace, row: Row, url: str) -> dict[str, Any]:
+    """The scorer of a row, as a configuration has it."""
+    samples = args.prompts * args.group
+    chosen: dict[str, Any] = {
+        "cpu": {
+            "reward_fn": "benchmarks.pictures.scorers:Busy",
+            "reward_args": {"score_s": args.score_ms / 1000, "workers": args.workers},
+        },
+        "http": {"reward_fn": "image_server", "reward_args": {"url": url, "batch": 1, "concurrency": args.connections}},
+    }[row.scorer]
+    if not row.serial:
+        return chosen
+    return {"reward_fn": "benchmarks.pictures.scorers:AfterAll", "reward_args": {**chosen, "samples": samples}}
+
+
+def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run_dir: Path) -> Resolved:
+    """The same for every row but for when things happen."""
+    decoupled = {
+        "actor_rollout_ref.hybrid_engine": False,
+        "actor_rollout_ref.rollout.mode": "async",
+        "num_gpus_per_node": 2,
+        "async_generation_ratio": row.alpha,
+    }
+    return load(
+        {
+            "output_dir": str(run_dir),
+            "pretrain": str(model),
+            "device": args.device,
+            "flow": {"window_size": 2},
+            "actor_infer.generating_args.num_inference_steps": args.denoising_steps,
+            "actor_infer.strategy_args.strategy_config.max_num_seqs": args.slots,
+            "rollout_batch_size": args.prompts,
+            "num_return_sequences_in_group": args.group,
+            "filter_zero_variance": False,
+            "max_steps": args.warmup + args.steps + row.alpha,
+            "save_steps": 0,
+            "eval_steps": 0,
+            "track_with": [],
+            "actor_train.training_args.learning_rate": 1e-6,
+            "actor_train.training_args.per_device_train_batch_size": args.micro_batch,
+            "actor_train.data_args.file_name": "strings",
+            "rewards": {"strings": reward_of(args, row, url)},
+            **({} if row.hybrid else decoupled),
+        }
+    )
+
+
+def measured(args: argparse.Namespace, row: Row, resolved: Resolved) -> dict[str, Any]:
+    """One run, and what its measured steps cost."""
+    events: list[Event] = []
+    prepared = prepare(resolved)
+    with opened(prepared) as directory:
+        summary = asyncio.run(train(prepared, directory, sinks=[events.append]))
+    if not summary.finished:
+        raise RuntimeError(f"{row.name} ended early: {summary.reason}")
+    return {"row": row.name, "scorer": row.scorer, **costs(args, events)}
+
+
+def main() -> None:
+    """Run, print the tables."""
+    args = arguments()
+    scratch, rows = Path(tempfile.mkdtemp(prefix="headway-images-")), []
+    try:
+        args.count = make_model(scratch / "model", args)
+        with server(args.latency_s) as url:
+            for number, row in enumerate(ROWS):
+                resolved = configuration(args, row, scratch / "model", url, scratch / str(number))
+                found = measured(args, row, resolved)
+                known = rows[0] if rows else found
+                simulated = predicted(args, row, resolved, known)
+                rows.append({**found, "predicted_s": simulated["step_s"]})
+                print(json.dumps(rows[-1]), flush=True)
+        shared = branching(args, scratch / "model")
+        print(json.dumps(shared), flush=True)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    show(args, rows, shared)
+
+
+def show(args: argparse.Namespace, rows: list[dict[str, Any]], shared: list[dict[str, Any]]) -> None:
+    """For people."""
+    console = Console(width=150, highlight=False)
+    console.print(
+        f"{args.count / 1e6:.1f}M parameters, pictures of {args.height} × {args.width}, {args.denoising_steps} "
+        f"denoising steps, {args.prompts} × {args.group} samples a step, {args.slots} slots; {args.device}, "
+        f"{platform.machine()}; "
+        f"scorers: {args.score_ms:g} ms in {args.workers} processes, and {args.latency_s:g} s over {args.connections} "
+        "connections"
+    )
+    table = Table(
+        "", "scorer", "step s", "samples/s", "ratio", "denoising s", "training s", "lag", "predicted s", "ratio"
+    )
+    for row in rows:
+        base = next(one for one in rows if one["scorer"] == row["scorer"])
+        table.add_row(
+            row["row"],
+            row["scorer"],
+            f"{row['step_s']:.2f}",
+            f"{row['samples_per_s']:.1f}",
+            f"{base['step_s'] / row['step_s']:.2f}×",
+            f"{row['denoise_s']:.2f}",
+            f"{row['train_s']:.2f}",
+            f"{row['lag']:.2f}",
+            f"{row['predicted_s']:.2f}",
+            f"{base['predicted_s'] / row['predicted_s']:.2f}×",
+        )
+    console.print(table)
+    table = Table("prefix of a group", "denoiser rows", "saved", "s a group")
+    for row in shared:
+        saved = 1 - row["calls"] / shared[0]["calls"]
+        name = "shared" if row["shared"] else "each its own"
+        table.add_row(name, f"{row['calls']:.1f}", f"{saved:.0%}", f"{row['group_s']:.3f}")
+    console.print(table)
+
+
+def arguments() -> argparse.Namespace:
+    """What is measured."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--parameters", default="1M", help="of the model, such as 1M or 100M")
+    parser.add_argument("--height", type=int, default=16)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--denoising-steps", type=int, default=10)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=0, help="pictures that are made together; a quarter of a step's")
+    parser.add_argument("--micro-batch", type=int, default=16)
+    parser.add_argument("--score-ms", type=float, default=20.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--latency-s", type=float, default=0.5)
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    samples = args.prompts * args.group
+    args.slots, args.micro_batch = args.slots or max(samples // 4, 1), min(args.micro_batch, samples)
+    return args
+
+
+if __name__ == "__main__":
+    main()

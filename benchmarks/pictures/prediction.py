@@ -1,0 +1,72 @@
+"""The same runs in the simulator: the very scheduler of the run, on a virtual clock."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.pictures.rows import Row, costs
+from benchmarks.pictures.scorers import Gate, Waits
+
+from headway.build.settings import settings_of
+from headway.config import Resolved
+from headway.config.simulation import (
+    Distribution,
+    SimulatedEngine,
+    SimulatedTrainer,
+    SimulatedWeights,
+    SimulationConfig,
+)
+from headway.flow.flow import AsyncTrainingFlow
+from headway.monitor.events import Event, EventLog
+from headway.rewards.base import Reward
+from headway.sim.clock import run as run_virtually
+from headway.sim.faults import FaultInjector
+from headway.sim.world import Scenario, make_backends
+
+
+def predicted(args: argparse.Namespace, row: Row, resolved: Resolved, known: Mapping[str, float]) -> dict[str, float]:
+    """The scheduler of the run on a virtual clock, with the costs of the first row."""
+    waves = args.prompts * args.group / args.slots
+    simulation = SimulationConfig(
+        response_tokens=Distribution(mean=args.denoising_steps),
+        prompt_tokens=Distribution(mean=1),
+        engine=SimulatedEngine(
+            slots=args.slots,
+            step_s=known["denoise_s"] / (waves * args.denoising_steps),
+            step_per_request_s=0.0,
+            prefill_tokens_per_s=1e9,
+        ),
+        trainer=SimulatedTrainer(fixed_s=known["train_s"]),
+        weights=SimulatedWeights(buckets=1, load_s=known["update_s"]),
+    )
+    scenario = Scenario(
+        settings=replace(settings_of(resolved), max_steps=args.warmup + args.steps + row.alpha),
+        simulation=simulation,
+        train_devices=(0,),
+        infer_devices=(0,) if row.hybrid else (1,),
+    )
+    events: list[Event] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        run_virtually(_play(args, row, scenario, Path(scratch), events))
+    return costs(args, events)
+
+
+async def _play(args: argparse.Namespace, row: Row, scenario: Scenario, run_dir: Path, events: list[Event]) -> None:
+    samples = args.prompts * args.group
+    kinds = {"cpu": Waits(args.score_ms / 1000, args.workers), "http": Waits(args.latency_s, args.connections)}
+    scorer: Reward = kinds[row.scorer]
+    backends = make_backends(scenario, FaultInjector((), engines=1))
+    clock = asyncio.get_running_loop().time
+    flow = AsyncTrainingFlow(
+        backends=replace(backends, reward=Gate(scorer, samples) if row.serial else scorer),
+        settings=scenario.settings,
+        events=EventLog(clock, events.append),
+        run_dir=run_dir,
+        clock=clock,
+    )
+    await flow.run()

@@ -1,0 +1,55 @@
+"""What sharing the steps before the window saves: rows that the denoiser computes for a group, counted."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from headway.engines.base import Progress, Request
+from headway.engines.native import NativeSettings
+from headway.generative.engine import FlowEngine
+from headway.generative.models import open_denoiser
+from headway.generative.settings import FlowSettings
+from headway.types import SamplingParams
+from headway.weights.store import WeightStore
+
+
+def branching(args: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
+    """Rows that the denoiser computes for a group, and how long groups take, with and without sharing."""
+    return [asyncio.run(_groups(args, model, share)) for share in (False, True)]
+
+
+async def _groups(args: argparse.Namespace, model: Path, share: bool) -> dict[str, Any]:
+    groups, dtype = 8, "bfloat16" if args.device == "cuda" else "float32"
+    settings = NativeSettings(slots=args.slots, device=args.device, dtype=dtype, threads=args.threads)  # type: ignore[arg-type]
+    engine = FlowEngine("engine/0", lambda: open_denoiser(model), FlowSettings(share_prefix=share), settings)
+    store = WeightStore(bucket_mb=128, wire=None)
+    store.publish(0, dict(open_denoiser(model).state_dict()))
+    manifest, buckets = await store.gather(0)
+    await engine.receiver.begin(manifest)
+    async for bucket in buckets:
+        await engine.receiver.load(bucket)
+    await engine.receiver.flip()
+
+    def request(group: int, member: int) -> Request:
+        params = SamplingParams(max_new_tokens=args.denoising_steps)
+        name, prompt = f"{group}.{member}", tuple(str(group).encode())
+        return Request(request_id=name, session=name, prompt=prompt, params=params, prefix_key=group)
+
+    await engine.generate(request(-1, 0), Progress())
+    assert engine.core is not None
+    before, began_s = engine.core.runner.calls, time.perf_counter()
+    gate = asyncio.Semaphore(args.slots)
+
+    async def one(group: int, member: int) -> None:
+        async with gate:
+            await engine.generate(request(group, member), Progress())
+
+    await asyncio.gather(*(one(group, member) for group in range(groups) for member in range(args.group)))
+    seconds, calls = time.perf_counter() - began_s, engine.core.runner.calls - before
+    await engine.close()
+    store.close()
+    return {"shared": share, "calls": calls / groups, "group_s": seconds / groups}

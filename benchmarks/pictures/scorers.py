@@ -1,0 +1,131 @@
+"""Scorers whose verdicts mean nothing and cost something: processor time beside generation, or a wait over HTTP.
+
+python -m benchmarks.pictures.scorers PORT LATENCY_S                 # the server alone
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from headway.rewards.base import Reward
+from headway.rewards.registry import make_reward
+from headway.rewards.workers import Workers
+from headway.types import Episode, Score
+
+
+def burn(name: str, seconds: float) -> float:
+    """What a worker process does: compute for a while. Processor time, so that sharing a core takes longer."""
+    until, found = time.process_time() + seconds, 0
+    while time.process_time() < until:
+        found = zlib.crc32(name.encode(), found)
+    return zlib.crc32(name.encode()) / 2**32
+
+
+class Busy:
+    """A scorer that computes, in processes of its own."""
+
+    def __init__(self, score_s: float, workers: int) -> None:
+        self._score_s, self._workers = score_s, Workers(workers)
+
+    async def score(self, episode: Episode) -> Score:
+        verdict = await self._workers.call(
+            "benchmarks.pictures.scorers:burn", episode.sample_id, self._score_s, timeout_s=60.0
+        )
+        return Score(value=verdict)
+
+
+class AfterAll:
+    """The same scorer, asked only when all pictures of a step are there."""
+
+    def __init__(self, reward_fn: str, reward_args: Mapping[str, Any], samples: int) -> None:
+        self._gate = Gate(make_reward(reward_fn, reward_args), samples)
+
+    async def score(self, episode: Episode) -> Score:
+        return await self._gate.score(episode)
+
+
+class Gate:
+    """Lets verdicts begin by the batch."""
+
+    def __init__(self, inner: Reward, samples: int) -> None:
+        self._inner, self._samples = inner, samples
+        self._waiting: list[asyncio.Event] = []
+
+    async def score(self, episode: Episode) -> Score:
+        mine = asyncio.Event()
+        self._waiting.append(mine)
+        if len(self._waiting) == self._samples:
+            for one in self._waiting:
+                one.set()
+            self._waiting = []
+        await mine.wait()
+        return await self._inner.score(episode)
+
+
+class Waits:
+    """A scorer on the virtual clock: so many at a time, each for so long."""
+
+    def __init__(self, seconds: float, at_once: int) -> None:
+        self._seconds, self._room = seconds, asyncio.Semaphore(at_once)
+
+    async def score(self, episode: Episode) -> Score:
+        async with self._room:
+            await asyncio.sleep(self._seconds)
+        return Score(value=zlib.crc32(episode.sample_id.encode()) / 2**32)
+
+
+@contextmanager
+def server(latency_s: float) -> Iterator[str]:
+    """A scorer behind HTTP, in a process of its own; gives its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    child = subprocess.Popen([sys.executable, "-m", __name__, str(port), str(latency_s)], cwd=Path(__file__).parents[2])
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        child.kill()
+        child.wait()
+
+
+def serve(port: int, latency_s: float) -> None:
+    """Answer every request after `latency_s`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            time.sleep(latency_s)
+            found = [zlib.crc32(one["png"].encode()) / 2**32 for one in json.loads(body)["samples"]]
+            answer = json.dumps({"scores": found}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            return None
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 1024
+
+    Server(("127.0.0.1", port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), float(sys.argv[2]))

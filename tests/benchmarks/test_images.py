@@ -1,0 +1,60 @@
+"""The benchmark of pictures: its table is what the simulator and the events say."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+from benchmarks.pictures.prediction import predicted
+from benchmarks.pictures.prefixes import branching
+from benchmarks.pictures.rows import ROWS
+
+from headway.config import load
+
+ARGS = argparse.Namespace(
+    prompts=4,
+    group=4,
+    slots=4,
+    denoising_steps=5,
+    warmup=2,
+    steps=4,
+    score_ms=100.0,
+    workers=1,
+    latency_s=1.0,
+    connections=4,
+    device="cpu",
+    threads=1,
+)
+KNOWN = {"denoise_s": 4.0, "train_s": 2.0, "update_s": 0.0}
+
+
+def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
+    found = {}
+    for row in ROWS:
+        strategy = {} if row.hybrid else {"hybrid_engine": False, "num_gpus_per_node": 2}
+        resolved = load(
+            {
+                "flow": {},
+                "rollout_batch_size": 4,
+                "num_return_sequences_in_group": 4,
+                "filter_zero_variance": False,
+                "async_generation_ratio": row.alpha,
+                **strategy,
+            }
+        )
+        found[row.scorer, row.serial, row.alpha] = predicted(ARGS, row, resolved, KNOWN)["step_s"]
+    assert found["cpu", True, 0] == pytest.approx(4.0 + 1.6 + 2.0), "16 verdicts of 0.1 s, one after the other"
+    assert found["cpu", False, 0] == pytest.approx(4.0 + 0.4 + 2.0), "those of the last four pictures are left over"
+    assert found["http", True, 0] == pytest.approx(4.0 + 4.0 + 2.0), "16 verdicts of 1 s, four at a time"
+    assert found["http", False, 0] == pytest.approx(4.0 + 1.0 + 2.0)
+    assert found["http", False, 1] == found["http", False, 2] == pytest.approx(4.0), "all behind denoising"
+
+
+def test_a_shared_prefix_saves_the_rows_before_the_window(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from headway.generative.models import MmditConfig, SmallMmdit, save
+
+    save(SmallMmdit(MmditConfig(height=8, width=8, dim=16, heads=2, depth=1)), tmp_path)
+    alone, shared = branching(ARGS, tmp_path)
+    assert alone["calls"] == 4 * 5 and shared["calls"] <= alone["calls"]

@@ -224,7 +224,7 @@ def _count(directory: Path) -> int:
 
     found = 0
     for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:  # type: ignore[no-untyped-call]
+        with safe_open(file, framework="pt") as tensors:
             found += sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
     return found
 

@@ -1,8 +1,8 @@
 """A few answers of every step, kept so that one can read what the policy says and watch it change.
 
 `samples.jsonl`, one object a line: step, prompt, answer, expected, reward, finish. Of each step the best and the worst
-answer of its first groups. `images.jsonl`: the first pictures of every validation, of the same prompts from the same
-noise each time. A disk that is full stops these logs, not the run.
+answer of its first groups; of an episode what was said turn by turn. `images.jsonl`: the first pictures of every
+validation, of the same prompts from the same noise each time. A disk that is full stops these logs, not the run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from headway.environments.episode import SEED
 from headway.monitor.pictures import PictureLog
 from headway.rewards.images.picture import png_base64
 from headway.rollout.evaluation import Judged
@@ -46,10 +47,12 @@ class SampleLog:
 
     def _row(self, sample: Sample, trained: int) -> dict[str, Any]:
         task, last = sample.episode.task, sample.episode.turns[-1].generation
+        begun = f"{task.domain}, seed {task.data[SEED]}" if SEED in task.data else ""
+        said = [turn.generation.text for turn in sample.episode.turns]
         return {
             "step": trained,
-            "prompt": task.data.get(self._prompt, ""),
-            "answer": last.text,
+            "prompt": task.data.get(self._prompt, begun),
+            "answer": said[0] if len(said) == 1 else " → ".join(text.strip() for text in said),
             "expected": task.data.get(self._answer) if self._answer else None,
             "reward": None if sample.score is None else sample.score.value,
             "finish": str(last.finish),

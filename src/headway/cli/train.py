@@ -102,9 +102,10 @@ def _policy(overrides: list[str]) -> list[str]:
 
 def _introduce(prepared: Prepared, done: int, console: Console) -> None:
     config, derived = prepared.resolved.config, prepared.resolved.derived
+    each, of = ("starts", "episodes") if derived.pipeline == "agentic" else ("prompts", "answers")
     console.print(
         f"{config.exp_name}: {prepared.policy.parameters / 1e6:,.1f}M parameters from {prepared.policy.path.name}, "
-        f"{derived.groups_per_step} prompts × {derived.group_size} answers a step, {config.max_steps} steps\n"
+        f"{derived.groups_per_step} {each} × {derived.group_size} {of} a step, {config.max_steps} steps\n"
         f"headway α = {derived.alpha:g}: a sample is at most {_versions(derived.bound)} old when it is trained; "
         f"loss {config.pg_variant}, advantages {config.adv_estimator}\n"
         f"{prepared.place.text}; everything goes to {prepared.directory}",

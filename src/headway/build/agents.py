@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 from headway.build.backends import Policy
@@ -72,10 +73,10 @@ class Kind:
     """What the registry knows it by."""
     custom: CustomEnvConfig
     traits: Traits
-    groups: int
-    """Groups that are played at once; also its share of the tasks."""
-    members: int
-    """Episodes of a group."""
+    share: int
+    """Groups that are played at once, redundant ones not counted: its part of the tasks."""
+    places: int
+    """Episodes that are played at once."""
     penalty: float
 
 
@@ -88,9 +89,11 @@ def kinds_of(resolved: Resolved, *, held_out: bool = False) -> list[Kind]:
         raise ConfigError("which environments?", key=f"{key}.tags", value=[], hint=hint)
     groups = manager.num_env_groups or max(1, _EXAMINED // manager.group_size)
     parts = manager.num_groups_partition or tuple(max(1, groups // len(tags)) for _ in tags)
-    members = manager.group_size if held_out else resolved.derived.members_started
+    members, spare = manager.group_size, 0
+    if not held_out:
+        members, spare = resolved.derived.members_started, resolved.derived.additional_groups
     return [
-        _kind(resolved, tag, groups=part, members=members, penalty=abs(manager.format_penalty))
+        _kind(resolved, tag, share=part, places=(part + spare) * members, penalty=abs(manager.format_penalty))
         for tag, part in zip(tags, parts, strict=True)
     ]
 
@@ -103,7 +106,7 @@ def _manager(resolved: Resolved, held_out: bool) -> tuple[str, EnvManagerConfig]
     return "train_env_manager", config.train_env_manager
 
 
-def _kind(resolved: Resolved, tag: str, *, groups: int, members: int, penalty: float) -> Kind:
+def _kind(resolved: Resolved, tag: str, *, share: int, places: int, penalty: float) -> Kind:
     custom = resolved.config.custom_envs.get(tag, CustomEnvConfig())
     name, key = custom.env_type or tag, f"custom_envs.{tag}"
     if custom.agent_template is not None and "{observation}" not in custom.agent_template:
@@ -112,14 +115,16 @@ def _kind(resolved: Resolved, tag: str, *, groups: int, members: int, penalty: f
         hint = "module:Class is found there too"
         raise ConfigError("worker processes know nothing of what was registered here", key=f"{key}.env_type", hint=hint)
     try:
-        traits = _traits(name, custom.env_config)
+        traits = _traits(name, json.dumps(dict(custom.env_config)))
     except (ConfigError, EnvironmentFailed) as error:
         raise ConfigError(str(error), key=key, value=name) from error
-    return Kind(tag=tag, name=name, custom=custom, traits=traits, groups=groups, members=members, penalty=penalty)
+    return Kind(tag=tag, name=name, custom=custom, traits=traits, share=share, places=places, penalty=penalty)
 
 
-def _traits(name: str, options: Mapping[str, Any]) -> Traits:
+@cache
+def _traits(name: str, given: str) -> Traits:
     """What the environment says of itself. One is made to see that it can be, unless it belongs into workers."""
+    options: dict[str, Any] = json.loads(given)
     if name == OPENAI_AGENT:
         check_foreign(options)
         return Traits()
@@ -137,9 +142,10 @@ def _traits(name: str, options: Mapping[str, Any]) -> Traits:
 
 def episodes(resolved: Resolved, policy: Policy) -> Sources:
     """The starting states of training, without end, and those of validation. Raises `ConfigError`."""
-    ChatTokens(policy.tokenizer, name=policy.path.name)
     train, validation = kinds_of(resolved), kinds_of(resolved, held_out=True)
-    wanted = resolved.config.val_batch_size or sum(kind.groups * kind.members for kind in validation)
+    if any(kind.name != OPENAI_AGENT for kind in (*train, *validation)):
+        ChatTokens(policy.tokenizer, name=policy.path.name)
+    wanted = resolved.config.val_batch_size or sum(kind.places for kind in validation)
     size = -(-wanted // len(validation))
     return Sources(train=_mixed(resolved, train), validation=_mixed(resolved, validation, size=size))
 
@@ -150,7 +156,7 @@ def _mixed(resolved: Resolved, kinds: list[Kind], size: int | None = None) -> Ep
         kind.tag: EpisodeSource(
             kind.tag,
             seed=resolved.config.seed,
-            identity=[kind.name, asdict(kind.custom)],
+            identity=[kind.name, dict(kind.custom.env_config)],
             size=size,
             data={HELD_OUT: True} if held_out else {},
         )
@@ -158,7 +164,7 @@ def _mixed(resolved: Resolved, kinds: list[Kind], size: int | None = None) -> Ep
     }
     if len(kinds) == 1:
         return sources[kinds[0].tag]
-    shares = {kind.tag: 1.0 if held_out else float(kind.groups) for kind in kinds}
+    shares = {kind.tag: 1.0 if held_out else float(kind.share) for kind in kinds}
     return InterleavedSource(sources, shares)
 
 
@@ -174,8 +180,7 @@ class AgentWorlds:
     """Episodes of text environments, here or in worker processes, and of agents that are somebody else's."""
 
     def __init__(self, resolved: Resolved, policy: Policy, *, longest: int) -> None:
-        chat = ChatTokens(policy.tokenizer, name=policy.path.name)
-        self._chat, self._kept = chat, children()
+        self._policy, self._kept = policy, children()
         take_in_orphans()
         self._muffler = Muffler()
         self._hosts: dict[str, LocalHost | WorkerHost] = {}
@@ -189,7 +194,7 @@ class AgentWorlds:
                     continue
                 if kind.tag not in self._hosts:
                     self._hosts[kind.tag] = _host(resolved, kind)
-                self._kinds[kind.tag, held_out] = (_rules(kind, longest), asyncio.Semaphore(kind.groups * kind.members))
+                self._kinds[kind.tag, held_out] = (_rules(kind, longest), asyncio.Semaphore(kind.places))
 
     def __call__(self, task: Task) -> Environment:
         key = task.domain, bool(task.data.get(HELD_OUT))
@@ -197,6 +202,10 @@ class AgentWorlds:
             return self._foreign[key](task)
         rules, gate = self._kinds[key]
         return TextEpisode(self._hosts[task.domain].seat(), self._chat, rules, gate)
+
+    @cached_property
+    def _chat(self) -> ChatTokens:
+        return ChatTokens(self._policy.tokenizer, name=self._policy.path.name)
 
     async def close(self) -> None:
         try:
@@ -211,7 +220,7 @@ def _host(resolved: Resolved, kind: Kind) -> LocalHost | WorkerHost:
     custom, options = kind.custom, dict(kind.custom.env_config)
     _, manager = _manager(resolved, held_out=False)
     seats = max(1, manager.max_env_num_per_worker)
-    suggested = -(-kind.groups * kind.members // seats) if manager.max_env_num_per_worker else kind.traits.workers
+    suggested = -(-kind.places // seats) if manager.max_env_num_per_worker else kind.traits.workers
     workers = suggested if custom.workers is None else custom.workers
     places = custom.concurrency or kind.traits.concurrency
     if workers and not is_registered(kind.name):
@@ -227,7 +236,7 @@ def _agents(endpoint: RunEndpoint, kind: Kind, longest: int) -> ForeignAgents:
         context_tokens=longest,
         max_turns=custom.max_steps,
         most_tokens=custom.max_tokens_per_step,
-        places=custom.concurrency or kind.groups * kind.members,
+        places=custom.concurrency or kind.places,
     )
 
 

@@ -63,7 +63,8 @@ class FrozenLake:
         self._moves = _words(action_lookup)
         self._pattern = None if action_pattern is None else re.compile(action_pattern, re.DOTALL)
         self._word = re.compile(rf"\b({'|'.join(map(re.escape, self._moves))})\b", re.IGNORECASE)
-        self._letters = [(grid_lookup or {}).get(place, letter) for place, letter in enumerate(_LETTERS)]
+        own = {int(place): letter for place, letter in (grid_lookup or {}).items()}  # in YAML and JSON keys are texts
+        self._letters = [own.get(place, letter) for place, letter in enumerate(_LETTERS)]
         self.max_steps = max_steps
         self.instructions = env_instruction or self._told(grid_vocab or self._vocabulary())
 
@@ -143,7 +144,7 @@ class FrozenLake:
 
 def _words(given: Mapping[int, str] | Sequence[str]) -> tuple[str, ...]:
     """The four moves in gymnasium's order, from a list or from numbers to words, counted from 0 or from 1."""
-    words = [given[number] for number in sorted(given)] if isinstance(given, Mapping) else list(given)
+    words = [given[number] for number in sorted(given, key=int)] if isinstance(given, Mapping) else list(given)
     if len(words) != 4 or len({str(word).lower() for word in words}) != 4:
         raise ConfigError("must be four different words", key="action_lookup", value=given, hint=", ".join(_MOVES))
     return tuple(map(str, words))

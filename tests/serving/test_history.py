@@ -23,6 +23,7 @@ THINKING = (
 )
 """Leaves thoughts out of what was said before, as many templates do."""
 STRICT = "{% if messages[-1]['role'] == 'assistant' %}{{ raise_exception('no') }}{% endif %}" + THINKING
+SPACED = "{% for message in messages %}{{ message['content'] + ' <end>' }}{% endfor %}{{ '<user>' }}"
 TWICE = "{% for message in messages %}{{ message['content'] + message['content'] }}{% endfor %}"
 
 
@@ -75,6 +76,13 @@ def test_the_longest_conversation_that_fits_is_gone_on_with() -> None:
     assert not last.fresh and shown(last.new) == "<user>z<end><assistant>"
     rewritten = history.context(chat("a", "B", "c"))
     assert rewritten.fresh and shown(rewritten.tokens) == "<user>a<end><assistant>B<end><user>c<end><assistant>"
+
+
+def test_an_answer_ends_once() -> None:
+    speech = dialect(SPACED)
+    history = History(speech)
+    answered(history, chat("a"), "b", speech)
+    assert shown(history.context(chat("a", "b", "c")).tokens) == "a <end><user>b<end>c <end><user>"
 
 
 def test_where_the_template_gives_no_way_the_context_begins_anew() -> None:

@@ -61,9 +61,14 @@ class Dialect:
             return None
         if not mark or _MARK in before:
             return None
-        found = self.encoded(text)
-        if made and made[-1] in self._ends and found[:1] == [made[-1]]:
-            return found[1:]  # the answer has brought its own end
+        return self._without_end(self.encoded(text), made)
+
+    def _without_end(self, found: list[int], made: Sequence[int]) -> list[int]:
+        """What the template writes behind an answer, less the end that the answer has brought itself."""
+        if made and made[-1] in self._ends and made[-1] in found:
+            end = found.index(made[-1])
+            if not self.decoded(found[:end]).strip():
+                return found[end + 1 :]
         return found
 
     def encoded(self, text: str, *, whole: bool = False) -> list[int]:

@@ -13,7 +13,8 @@ Legend: B samples, C channels, H and W of the latent.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.generative.models.denoiser import Conditioning
+from headway.models.loading import without_bars
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 KIND = "headway-stable-diffusion-3"
@@ -54,6 +56,10 @@ class StableDiffusion3(nn.Module):
         self._check()
         for part in self._frozen():
             part.requires_grad_(False).eval()
+        table = pipeline.transformer.pos_embed
+        table.register_buffer(
+            "pos_embed", table.pos_embed, persistent=False
+        )  # constant, and up to a gigabyte: not sent
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
@@ -108,8 +114,9 @@ class StableDiffusion3(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = next(self.transformer.parameters()).device
         for part in self._frozen():
-            reads = part is not self._pipeline.vae
-            part.to(device=device, dtype=torch.bfloat16 if reads and device.type == "cuda" else None)
+            part.to(device)
+            if device.type == "cuda" and part is not self._pipeline.vae:
+                part.to(torch.bfloat16)
         return self
 
     def _frozen(self) -> list[nn.Module]:
@@ -189,4 +196,22 @@ def _pipeline(directory: str, dtype: torch.dtype) -> Any:
         raise ConfigError(
             f"is no directory of a {_PIPELINE}", key="pretrain", value=directory, hint="save_pretrained writes one"
         )
-    return StableDiffusion3Pipeline.from_pretrained(directory, dtype=dtype, local_files_only=True)
+    with _without_bars():
+        pipeline = StableDiffusion3Pipeline.from_pretrained(directory, dtype=dtype, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Inside, neither library draws progress bars."""
+    from diffusers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with without_bars():
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +79,23 @@ def test_what_cannot_run_is_refused(change: dict[str, Any], message: str) -> Non
 def test_environments_have_no_pictures_to_make() -> None:
     found = problems_of({**RUN, "train_env_manager": {"group_size": 4}})
     assert any("pictures are made in one turn" in str(problem) for problem in found)
+
+
+def test_a_simulated_picture_has_as_many_steps_as_a_real_one() -> None:
+    lengths = load(RUN).config.simulation.response_tokens
+    assert (lengths.kind, lengths.mean) == ("fixed", 10.0)
+    assert load({**RUN, "simulation.response_tokens.mean": 7}).config.simulation.response_tokens.mean == 7.0
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("model_index.json", "{}"), ("config.json", '{"model_type": "headway-small-mmdit"}')],
+)
+def test_a_directory_with_a_flow_model_makes_the_run_generative(tmp_path: Path, file: str, text: str) -> None:
+    (tmp_path / file).write_text(text)
+    resolved = load({"pretrain": str(tmp_path)})
+    assert resolved.derived.pipeline == "generative" and resolved.provenance["flow.window"] == "default"
+    assert load(resolved.changed()).config == resolved.config
+    (tmp_path / file).write_text('{"model_type": "llama"}')
+    if file == "config.json":
+        assert load({"pretrain": str(tmp_path)}).derived.pipeline == "rlvr"

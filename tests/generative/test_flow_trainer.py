@@ -16,6 +16,7 @@ from headway.algorithms.flow import NftParams
 from headway.errors import TrainerError
 from headway.generative.models import is_small_mmdit, load
 from headway.generative.settings import FlowSettings
+from headway.ledger.codec import encode_episode
 from headway.trainers.base import Trainer
 from headway.trainers.local import LoraSettings
 from headway.types import Batch, SampleGroup
@@ -209,3 +210,11 @@ def test_scores_are_what_the_engine_said() -> None:
             assert row == pytest.approx(list(sample.episode.turns[0].generation.logps), abs=1e-4)
 
     asyncio.run(scenario())
+
+
+def test_what_a_sample_needs_in_the_ledger_is_its_latents_its_picture_and_little_else() -> None:
+    """Of 8 × 8 pixels, 2 of 6 steps trained: three latents in float32 and one picture."""
+    for window, latents in (("random", 3), ("full", 6), ("last", 1)):
+        sample = groups((1, 2), window=window)[0].samples[0]
+        size = len(encode_episode(sample.episode))
+        assert latents * 8 * 8 * 4 + 3 * 8 * 8 < size < latents * 8 * 8 * 4 + 3 * 8 * 8 + 400

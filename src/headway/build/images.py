@@ -127,9 +127,10 @@ def make_trainer(args: PartArgs, *, shared: bool = False) -> FlowTrainer:
     from headway.generative.trainer import FlowTrainer
 
     resolved = args.resolved()
+    training = training_of(resolved, device=args.device, threads=args.threads)
     return FlowTrainer(
         _opener(args),
-        training_of(resolved, device=args.device, threads=args.threads),
+        _with_usual_targets(training, Path(args.model)),
         _store(resolved, args.device, shared=shared),
         make_kl=lambda: kl_controller(resolved.config),
     )
@@ -196,6 +197,16 @@ def training_of(resolved: Resolved, *, device: Device, threads: int) -> FlowTrai
         nft_levels=flow.nft_levels,
         seed=config.seed,
     )
+
+
+def _with_usual_targets(training: FlowTraining, path: Path) -> FlowTraining:
+    """Where nothing says which layers get adapters: those that Flow-GRPO adapts in Stable Diffusion, else all."""
+    from headway.generative.models import LORA_TARGETS, is_sd3
+
+    lora = training.local.lora
+    if lora is None or lora.targets or not is_sd3(path):
+        return training
+    return replace(training, local=replace(training.local, lora=replace(lora, targets=LORA_TARGETS)))
 
 
 # -- targets of child processes

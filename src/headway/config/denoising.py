@@ -44,11 +44,20 @@ def derive_denoising(draft: Draft) -> None:
             draft.derive(key, value, "num_inference_steps")
         elif value_at(draft.config, key) != value:
             draft.refuse(key, f"but a picture has {value} denoising steps", f"set {_TRAIN}.num_inference_steps instead")
+    _derive_simulation(draft, steps)
     if not draft.given(f"{_VALIDATION}.temperature"):
         draft.derive(f"{_VALIDATION}.temperature", 0.0, "validation draws no noise")
     for key, usual in _USUAL.items():
         if not draft.given(key):
             draft.derive(key, usual, "flow is given")
+
+
+def _derive_simulation(draft: Draft, steps: int) -> None:
+    """A simulated picture has as many steps as a real one."""
+    lengths = {"kind": "fixed", "mean": float(steps), "std": 0.0, "min": 1.0, "max": None}
+    if not any(draft.given(f"simulation.response_tokens.{key}") for key in lengths):
+        for key, value in lengths.items():
+            draft.derive(f"simulation.response_tokens.{key}", value, "num_inference_steps")
 
 
 def is_flow_model(pretrain: str | None) -> bool:

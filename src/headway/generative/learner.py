@@ -49,9 +49,10 @@ class FlowLearner:
         wants = training.kl_coef is not None or (training.nft is not None and training.nft.kl_coef > 0)
         frozen = deepcopy(model) if wants and training.local.lora is None else None
         self.policy = FlowPolicy(model, training.local, training.flow)
-        self.reference: dict[str, Tensor] | None = (
-            None if frozen is None else {name: one.detach().to(self.device) for name, one in frozen.named_parameters()}
-        )
+        self.reference: dict[str, Tensor] | None = None
+        if frozen is not None:
+            like = next(self.policy.model.parameters())
+            self.reference = {name: one.detach().to(like) for name, one in frozen.named_parameters()}
         self.lesson: Lesson = (
             PolicyLesson(self.policy, training, self.reference)
             if training.nft is None

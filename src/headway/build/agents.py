@@ -185,11 +185,12 @@ class AgentWorlds:
         self._muffler = Muffler()
         self._hosts: dict[str, LocalHost | WorkerHost] = {}
         self._kinds: dict[tuple[str, bool], tuple[Rules, asyncio.Semaphore]] = {}
-        self._endpoint = make_run_endpoint(policy)
+        self._endpoint: RunEndpoint | None = None
         self._foreign: dict[tuple[str, bool], ForeignAgents] = {}
         for held_out in (False, True):
             for kind in kinds_of(resolved, held_out=held_out):
                 if kind.name == OPENAI_AGENT:
+                    self._endpoint = self._endpoint or make_run_endpoint(policy)
                     self._foreign[kind.tag, held_out] = _agents(self._endpoint, kind, longest)
                     continue
                 if kind.tag not in self._hosts:
@@ -209,7 +210,8 @@ class AgentWorlds:
 
     async def close(self) -> None:
         try:
-            await self._endpoint.close()
+            if self._endpoint is not None:
+                await self._endpoint.close()
             await asyncio.gather(*(host.close() for host in self._hosts.values()), return_exceptions=True)
         finally:
             self._muffler.close()

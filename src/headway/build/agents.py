@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from headway.build.backends import Policy
 from headway.build.episodes import EpisodeSource
-from headway.build.foreign import OPENAI_AGENT, check_foreign, make_foreign_agents, make_run_endpoint
+from headway.build.foreign import OPENAI_AGENT, foreign_traits, make_foreign_agents, make_run_endpoint
 from headway.config import CustomEnvConfig, EnvManagerConfig, Resolved
 from headway.data import Sources
 from headway.data.interleave import InterleavedSource
@@ -115,7 +115,8 @@ def _kind(resolved: Resolved, tag: str, *, share: int, places: int, penalty: flo
         hint = "module:Class is found there too"
         raise ConfigError("worker processes know nothing of what was registered here", key=f"{key}.env_type", hint=hint)
     try:
-        traits = _traits(name, json.dumps(dict(custom.env_config)))
+        given = json.dumps(dict(custom.env_config))
+        traits = foreign_traits(custom) if name == OPENAI_AGENT else _traits(name, given)
     except (ConfigError, EnvironmentFailed) as error:
         raise ConfigError(str(error), key=key, value=name) from error
     return Kind(tag=tag, name=name, custom=custom, traits=traits, share=share, places=places, penalty=penalty)
@@ -125,9 +126,6 @@ def _kind(resolved: Resolved, tag: str, *, share: int, places: int, penalty: flo
 def _traits(name: str, given: str) -> Traits:
     """What the environment says of itself. One is made to see that it can be, unless it belongs into workers."""
     options: dict[str, Any] = json.loads(given)
-    if name == OPENAI_AGENT:
-        check_foreign(options)
-        return Traits()
     made = environment_class(name)
     check_options(made, name, options)
     if getattr(made, "workers", 0):

@@ -10,18 +10,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.build.backends import Policy
+from headway.config import CustomEnvConfig
+from headway.environments.text import Traits
+from headway.errors import ConfigError
 from headway.serving.chat import Dialect
 from headway.serving.endpoint import RunEndpoint, check_installed
 from headway.serving.foreign import ForeignAgents
 from headway.serving.launch import launch_of
 
 OPENAI_AGENT = "openai_agent"
+_NOT_OURS = ("agent_system_template", "agent_template", "history", "max_invalid", "workers")
+"""Options of environments in words."""
 
 
-def check_foreign(options: Mapping[str, Any]) -> None:
-    """Whether an `env_config` describes an agent. Raises `ConfigError`."""
+def foreign_traits(custom: CustomEnvConfig) -> Traits:
+    """Check what is said of an agent; of itself it says nothing. Raises `ConfigError`."""
     check_installed()
-    launch_of(options)
+    usual = CustomEnvConfig()
+    for name in _NOT_OURS:
+        value = getattr(custom, name)
+        if value != getattr(usual, name):
+            raise ConfigError(f"an agent of your own sees to its {name} itself", value=value)
+    launch_of(custom.env_config)
+    return Traits()
 
 
 def dialect_of(policy: Policy) -> Dialect:

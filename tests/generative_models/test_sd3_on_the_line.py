@@ -42,15 +42,19 @@ def trainer_of(make: Any, lora: LoraSettings | None) -> FlowTrainer:
     return FlowTrainer(make, training, WeightStore(bucket_mb=0.05, wire=None))
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2, targets=("to_q", "to_k", "to_v", "add_q_proj"))])
-def test_it_is_sampled_trained_and_served_again(base: Path, tmp_path: Path, lora: LoraSettings | None) -> None:
+@pytest.mark.parametrize(
+    ("lora", "rounds"), [(None, 1), (LoraSettings(rank=2, targets=("to_q", "to_k", "to_v", "add_q_proj")), 2)]
+)
+def test_it_is_sampled_trained_and_served_again(
+    base: Path, tmp_path: Path, lora: LoraSettings | None, rounds: int
+) -> None:
     make = partial(open_denoiser, base, height=16, width=16)
     metrics: list[dict[str, float]] = []
 
     async def scenario() -> None:
         engine, trainer = FlowEngine("engine/0", make, FLOW, NativeSettings(slots=8)), trainer_of(make, lora)
         await serve(engine, make())
-        for number in range(2):
+        for number in range(rounds):
             groups = (await made(engine, 2 * number + 1), await made(engine, 2 * number + 2))
             metrics.append(dict(await trainer.train(Batch(trained=number, groups=groups))))
             served = make()

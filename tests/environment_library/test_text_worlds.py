@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
@@ -170,9 +171,10 @@ class StandIn:
 
 
 def test_alfworld_plays_the_games_below_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("train/a", "train/b", "train/pick-movable-c", "valid_seen/d"):
+    for name in ("train/a", "train/b", "train/c-unsolvable", "train/pick-movable-d", "valid_seen/e"):
         (tmp_path / "json_2.1.1" / name).mkdir(parents=True)
-        (tmp_path / "json_2.1.1" / name / "game.tw-pddl").write_text("{}")
+        content = json.dumps({"solvable": "unsolvable" not in name})
+        (tmp_path / "json_2.1.1" / name / "game.tw-pddl").write_text(content)
     started: list[StandIn] = []
 
     def start(path: str, asked: object, wrappers: list[object]) -> StandIn:
@@ -191,12 +193,12 @@ def test_alfworld_plays_the_games_below_its_folder(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match="no games"):
         ALFWorld(data_path=str(tmp_path / "json_2.1.1"))
     world = ALFWorld(data_path=str(tmp_path), max_steps=3)
-    assert [world.reset(seed, {}).split(":")[0] for seed in range(3)] == ["a", "b", "a"]
+    assert [world.reset(seed, {}).split(":")[0] for seed in range(4)] == ["a", "b", "a", "a"]
     assert all(game.closed for game in started[:-1]), "one game at a time"
     assert not world.step("sing").valid
     reply = world.step("<answer>take apple 1 from shelf 1</answer>")
     assert reply.done and reply.success and reply.reward == 1.0 and reply.valid
-    assert world.reset(0, {"game": "json_2.1.1/valid_seen/d/game.tw-pddl"}).startswith("d:")
+    assert world.reset(0, {"game": "json_2.1.1/valid_seen/e/game.tw-pddl"}).startswith("e:")
     assert [world.step("look").done for _ in range(3)] == [False, False, True]
     world.close()
     assert started[-1].closed

@@ -1,14 +1,15 @@
 """ALFWorld: household tasks in text, where its library and its game data are present.
 
 The data (`alfworld-download`) is not part of any package: the option `data_path`, or `ALFWORLD_DATA`, names its folder.
-The seed chooses a game of the split; the reward is 1 with the action that solves it.
+The seed chooses a game of the split, among those marked solvable; the reward is 1 with the action that solves it.
 
-Written to the interfaces of ALFWorld 0.4 and TextWorld 1.6 and tried against a stand-in for them only, not against the
+Written to the interfaces of ALFWorld 0.4 and TextWorld 1.7 and tried against a stand-in for them only, not against the
 games themselves.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any
 from headway.environments.library.wording import line_in
 from headway.environments.text import Reply
 from headway.environments.tools.extras import library
-from headway.errors import ConfigError
+from headway.errors import ConfigError, EnvironmentFailed
 
 _SPLITS = ("train", "valid_seen", "valid_unseen")
 _INSTRUCTIONS = """You are in a house and have a task. Each turn answer with one action: <answer>action</answer>.
@@ -49,7 +50,7 @@ class ALFWorld:
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         self.close()
-        game = self._folder / str(data["game"]) if "game" in data else self._games[seed % len(self._games)]
+        game = self._folder / str(data["game"]) if "game" in data else self._game(seed)
         asked = self._textworld.EnvInfos(won=True, admissible_commands=True, feedback=True)
         wrappers = [self._wrappers.AlfredDemangler(shuffle=False)]
         self._world = self._textworld.start(str(game), asked, wrappers=wrappers)
@@ -70,6 +71,14 @@ class ALFWorld:
         world, self._world = self._world, None
         if world is not None:
             world.close()
+
+    def _game(self, seed: int) -> Path:
+        """The next solvable one: the files are large, so that only those are read that are asked for."""
+        for number in range(seed, seed + len(self._games)):
+            game = self._games[number % len(self._games)]
+            if json.loads(game.read_text(encoding="utf-8")).get("solvable"):
+                return game
+        raise EnvironmentFailed(f"no game below {self._folder} is marked solvable")
 
     def _shown(self) -> str:
         text = str(self._now["feedback"]).strip()

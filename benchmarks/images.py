@@ -89,6 +89,7 @@ def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run
             "output_dir": str(run_dir),
             "pretrain": str(model),
             "device": args.device,
+            "processes": args.processes,
             "flow": {"window_size": 2},
             "actor_infer.generating_args.num_inference_steps": args.denoising_steps,
             "actor_infer.strategy_args.strategy_config.max_num_seqs": args.slots,
@@ -180,6 +181,9 @@ def arguments() -> argparse.Namespace:
     """What is measured."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--processes", action=argparse.BooleanOptionalAction, help="trainer and engine apart; the usual: on a CPU only"
+    )
     parser.add_argument("--parameters", default="1M", help="of the model, such as 1M or 100M")
     parser.add_argument("--height", type=int, default=16)
     parser.add_argument("--width", type=int, default=32)

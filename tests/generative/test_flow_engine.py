@@ -13,6 +13,7 @@ from headway.algorithms.flow import logp, timesteps
 from headway.engines.base import Progress, Request
 from headway.errors import EngineError
 from headway.generative.engine import FlowEngine
+from headway.generative.graphs import FixedSizes
 from headway.generative.row import Row
 from headway.generative.runner import noise_of
 from headway.generative.settings import FlowSettings
@@ -204,3 +205,20 @@ def test_a_request_that_cannot_be_served_fails_alone() -> None:
         await engine.close()
 
     run(scenario())
+
+
+def test_batches_of_any_size_on_buffers_of_a_few_are_the_same() -> None:
+    """What a GPU captures, with a capture that only notes what it was asked for."""
+    captured = []
+
+    def capture(step: Any) -> Any:
+        captured.append(step)
+        return step
+
+    fast = FixedSizes(model(), capture, most=24)
+    with torch.no_grad():
+        for rows in (1, 3, 2, 4, 20, 3, 24):
+            x, s = torch.randn(rows, 1, 8, 8), torch.rand(rows)
+            told = model().encode([str(row) for row in range(rows)])
+            torch.testing.assert_close(fast(x, s, told), model()(x, s, told), atol=1e-5, rtol=1e-5)
+    assert len(captured) == 4, "of 1, 2, 4 and 24 rows"

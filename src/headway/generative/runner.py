@@ -2,13 +2,14 @@
 
 Guarantees: what it computes for one row depends on no other, up to rounding; noise is a function of seed, request and
 step, on every device the same. Latents and everything that is drawn from them are float32; the model computes in its
-own type. Latents leave the device only where a step is trained. Weights change between two steps, by pointers.
+own type. Latents leave the device only where a step is trained. Weights change between two steps, on a CPU by pointers.
 
 Legend: B rows of a step, C channels, H and W of a latent, Z slots.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from headway.algorithms.flow import guided, logp
+from headway.generative.graphs import FixedSizes, on_graphs
 from headway.generative.models.denoiser import Conditioning
 from headway.generative.row import Row
 from headway.generative.scheduler import Made
@@ -38,6 +40,9 @@ class Denoising:
         self.latents_ZCHW = torch.zeros(slots, *model.latent_shape, device=self._device)
         self._prompts: dict[str, Conditioning] = {}
         self._joined: tuple[tuple[str, ...], Conditioning] | None = None
+        self._fast: FixedSizes | None = None
+        if self._device.type == "cuda":
+            self._fast = FixedSizes(self._model, on_graphs(self._device), most=2 * slots)
         self.calls = 0
         """Rows that the model was asked for a velocity of."""
 
@@ -51,7 +56,10 @@ class Denoising:
             if live[name].shape != value.shape:
                 raise KeyError(f"{name} is {tuple(value.shape)} instead of {tuple(live[name].shape)}")
         for name, value in values.items():
-            live[name].data = value
+            if self._device.type == "cpu":
+                live[name].data = value
+            else:
+                live[name].data.copy_(value)  # what was captured stays right
         self._prompts.clear()
         self._joined = None
 
@@ -107,7 +115,14 @@ class Denoising:
         return v_BCHW
 
     def _called(self, x: Tensor, s: Tensor, prompts: Sequence[str]) -> Tensor:
-        velocity: Tensor = self._model(x, s, self._conditioning(tuple(prompts)))
+        conditioning = self._conditioning(tuple(prompts))
+        if self._fast is not None:
+            try:
+                return self._fast(x, s, conditioning)
+            except RuntimeError as error:
+                print(f"forward passes of this model cannot be captured: {error}", file=sys.stderr, flush=True)
+                self._fast = None
+        velocity: Tensor = self._model(x, s, conditioning)
         return velocity
 
     def _conditioning(self, prompts: tuple[str, ...]) -> Conditioning:

@@ -102,6 +102,19 @@ def test_one_training_step_has_the_gradients_of_a_plain_computation() -> None:
         torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-6)
 
 
+def test_checkpointing_changes_no_gradient() -> None:
+    gradients = []
+    for checkpointed in (False, True):
+        model = tiny_sd3()
+        if checkpointed:
+            model.enable_gradient_checkpointing()
+        x, s = noise(2, *model.latent_shape), torch.tensor([0.9, 0.3])
+        model(x, s, model.encode(["a", "b"])).square().mean().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_only_the_transformer_is_trained_and_sent() -> None:
     model = tiny_sd3()
     assert all(name.startswith("transformer.") for name in model.state_dict())

@@ -37,6 +37,8 @@ class FlowPolicy:
         for module in self.model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+        if settings.gradient_checkpointing and hasattr(self.model, "enable_gradient_checkpointing"):
+            self.model.enable_gradient_checkpointing()  # models that are large enough to want it
         self.adapted = settings.lora is not None
         if settings.lora is not None:
             adapters.attach(self.model, settings.lora)

@@ -103,6 +103,10 @@ class StableDiffusion3(nn.Module):
         levels: Tensor = scheduler.sigmas
         return levels
 
+    def enable_gradient_checkpointing(self) -> None:
+        """Keep the activations of no block: they are computed again for its gradient."""
+        self._pipeline.transformer.enable_gradient_checkpointing()
+
     def save_description(self, directory: Path) -> None:
         """What `load_sd3` needs beside the weights of a checkpoint."""
         shape = {"model_type": KIND, "base": self.source, "height": self.height, "width": self.width}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from headway.environments.library.repair import Repair
-from headway.environments.library.repair_bugs import Repository, make_repository, outcome_of, source_of
+from headway.environments.library.repair_bugs import Call, Repository, calls_of, make_repository, outcome_of, source_of
 from headway.environments.library.repair_modules import MODULES
 from headway.environments.text import Reply
 from headway.errors import ConfigError
@@ -34,6 +34,10 @@ def module_from(source: str) -> ModuleType:
     return module
 
 
+def differs(module: ModuleType, call: Call) -> bool:
+    return bool(outcome_of(getattr(module, call.function), call.arguments) != call.expected)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_every_bug_is_in_the_text_once_and_seen_by_a_call_that_is_shown(name: str) -> None:
     source = source_of(name)
@@ -49,6 +53,8 @@ def test_every_bug_is_in_the_text_once_and_seen_by_a_call_that_is_shown(name: st
             for function, arguments in calls
         ]
         assert any(seen), f"nothing shows {old!r} → {new!r}"
+        hidden = [any(differs(broken, call) for call in calls_of(seed, name) if not call.shown) for seed in range(10)]
+        assert sum(hidden) >= 9, f"hidden calls rarely see {old!r} → {new!r}"
 
 
 def test_the_seed_decides_the_repository() -> None:

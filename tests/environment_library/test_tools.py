@@ -198,7 +198,18 @@ def test_the_toolbox_tells_what_is_malformed_from_what_is_refused() -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("asked", ["calculater", {"name": "search", "file": "x"}, "no.such:module", "json:loads2", {}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "calculater",
+        {"name": "search", "file": "x"},
+        "no.such:module",
+        "json:loads2",
+        {},
+        {"name": 3},
+        {"name": "tests.environment_library.test_tools:double", "x": 1},
+    ],
+)
 def test_tools_that_do_not_exist_are_refused(asked: object) -> None:
     with pytest.raises(ConfigError):
         sources_of([asked])  # type: ignore[list-item]

@@ -17,7 +17,7 @@ from headway.errors import ConfigError
 from headway.seeding import Rng, seeded
 
 _PACKAGES = ("toolkit", "almanac", "workbench", "pantry", "kernel", "ledgers")
-_HIDDEN = 6
+_HIDDEN = 12
 """Calls of each function that the agent does not see."""
 
 
@@ -61,7 +61,7 @@ def make_repository(seed: int, *, modules: int, bugs: int) -> Repository:
     calls: list[Call] = []
     for name in sorted(names):
         path, source = f"{package}/{name}.py", source_of(name)
-        calls += _calls(seed, name)
+        calls += calls_of(seed, name)
         files[path] = source
         files[f"tests/test_{name}.py"] = _test_file(package, name, [call for call in calls if call.module == name])
         if name in broken:
@@ -84,7 +84,8 @@ def outcome_of(function: Callable[..., Any], arguments: Arguments) -> Any:
         return {"raises": type(error).__name__}
 
 
-def _calls(seed: int, name: str) -> list[Call]:
+def calls_of(seed: int, name: str) -> list[Call]:
+    """Calls of every function of a module, shown and hidden."""
     module = importlib.import_module(f"headway.environments.library.projects.{name}")
     calls = []
     for function, kind in MODULES[name].functions.items():

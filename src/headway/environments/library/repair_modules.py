@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from string import ascii_lowercase
 from typing import Any
 
+from headway.environments.library.projects.numerals import to_roman
 from headway.seeding import Rng
 
 Arguments = tuple[Any, ...]
@@ -32,25 +32,50 @@ class Module:
     """Text that is there once, and what stands there instead."""
 
 
+def _one(rng: Rng, *choices: Any) -> Any:
+    return choices[rng.randrange(0, len(choices))]
+
+
 def _pairs(rng: Rng) -> Arguments:
-    starts = [rng.randrange(0, 40) for _ in range(rng.randrange(1, 7))]
+    starts = [rng.randrange(0, 30) for _ in range(rng.randrange(1, 7))]
     return ([[start, start + rng.randrange(0, 9)] for start in starts],)
 
 
 def _words(rng: Rng) -> str:
-    return " ".join("".join("aabeno"[rng.randrange(0, 6)] for _ in range(rng.randrange(1, 7))) for _ in range(12))
+    return " ".join("".join(_one(rng, *"aabeno") for _ in range(rng.randrange(1, 7))) for _ in range(12))
 
 
 def _title(rng: Rng) -> Arguments:
-    return ("".join("abC9 -!'"[rng.randrange(0, 8)] for _ in range(20)),)
+    return ("".join(_one(rng, *"abC9 -!'") for _ in range(20)),)
+
+
+def _year(rng: Rng) -> int:
+    return int(_one(rng, 100 * rng.randrange(16, 24), 400 * rng.randrange(4, 6), 1900 + rng.randrange(0, 200)))
 
 
 def _date(rng: Rng) -> Arguments:
-    return (1890 + rng.randrange(0, 220), rng.randrange(0, 14), rng.randrange(0, 33))
+    month = _one(rng, 0, 2, 12, 13, *(rng.randrange(1, 13) for _ in range(4)))
+    return (_year(rng), month, _one(rng, 0, 0, 1, 29, 31, 32, rng.randrange(1, 29)))
+
+
+def _month(rng: Rng) -> Arguments:
+    return _date(rng)[:2]
 
 
 def _scores(rng: Rng) -> list[float]:
     return [float(rng.randrange(0, 101)) for _ in range(rng.randrange(0, 8))]
+
+
+def _number(rng: Rng) -> int:
+    digits = (_one(rng, 0, 1, 3), _one(rng, 0, 4, 8), _one(rng, 0, 9, 9, 6), _one(rng, 0, 4, 4, 9))
+    return int(_one(rng, 0, 0, 4000, *(int("".join(map(str, digits))) for _ in range(6))))
+
+
+def _numeral(rng: Rng) -> Arguments:
+    number = _number(rng)
+    text = to_roman(number) if 1 <= number <= 3999 else ""
+    wrong = _one(rng, *"IVXLCDM") * rng.randrange(1, 5)
+    return (_one(rng, text, text.lower(), text.lower(), wrong, text + "I"),)
 
 
 def _rows(rng: Rng, rows: int, columns: int) -> list[list[int]]:
@@ -68,16 +93,21 @@ def _place(rng: Rng) -> Arguments:
 
 
 def _stock(rng: Rng) -> dict[str, int]:
-    return {name: rng.randrange(1, 9) for name in ("nuts", "tea", "rice", "salt")[: rng.randrange(1, 5)]}
+    return {name: rng.randrange(1, 4) for name in ("nuts", "tea", "rice", "salt")[: rng.randrange(1, 5)]}
+
+
+def _sale(rng: Rng) -> Arguments:
+    stock, name = _stock(rng), _one(rng, "nuts", "tea", "salt")
+    return (stock, name, _one(rng, stock.get(name, 1), rng.randrange(1, 5)))
 
 
 def _letters(rng: Rng) -> str:
-    return "".join("aaab"[rng.randrange(0, 4)] * rng.randrange(1, 13) for _ in range(rng.randrange(0, 6)))
+    return "".join(_one(rng, *"abc") * _one(rng, 1, 1, 2, 3, 11) for _ in range(rng.randrange(0, 7)))
 
 
 def _code(rng: Rng) -> Arguments:
-    parts = (f"{rng.randrange(2, 15) if rng.random() < 0.6 else ''}{ascii_lowercase[place]}" for place in range(5))
-    return ("".join(parts),)
+    parts = [f"{rng.randrange(2, 15) if rng.random() < 0.6 else ''}{letter}" for letter in "vwxyz"]
+    return ("".join(parts) + _one(rng, "", "", "7"),)
 
 
 MODULES: dict[str, Module] = {
@@ -120,11 +150,9 @@ MODULES: dict[str, Module] = {
     ),
     "days": Module(
         functions={
-            "is_leap": Function(
-                shown=((2024,), (1900,), (2000,), (2023,)), make=lambda rng: (1600 + 4 * rng.randrange(0, 200),)
-            ),
+            "is_leap": Function(shown=((2024,), (1900,), (2000,), (2023,)), make=lambda rng: (_year(rng),)),
             "days_in": Function(
-                shown=((2023, 1), (2024, 2), (2023, 2), (2023, 12), (2023, 13), (2023, 0)), make=lambda r: _date(r)[:2]
+                shown=((2023, 1), (2024, 2), (2023, 2), (2023, 12), (2023, 13), (2023, 0)), make=_month
             ),
             "day_of_year": Function(shown=((2023, 1, 1), (2024, 12, 31), (2023, 2, 29), (2023, 3, 0)), make=_date),
         },
@@ -164,12 +192,10 @@ MODULES: dict[str, Module] = {
     ),
     "numerals": Module(
         functions={
-            "to_roman": Function(
-                shown=((1994,), (4,), (3999,), (8,), (0,), (90,)), make=lambda r: (r.randrange(0, 4100),)
-            ),
+            "to_roman": Function(shown=((1994,), (4,), (3999,), (8,), (0,), (90,)), make=lambda rng: (_number(rng),)),
             "from_roman": Function(
                 shown=(("MCMXCIV",), ("xl",), ("IIII",), ("",), ("III",)),
-                make=lambda rng: ("IVXLCDM"[rng.randrange(0, 7)] * rng.randrange(1, 5),),
+                make=_numeral,
             ),
         },
         bugs=(
@@ -210,7 +236,7 @@ MODULES: dict[str, Module] = {
         functions={
             "delivered": Function(
                 shown=(({"tea": 2}, "tea", 3), ({}, "nuts", 1), ({"tea": 2}, "tea", 0)),
-                make=lambda rng: (_stock(rng), "rice", rng.randrange(0, 5)),
+                make=lambda rng: (_stock(rng), "rice", rng.randrange(0, 3)),
             ),
             "sold": Function(
                 shown=(
@@ -219,7 +245,7 @@ MODULES: dict[str, Module] = {
                     ({"tea": 2}, "tea", 3),
                     ({}, "nuts", 1),
                 ),
-                make=lambda rng: (_stock(rng), "nuts", rng.randrange(1, 9)),
+                make=_sale,
             ),
             "short_of": Function(
                 shown=(({"tea": 2}, {"tea": 5, "rice": 1}), ({"tea": 2}, {"tea": 2}), ({"tea": 2}, {"tea": 1})),

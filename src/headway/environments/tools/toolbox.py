@@ -111,7 +111,10 @@ def _source(asked: str | Mapping[str, Any]) -> ToolSource:
     name = asked if isinstance(asked, str) else options.pop("name", "")
     make = _SOURCES.get(name)
     if make is None:
-        return Always(tool_of(_function(name)))
+        tool = tool_of(_function(str(name)))
+        if options:
+            raise ConfigError("a function of your own has no options", key="tools", value=asked)
+        return Always(tool)
     try:
         return make(**options)
     except TypeError as error:

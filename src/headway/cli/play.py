@@ -33,7 +33,9 @@ from headway.types import Episode, Task
 
 _TAG = "played"
 _LONGEST = 2048
-"""Tokens of an episode, where neither the model nor the command line says otherwise."""
+"""Tokens of an episode, where the model reads as many."""
+_TURN = 256
+"""Tokens of a turn, where the environment does not say otherwise."""
 
 if TYPE_CHECKING:
     _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -98,8 +100,9 @@ def _by_hand(name: str, options: dict[str, Any], seed: int) -> int:
                 reply = runner.run(seat.step(action.rstrip("\n")))
                 earned += reply.reward
                 print(f"{reply.text}\n{_judged(reply)}")
-        except EnvironmentFailed as error:
-            print(f"the episode failed: {error}", file=sys.stderr)
+        except Exception as error:  # a bad episode is data, here as in a run
+            what = str(error) if isinstance(error, EnvironmentFailed) else f"{type(error).__name__}: {error}"
+            print(f"the episode failed: {what}", file=sys.stderr)
             return 1
         finally:
             runner.run(seat.leave())
@@ -129,10 +132,14 @@ def _of_a_run(args: argparse.Namespace) -> Prepared:
 
 
 def _of_a_model(name: str, options: dict[str, Any], model: str) -> Prepared:
+    from headway.models import longest_sequence, resolve
+
+    longest = min(_LONGEST, longest_sequence(resolve(model)) or _LONGEST)
     tree: dict[str, Any] = {
         "pretrain": model,
         "rollout_batch_size": 1,
-        "sequence_length": _LONGEST,
+        "sequence_length": longest,
+        "actor_infer": {"generating_args": {"max_new_tokens": min(_TURN, longest // 2)}},
         "train_env_manager": {"tags": [_TAG], "group_size": 1},
         "custom_envs": {_TAG: {"env_type": name, "env_config": options}},
     }

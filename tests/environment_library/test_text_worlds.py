@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from headway.environments.library import java
 from headway.environments.library.alfworld import ALFWorld
-from headway.environments.library.java import check_java
 from headway.environments.library.scienceworld import ScienceWorld
 from headway.environments.library.textworld import TextWorldExpress
 from headway.errors import ConfigError, EnvironmentFailed
@@ -41,7 +41,7 @@ def children() -> set[int]:
 @pytest.fixture(scope="module")
 def coins() -> Iterator[TextWorldExpress]:
     pytest.importorskip("textworld_express")
-    check_java("textworld")
+    java.check_java("textworld")
     before = children()
     world = TextWorldExpress(game="coin", game_params="numLocations=3,includeDoors=0", max_steps=20)
     assert len(children() - before) == 1
@@ -94,13 +94,20 @@ def test_java_does_not_outlive_a_killed_run() -> None:
     )
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
-    java = int(run.stdout.readline())
-    watched = os.pidfd_open(java)
+    pid = int(run.stdout.readline())
+    watched = os.pidfd_open(pid)
     run.send_signal(signal.SIGKILL)
     run.wait()
     run.stdout.close()
     assert select.select([watched], [], [], 20)[0], "the process has ended"
     os.close(watched)
+
+
+def test_a_process_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "_ENDING_S", 0.1)
+    deaf = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
+    java.end(SimpleNamespace(_gateway=SimpleNamespace(java_process=deaf), close=lambda: None))
+    assert deaf.returncode == -signal.SIGKILL
 
 
 def test_worlds_that_do_not_exist_are_refused_before_anything_starts() -> None:

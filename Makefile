@@ -1,6 +1,7 @@
 # Each target makes the virtual environment it needs. On a fresh machine:
 #
 #   make demo     a language model learns arithmetic on the CPU, in minutes, with a page to look at
+#   make demo-images  a small flow model learns to write legibly, on the CPU, in minutes; the page shows before and after
 #   make test     everything a change must pass
 #   make check    style and types only
 #   make soak     ten thousand random scenarios with faults
@@ -21,7 +22,7 @@ BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak bench gpu clean
+.PHONY: help demo demo-images test check soak bench gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -31,6 +32,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Headway needs Python 3.11 or newer: rm -r $(VENV); make PYTHON=python3.11 ...' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt rapidocr-onnxruntime
 	@touch $@
 
 $(MODEL): $(READY)
@@ -39,6 +41,9 @@ $(MODEL): $(READY)
 
 demo: $(MODEL)
 	@$(BIN)/headway train examples/arithmetic.yaml output_dir=$(DEMO)
+
+demo-images: $(READY)
+	@$(BIN)/headway train examples/images.yaml output_dir=$(DEMO)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -32,7 +32,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Headway needs Python 3.11 or newer: rm -r $(VENV); make PYTHON=python3.11 ...' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt rapidocr-onnxruntime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+		-c constraints.txt rapidocr-onnxruntime
 	@touch $@
 
 $(MODEL): $(READY)

@@ -3,8 +3,8 @@
 Pictures are drawn anew for every batch, from the seed and the number of the step, so that nothing can be learned by
 heart and a run that was interrupted goes on as if it had not been. What is kept is the moving average of the weights.
 
-Four in ten letters in the pictures of `BASE` are not those of the caption, and some pictures are cluttered. A model that
-has learned them perfectly is wrong as often as they are: more pretraining does not help, a reward does.
+Four in ten letters in the pictures of `BASE` are not those of the caption, and some pictures are cluttered. A model
+that has learned them perfectly is wrong as often as they are: more pretraining does not help, a reward does.
 
 Legend: B pictures of a batch, C channels, H height, W width.
 """

@@ -14,7 +14,7 @@ from tests.runs.factory import Runs, audit, count, events, gone, parts, rows
 
 pytest.importorskip("gymnasium")
 
-ONE_STEP: dict[str, Any] = {"max_steps": 1, "eval_steps": 0}
+ONE_STEP: dict[str, Any] = {"max_steps": 1, "eval_steps": 0, "train_env_manager__group_size_redundancy": 1}
 
 
 def test_the_seed_trains_validates_is_killed_and_goes_on(runs: Runs, tmp_path: Path) -> None:
@@ -46,13 +46,15 @@ def test_the_seed_trains_validates_is_killed_and_goes_on(runs: Runs, tmp_path: P
 
 
 @pytest.mark.parametrize("estimator", ["step_reinforce", "gigpo"])
-def test_step_estimators_train_what_was_sampled_and_nothing_else(runs: Runs, tmp_path: Path, estimator: str) -> None:
+def test_step_estimators_train_the_first_episodes_to_end(runs: Runs, tmp_path: Path, estimator: str) -> None:
     history = estimator == "step_reinforce"
     run = lake(runs, tmp_path / "run", adv_estimator=estimator, custom_envs__lake__history=history, **ONE_STEP)
     assert run.end() == 0, run.text
     found = [decode_episode(body) for (body,) in rows(run.directory, "SELECT body FROM payloads")]
     trained = events(run.directory, "group.train")
     assert len(trained) == 2 and sum(event.data["samples"] for event in trained) == 4
+    ends = rows(run.directory, "SELECT reason FROM samples WHERE end = 'dropped'")
+    assert ("surplus_member",) in ends, "one more is started, and given up when the group is full"
     for episode in found:
         assert 1 <= len(episode.turns) <= 3 and episode.info["turns"] == len(episode.turns)
         assert [turn.fresh for turn in episode.turns] == [not history] * len(episode.turns)

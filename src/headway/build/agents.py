@@ -214,6 +214,7 @@ class AgentWorlds:
         finally:
             self._muffler.close()
             end_children(self._kept)
+            take_in_orphans(False)
 
 
 def _host(resolved: Resolved, kind: Kind) -> LocalHost | WorkerHost:

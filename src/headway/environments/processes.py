@@ -17,10 +17,10 @@ from pathlib import Path
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def take_in_orphans() -> None:
-    """From now on, processes below this one whose parent ends become its own children."""
+def take_in_orphans(wanted: bool = True) -> None:
+    """From now on, processes below this one whose parent ends become its own children; or no longer."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted))
 
 
 def children() -> list[int]:

@@ -32,6 +32,9 @@ class Chart:
 
 CHARTS = (
     Chart(title="Reward", curves=(("reward/train", "training"),), kind="reward", from_zero=False),
+    Chart(title="Episodes that succeed", curves=(("episode/success", "share"),), note="of all that ended in a step"),
+    Chart(title="Malformed actions", curves=(("episode/invalid", "share of the turns"),)),
+    Chart(title="Turns of an episode", curves=(("episode/turns", "mean"),)),
     Chart(
         title="Lag of trained samples",
         curves=(("lag/mean", "mean"), ("lag/max", "max")),

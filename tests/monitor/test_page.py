@@ -88,7 +88,11 @@ def test_a_finished_run_shows_what_ran_and_what_came_of_it(tmp_path: Path) -> No
 
 
 def test_every_curve_of_a_chart_is_one_that_is_measured(tmp_path: Path) -> None:
-    series = embedded(report_page(written(tmp_path, training_run(steps=6))))["runs"][0]["steps"]["series"]
+    events = training_run(steps=6)
+    for event in events:
+        if event.kind == "sample.finish":
+            event.data.update(success=1.0, turns=4.0, invalid=1.0)
+    series = embedded(report_page(written(tmp_path, events)))["runs"][0]["steps"]["series"]
     measured = {name for chart in CHARTS for name, _ in chart.curves if not name.startswith(("train/", "drops/"))}
     assert measured <= series.keys()
     assert {"train/entropy", "train/grad_norm", "drops/zero_variance"} <= series.keys()

@@ -27,6 +27,7 @@ from headway.settings import Reliability
 
 _LONGEST = 4096
 """Tokens of a prompt and its answer together, where nothing says otherwise and the model can read them."""
+_LOOK_S = 1.0
 _SLOTS = 16
 _SLOTS_KEY = "actor_infer.strategy_args.strategy_config.max_num_seqs"
 
@@ -68,18 +69,26 @@ async def serving_hub(
     served = make_served(ready.resolved, ready.policy, ready.place, logs)
     reliability = ready.resolved.config.reliability
     hub = InferenceHub(served.engines, events=EventLog(clock, *sinks), reliability=reliability, clock=clock)
-    revivals: set[asyncio.Task[None]] = set()
-    hub.on_failure = lambda replica, error: revivals.add(
+    tasks: set[asyncio.Task[None]] = set()
+    hub.on_failure = lambda replica, error: tasks.add(
         asyncio.create_task(_revive(hub, served, replica, reliability), name=f"revive/{replica.name}")
     )
     try:
         await serve_policy(hub, served)
+        tasks.add(asyncio.create_task(_look(hub), name="look"))
         yield hub
     finally:
-        for revival in revivals:
-            revival.cancel()
-        await asyncio.gather(*revivals, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await served.close()
+
+
+async def _look(hub: InferenceHub) -> None:
+    """Ask now and then whether a replica died while it had nothing to do: no request would ever tell."""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        hub.check()
 
 
 async def _revive(hub: InferenceHub, served: Served, replica: Replica, reliability: Reliability) -> None:

@@ -274,8 +274,11 @@ class Run:
                     self.handlers[fd](fd)
 
     def watch(self) -> None:
-        """Memory of all processes together and number of files: what no resource limit counts."""
-        if self.inner is None or self.ending is not None:
+        """Memory of all processes together and number of files: what no resource limit counts.
+
+        Not before the program's world is there: until then its root is ours, with all our files.
+        """
+        if not self.ready or self.inner is None or self.ending is not None:
             return
         if memory(self.inner, self.request["memory_bytes"]) > self.request["memory_bytes"]:
             self.stop("memory")

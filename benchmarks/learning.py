@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -63,7 +64,9 @@ def run(args: argparse.Namespace, scratch: Path, alpha: float, loss: str, seed: 
     cell = {"alpha": alpha, "loss": loss, "seed": seed, "extra": extra, "process_s": time.monotonic() - began_s}
     if done.returncode:
         return {**cell, "failed": (done.stderr or done.stdout)[-400:]}
-    return {**cell, **curves(run_dir / "events.jsonl")}
+    found = {**cell, **curves(run_dir / "events.jsonl")}
+    shutil.rmtree(run_dir)  # checkpoints of many cells fill a disk
+    return found
 
 
 def curves(log: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from headway.engines.base import Engine, Progress, Request
 from headway.engines.native import NativeEngine
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.device import DeviceArena
+from headway.weights.device import DeviceArena, DeviceSlice
 from headway.weights.store import WeightStore
 
 from ..engines import factory
@@ -87,4 +87,4 @@ class TestWeightsOnADevice(Closing, WeightsContract):
         return store, factory.HandOver(), engine.receiver
 
     def corrupted(self, bucket: Bucket) -> Bucket:
-        return replace(bucket, payload=bucket.payload ^ 1)
+        return replace(bucket, payload=DeviceSlice(bucket.payload.data ^ 1))

@@ -118,11 +118,10 @@ def engine_slots(resolved: Resolved, device: Device) -> int:
     return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MOST_SLOTS[device])
 
 
-def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] | None = None) -> NativeEngine:
-    """One replica; its weights arrive later. `read` opens the payloads of buckets that come from another process."""
+def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] = memoryview) -> NativeEngine:
+    """One replica; its weights arrive later. `read` opens the payloads of buckets."""
     from headway.engines.native import NativeEngine, NativeSettings
     from headway.models import architecture, end_tokens, load_tokenizer
-    from headway.weights.device import opened
 
     resolved = args.resolved()
     tokenizer = load_tokenizer(args.model)
@@ -139,7 +138,7 @@ def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] | None 
         ),
         decode=tokenizer.decode,
         eos=end_tokens(args.model),
-        read=read or opened,
+        read=read,
     )
 
 

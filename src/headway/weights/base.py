@@ -12,7 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,20 @@ class SharedSlice:
     size: int
 
 
+@runtime_checkable
+class DevicePayload(Protocol):
+    """The payload of a bucket that lies on a device of this process, and never comes to the host."""
+
+    @property
+    def data(self) -> Any:
+        """A flat tensor of bytes; whoever has it only reads it."""
+        ...
+
+    def checksum(self) -> str:
+        """As in the manifest, counted where the bytes are."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """A slice of a version, in manifest order."""
@@ -52,7 +66,7 @@ class Bucket:
     index: int
     checksum: str
     payload: Any = field(repr=False)
-    """A buffer, a `SharedSlice`, or in the simulator the checksum of what arrived."""
+    """A buffer, a `SharedSlice`, a `DevicePayload`, or in the simulator the checksum of what arrived."""
 
 
 def checksum(data: Any) -> str:

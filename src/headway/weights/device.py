@@ -6,7 +6,7 @@ published version is complete when `publish` returns, whatever stream its reader
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +14,16 @@ from torch import Tensor
 _COLUMNS = 1024
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 """Spreads the bits of a place; as a signed number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceSlice:
+    """A `DevicePayload`."""
+
+    data: Tensor
+
+    def checksum(self) -> str:
+        return tensor_checksum(self.data)
 
 
 class DeviceArena:
@@ -35,8 +45,8 @@ class DeviceArena:
     def checksum(self, key: Tensor, place: slice) -> str:
         return tensor_checksum(key[place])
 
-    def payload(self, key: Tensor, place: slice) -> Tensor:
-        return key[place]
+    def payload(self, key: Tensor, place: slice) -> DeviceSlice:
+        return DeviceSlice(key[place])
 
     def close(self) -> None:
         """Nothing is kept here."""
@@ -62,8 +72,3 @@ def tensor_checksum(data: Tensor) -> str:
 
 def _weighted(sums: Tensor) -> Tensor:
     return (sums * ((torch.arange(len(sums), device=sums.device) + 1) * _ODD | 1)).sum()
-
-
-def opened(payload: Any) -> Any:
-    """The bytes of a bucket: where they are, if that is a device, else as a buffer of the host."""
-    return payload if isinstance(payload, Tensor) else memoryview(payload)

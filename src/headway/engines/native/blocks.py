@@ -1,7 +1,8 @@
 """An engine's core that works in blocks of steps, one launched while the one before it is read.
 
 Guarantees are those of `Core`. Between a launch and its landing the scheduler knows less than the device: a sequence
-that has ended there keeps its lane for one more block and draws nothing in it.
+that has ended there keeps its lane for one more block and draws nothing in it. Other weights are queued behind the
+block in flight and the next block behind them, so that the device waits for nobody; each block carries its version.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ class BlockCore(Core):
     def __init__(self, scheduler: Scheduler, runner: BlockRunner) -> None:
         super().__init__(scheduler, runner.install)
         self._blocks = runner
-        self._flight: Flight | None = None
+        self._flight: tuple[Flight, int] | None = None
+        """With the version that makes it."""
 
     @property
     def runnable(self) -> bool:
         return super().runnable or self._flight is not None
 
     def _settled(self) -> list[Delivery]:
-        """With the block in flight; other weights are already waiting behind it, so that the device does not."""
+        """With the block in flight."""
         return [*self._land(None), *super()._settled()]
 
     def step(self) -> list[Delivery]:
@@ -54,8 +56,12 @@ class BlockCore(Core):
         return self._land(flight)
 
     def _land(self, following: Flight | None) -> list[Delivery]:
-        flight, self._flight = self._flight, following
-        return [] if flight is None else self.scheduler.landed(flight.ready, self._blocks.land(flight))
+        flown, self._flight = self._flight, None if following is None else (following, self.version)
+        if flown is None:
+            return []
+        flight, self.made_by = flown
+        made = self.scheduler.landed(flight.ready, self._blocks.land(flight))
+        return made if self.made_by == self.version else [*made, *self.scheduler.flush()]
 
 
 def assemble(

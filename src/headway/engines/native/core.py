@@ -20,6 +20,8 @@ class Core(ABC):
     def __init__(self, scheduler: Scheduler, install: Callable[[Values], None]) -> None:
         self.scheduler = scheduler
         self.version = -1
+        self.made_by = -1
+        """The version behind what was returned last."""
         self.steps = 0
         self._install = install
         self._paused = False
@@ -50,9 +52,9 @@ class Core(ABC):
         return []
 
     def flip(self, values: Values, version: int) -> list[Delivery]:
-        """Serve other weights from the next token on; what is delivered was made by the old ones."""
+        """Serve other weights from the next step on; what is delivered was made by the old ones."""
         self._install(values)
-        made = self._settled()
+        made = self.scheduler.flush()
         self.scheduler.other_weights()
         self.version = version
         return made
@@ -78,4 +80,5 @@ class StepCore(Core):
         plan = self.scheduler.plan()
         tokens, logps = self._runner.step(plan)
         self.steps += 1
+        self.made_by = self.version
         return self.scheduler.commit(plan, tokens, logps)

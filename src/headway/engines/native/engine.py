@@ -33,7 +33,6 @@ from headway.engines.native.worker import Worker
 from headway.errors import EngineCrashed, EngineError
 from headway.types import FinishReason
 from headway.weights.base import WeightReceiver
-from headway.weights.device import opened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,7 +98,7 @@ class NativeEngine:
         runner: RunnerFactory = ModelRunner,
         assembly: Assembly | None = None,
         receiver: ReceiverFactory | None = None,
-        read: Read = opened,
+        read: Read = memoryview,
     ) -> None:
         self.name = name
         self._model = model

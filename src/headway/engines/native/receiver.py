@@ -15,7 +15,6 @@ from headway.engines.native.parameters import Parameters, Values
 from headway.engines.native.staging import Read, Staging
 from headway.errors import EngineCrashed, TransferError
 from headway.weights.base import Bucket, Manifest
-from headway.weights.device import opened
 
 
 class NativeReceiver:
@@ -27,7 +26,7 @@ class NativeReceiver:
         switch: Callable[[Values, int], Awaitable[None]],
         *,
         threads: int = 1,
-        read: Read = opened,
+        read: Read = memoryview,
     ) -> None:
         self.version = -1
         self.gone = False

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from headway.engines.native.parameters import Parameters, Values
 from headway.errors import TransferError
-from headway.weights.base import Bucket, Manifest, TensorEntry, checksum
-from headway.weights.device import tensor_checksum
+from headway.weights.base import Bucket, DevicePayload, Manifest, TensorEntry, checksum
 
 Read = Callable[[Any], Any]
-"""From a bucket's payload to its bytes, a buffer or a tensor on a device: attaches shared memory, for instance."""
+"""From a bucket's payload to a buffer with its bytes: attaches shared memory, for instance."""
 
 
 class Staging:
@@ -53,7 +52,7 @@ class Staging:
             raise TransferError(f"{where}: version {self.manifest.version} was begun")
         if not 0 <= bucket.index < len(self.manifest.checksums):
             raise TransferError(f"{where}: there are {len(self.manifest.checksums)}")
-        data, found = _taken(self._read(bucket.payload))
+        data, found = self._taken(bucket.payload)
         wanted = self.manifest.checksums[bucket.index]
         if found != wanted:
             raise TransferError(f"{where}: checksum {found} instead of {wanted}")
@@ -76,6 +75,13 @@ class Staging:
             lacking = self.manifest.tensors[self._entry].name
             raise TransferError(f"version {self.manifest.version}: the buckets end before {lacking} does")
         return self._values
+
+    def _taken(self, payload: Any) -> tuple[Tensor, str]:
+        """The bytes and their checksum. Of those on the host a copy: nobody changes it before its use."""
+        if isinstance(payload, DevicePayload):
+            return payload.data, payload.checksum()
+        data = bytearray(memoryview(self._read(payload)).cast("B"))
+        return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0), checksum(data)
 
     def _take(self, data: Tensor) -> None:
         """The next bytes of the stream."""
@@ -106,14 +112,6 @@ class Staging:
             self._seen.add(name)
             self._parameters.collect(name, room, self._parts, self._values)
         self._entry, self._done, self._room = self._entry + 1, 0, None
-
-
-def _taken(payload: Any) -> tuple[Tensor, str]:
-    """The bytes and their checksum. Of those of the host a copy: nobody can change it between the check and its use."""
-    if isinstance(payload, Tensor):
-        return payload, tensor_checksum(payload)
-    data = bytearray(memoryview(payload).cast("B"))
-    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0), checksum(data)
 
 
 def _dtype(entry: TensorEntry) -> torch.dtype:

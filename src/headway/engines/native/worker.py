@@ -79,10 +79,10 @@ class Worker:
             while not self._stopped:
                 self._obey(core)
                 if core.runnable and not self._stopped:
-                    self._tell(core.step(), core.version)
+                    self._tell(core.step(), core)
         except BaseException as error:  # whatever it is, somebody is waiting for this thread
             if core is not None:
-                self._tell(core.scheduler.flush(), core.version)
+                self._tell(core.scheduler.flush(), core)
             core = None
             clear_frames(error.__traceback__)  # whoever keeps the error must not keep the model and its memory
             self._post(self._listener.crashed, self, error)
@@ -94,13 +94,12 @@ class Worker:
             if item is None:
                 return
             command, answer = item
-            version = core.version
-            self._tell(command(core), version)
+            self._tell(command(core), core)
             self._post(_answer, answer)
 
-    def _tell(self, news: list[Delivery], version: int) -> None:
+    def _tell(self, news: list[Delivery], core: Core) -> None:
         if news:
-            self._post(self._deliver, news, version)
+            self._post(self._deliver, news, core.made_by)
 
     def _deliver(self, news: list[Delivery], version: int) -> None:
         if not self._stopped:

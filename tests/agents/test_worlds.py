@@ -14,6 +14,7 @@ from headway.build.backends import Policy
 from headway.config import Resolved, load
 from headway.data import fingerprint
 from headway.environments.episode import SEED, TextEpisode
+from headway.environments.local import LocalHost
 from headway.errors import ConfigError
 from tests.environments.letters import Letters
 from tests.environments.test_episode import said
@@ -131,3 +132,18 @@ def test_a_thousand_episodes_at_once() -> None:
 
     ends, most = asyncio.run(scenario())
     assert most == len(ends) == 998 and all(end.info["success"] for end in ends)
+
+
+def test_environments_go_into_as_many_workers_as_they_ask_for() -> None:
+    async def hosts(**changed: Any) -> dict[str, Any]:
+        worlds = worlds_of(resolved(**changed), POLICY)
+        assert isinstance(worlds, AgentWorlds)
+        await worlds.close()
+        return worlds.hosts
+
+    here = asyncio.run(hosts())
+    assert {type(host) for host in here.values()} == {LocalHost}
+    filled = asyncio.run(hosts(**{"train_env_manager.max_env_num_per_worker": 4}))
+    assert [host.most for host in filled.values()] == [8, 4], "6 episodes in 2 workers of 4, 2 in one"
+    asked = asyncio.run(hosts(**{"custom_envs.easy.workers": 3, "custom_envs.hard.concurrency": 2}))
+    assert asked["easy"].most == 3 and isinstance(asked["hard"], LocalHost)

@@ -181,7 +181,7 @@ class AgentWorlds:
         self._policy, self._kept = policy, children()
         take_in_orphans()
         self._muffler = Muffler()
-        self._hosts: dict[str, LocalHost | WorkerHost] = {}
+        self.hosts: dict[str, LocalHost | WorkerHost] = {}
         self._kinds: dict[tuple[str, bool], tuple[Rules, asyncio.Semaphore]] = {}
         self._endpoint: RunEndpoint | None = None
         self._foreign: dict[tuple[str, bool], ForeignAgents] = {}
@@ -191,8 +191,8 @@ class AgentWorlds:
                     self._endpoint = self._endpoint or make_run_endpoint(policy)
                     self._foreign[kind.tag, held_out] = _agents(self._endpoint, kind, longest)
                     continue
-                if kind.tag not in self._hosts:
-                    self._hosts[kind.tag] = _host(resolved, kind)
+                if kind.tag not in self.hosts:
+                    self.hosts[kind.tag] = _host(resolved, kind)
                 self._kinds[kind.tag, held_out] = (_rules(kind, longest), asyncio.Semaphore(kind.places))
 
     def __call__(self, task: Task) -> Environment:
@@ -200,7 +200,7 @@ class AgentWorlds:
         if key in self._foreign:
             return self._foreign[key](task)
         rules, gate = self._kinds[key]
-        return TextEpisode(self._hosts[task.domain].seat(), self._chat, rules, gate)
+        return TextEpisode(self.hosts[task.domain].seat(), self._chat, rules, gate)
 
     @cached_property
     def _chat(self) -> ChatTokens:
@@ -210,7 +210,7 @@ class AgentWorlds:
         try:
             if self._endpoint is not None:
                 await self._endpoint.close()
-            await asyncio.gather(*(host.close() for host in self._hosts.values()), return_exceptions=True)
+            await asyncio.gather(*(host.close() for host in self.hosts.values()), return_exceptions=True)
         finally:
             self._muffler.close()
             end_children(self._kept)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from headway.build.agents import worlds_of
+from headway.build.agents import Worlds, worlds_of
 from headway.build.backends import Served, decoder
 from headway.build.kinds import kind_of
 from headway.build.settings import settings_of
@@ -41,10 +42,19 @@ async def evaluate(
 ) -> list[Judged]:
     """`answers` to each task from the policy of `prepared`, judged. Raises `BackendError`."""
     resolved = prepared.resolved
-    loop = asyncio.get_running_loop()
-    events = EventLog(loop.time, *sinks)
-    worlds = worlds_of(resolved, prepared.policy)
-    served = kind_of(resolved).make_served(resolved, prepared.policy, prepared.place, logs)
+    async with AsyncExitStack() as stack:
+        worlds = worlds_of(resolved, prepared.policy)
+        stack.push_async_callback(worlds.close)
+        served = kind_of(resolved).make_served(resolved, prepared.policy, prepared.place, logs)
+        stack.push_async_callback(served.close)
+        events = EventLog(asyncio.get_running_loop().time, *sinks)
+        return await _examined(prepared, tasks, answers, served, worlds, events)
+
+
+async def _examined(
+    prepared: Prepared, tasks: Sequence[Task], answers: int, served: Served, worlds: Worlds, events: EventLog
+) -> list[Judged]:
+    resolved, loop = prepared.resolved, asyncio.get_running_loop()
     settings = settings_of(resolved)
     settings = replace(
         settings, group_size=answers, spare_members=0, sampling=settings.eval_sampling or settings.sampling
@@ -76,8 +86,6 @@ async def evaluate(
         return work.result()
     finally:
         failed.cancel()
-        await served.close()
-        await worlds.close()
 
 
 async def serve_policy(hub: InferenceHub, served: Served) -> None:

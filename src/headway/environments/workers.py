@@ -38,7 +38,9 @@ class WorkerHost:
     ) -> None:
         self.name, self._options = name, dict(options)
         self._seats = seats
-        self._places = asyncio.Semaphore(min(places or workers * seats, workers * seats))
+        self.most = min(places or workers * seats, workers * seats)
+        """Episodes played at once."""
+        self._places = asyncio.Semaphore(self.most)
         self._workers: list[Worker] = []
         self._leaving: set[asyncio.Task[None]] = set()
 

@@ -37,8 +37,6 @@ def test_a_model_is_served_until_it_is_interrupted(runs: Runs, tmp_path: Path) -
     ("words", "said"),
     [
         (("MODEL", "--host", "0.0.0.0"), "there is no token"),
-        (("MODEL", "--port", "70000"), "is no port"),
-        (("nosuch",), "nosuch"),
         ((".",), "neither a model nor a run"),
         (("MODEL", "sequence_lenght=9"), "did you mean"),
     ],

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from headway.errors import ConfigError
-from headway.serving.server import Server, Service, is_loopback
+from headway.serving.server import Server, Service, check_address, is_loopback
 from tests.serving.factory import ADD, Stage, World, served
 
 HELLO: list[Any] = [{"role": "user", "content": "3+5="}]
@@ -195,6 +195,8 @@ def test_a_token_is_asked_for_and_other_machines_only_with_one(stage: Stage) -> 
                 await Server(Service(model="m", dialect=stage.made.dialect)).start("0.0.0.0")
 
     stage.run(main())
+    with pytest.raises(ConfigError, match="is no port"):
+        check_address("127.0.0.1", 70_000, None)
     assert is_loopback("::1") and is_loopback("localhost") and not is_loopback("10.0.0.1")
 
 

@@ -38,8 +38,10 @@ class FlowCore(Core):
 
     def step(self) -> list[Delivery]:
         rows, news = self._queue.plan()
+        made = self.runner.step(rows)
         self.steps += 1
-        return news + self._queue.commit(rows, self.runner.step(rows))
+        self.made_by = self.version
+        return news + self._queue.commit(rows, made)
 
 
 class FlowEngine(NativeEngine):

@@ -84,7 +84,7 @@ def _blot(draw: ImageDraw.ImageDraw, style: Style, rng: Rng) -> None:
 
 def _mask(text: str, style: Style, rng: Rng) -> Image.Image:
     """Where the letters are: each in the middle of a cell of its own, all of one size, as large as fits."""
-    cell = style.width // len(text)
+    cell = (style.width - 2 * style.jitter) // len(text)
     size = _largest(style.alphabet, cell, style.height - 2 * style.jitter)
     _, top, _, bottom = _box(style.alphabet, size)
     across, down = (rng.randrange(-style.jitter, style.jitter + 1) for _ in range(2))

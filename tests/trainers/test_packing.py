@@ -147,10 +147,11 @@ def test_observations_are_read_and_never_trained() -> None:
     assert sum(len(row.tokens) for row in rows) > len(made) + sum(row.prompt for row in rows)
 
 
-def anew(sample: Sample) -> Sample:
-    """The last turn of three saw only its own observation."""
+def anew(sample: Sample, shared: int) -> Sample:
+    """The last turn of three saw only its own observation, which begins as the first one does, or not."""
     turns = sample.episode.turns
-    last = replace(turns[2], observation=(*turns[0].observation[:2], 7), fresh=True)
+    other = (turns[0].observation[0] + 1) % VOCABULARY
+    last = replace(turns[2], observation=(*turns[0].observation[:shared], other, 7), fresh=True)
     return replace(sample, episode=replace(sample.episode, turns=(*turns[:2], last)))
 
 
@@ -164,9 +165,11 @@ def strands(sample: Sample) -> list[Sample]:
     ]
 
 
-def test_a_context_that_began_anew_is_a_strand_of_its_own() -> None:
+@pytest.mark.parametrize("shared", [0, 2])
+def test_a_context_that_began_anew_is_a_strand_of_its_own(shared: int) -> None:
     whole = batch(0, turns=3, groups=2)
-    data = Batch(trained=0, groups=tuple(replace(g, samples=tuple(map(anew, g.samples))) for g in whole.groups))
+    groups = (replace(one, samples=tuple(anew(sample, shared) for sample in one.samples)) for one in whole.groups)
+    data = Batch(trained=0, groups=tuple(groups))
     learner = Learner(exact(), LocalSettings(precision="fp64", micro_batch_tokens=10_000))
     for group in data.groups:
         apart = tuple(strand for one in group.samples for strand in strands(one))
@@ -176,6 +179,28 @@ def test_a_context_that_began_anew_is_a_strand_of_its_own() -> None:
         assert [len(one) for one in found] == [one.actions for one in group.samples]
         for one, other in zip(found, flat, strict=True):
             assert one == pytest.approx(other, abs=1e-12)
+    for change in CHANGES.values():
+        same(gradients(data), gradients(data, **change))
+
+
+def stateless(sample: Sample) -> Sample:
+    """Every turn saw only the state it was in, one of two."""
+    turns = tuple(
+        replace(turn, observation=(1, 2, 3, 4, 5, 6 + number % 2, 8, 9), fresh=True)
+        for number, turn in enumerate(sample.episode.turns)
+    )
+    return replace(sample, episode=replace(sample.episode, turns=turns))
+
+
+def test_a_state_that_many_turns_saw_is_encoded_once() -> None:
+    whole = batch(0, turns=3, groups=2, members=4)
+    data = Batch(trained=0, groups=tuple(replace(g, samples=tuple(map(stateless, g.samples))) for g in whole.groups))
+    (pack,) = packs_of(rows_of(data.groups, VOCABULARY), budget=10_000)
+    assert [tree.prefix for tree in pack.trees] == [8, 8, 8, 8] and [len(tree.members) for tree in pack.trees] == [
+        8,
+        4,
+    ] * 2
+    assert pack.token_L.numel() == 4 * 8 + sum(group.actions for group in data.groups)
     for change in CHANGES.values():
         same(gradients(data), gradients(data, **change))
 

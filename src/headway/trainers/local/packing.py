@@ -3,7 +3,8 @@
 Each member sees the prompt and itself, at the positions it would have alone; so log-probabilities and gradients are
 those of the members one by one, and a prompt shared by eight costs once. Trees are laid end to end until a pack holds
 `budget` tokens. A group that is larger than that becomes several trees; a sample is never cut. A sample of several
-strands has a member for each.
+strands has a member for each; strands that follow one prompt often enough have a tree of their own in the same pack, as
+those of agents do who see only the newest state and are often in the same one.
 
 Guarantees: every row is in exactly one pack; the same rows give the same packs. Does not pad and does not reorder
 the actions of a row. Legend: L tokens of a pack, N actions in it.
@@ -111,18 +112,25 @@ class Pack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bundle:
-    """Rows whose strands share their first `prefix` tokens."""
+    """Rows that stay together."""
 
-    rows: tuple[Row, ...]
-    prefix: int
+    trees: tuple[tuple[int, tuple[Row, ...]], ...]
+    """Tokens that are shared, and the strands that share them."""
+    size: int
 
-    @property
-    def strands(self) -> list[Row]:
-        return [strand for row in self.rows for strand in row.strands]
-
-    @property
-    def size(self) -> int:
-        return self.prefix + sum(_beyond(row, self.prefix) for row in self.rows)
+    @classmethod
+    def of(cls, rows: Sequence[Row], prefix: int) -> _Bundle:
+        """All of `rows`, whose strands have their first `prefix` tokens in common."""
+        by_prompt: dict[tuple[int, ...], list[Row]] = {}
+        for row in rows:
+            for strand in row.strands:
+                by_prompt.setdefault(strand.tokens[: strand.prompt], []).append(strand)
+        own = {prompt for prompt, found in by_prompt.items() if len(found) * (len(prompt) - prefix) > len(prompt)}
+        others = [strand for prompt, found in by_prompt.items() if prompt not in own for strand in found]
+        trees = [(prefix, tuple(others))] if others else []
+        trees += [(len(prompt), tuple(found)) for prompt, found in by_prompt.items() if prompt in own]
+        size = sum(shared + sum(len(strand.tokens) - shared for strand in found) for shared, found in trees)
+        return cls(trees=tuple(trees), size=size)
 
 
 def packs_of(rows: Sequence[Row], *, budget: int, share: bool = True, device: str = "cpu") -> list[Pack]:
@@ -147,7 +155,7 @@ def packs_of(rows: Sequence[Row], *, budget: int, share: bool = True, device: st
 def _bundles(rows: list[Row], budget: int, share: bool) -> list[_Bundle]:
     """One group, cut where it would be larger than the budget."""
     if not share:
-        return [_Bundle(rows=(row,), prefix=_shared([row])) for row in rows]
+        return [_Bundle.of([row], _shared([row])) for row in rows]
     prefix = _shared(rows)
     found: list[_Bundle] = []
     inside: list[Row] = []
@@ -155,11 +163,11 @@ def _bundles(rows: list[Row], budget: int, share: bool) -> list[_Bundle]:
     for row in rows:
         more = _beyond(row, prefix)
         if inside and size + more > budget:
-            found.append(_Bundle(rows=tuple(inside), prefix=prefix))
+            found.append(_Bundle.of(inside, prefix))
             inside, size = [], prefix
         inside.append(row)
         size += more
-    return [*found, _Bundle(rows=tuple(inside), prefix=prefix)]
+    return [*found, _Bundle.of(inside, prefix)]
 
 
 def _shared(rows: Sequence[Row]) -> int:
@@ -186,8 +194,8 @@ def _pack(bundles: Sequence[_Bundle], device: str) -> Pack:
     before: list[int] = []
     chosen: list[int] = []
     numbers: list[int] = []
-    for bundle in bundles:
-        start, prefix, strands = len(tokens), bundle.prefix, bundle.strands
+    for prefix, strands in (tree for bundle in bundles for tree in bundle.trees):
+        start = len(tokens)
         tokens += strands[0].tokens[:prefix]
         positions += range(prefix)
         for row in strands:

@@ -1,6 +1,6 @@
 """Synchronous Flow-GRPO-Fast in one file: the executable specification of what Headway computes with pictures.
 
-    python examples/reference_flow_grpo.py --steps 60
+    python examples/reference_flow_grpo.py --steps 40
 
 The small flow model that comes with Headway draws strings and does not always draw the right one; the reward is what an
 OCR reads. Each step: a few prompts, a group of pictures for each, rewards, group advantages, one clipped
@@ -42,12 +42,12 @@ class Options:
 
     prompts_per_step: int = 8
     group_size: int = 8
-    steps: int = 60
+    steps: int = 40
     denoising_steps: int = 10
     window: int = 2
     noise: float = 0.8
     shift: float = 3.0
-    learning_rate: float = 3e-4
+    learning_rate: float = 5e-4
     clip: float = 1e-4
     max_grad_norm: float = 1.0
     shared_prefix: bool = False

@@ -19,6 +19,18 @@ def dropped(run: Run) -> set[str]:
     return {str(reason) for (reason,) in found}
 
 
+def processes_in(directory: Path) -> list[str]:
+    """Whoever has been started by the run: its working directory is theirs."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            if entry.readlink() == directory:
+                found.append(entry.parent.name)
+        except OSError:
+            continue
+    return found
+
+
 def complaints(run: Run) -> str:
     return "\n".join(str(event.data["message"]) for event in events(run.directory, "error"))
 
@@ -41,6 +53,7 @@ def test_one_that_hangs_and_one_that_prints_are_given_up(runs: Runs, tmp_path: P
     said = complaints(run)
     assert "no answer to step after 4.0 s" in said and "printed more than 16 MB" in said
     assert "environment_failed" in dropped(run)
+    assert not processes_in(tmp_path)
     audit(run.directory)
 
 
@@ -50,4 +63,4 @@ def test_what_one_has_started_is_gone_after_the_run(runs: Runs, tmp_path: Path, 
     options = {"custom_envs__lake__env_config__what": "leaks", "custom_envs__lake__env_config__note": note}
     run = world(runs, tmp_path / "run", "Bad", custom_envs__lake__workers=workers, **options, **SHORT)
     assert run.end() == 0, run.text
-    assert not Path(f"/proc/{note.read_text()}").exists()
+    assert not Path(f"/proc/{note.read_text()}").exists() and not processes_in(tmp_path)

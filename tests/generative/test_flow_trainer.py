@@ -106,6 +106,23 @@ def test_cutting_a_batch_changes_no_gradient() -> None:
     assert after(1) == pytest.approx(after(8), rel=1e-4, abs=1e-7)
 
 
+def test_where_memory_runs_out_the_same_step_is_made_in_smaller_parts() -> None:
+    (usual,) = trained(make_trainer(), batch(0))
+    trainer = make_trainer()
+    law = trainer.learner.policy.law  # type: ignore[attr-defined]
+
+    def small(x_NCHW: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if len(x_NCHW) > 2:
+            raise torch.OutOfMemoryError("tried to allocate more than there is")
+        return law(x_NCHW, *args, **options)
+
+    trainer.learner.policy.law = small  # type: ignore[attr-defined]
+    (metrics,) = trained(trainer, batch(0))
+    assert metrics["micro_batch_samples"] == 1 and metrics["micro_batches"] > usual["micro_batches"]
+    assert metrics["grad_norm"] == pytest.approx(usual["grad_norm"], rel=1e-4)
+    assert metrics["loss"] == pytest.approx(usual["loss"], abs=1e-6)
+
+
 def test_the_kl_to_the_start_is_zero_there_and_grows() -> None:
     trainer = make_trainer(kl_coef=0.5)
     first, second = trained(trainer, batch(0), replace(batch(0), trained=1))

@@ -5,15 +5,17 @@ micro-batch → the step. Two ways of learning are two objects behind `Lesson`: 
 taken, with any policy loss there is, and DiffusionNFT, which noises the pictures again.
 
 Guarantees: `learn` is all or nothing, as in `trainers.local.learner`. Denominators are those of the whole mini-batch.
+Where memory runs out, the same step is computed in smaller micro-batches, which changes no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from headway.algorithms import Advantages, RewardBatch, estimate_advantages
@@ -27,6 +29,7 @@ from headway.trainers.local.optimizer import Optimizer, copied, overwrite
 from headway.trainers.local.worker import Abandoned, Gate
 from headway.types import Batch, SampleGroup
 
+T = TypeVar("T")
 Score = Literal["policy", "reference", "value"]
 
 
@@ -86,12 +89,25 @@ class FlowLearner:
         )
         if not steps.rows:
             raise TrainerError(f"step {batch.trained + 1}: a batch without a single trained step")
-        steps = self.lesson.completed(steps, gate)
-        made = self._advantages(steps)
-        report = self._update(steps, made, gate)
+        whole = self._fitting(lambda: self.lesson.completed(steps, gate))
+        made = self._advantages(whole)
+        report = self._fitting(lambda: self._update(whole, made, gate))
         self.kl.update(made.kl, len(steps.rows))
         self.version += 1
-        return report.metrics(steps)
+        return {**report.metrics(steps), "micro_batch_samples": float(self.lesson.at_once)}
+
+    def _fitting(self, work: Callable[[], T]) -> T:
+        """What `work` gives; where memory runs out, with smaller micro-batches, from then on."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError as error:
+                failure = str(error).partition("\n")[0]
+            if self.lesson.at_once == 1:  # outside: the error holds on to what is to be freed
+                raise TrainerError(f"a single sample does not fit into memory: {failure}")
+            self.lesson.at_once //= 2
+            if torch.device(self.device).type == "cuda":
+                torch.cuda.empty_cache()
 
     def _advantages(self, batch: FlowBatch) -> Advantages:
         """From scores by the configured estimator, or each sample's own."""
@@ -123,7 +139,7 @@ class FlowLearner:
                 report.learning_rate = optimizer.step(self.version)
                 report.steps += 1
                 report.grad_norm += norm
-        except TrainerError:
+        except (TrainerError, torch.OutOfMemoryError):
             if backup:
                 overwrite(optimizer.everything(), backup)
             gate.committed = False
@@ -142,7 +158,7 @@ class FlowLearner:
         """A log-probability for each step of each sample; 0 for those that are not trained."""
         try:
             batch = flow_batch([group], trained=0, shape=self.policy.shape, ends_only=False, device=self.device)
-            numbers = iter(logps_of(self.policy, batch, batch.rows, self.training, gate).tolist())
+            numbers = iter(logps_of(self.policy, batch, batch.rows, self.lesson.at_once, gate).tolist())
         except Abandoned:
             raise
         except Exception as error:

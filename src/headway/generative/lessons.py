@@ -47,12 +47,13 @@ class PolicyLesson:
 
     def __init__(self, policy: FlowPolicy, training: FlowTraining, reference: Mapping[str, Tensor] | None) -> None:
         self._policy, self._training, self._reference = policy, training, reference
+        self.at_once = training.micro_batch_samples
         self.optimizer = Optimizer(policy.trainable(), training.local.optimizer)
 
     def completed(self, batch: FlowBatch, gate: Gate) -> FlowBatch:
         if not self._training.local.proximal or batch.proximal_N is not None:
             return batch
-        return replace(batch, proximal_N=logps_of(self._policy, batch, batch.rows, self._training, gate))
+        return replace(batch, proximal_N=logps_of(self._policy, batch, batch.rows, self.at_once, gate))
 
     def gradients(
         self, batch: FlowBatch, made: Advantages, rows: Sequence[Drawn], version: int, report: Report, gate: Gate
@@ -64,7 +65,7 @@ class PolicyLesson:
         plain = settings.skips_zero_advantages and self._training.kl_coef is None
         taught = [row for row in rows if not plain or _teaches(row, made)]
         report.skipped |= {row.first for row in rows} - {row.first for row in taught}
-        for part in micro_batches(taught, self._training.micro_batch_samples):
+        for part in micro_batches(taught, self.at_once):
             gate.check()
             self._part(batch, made, part, totals, report)
 
@@ -108,11 +109,11 @@ class PolicyLesson:
         return kl_exact(law.mean, reference.mean, law.std)
 
 
-def logps_of(policy: FlowPolicy, batch: FlowBatch, rows: Sequence[Drawn], training: FlowTraining, gate: Gate) -> Tensor:
+def logps_of(policy: FlowPolicy, batch: FlowBatch, rows: Sequence[Drawn], at_once: int, gate: Gate) -> Tensor:
     """Of every trained step under the weights of now, without gradients, [N]."""
     found_N = torch.zeros_like(batch.behaviour_N)
     with torch.no_grad():
-        for part in micro_batches(rows, training.micro_batch_samples):
+        for part in micro_batches(rows, at_once):
             gate.check()
             at, law, after, _ = _laws(policy, batch, part)
             found_N[at] = logp(after, *law)
@@ -146,6 +147,7 @@ class NftLesson:
         self, policy: FlowPolicy, training: FlowTraining, params: NftParams, reference: Mapping[str, Tensor] | None
     ) -> None:
         self._policy, self._training, self._params, self._reference = policy, training, params, reference
+        self.at_once = training.micro_batch_samples
         self.optimizer = Followed(policy, training.local.optimizer)
 
     def completed(self, batch: FlowBatch, gate: Gate) -> FlowBatch:
@@ -154,7 +156,7 @@ class NftLesson:
     def gradients(
         self, batch: FlowBatch, made: Advantages, rows: Sequence[Drawn], version: int, report: Report, gate: Gate
     ) -> None:
-        for part in micro_batches(rows, self._training.micro_batch_samples):
+        for part in micro_batches(rows, self.at_once):
             gate.check()
             loss = self._loss(batch, made, part, version).sum() / (len(rows) * self._training.nft_levels)
             if not bool(loss.isfinite()):

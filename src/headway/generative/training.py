@@ -76,6 +76,8 @@ class Lesson(Protocol):
 
     ends_only: bool
     """Where steps began does not matter."""
+    at_once: int
+    """Samples of one forward pass."""
 
     @property
     def optimizer(self) -> Optimizer:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from headway.types import SamplingParams
 from headway.weights.device import DeviceArena
 from headway.weights.store import WeightStore
 
-PROMPT, LENGTH, FLIPS = 64, 1024, 6
+PROMPT, LENGTH, FLIPS = 64, 768, 4
 
 
 class Marks:
@@ -73,13 +74,13 @@ async def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     config = Qwen2Config(vocab_size=151_936, num_key_value_heads=2, tie_word_embeddings=True, **SHAPES[args.shape])
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to("cuda")
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     marks, store = Marks(), WeightStore(arena=DeviceArena("cuda"))
     settings = NativeSettings(
         slots=args.requests, slot_tokens=PROMPT + LENGTH, device="cuda", dtype="bfloat16", threads=1
     )
-    shape = lambda: type(model)(config)  # noqa: E731
-    engine = NativeEngine("engine/0", shape, settings, eos=[], assembly=marks.assemble)
+    engine = NativeEngine("engine/0", lambda: deepcopy(model), settings, eos=[], assembly=marks.assemble)
 
     async def update(version: int) -> None:
         store.publish(version, dict(model.named_parameters()))

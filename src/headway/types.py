@@ -168,6 +168,8 @@ class Turn:
     """Reward the environment gave for this turn."""
     fresh: bool = False
     """The context began anew with `observation`: nothing of the turns before was seen when this one was made."""
+    state: str = ""
+    """Equal in turns that were made in equal states, whatever else their observations hold. Empty: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,20 @@ def test_the_run_may_say_it_in_its_own_words() -> None:
     assert "No. (3 left, 5 tokens)" in TOKENIZER.decode(second.tokens) and second.most_tokens == 5
 
 
+def test_equal_texts_are_equal_states_whatever_stands_around_them() -> None:
+    async def scenario() -> list[str]:
+        one = episode(max_steps=9)
+        seen = [await one.reset(TASK)]
+        for text, ended in (("x", True), ("y", False), ("1", True), ("2", False)):
+            seen.append(await one.step(said(text, ended=ended)))
+        await one.close()
+        assert len({tuple(view.tokens) for view in seen}) == 5
+        return [view.state for view in seen]
+
+    start, *states = asyncio.run(scenario())
+    assert states[0] == states[1] != states[2] == states[3] and start not in states
+
+
 def test_seed_and_data_of_the_task_reach_the_environment() -> None:
     first, last = asyncio.run(play(episode("Async"), "end"))
     assert "seed 7 ['more']" in TOKENIZER.decode(first.tokens) and last.info["success"] is True

@@ -40,7 +40,12 @@ generations = st.builds(
 )
 mappings = st.dictionaries(st.text(), json_values, max_size=3)
 turns = st.builds(
-    Turn, observation=integers, generation=generations, reward=st.floats(allow_nan=False), fresh=st.booleans()
+    Turn,
+    observation=integers,
+    generation=generations,
+    reward=st.floats(allow_nan=False),
+    fresh=st.booleans(),
+    state=st.text(max_size=4),
 )
 tasks = st.builds(Task, position=st.integers(0), domain=st.text(), prompt=integers, data=mappings)
 episodes = st.builds(

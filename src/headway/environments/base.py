@@ -17,6 +17,8 @@ class Observation:
     """Appended to the context before the next turn; never trained."""
     fresh: bool = False
     """The context begins anew with `tokens`: the next turn sees nothing of those before it."""
+    state: str = ""
+    """Equal for equal states, where `tokens` also hold what is not of the state. Empty: not known."""
     reward: float = 0.0
     done: bool = False
     truncated: bool = False

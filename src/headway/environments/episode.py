@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Protocol
 
 from headway.environments.base import Observation
@@ -90,7 +91,7 @@ class TextEpisode:
             raise EnvironmentFailed(
                 f"begins with {len(tokens)} tokens, and an episode has at most {self._rules.longest}"
             )
-        return self._seen(tokens, fresh=not self._rules.history)
+        return self._seen(tokens, reply.text, fresh=not self._rules.history)
 
     async def step(self, generation: Generation) -> Observation:
         self._length += len(generation.actions)
@@ -108,7 +109,7 @@ class TextEpisode:
         room = self._rules.longest - (self._length if self._rules.history else 0) - len(tokens)
         if room < 1 or self._used_up():
             return self._over(reply, reward, truncated=True)
-        return self._seen(tokens, reward=reward, fresh=not self._rules.history)
+        return self._seen(tokens, reply.text, reward=reward, fresh=not self._rules.history)
 
     async def close(self) -> None:
         try:
@@ -139,7 +140,7 @@ class TextEpisode:
         frame = frame.replace("{max_response_length}", str(rules.max_tokens or traits.max_tokens or rules.longest))
         return frame.replace("{observation}", text)
 
-    def _seen(self, tokens: list[int], *, reward: float = 0.0, fresh: bool) -> Observation:
+    def _seen(self, tokens: list[int], text: str, *, reward: float = 0.0, fresh: bool) -> Observation:
         self._length = len(tokens) if fresh else self._length + len(tokens)
         room = self._rules.longest - self._length
         wanted = self._rules.max_tokens or self._traits.max_tokens
@@ -147,6 +148,7 @@ class TextEpisode:
             tokens=tokens,
             reward=reward,
             fresh=fresh,
+            state=blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
             most_tokens=room if wanted is None else min(room, wanted),
             stop=self._traits.stop,
         )

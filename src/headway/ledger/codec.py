@@ -37,7 +37,7 @@ def encode_episode(episode: Episode) -> bytes:
                 _put(turn.observation, blocks),
                 _put_generation(turn.generation, blocks),
                 turn.reward,
-                *([True] if turn.fresh else []),
+                *([turn.fresh, turn.state] if turn.fresh or turn.state else []),
             ]
             for turn in episode.turns
         ],
@@ -59,9 +59,10 @@ def decode_episode(blob: bytes) -> Episode:
                 observation=reader.take(observation),
                 generation=_take_generation(generation, reader),
                 reward=reward,
-                fresh=bool(fresh),
+                fresh=bool(more and more[0]),
+                state=more[1] if len(more) > 1 else "",
             )
-            for observation, generation, reward, *fresh in turns
+            for observation, generation, reward, *more in turns
         ),
         truncated=truncated,
         info=info,

@@ -121,6 +121,7 @@ class EnvironmentAgent:
                     generation=generation,
                     reward=outcome.reward,
                     fresh=observation.fresh,
+                    state=observation.state,
                 )
             )
             self._spent_s += self.progress.spent_s

@@ -196,7 +196,7 @@ def _steps_of(samples: Sequence[Sample], groups: Sequence[int], dtype: torch.dty
     step_N: list[int] = []
     sample_K: list[int] = []
     reward_K: list[float] = []
-    states: dict[tuple[int, tuple[int, ...]], int] = {}
+    states: dict[tuple[int, str | tuple[int, ...]], int] = {}
     state_K: list[int] = []
     for number, sample in enumerate(samples):
         turns = sample.episode.turns
@@ -204,7 +204,7 @@ def _steps_of(samples: Sequence[Sample], groups: Sequence[int], dtype: torch.dty
             step_N += [len(sample_K)] * len(turn.generation.actions)
             sample_K.append(number)
             reward_K.append(turn.reward)
-            seen = (groups[number], tuple(int(token) for token in turn.observation))
+            seen = (groups[number], turn.state or tuple(int(token) for token in turn.observation))
             state_K.append(states.setdefault(seen, len(states)))
         if sample.score is not None:
             reward_K[-1] += sample.score.value - sum(turn.reward for turn in turns)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway.build import placement
-from headway.build.placement import place
+from headway.build.placement import place, seen_by
 from headway.config import load
 from headway.errors import ConfigError
 
@@ -47,3 +47,51 @@ def test_processes_can_be_refused_and_a_gpu_must_be_there(monkeypatch: pytest.Mo
     assert not place(load({"processes": False, "device": "cpu"})).processes
     with pytest.raises(ConfigError, match="torch sees no GPU"):
         place(load({"device": "cuda"}))
+
+
+APART = {"actor_train.device_mapping": [0], "actor_infer.device_mapping": [1, 2], "async_generation_ratio": 1}
+
+
+def on_gpus(monkeypatch: pytest.MonkeyPatch, count: int, **options: Any) -> placement.Placement:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    return place(load({"allow_uncorrected_async": True, **APART, **options}))
+
+
+def test_parts_that_are_mapped_apart_are_processes_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    made = on_gpus(monkeypatch, 4)
+    assert (
+        made.processes
+        and made.replicas == 2
+        and {"trainer": 0, "engine/0": 1, "engine/1": 2}.items() <= (made.cards.items())
+    )
+    assert seen_by(made, "engine/1") == {"CUDA_VISIBLE_DEVICES": "2"} and "engine/1 2" in made.text
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert seen_by(made, "trainer") == {"CUDA_VISIBLE_DEVICES": "4"}
+    assert seen_by(made, "engine/1") == {"CUDA_VISIBLE_DEVICES": "6"}
+
+
+def test_one_gpu_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = on_gpus(monkeypatch, 1)
+    assert not made.processes and not made.cards and seen_by(made, "trainer") == {}
+    assert not on_gpus(monkeypatch, 4, processes=False).cards
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "message"),
+    [
+        (2, {}, "this machine has 2 GPUs"),
+        (4, {"actor_train.device_mapping": [0, 3]}, "training is on one GPU in this build"),
+        (
+            4,
+            {"actor_infer.strategy_args.strategy_config.tensor_parallel_size": 2},
+            "an engine of this build is on one GPU",
+        ),
+    ],
+)
+def test_gpus_that_cannot_be_used_are_refused(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        on_gpus(monkeypatch, gpus, **options)

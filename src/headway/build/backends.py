@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.build.parts import PartArgs, args_of, engine_slots, make_engine
-from headway.build.placement import Placement
+from headway.build.placement import Placement, seen_by
 from headway.cluster.base import ChildSpec
 from headway.cluster.process import Child
 from headway.config import Resolved
@@ -152,7 +152,7 @@ def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: P
     engines = _engines(resolved, policy, place, logs)
     derived = resolved.derived
     if place.processes:
-        return _with_child(resolved, train, engines, logs)
+        return _with_child(resolved, place, train, engines, logs)
 
     from headway.build.parts import make_trainer, own_store
     from headway.trainers.local.scorers import LogpScorer, ReferenceScorer, ValueScorer
@@ -169,17 +169,19 @@ def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: P
     )
 
 
-def _with_child(resolved: Resolved, train: PartArgs, engines: list[Engine], logs: Path | None) -> Machinery:
+def _with_child(
+    resolved: Resolved, place: Placement, train: PartArgs, engines: list[Engine], logs: Path | None
+) -> Machinery:
     from headway.weights.transport import SharedMemoryTransport
 
-    trainer, derived = RemoteTrainer(_spec("trainer", "trainer", train, logs), Child.start), resolved.derived
+    trainer, derived = RemoteTrainer(_spec("trainer", "trainer", train, place, logs), Child.start), resolved.derived
 
     def scorer(role: str, kind: Kind, needed: bool) -> Scorer | None:
         if not needed:
             return None
         if own_replica(resolved, role):
             return ReplicaScorer(
-                _spec(role, role, train, logs), Child.start, follows=trainer if kind == "policy" else None
+                _spec(role, role, train, place, logs), Child.start, follows=trainer if kind == "policy" else None
             )
         return RemoteScorer(trainer, kind)
 
@@ -227,7 +229,7 @@ def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | 
     if not place.processes:
         return [make_engine(part, name) for name in names]
     return [
-        RemoteEngine(_spec(name, "engine", part, logs), engine_slots(resolved, place.device), Child.start)
+        RemoteEngine(_spec(name, "engine", part, place, logs), engine_slots(resolved, place.device), Child.start)
         for name in names
     ]
 
@@ -237,11 +239,12 @@ def _part(resolved: Resolved, policy: Policy, place: Placement, threads: int) ->
     return args_of(resolved, model=str(policy.path), critic=critic, device=place.device, threads=threads)
 
 
-def _spec(name: str, target: str, part: PartArgs, logs: Path | None) -> ChildSpec:
+def _spec(name: str, target: str, part: PartArgs, place: Placement, logs: Path | None) -> ChildSpec:
     return ChildSpec(
         name=name,
         target=f"headway.build.children:{target}",
         args={"part": part.to_json(), "name": name},
         threads=part.threads,
+        env=seen_by(place, name),
         log=None if logs is None else logs / f"{name.replace('/', '-')}.log",
     )

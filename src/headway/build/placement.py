@@ -4,13 +4,15 @@ On a CPU trainer and engines are processes of their own. Where cores are few, ea
 whoever has work uses what the other leaves: a step of the example took 13 s on two cores instead of 20 s with one core
 each. Threads that wait must then sleep, not spin (`OMP_WAIT_POLICY`, set for every child). Many cores are shared out:
 half to the engines, the rest to the trainer; roles that take turns (hybrid) get all of them. On one GPU the roles are
-threads of one process, because two processes on one card hardly overlap.
+threads of one process, because two processes on one card hardly overlap. Where `device_mapping` gives trainer and
+engines different GPUs, each is a process that sees its own GPU alone.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from headway.config import Resolved
@@ -31,11 +33,15 @@ class Placement:
     train_threads: int
     infer_threads: int
     replicas: int
+    cards: Mapping[str, int] = field(default_factory=dict)
+    """The GPU of each part that has one to itself, by the part's name: `trainer`, `engine/0`, `logp`, `reference`."""
 
     @property
     def text(self) -> str:
         """One line for people."""
         where = "processes" if self.processes else "threads of one process"
+        if self.cards:
+            where += f" on GPUs {', '.join(f'{name} {card}' for name, card in self.cards.items())}"
         engines = f"{self.replicas} engine{'s' if self.replicas > 1 else ''} × {self.infer_threads}"
         return f"{self.device}: trainer × {self.train_threads} and {engines} CPU threads, as {where}"
 
@@ -48,14 +54,55 @@ def place(resolved: Resolved) -> Placement:
     half = max((cores // 2) // replicas, 1)
     whole = derived.hybrid or (cores <= _FEW and replicas == 1)
     infer = cores if whole else half
+    cards = _cards(resolved) if device == "cuda" and config.processes is not False else {}
     train = cores if whole else max(cores - half * replicas, 1)
     return Placement(
         device=device,
-        processes=config.processes if config.processes is not None else device == "cpu",
+        processes=config.processes if config.processes is not None else device == "cpu" or bool(cards),
         train_threads=config.actor_train.strategy_args.strategy_config.num_threads or train,
         infer_threads=config.actor_infer.strategy_args.strategy_config.num_threads or infer,
         replicas=replicas,
+        cards=cards,
     )
+
+
+def _cards(resolved: Resolved) -> dict[str, int]:
+    """Who has a GPU to itself; nobody where there is one GPU, or trainer and engines are not mapped apart."""
+    import torch
+
+    devices, there = resolved.derived.devices, torch.cuda.device_count()
+    config = resolved.config
+    if there < 2 or not _mapped(resolved) or config.actor_train.device_mapping is None or resolved.derived.hybrid:
+        return {}
+    for role in ("actor_train", "actor_infer"):
+        if max(devices[role]) >= there:
+            raise ConfigError(f"this machine has {there} GPUs", key=f"{role}.device_mapping", value=list(devices[role]))
+    if len(devices["actor_train"]) > 1:
+        raise ConfigError(
+            "training is on one GPU in this build",
+            key="actor_train.device_mapping",
+            value=list(devices["actor_train"]),
+            hint=str([devices["actor_train"][0]]),
+        )
+    if len(devices["actor_infer"]) != resolved.derived.replicas:
+        raise ConfigError(
+            "an engine of this build is on one GPU",
+            key="actor_infer.device_mapping",
+            value=list(devices["actor_infer"]),
+            hint="as many GPUs as engines, without tensor parallelism",
+        )
+    found = {"trainer": devices["actor_train"][0]}
+    found |= {f"engine/{number}": card for number, card in enumerate(devices["actor_infer"])}
+    return found | {role: devices[role][0] for role in ("logp", "reference") if devices[role][0] < there}
+
+
+def seen_by(place: Placement, name: str) -> dict[str, str]:
+    """What a child called `name` has in its environment, so that its GPU is the only one there."""
+    if name not in place.cards:
+        return {}
+    ours = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    card = place.cards[name]
+    return {"CUDA_VISIBLE_DEVICES": ours[card] if ours else str(card)}
 
 
 def usable_cores() -> int:

@@ -6,7 +6,7 @@
 #   make check    style and types only
 #   make soak     ten thousand random scenarios with faults
 #   make bench    what the quicker benchmarks measure on this machine; BENCHES names others (peer_trl: hours)
-#   make gpu      tests and benchmark of the engine on a GPU, with the interpreter that GPU names (it needs torch, triton)
+#   make gpu      tests and benchmarks on a GPU, with the interpreter that GPU names (it needs torch, triton)
 #
 # PYTHON chooses the interpreter (3.11 or newer), JOBS the processes that tests run in.
 
@@ -61,8 +61,8 @@ bench: $(READY)
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 gpu:
-	PYTHONPATH=src $(GPU) -m pytest -m gpu tests/engines
-	PYTHONPATH=src $(GPU) benchmarks/engine_gpu.py
+	PYTHONPATH=src $(GPU) -m pytest -m gpu tests/engines tests/trainers
+	for name in engine_gpu flip_gpu trainer_gpu end_to_end; do PYTHONPATH=src $(GPU) benchmarks/$$name.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -51,9 +51,9 @@ def begin(runs: Runs, directory: Path, model: Path, **changed: Any) -> Run:
 
 
 def test_a_killed_run_goes_on_and_trains_everything_once(runs: Runs, model: Path, tmp_path: Path) -> None:
-    options = {"max_steps": 6, "save_steps": 2, "async_generation_ratio": 1, "processes": True}
+    options = {"max_steps": 4, "save_steps": 2, "async_generation_ratio": 1, "processes": True}
     run = begin(runs, tmp_path / "run", model, **options)
-    assert run.until(lambda: count(run.directory, "step.end") >= 3), run.text
+    assert run.until(lambda: count(run.directory, "step.end") >= 2), run.text
     children = list(parts(run).values())
     assert len(children) == 2
     run.kill()
@@ -63,7 +63,7 @@ def test_a_killed_run_goes_on_and_trains_everything_once(runs: Runs, model: Path
     again = begin(runs, run.directory, model, **options)
     assert again.end() == 0, again.text
     trained = rows(run.directory, "SELECT trained_at, count(*) FROM samples WHERE end = 'trained' GROUP BY 1")
-    assert trained == [(step, 4) for step in range(1, 7)]
+    assert trained == [(step, 4) for step in range(1, 5)]
     audit(run.directory)
     for episode in kept:
         actions = episode.turns[0].generation.actions
@@ -74,7 +74,7 @@ def test_a_killed_run_goes_on_and_trains_everything_once(runs: Runs, model: Path
     judged = runs.start(tmp_path / "eval", "eval", str(run.directory), "--limit", "3", "--json")
     assert judged.end() == 0, judged.text
     result = json.loads(judged.text[judged.text.index("{") :])
-    assert result["policy"].endswith("step-00000006")
+    assert result["policy"].endswith("step-00000004")
     (judged_by,) = result["domains"].values()
     assert judged_by["tasks"] == 3 and 0 < judged_by["reward"] < 1
 
@@ -82,11 +82,17 @@ def test_a_killed_run_goes_on_and_trains_everything_once(runs: Runs, model: Path
 @pytest.mark.parametrize(
     "keys",
     [
-        {"actor_rollout_ref.hybrid_engine": False, "actor_rollout_ref.rollout.mode": "async", "num_gpus_per_node": 2},
+        {
+            "actor_rollout_ref.hybrid_engine": False,
+            "actor_rollout_ref.rollout.mode": "async",
+            "actor_rollout_ref.rollout.with_reward": False,
+            "num_gpus_per_node": 2,
+            "flow.window": "sliding",
+            "use_kl_loss": True,
+        },
         {"async_generation_ratio": 2, "flow.algorithm": "diffusion_nft"},
-        {"actor_rollout_ref.rollout.with_reward": False, "flow.window": "sliding", "use_kl_loss": True},
     ],
-    ids=["one step off", "nft", "sliding, with kl"],
+    ids=["one step off", "nft"],
 )
 def test_every_strategy_runs(runs: Runs, model: Path, tmp_path: Path, keys: dict[str, Any]) -> None:
     alpha = {"async_generation_ratio": None} | keys

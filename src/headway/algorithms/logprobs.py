@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -74,9 +73,13 @@ def _logits(hidden_CH: Tensor, head_VH: Tensor, bias_V: Tensor | None) -> Tensor
     return logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
 
 
-@cache
-def _fused() -> bool:
-    return find_spec("triton") is not None
+def _passes(hidden_NH: Tensor, wide: torch.dtype) -> tuple[Any, Any]:
+    """What is done with a chunk forward and backward."""
+    if not hidden_NH.is_cuda or wide != torch.float32 or find_spec("triton") is None:
+        return _sums, _gradient
+    from headway.algorithms import triton_rows
+
+    return triton_rows.sums, triton_rows.gradient
 
 
 class _Chunked(torch.autograd.Function):
@@ -94,13 +97,13 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden_NH.dtype, torch.float32)
         logp_N, entropy_N, norm_N = (hidden_NH.new_empty(token_N.shape, dtype=wide) for _ in range(3))
-        sums = _sums_fused if hidden_NH.is_cuda and wide == torch.float32 and _fused() else _sums
+        sums, ctx.gradient = _passes(hidden_NH, wide)
         for part in _chunks(token_N.shape[0], size):
             left_CV = _logits(hidden_NH[part], head_VH, bias_V)
             sums(left_CV, token_N[part], inverse_temperature, logp_N[part], entropy_N[part], norm_N[part])
         kept_CV = left_CV if 0 < token_N.shape[0] <= size and any(ctx.needs_input_grad) else None
         ctx.save_for_backward(hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N, kept_CV)
-        ctx.inverse_temperature, ctx.size, ctx.fused = inverse_temperature, size, sums is _sums_fused
+        ctx.inverse_temperature, ctx.size = inverse_temperature, size
         ctx.set_materialize_grads(False)
         return logp_N, entropy_N
 
@@ -114,10 +117,9 @@ class _Chunked(torch.autograd.Function):
         grad_hidden_NH = torch.zeros_like(hidden_NH) if needs_hidden else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=norm_N.dtype) if needs_head else None
         grad_bias_V = norm_N.new_zeros(head_VH.shape[0]) if needs_bias else None
-        gradient = _gradient_fused if ctx.fused else _gradient
         for part in _chunks(token_N.shape[0], ctx.size):
             again = kept_CV is None
-            narrow_CV = gradient(
+            narrow_CV = ctx.gradient(
                 _logits(hidden_NH[part], head_VH, bias_V) if again else kept_CV,
                 token_N[part],
                 ctx.inverse_temperature,
@@ -150,15 +152,6 @@ def _sums(logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entr
     entropy_C.copy_(-log_p_CV.exp().mul_(log_p_CV).sum(1))
 
 
-def _sums_fused(
-    logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor
-) -> None:
-    """Of a chunk, into the last three; the logits stay what they are."""
-    from headway.algorithms import triton_rows
-
-    triton_rows.sums(logits_CV, token_C, scale, logp_C, entropy_C, norm_C)
-
-
 def _gradient(
     left_CV: Tensor,
     token_C: Tensor,
@@ -174,24 +167,6 @@ def _gradient(
     """Of logits, made `again` or what `_sums` has left in their place."""
     log_p_CV = _log_p(left_CV if scale == 1 else left_CV.mul_(scale), norm_C) if again else left_CV
     return _logit_gradient(log_p_CV, token_C, entropy_C, grad_logp_C, grad_entropy_C).mul_(scale).to(dtype)
-
-
-def _gradient_fused(
-    left_CV: Tensor,
-    token_C: Tensor,
-    scale: float,
-    norm_C: Tensor,
-    entropy_C: Tensor,
-    grad_logp_C: Tensor | None,
-    grad_entropy_C: Tensor | None,
-    dtype: torch.dtype,
-    *,
-    again: bool,
-) -> Tensor:
-    """Of logits, rounded at once."""
-    from headway.algorithms import triton_rows
-
-    return triton_rows.gradient(left_CV, token_C, scale, norm_C, entropy_C, grad_logp_C, grad_entropy_C, dtype)
 
 
 def _log_p(logits_CV: Tensor, norm_C: Tensor) -> Tensor:

@@ -77,8 +77,10 @@ def gradient(
     grad_logp_C: Tensor | None,
     grad_entropy_C: Tensor | None,
     dtype: torch.dtype,
+    *,
+    again: bool = True,
 ) -> Tensor:
-    """Of the logits before the scale, [C, V] in `dtype`."""
+    """Of the logits before the scale, [C, V] in `dtype`; whether they were made `again` or kept, they are the same."""
     rows, width = logits_CV.shape
     out_CV = torch.empty(rows, width, dtype=dtype, device=logits_CV.device)
     _gradient[(rows, triton.cdiv(width, _BLOCK))](

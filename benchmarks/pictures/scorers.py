@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -124,6 +125,11 @@ def serve(port: int, latency_s: float) -> None:
     class Server(ThreadingHTTPServer):
         request_queue_size = 1024
 
+        def service_actions(self) -> None:
+            if os.getppid() != parent:  # nobody is left to ask
+                os._exit(0)
+
+    parent = os.getppid()
     Server(("127.0.0.1", port), Handler).serve_forever()
 
 

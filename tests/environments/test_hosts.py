@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ async def entered(place: Host) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_episode_is_played_and_its_environment_serves_again_only_if_it_says_so(kind: str) -> None:
+def test_an_episode_is_played_and_an_environment_that_says_so_serves_again(kind: str) -> None:
     async def scenario() -> None:
         place = host(kind, "Guess", most=5)
         for episode in (1, 2):
@@ -63,10 +64,10 @@ def test_an_episode_is_played_and_its_environment_serves_again_only_if_it_says_s
         seat = await entered(place)
         await seat.open()
         await seat.reset(9, {})
-        await seat.leave()  # in the middle: who knows what state it is in
+        await seat.leave()  # in the middle, as when a group is full
         seat = await entered(place)
         await seat.open()
-        assert (await seat.reset(9, {})).text.startswith("Episode 1:")
+        assert (await seat.reset(9, {})).text.startswith("Episode 4:")
         await seat.leave()
         await place.close()
 
@@ -300,3 +301,39 @@ def _below(pid: int) -> list[int]:
         found += children
         todo += children
     return found
+
+
+def test_an_environment_is_closed_once_after_whatever_it_was_doing() -> None:
+    closed: list[str] = []
+
+    class Slow:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def reset(self, seed: int, data: object) -> str:
+            return "Go."
+
+        def step(self, action: str) -> Reply:
+            while action == "loop":
+                pass
+            if action == "fail":
+                raise ValueError
+            return Reply(done=action == "end")
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    async def scenario() -> None:
+        for action in ("end", "go", "fail", "loop"):
+            place = LocalHost("slow", lambda name=action: Slow(name))  # type: ignore[misc]
+            seat = await entered(place)
+            await seat.open()
+            await seat.reset(0, {})
+            with suppress(ValueError, TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await seat.step(action)
+            await seat.leave()
+            await place.close()
+
+    run(scenario)
+    assert closed == ["end", "go", "fail", "loop"]

@@ -56,16 +56,19 @@ class Call:
         return await self._result
 
     async def abandon(self, afterwards: Callable[[], None], within_s: float) -> bool:
-        """Stop it if that can be done. Whether it ended in time.
+        """Stop it if that can be done, and have `afterwards` called. Whether both were done in time.
 
-        Otherwise `afterwards` will be called on its thread, if that ever comes back.
+        Otherwise they will be once its thread comes back, if it ever does.
         """
         with self._lock:
-            if self._over or self._thread.ident is None:
-                return True
-            self._afterwards = afterwards
-            number, raised = ctypes.c_ulong(self._thread.ident), ctypes.py_object(Abandoned)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(number, raised)
+            at_work = not self._over and self._thread.ident is not None
+            if at_work:
+                self._afterwards = afterwards
+                number, raised = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(Abandoned)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(number, raised)
+        if not at_work:
+            await asyncio.to_thread(afterwards)
+            return True
         try:
             async with asyncio.timeout(within_s):
                 await self._ended.wait()

@@ -1,9 +1,9 @@
 """Environments played in this process: coroutines as they are, other code on threads.
 
-Guarantees: an object plays one episode at a time; one whose episode ended well serves again if its class says that it
-can, every other one is closed, after the call that is still inside it. At most `places` episodes at once. What cannot
-be guaranteed here: that code which hangs in a system call ever ends, and that processes an environment starts die with
-a killed run. For such code there are worker processes.
+Guarantees: an object plays one episode at a time; it serves again if its class says that it can and its last call ended
+well, also where the episode was given up between two turns; every other one is closed, after the call that is still
+inside it. At most `places` episodes at once. What cannot be guaranteed here: that code which hangs in a system call
+ever ends, and that processes which an environment starts die with a killed run. Such code goes into workers.
 """
 
 from __future__ import annotations
@@ -95,16 +95,17 @@ class LocalSeat:
 
     async def _abandon(self, call: Call, environment: TextEnvironment | None) -> None:
         """Its thread is still inside, and closes the environment itself once it comes back."""
-        close = getattr(environment, "close", lambda: None)
-        if inspect.iscoroutinefunction(close):
-            close = _nothing
-        if not await call.abandon(close, _LETTING_GO_S):
+        close: Callable[[], Any] = getattr(environment, "close", _nothing)
+        later = inspect.iscoroutinefunction(close)
+        if not await call.abandon(_nothing if later else close, _LETTING_GO_S):
             raise EnvironmentFailed(
                 f"{self._host.name}: a call that does not return still has its thread; play it in worker processes"
             )
+        if later:
+            await close()
 
     def _noted(self, reply: Reply) -> Reply:
-        self._sound = reply.done
+        self._sound = True
         return reply
 
     async def _called(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -1,0 +1,191 @@
+"""The runs of the table: what each of them is told, and what its events say it cost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.build.training import opened, prepare, train
+from headway.config import Resolved, load
+from headway.monitor.events import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """One scenario: the same for all its runs."""
+
+    groups: int = 8
+    members: int = 8
+    turns: int = 8
+    tokens: int = 4
+    """Longest answer of a turn."""
+    mean_s: float = 0.3
+    std_s: float = 0.3
+    hang: float = 0.0
+    """Chance of a step never to return."""
+    timeout_s: float = 3.0
+    """After which such a step is given up; only where there are some."""
+    spare_groups: int = 1
+    spare_members: int = 2
+    steps: int = 5
+    """Measured ones of a synchronous run; of the others twice as many, as theirs are short."""
+    warmup: int = 1
+    seed: int = 1
+
+    @property
+    def samples(self) -> int:
+        """Episodes that one training step consumes."""
+        return self.groups * self.members
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run."""
+
+    name: str
+    barrier: bool = False
+    alpha: int = 0
+    redundant: bool = False
+
+    def window(self, sizes: Sizes) -> tuple[int, int]:
+        """The first and the last of the measured steps."""
+        first = sizes.warmup + self.alpha
+        return first + 1, first + sizes.steps * (1 + self.alpha)
+
+    def episodes(self, sizes: Sizes) -> int:
+        """The most that are played at once."""
+        groups = sizes.groups * (1 + self.alpha) + self.redundant * sizes.spare_groups
+        return groups * (sizes.members + self.redundant * sizes.spare_members)
+
+
+ROWS = (
+    Row(name="barrier between turns", barrier=True),
+    Row(name="environment-level async"),
+    Row(name="+ async training, α = 1", alpha=1),
+    Row(name="+ redundancy", alpha=1, redundant=True),
+)
+CALIBRATES = 1
+"""The row from which the simulator learns costs: nobody waits for anybody between turns, so they can be told apart."""
+
+
+def configuration(sizes: Sizes, row: Row, model: str, run_dir: Path, *, processes: bool | None = None) -> Resolved:
+    """The same for every row but for who waits for whom. Trainer and engine are apart in all of them."""
+    lake = {"size": 4, "p": 1.0, "is_slippery": False, "action_lookup": ["1", "2", "3", "4"], "env_instruction": "Go."}
+    slow = {"mean_s": sizes.mean_s, "std_s": sizes.std_s, "hang": sizes.hang, "seed": sizes.seed, "env_config": lake}
+    return load(
+        {
+            "exp_name": "agentic",
+            "output_dir": str(run_dir),
+            "pretrain": model,
+            "seed": sizes.seed,
+            "device": "cpu",
+            "processes": processes,
+            "hybrid_engine": False,
+            "num_gpus_per_node": 2,
+            "async_generation_ratio": row.alpha,
+            "env_scheduling": "barrier" if row.barrier else "async",
+            "max_additional_running_prompts": sizes.spare_groups * row.redundant,
+            "filter_zero_variance": False,
+            "rollout_batch_size": sizes.samples,
+            "sequence_length": 512,
+            "response_length": sizes.tokens,
+            "max_steps": row.window(sizes)[1] + row.alpha,
+            "save_steps": 0,
+            "eval_steps": 0,
+            "track_with": [],
+            "reliability": {"environment_timeout_s": sizes.timeout_s if sizes.hang else 60.0},
+            "train_env_manager": {
+                "tags": ["lake"],
+                "group_size": sizes.members,
+                "group_size_redundancy": sizes.spare_members * row.redundant,
+            },
+            "custom_envs": {
+                "lake": {
+                    "env_type": "benchmarks.agentic.worlds:Delayed",
+                    "env_config": slow,
+                    "max_steps": sizes.turns,
+                    "max_tokens_per_step": sizes.tokens,
+                }
+            },
+            "actor_infer.strategy_args.strategy_config.max_num_seqs": row.episodes(sizes),
+            "actor_train.model_args.disable_gradient_checkpointing": True,
+            "actor_train.training_args.learning_rate": 1e-6,
+            "actor_train.training_args.per_device_train_batch_size": sizes.samples,
+        }
+    )
+
+
+def measured(sizes: Sizes, row: Row, resolved: Resolved) -> tuple[Costs, list[Event]]:
+    """One run on the wall clock: what its measured steps cost, and all that happened."""
+    events: list[Event] = []
+    prepared = prepare(resolved)
+    with opened(prepared) as directory:
+        summary = asyncio.run(train(prepared, directory, sinks=[events.append]))
+    if not summary.finished:
+        raise RuntimeError(f"{row.name} ended early: {summary.reason}")
+    return costs(sizes, row, events), events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Of the measured steps of a run, real or simulated. Times in seconds."""
+
+    step_s: float
+    samples_per_s: float
+    train_s: float
+    """From the beginning of a training step to its end."""
+    update_s: float
+    """Until the engine has the new weights."""
+    lag: float
+    turn_s: float = 0.0
+    """Of a request to the engine."""
+    cpu_s: float = field(default=0.0)
+    """Processor time of a step, all processes together; of a real run alone."""
+
+
+def costs(sizes: Sizes, row: Row, events: list[Event]) -> Costs:
+    """What the measured steps cost; the last α, whose samples were paid for before, do not count."""
+    begins = {event.data["trained"] + 1: event.time_s for event in events if event.kind == "step.begin"}
+    ends = {event.data["trained"]: event for event in events if event.kind == "step.end"}
+    first, last = row.window(sizes)
+    steps = range(first, last + 1)
+    span_s = ends[last].time_s - ends[first - 1].time_s
+    asked = requests(events)
+    return Costs(
+        step_s=span_s / len(steps),
+        samples_per_s=sum(ends[step].data["samples"] for step in steps) / span_s,
+        train_s=sum(ends[step].time_s - begins[step] for step in steps) / len(steps),
+        update_s=_spans(events, "load"),
+        lag=sum(ends[step].data.get("train/lag_mean", 0.0) for step in steps) / len(steps),
+        turn_s=sum(end_s - begin_s for begin_s, end_s, _ in asked) / len(asked),
+    )
+
+
+def requests(events: list[Event]) -> list[tuple[float, float, int]]:
+    """Beginning, end and tokens of every request that ran to its end."""
+    begun: dict[str, float] = {}
+    found = []
+    for event in events:
+        if event.kind == "request.start":
+            begun[event.data["request"]] = event.time_s
+        elif event.kind == "request.end" and event.data["finish"] not in ("aborted", "failed"):
+            found.append((begun[event.data["request"]], event.time_s, event.data["actions"]))
+    return found
+
+
+def turns(events: list[Event]) -> list[int]:
+    """Of every episode that ended."""
+    return [int(event.data["turns"]) for event in events if event.kind == "sample.finish"]
+
+
+def _spans(events: list[Event], name: str) -> float:
+    begun: dict[int, float] = {}
+    found = []
+    for event in events:
+        if event.kind == "span.begin" and event.data["name"].startswith(name):
+            begun[event.data["span"]] = event.time_s
+        elif event.kind == "span.end" and event.data["span"] in begun:
+            found.append(event.time_s - begun[event.data["span"]])
+    return sum(found) / max(len(found), 1)

@@ -6,18 +6,15 @@ imported before it is asked for.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, cast
 
 from headway.environments.library import LIBRARY
 from headway.environments.text import TextEnvironment
 from headway.errors import ConfigError
+from headway.own_code import own
 
 EnvironmentClass = Callable[..., TextEnvironment]
 """A class, or any function that makes an environment; its keyword parameters are the options."""
@@ -103,44 +100,7 @@ def _built_in() -> dict[str, str]:
 
 
 def _found(path: str) -> EnvironmentClass:
-    module, _, name = path.rpartition(":")
-    found: Any = _module(module, path)
-    for step in name.split("."):
-        if not hasattr(found, step):
-            near = get_close_matches(step, dir(found), n=1)
-            meant = f", did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"has no {step!r}{meant}", key="env_type", value=path)
-        found = getattr(found, step)
+    found = own(path, key="env_type", kind="Class")
     if not callable(found):
         raise ConfigError(f"is a {type(found).__name__}, not a class", key="env_type", value=path)
     return cast(EnvironmentClass, found)
-
-
-def _module(module: str, path: str) -> Any:
-    try:
-        if not module.endswith(".py"):
-            here = str(Path.cwd())
-            if here not in sys.path:  # as `python -m` has it, and the installed command has not
-                sys.path.append(here)
-            return importlib.import_module(module)
-        return _from_file(Path(module), path)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"cannot be imported: {type(error).__name__}: {error}",
-            key="env_type",
-            value=path,
-            hint="package.module:Class, or path/to/file.py:Class",
-        ) from error
-
-
-def _from_file(file: Path, path: str) -> Any:
-    if not file.is_file():
-        raise ConfigError("there is no such file", key="env_type", value=path)
-    name = f"headway_user_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file.resolve())
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

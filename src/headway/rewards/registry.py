@@ -6,17 +6,14 @@ anything starts.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, cast
 
 from headway.config import RewardConfig
 from headway.errors import ConfigError
+from headway.own_code import own
 from headway.rewards.base import EpisodeReturn, Reward
 from headway.rewards.compose import Part, RoutedReward
 from headway.rewards.exact import exact
@@ -110,13 +107,8 @@ def _users(path: str, given: dict[str, Any]) -> Reward:
 
     One whose first parameter is called `image` gets the picture, as an array `uint8 [height, width, 3]`.
     """
-    module, _, name = path.rpartition(":")
     concurrency = given.pop("concurrency", 8)
-    found: Any = _module(module, path)
-    for step in name.split("."):
-        if not hasattr(found, step):
-            raise ConfigError(f"has no {step!r}", key="reward_fn", value=path)
-        found = getattr(found, step)
+    found = own(path, key="reward_fn", kind="function")
     if inspect.isclass(found) and hasattr(found, "score"):
         _check_arguments(found, path, (), given)
         return cast(Reward, found(**given))
@@ -136,36 +128,6 @@ def _first_parameter(function: Callable[..., Any]) -> str:
         return next(iter(inspect.signature(function).parameters), "")
     except (TypeError, ValueError):
         return ""
-
-
-def _module(module: str, path: str) -> Any:
-    try:
-        if not module.endswith(".py"):
-            here = str(Path.cwd())
-            if here not in sys.path:  # as `python -m` has it, and the installed command has not
-                sys.path.append(here)
-            return importlib.import_module(module)
-        return _from_file(Path(module), path)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"cannot be imported: {type(error).__name__}: {error}",
-            key="reward_fn",
-            value=path,
-            hint="package.module:function, or path/to/file.py:function",
-        ) from error
-
-
-def _from_file(file: Path, path: str) -> Any:
-    if not file.is_file():
-        raise ConfigError("there is no such file", key="reward_fn", value=path)
-    name = f"headway_user_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file.resolve())
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _check_arguments(function: Callable[..., Any], name: str, leading: tuple[Any, ...], given: dict[str, Any]) -> None:

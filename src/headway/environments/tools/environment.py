@@ -8,7 +8,6 @@ sums from the seed.
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from headway.environments.tools.base import Always
 from headway.environments.tools.calls import read_calls
 from headway.environments.tools.toolbox import Toolbox, described, sources_of
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.own_code import own_function
 from headway.seeding import seeded
 
 Judge = Callable[[str, Mapping[str, Any]], float]
@@ -53,7 +53,7 @@ class ToolEnvironment:
         sources = sources_of(tools)
         self._box = Toolbox(sources)
         self._known = [tool for source in sources if isinstance(source, Always) for tool in source.tools]
-        self._judge = _judge(judge) if judge else right
+        self._judge: Judge = own_function(judge, key="judge") if judge else right
         self._questions = _read(questions) if questions else ()
         self.instructions = f"{_TASK}\n\n{described(self._known)}" if self._known else _TASK
 
@@ -125,17 +125,6 @@ def _number(text: str) -> Fraction | None:
 
 def _plain(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
-
-
-def _judge(path: str) -> Judge:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"cannot be imported: {error}", key="judge", value=path, hint="module:function") from error
-    if not callable(found):
-        raise ConfigError("is no function", key="judge", value=path)
-    return found  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=8)

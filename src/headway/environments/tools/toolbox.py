@@ -6,7 +6,6 @@ beside the name: `{name: search, files: [notes/]}`.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from headway.environments.tools.mcp import MCPTools
 from headway.environments.tools.python import python_tool, shortened
 from headway.environments.tools.search import search_tool
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.own_code import own_function
 
 _SOURCES: dict[str, Callable[..., ToolSource]] = {
     "calculator": lambda: Always(CALCULATOR),
@@ -126,10 +126,4 @@ def _function(path: str) -> Callable[..., Any]:
     if not module or not name:
         hint = f"one of {', '.join(_SOURCES)}, or module:function of your own"
         raise ConfigError("is no tool", key="tools", value=path, hint=hint)
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot be imported: {error}", key="tools", value=path) from error
-    if not callable(found):
-        raise ConfigError("is no function", key="tools", value=path)
-    return found  # type: ignore[no-any-return]
+    return own_function(path, key="tools")

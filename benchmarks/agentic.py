@@ -1,10 +1,10 @@
 """Agents on the wall clock: what waits for slow environments, beside what the simulator says. Parts: `agentic/`.
 
-    python benchmarks/agentic.py                                    # four runs of a minute at most, and the episodes
-    python benchmarks/agentic.py --parts pace --mean-s 0.3 --std-s 0.1
-    python benchmarks/agentic.py --parts pace --hang 0.003          # one step in 300 never returns
-    python benchmarks/agentic.py --parts episodes                   # 1,000 at once, 10,000 in all
-    python benchmarks/agentic.py --quick                            # does it run at all?
+python benchmarks/agentic.py                                    # four runs of a minute at most, and the episodes
+python benchmarks/agentic.py --parts pace --mean-s 0.3 --std-s 0.1
+python benchmarks/agentic.py --parts pace --hang 0.003          # one step in 300 never returns
+python benchmarks/agentic.py --parts episodes                   # 1,000 at once, 10,000 in all
+python benchmarks/agentic.py --quick                            # does it run at all?
 """
 
 import sys

@@ -1,1 +1,1 @@
-"""Parts of `benchmarks/agentic.py`: environments that take their time, the runs, the simulator's word, many episodes."""
+"""Parts of `benchmarks/agentic.py`: slow environments, the runs, the simulator's word, many episodes at once."""

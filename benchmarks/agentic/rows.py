@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from headway.build.training import opened, prepare, train
 from headway.config import Resolved, load
@@ -16,20 +15,20 @@ from headway.monitor.events import Event
 class Sizes:
     """One scenario: the same for all its runs."""
 
-    groups: int = 8
+    groups: int = 4
     members: int = 8
-    turns: int = 8
-    tokens: int = 4
+    turns: int = 5
+    tokens: int = 2
     """Longest answer of a turn."""
-    mean_s: float = 0.3
-    std_s: float = 0.3
+    mean_s: float = 0.6
+    std_s: float = 0.6
     hang: float = 0.0
     """Chance of a step never to return."""
-    timeout_s: float = 3.0
+    timeout_s: float = 6.0
     """After which such a step is given up; only where there are some."""
     spare_groups: int = 1
     spare_members: int = 2
-    steps: int = 5
+    steps: int = 4
     """Measured ones of a synchronous run; of the others twice as many, as theirs are short."""
     warmup: int = 1
     seed: int = 1
@@ -89,7 +88,7 @@ def configuration(sizes: Sizes, row: Row, model: str, run_dir: Path, *, processe
             "max_additional_running_prompts": sizes.spare_groups * row.redundant,
             "filter_zero_variance": False,
             "rollout_batch_size": sizes.samples,
-            "sequence_length": 512,
+            "sequence_length": 96,
             "response_length": sizes.tokens,
             "max_steps": row.window(sizes)[1] + row.alpha,
             "save_steps": 0,
@@ -107,9 +106,11 @@ def configuration(sizes: Sizes, row: Row, model: str, run_dir: Path, *, processe
                     "env_config": slow,
                     "max_steps": sizes.turns,
                     "max_tokens_per_step": sizes.tokens,
+                    "history": False,
                 }
             },
             "actor_infer.strategy_args.strategy_config.max_num_seqs": row.episodes(sizes),
+            "actor_infer.strategy_args.strategy_config.num_threads": 1,
             "actor_train.model_args.disable_gradient_checkpointing": True,
             "actor_train.training_args.learning_rate": 1e-6,
             "actor_train.training_args.per_device_train_batch_size": sizes.samples,

@@ -1,0 +1,190 @@
+"""`python benchmarks/agentic.py [--parts pace episodes] [--quick] [--json FILE]`: run, print the tables.
+
+`pace`: four runs with the same environments, policy and batch, of which each waits for less than the one before:
+
+    barrier between turns      nobody takes the next turn before everybody has taken this one; α = 0
+    environment-level async    an episode goes on when its own environment has answered; α = 0
+    + async training           rollout runs ahead of training by at most one version; α = 1
+    + redundancy               more groups and members than needed are started; the last ones are cancelled
+
+Environments are real ones (FrozenLake) that answer after N(μ, σ); the policy is a model of 0.1 million parameters, so
+that waiting is most of what there is. Beside each row stands the simulator's word (`agentic/prediction.py`).
+`episodes`: a thousand at once, ten thousand in all, and what they leave behind (`agentic/episodes.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.agentic import episodes
+from benchmarks.agentic.prediction import Calibration, calibrated, predicted
+from benchmarks.agentic.rows import CALIBRATES, ROWS, Costs, Sizes, configuration, measured
+from rich.console import Console
+from rich.table import Table
+
+PARTS = ("pace", "episodes")
+CLOSE = 0.15
+"""How far a predicted ratio may be off."""
+MODEL = "tiny-sums"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One row of the table."""
+
+    name: str
+    measured: Costs
+    predicted: Costs
+    load: float
+    """Processes that wanted a core, at the end of the run: the machine may be shared."""
+    ratio: float
+    predicted_ratio: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_ratio / self.ratio - 1
+
+
+def pace(sizes: Sizes, model: str, *, seeds: int, processes: bool | None = None) -> tuple[list[Line], Calibration]:
+    """All rows, one after the other, and what the simulator makes of them."""
+    scratch, runs = Path(tempfile.mkdtemp(prefix="headway-agentic-")), []
+    try:
+        for number, row in enumerate(ROWS):
+            resolved = configuration(sizes, row, model, scratch / str(number), processes=processes)
+            runs.append((row, resolved, *measured(sizes, row, resolved), os.getloadavg()[0]))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    known = calibrated(runs[CALIBRATES][2], runs[CALIBRATES][3])
+    words = [predicted(sizes, row, resolved, known, range(seeds)) for row, resolved, *_ in runs]
+    lines = [
+        Line(
+            name=row.name,
+            measured=found,
+            predicted=word,
+            load=load,
+            ratio=runs[0][2].step_s / found.step_s,
+            predicted_ratio=words[0].step_s / word.step_s,
+        )
+        for (row, _, found, _, load), word in zip(runs, words, strict=True)
+    ]
+    return lines, known
+
+
+def show_pace(console: Console, sizes: Sizes, lines: list[Line], known: Calibration) -> None:
+    """For people."""
+    console.print(
+        f"{sizes.groups} × {sizes.members} episodes a step, {sizes.turns} turns, steps of "
+        f"N({sizes.mean_s:g}, {sizes.std_s:g}) s"
+        + (f", of which {sizes.hang:.1%} hang and are given up after {sizes.timeout_s:g} s" if sizes.hang else "")
+        + f"; redundant: {sizes.spare_groups} groups, {sizes.spare_members} members of each; seed {sizes.seed}"
+    )
+    console.print(
+        f"costs that the simulator was told (of “{ROWS[CALIBRATES].name}”): {1000 * known.engine_s:.1f} ms a token "
+        f"and {1000 * known.engine_per_request_s:.2f} ms for each request beside it, {known.train_s:.2f} s a training "
+        f"step, {known.update_s:.2f} s a weight update"
+    )
+    table = Table("", "s/step", "ratio", "episodes/s", "request s", "training s", "lag", "load")
+    for column in ("simulated s/step", "ratio", "off by", ""):
+        table.add_column(column)
+    for line in lines:
+        found, off = line.measured, f"{line.error:+.0%}"
+        close = "" if abs(line.error) <= CLOSE else f"more than {CLOSE:.0%}"
+        numbers = (found.samples_per_s, found.turn_s, found.train_s, found.lag)
+        table.add_row(
+            line.name,
+            f"{found.step_s:.2f}",
+            f"{line.ratio:.2f}×",
+            *(f"{number:.2f}" for number in numbers),
+            f"{line.load:.0f}",
+            f"{line.predicted.step_s:.2f}",
+            f"{line.predicted_ratio:.2f}×",
+            off,
+            close,
+        )
+    console.print(table)
+
+
+def show_episodes(console: Console, runs: list[episodes.Many]) -> None:
+    """For people."""
+    table = Table("steps of environments", "at once", "ended", "wall s", "CPU s", "ms CPU each", "KB each")
+    for column in ("left bytes each", "objects first → last", "episodes, tasks, threads, files left"):
+        table.add_column(column)
+    for run in runs:
+        first, last = run.looks[0], run.looks[-1]
+        table.add_row(
+            run.way,
+            f"{run.most:,}",
+            f"{run.ended:,}",
+            f"{run.wall_s:.1f}",
+            f"{run.cpu_s:.1f}",
+            f"{1000 * run.cpu_s / run.ended:.2f}",
+            f"{1024 * run.held_mb / run.most:.1f}",
+            f"{run.leaked_bytes:,.0f}",
+            f"{first.objects:,} → {last.objects:,}",
+            ", ".join(
+                f"{getattr(first, name)} → {getattr(last, name)}" for name in ("episodes", "tasks", "threads", "files")
+            ),
+        )
+    console.print(table)
+
+
+def main() -> None:
+    """Run, print the tables."""
+    args = arguments()
+    sizes = Sizes(**{one.name: getattr(args, one.name) for one in fields(Sizes)})
+    at_once, ended = args.at_once, args.ended
+    if args.quick:
+        sizes = replace(sizes, groups=2, members=2, turns=2, mean_s=sizes.mean_s / 5, std_s=sizes.std_s / 5, steps=1)
+        at_once, ended = 40, 120
+    console, kept = Console(width=160, highlight=False), {"machine": machine()}
+    console.print(kept["machine"])
+    if "episodes" in args.parts:
+        many = [episodes.measured(way, at_once=at_once, ended=ended) for way in episodes.WAYS]
+        show_episodes(console, many)
+        kept["episodes"] = [{**asdict(one), "leaked_bytes": one.leaked_bytes} for one in many]
+    if "pace" in args.parts:
+        lines, known = pace(sizes, MODEL, seeds=args.seeds)
+        show_pace(console, sizes, lines, known)
+        told = {**asdict(known), "tokens": sum(known.tokens), "turns": sum(known.turns)}
+        kept |= {"sizes": asdict(sizes), "calibration": told, "pace": [asdict(line) for line in lines]}
+    if args.json:
+        args.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+
+
+def machine() -> str:
+    """When, where and what."""
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {platform.machine()}, {os.cpu_count()} cores, load {load}, "
+        f"commit {done.stdout.strip() or 'unknown'}"
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """What is measured."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
+    parser.add_argument("--json", type=Path, help="keep the figures in this file")
+    parser.add_argument("--seeds", type=int, default=8, help="of the simulator, whose mean is shown")
+    parser.add_argument("--at-once", type=int, default=1000, help="episodes; a multiple of eight")
+    parser.add_argument("--ended", type=int, default=10_000, help="episodes in all")
+    usual: dict[str, Any] = asdict(Sizes())
+    for name, value in usual.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""A thousand episodes at once: the whole way of an episode (scheduler, hub, host, chat tokens, ledger), no model.
+
+The engine answers at once and the policy always says the same word, so that what is left is the cost of having so many
+episodes. After every training step, when nobody plays, memory and everything that could have been left behind are
+counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from headway.build.agents import episodes, worlds_of
+from headway.build.backends import Machinery, Policy, make_backends
+from headway.build.settings import settings_of
+from headway.config import Resolved, load
+from headway.config import simulation as costs
+from headway.environments.episode import TextEpisode
+from headway.flow.flow import AsyncTrainingFlow
+from headway.monitor.events import Event, EventLog
+from headway.sim.instant import InstantEngine
+from headway.sim.trainer import SimulatedTrainer
+from headway.sim.weights import SimulatedTransport
+
+LAKE: dict[str, Any] = {"size": 4, "p": 1.0, "is_slippery": False, "action_lookup": ["1", "2", "3", "4"]}
+WAYS: dict[str, dict[str, Any]] = {
+    "coroutines that wait 0.3 s a step": {
+        "env_type": "benchmarks.agentic.worlds:Delayed",
+        "env_config": {"mean_s": 0.3, "std_s": 0.1, "env_config": LAKE},
+    },
+    "calls on threads that do not wait": {"env_type": "frozen_lake", "env_config": LAKE},
+}
+"""How the steps of an environment are taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What there is after a training step, when nobody plays."""
+
+    rss_mb: float
+    objects: int
+    episodes: int
+    threads: int
+    tasks: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Many:
+    """One run."""
+
+    way: str
+    most: int
+    """Episodes that were under way at once."""
+    ended: int
+    wall_s: float
+    cpu_s: float
+    held_mb: float
+    """More memory with the most of them under way than before any was."""
+    looks: tuple[Look, ...]
+
+    @property
+    def leaked_bytes(self) -> float:
+        """Memory that an episode has left behind, after the first fifth of the steps."""
+        settled = len(self.looks) // 5
+        grown_mb = self.looks[-1].rss_mb - self.looks[settled].rss_mb
+        return grown_mb * 2**20 / (self.ended * (len(self.looks) - 1 - settled) / len(self.looks))
+
+
+class Watch:
+    """Sink: counts episodes, and looks when most are under way and when nobody is."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.ended = 0
+        self.most_mb = 0.0
+        self.looks: list[Look] = []
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "sample.start":
+            self.now += 1
+            self.most = max(self.most, self.now)
+        elif event.kind == "sample.finish":
+            if self.now == self.most:
+                self.most_mb = max(self.most_mb, rss_mb())
+            self.now -= 1
+            self.ended += 1
+        elif event.kind == "step.end":
+            self.looks.append(look())
+
+
+def look() -> Look:
+    """At this process, garbage aside."""
+    gc.collect()
+    objects = gc.get_objects()
+    return Look(
+        rss_mb=rss_mb(),
+        objects=len(objects),
+        episodes=sum(isinstance(one, TextEpisode) for one in objects),
+        threads=threading.active_count(),
+        tasks=len(asyncio.all_tasks()),
+        files=len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0,
+    )
+
+
+def rss_mb() -> float:
+    """Memory of this process now; 0 where the system does not say."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * 4096 / 2**20 if status.exists() else 0.0
+
+
+def configuration(way: str, *, at_once: int, steps: int, turns: int) -> Resolved:
+    """Groups of eight; every training step plays all of them together."""
+    return load(
+        {
+            "async_generation_ratio": 0,
+            "filter_zero_variance": False,
+            "rollout_batch_size": at_once,
+            "sequence_length": 512,
+            "max_steps": steps,
+            "save_steps": 0,
+            "eval_steps": 0,
+            "train_env_manager": {"tags": ["lake"], "group_size": 8},
+            "custom_envs": {"lake": {**WAYS[way], "max_steps": turns, "max_tokens_per_step": 2}},
+        }
+    )
+
+
+def measured(way: str, *, at_once: int = 1000, ended: int = 10_000, turns: int = 5) -> Many:
+    """One run on the wall clock."""
+    from headway.models.tiny import make_tokenizer
+
+    resolved = configuration(way, at_once=at_once, steps=-(-ended // at_once), turns=turns)
+    policy = Policy(path=Path("tiny"), critic=None, tokenizer=make_tokenizer(), parameters=1, positions=512)
+    watch = Watch()
+    gc.collect()
+    before_mb, began_s, cpu_s = rss_mb(), time.monotonic(), time.process_time()
+    with TemporaryDirectory(prefix="headway-episodes-") as scratch:
+        asyncio.run(_played(resolved, policy, Path(scratch), watch))
+    return Many(
+        way=way,
+        most=watch.most,
+        ended=watch.ended,
+        wall_s=time.monotonic() - began_s,
+        cpu_s=time.process_time() - cpu_s,
+        held_mb=watch.most_mb - before_mb,
+        looks=tuple(watch.looks),
+    )
+
+
+async def _played(resolved: Resolved, policy: Policy, run_dir: Path, watch: Watch) -> None:
+    weights = costs.SimulatedWeights(buckets=1)
+    machinery = Machinery(
+        trainer=SimulatedTrainer(costs.SimulatedTrainer(save_s=0.0), weights),
+        engines=[InstantEngine("engine/0", slots=1_000_000)],
+        transport=SimulatedTransport(weights),
+    )
+    worlds, clock = worlds_of(resolved, policy), asyncio.get_running_loop().time
+    backends = make_backends(resolved, policy, machinery, episodes(resolved, policy), worlds)
+    flow = AsyncTrainingFlow(
+        backends=replace(backends, decode=_always),
+        settings=settings_of(resolved),
+        events=EventLog(clock, watch),
+        run_dir=run_dir,
+        clock=clock,
+    )
+    try:
+        summary = await flow.run()
+        if not summary.finished:
+            raise RuntimeError(f"ended early: {summary.reason}")
+    finally:
+        await worlds.close()
+
+
+def _always(actions: Sequence[Any]) -> str:
+    """What the policy says: to the right, into the wall."""
+    return "3"

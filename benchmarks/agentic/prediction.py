@@ -1,0 +1,132 @@
+"""The same scenario in the simulator: the very scheduler of the runs, on a virtual clock.
+
+It is told how long waits are by the same μ and σ as the environments, draws its own, and is told the costs of the
+policy as one run had them: of a request to the engine, of a training step, of a weight update, and how many tokens
+and turns there were. Who waits for whom it has to find out. It knows nothing of cores that parts have to share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.agentic.rows import Costs, Row, Sizes, costs, requests, turns
+
+from headway.build.settings import settings_of
+from headway.config import Resolved
+from headway.config.simulation import (
+    Distribution,
+    SimulatedEngine,
+    SimulatedEnvironment,
+    SimulatedTrainer,
+    SimulatedWeights,
+    SimulationConfig,
+)
+from headway.monitor.events import Event
+from headway.sim.world import Scenario, run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What one run says about the policy. Times in seconds."""
+
+    engine_s: float
+    """Of a token, however few requests the engine has."""
+    engine_per_request_s: float
+    """Added to that for each request it has."""
+    train_s: float
+    update_s: float
+    tokens: tuple[int, ...]
+    """Of every request."""
+    turns: tuple[int, ...]
+    """Of every episode."""
+
+
+def calibrated(found: Costs, events: list[Event]) -> Calibration:
+    """The costs of a run."""
+    asked = requests(events)
+    alone_s, each_s = engine_costs(asked)
+    return Calibration(
+        engine_s=alone_s,
+        engine_per_request_s=each_s,
+        train_s=found.train_s,
+        update_s=found.update_s,
+        tokens=tuple(tokens for _, _, tokens in asked),
+        turns=tuple(turns(events)),
+    )
+
+
+def engine_costs(asked: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
+    """a and b of `seconds = tokens · (a + b · company)`, by least squares, neither below nothing.
+
+    `company` is how many requests the engine had, on average over the life of this one.
+    """
+    rows = [(tokens, tokens * among, end_s - begin_s) for (begin_s, end_s, tokens), among in _company(asked)]
+    xx, xy, yy = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    xd, yd = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
+    determinant = xx * yy - xy * xy
+    if determinant <= 1e-9 * xx * yy:
+        return xd / xx, 0.0
+    alone_s, each_s = (yy * xd - xy * yd) / determinant, (xx * yd - xy * xd) / determinant
+    if each_s < 0:
+        return xd / xx, 0.0
+    return (alone_s, each_s) if alone_s >= 0 else (0.0, yd / yy)
+
+
+def _company(asked: Sequence[tuple[float, float, int]]) -> list[tuple[tuple[float, float, int], float]]:
+    """Every request with the mean number of those that were there beside it, itself included."""
+    marks = sorted([(begin_s, 1) for begin_s, _, _ in asked] + [(end_s, -1) for _, end_s, _ in asked])
+    held, inside, at_s = {}, 0, marks[0][0]
+    area = 0.0
+    for now_s, change in marks:
+        area += inside * (now_s - at_s)
+        inside, at_s = inside + change, now_s
+        held[now_s] = area
+    return [
+        ((begin_s, end_s, tokens), (held[end_s] - held[begin_s]) / (end_s - begin_s) if end_s > begin_s else 1.0)
+        for begin_s, end_s, tokens in asked
+    ]
+
+
+def predicted(sizes: Sizes, row: Row, resolved: Resolved, known: Calibration, seeds: Sequence[int]) -> Costs:
+    """What the simulator says of a row, on average over the seeds."""
+    with TemporaryDirectory(prefix="headway-agentic-") as scratch:
+        simulation = _simulation(sizes, row, known, Path(scratch))
+        found = [_simulated(sizes, row, resolved, simulation, seed) for seed in seeds]
+    return Costs(**{one.name: sum(getattr(each, one.name) for each in found) / len(found) for one in fields(Costs)})
+
+
+def _simulated(sizes: Sizes, row: Row, resolved: Resolved, simulation: SimulationConfig, seed: int) -> Costs:
+    events: list[Event] = []
+    scenario = Scenario(settings=settings_of(resolved), simulation=simulation, seed=seed)
+    summary = run(scenario, sinks=[events.append])
+    if not summary.finished:
+        raise RuntimeError(f"{row.name} ended early in the simulator: {summary.reason}")
+    return costs(sizes, row, events)
+
+
+def _simulation(sizes: Sizes, row: Row, known: Calibration, scratch: Path) -> SimulationConfig:
+    return SimulationConfig(
+        response_tokens=_as_seen(known.tokens, scratch / "tokens"),
+        prompt_tokens=Distribution(mean=1),
+        engine=SimulatedEngine(
+            slots=row.episodes(sizes),
+            step_s=known.engine_s,
+            step_per_request_s=known.engine_per_request_s,
+            prefill_tokens_per_s=1e9,
+        ),
+        trainer=SimulatedTrainer(fixed_s=known.train_s),
+        weights=SimulatedWeights(buckets=1, load_s=known.update_s),
+        environment=SimulatedEnvironment(
+            turns=_as_seen(known.turns, scratch / "turns"),
+            step_s=Distribution(kind="gaussian", mean=sizes.mean_s, std=sizes.std_s),
+            hang_probability=sizes.hang,
+        ),
+    )
+
+
+def _as_seen(values: Sequence[int], file: Path) -> Distribution:
+    file.write_text("\n".join(map(str, values)), encoding="utf-8")
+    return Distribution(kind="empirical", file=str(file))

@@ -1,0 +1,88 @@
+"""The benchmark of agents: it runs, and what it compares with is what can be said with pencil and paper."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.agentic import episodes
+from benchmarks.agentic.__main__ import pace
+from benchmarks.agentic.prediction import Calibration, engine_costs, predicted
+from benchmarks.agentic.rows import ROWS, Row, Sizes, configuration
+from benchmarks.agentic.worlds import Delayed
+
+from headway.sim.clock import run as run_virtually
+
+pytest.importorskip("gymnasium")
+STEADY = Sizes(groups=3, members=4, turns=4, mean_s=1.0, std_s=0.0, steps=4)
+KNOWN = Calibration(
+    engine_s=0.1, engine_per_request_s=0.0, train_s=2.0, update_s=0.5, tokens=(2, 2), turns=(STEADY.turns,)
+)
+BARRIER, FREE, ASYNC, REDUNDANT = ROWS
+
+
+def step_s(sizes: Sizes, row: Row, known: Calibration = KNOWN) -> float:
+    return predicted(sizes, row, configuration(sizes, row, "tiny-sums", Path("nowhere")), known, range(3)).step_s
+
+
+def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
+    played = STEADY.turns * (1.0 + 2 * 0.1)
+    assert step_s(STEADY, BARRIER) == step_s(STEADY, FREE) == pytest.approx(played + 2.0 + 0.5)
+    assert step_s(STEADY, ASYNC) < played, "two batches of slots, and training behind playing"
+    spread = replace(STEADY, std_s=1.0)
+    times = [step_s(spread, row) for row in ROWS]
+    assert times == sorted(times, reverse=True), "each waits for less than the one before"
+    hanging = replace(spread, hang=0.01, timeout_s=60.0)
+    gain, gain_of_hangs = times[2] / times[3], step_s(hanging, ASYNC) / step_s(hanging, REDUNDANT)
+    assert gain_of_hangs > gain, "redundancy is worth more where some never answer"
+
+
+def test_what_an_engine_costs_is_read_off_its_requests() -> None:
+    alone, each = 0.02, 0.003
+    asked = [
+        (10.0 * batch, 10.0 * batch + tokens * (alone + each * company), tokens)
+        for batch, (company, tokens) in enumerate([(1, 2), (1, 4), (6, 3), (6, 2), (20, 1)])
+        for _ in range(company)
+    ]
+    assert engine_costs(asked) == pytest.approx((alone, each))
+    assert engine_costs([(0.0, 0.2, 2), (1.0, 1.4, 4)]) == pytest.approx((0.1, 0.0)), "never in company: no slope"
+
+
+def test_a_slow_environment_is_the_same_environment_later() -> None:
+    async def scenario() -> tuple[float, bool, bool]:
+        lake = {"size": 2, "p": 1.0, "is_slippery": False}
+        slow = Delayed(mean_s=10.0, std_s=0.0, env_config=lake)
+        assert (await slow.reset(3, {})).text == "P_\n_G" and slow.reusable  # type: ignore[attr-defined]
+        await slow.step("right")
+        reply, now_s = await slow.step("down"), asyncio.get_running_loop().time()
+        never = Delayed(mean_s=0.0, std_s=0.0, hang=1.0, env_config=lake)
+        await never.reset(3, {})
+        try:
+            await asyncio.wait_for(never.step("right"), 1000.0)
+        except TimeoutError:
+            return now_s, bool(reply.success), True
+        return now_s, bool(reply.success), False
+
+    assert run_virtually(scenario()) == (20.0, True, True)
+
+
+def test_all_rows_run_and_stand_beside_their_prediction(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from headway.models.tiny import make_tiny
+
+    make_tiny(tmp_path, steps=0)
+    sizes = Sizes(groups=1, members=2, turns=2, tokens=1, mean_s=0.01, std_s=0.01, steps=1, spare_members=1)
+    lines, known = pace(sizes, str(tmp_path), seeds=1, processes=False)
+    assert [line.name for line in lines] == [row.name for row in ROWS] and lines[0].ratio == 1.0
+    assert all(line.measured.step_s > 0 and line.predicted.step_s > 0 for line in lines)
+    assert set(known.turns) == {2} and known.train_s > 0 and known.engine_s > 0
+
+
+@pytest.mark.parametrize("way", episodes.WAYS)
+def test_episodes_leave_nothing_behind(way: str) -> None:
+    found = episodes.measured(way, at_once=16, ended=48, turns=2)
+    assert found.most == 16 and found.ended == 48 and len(found.looks) == 3
+    assert all(look.episodes == 0 for look in found.looks)
+    assert found.looks[0].tasks == found.looks[-1].tasks

@@ -23,14 +23,13 @@ from rich.table import Table
 from end_to_end import SHAPES, machine
 from headway.algorithms import AdvantageParams
 from headway.trainers.local import LocalSettings, LocalTrainer
+from headway.trainers.local.work import peak_tflops
 from headway.types import Batch, Episode, FinishReason, Generation, Sample, SampleGroup, Score, Task, Turn, VersionRun
 from headway.weights.device import DeviceArena
 from headway.weights.store import WeightStore
 
 VOCABULARY = 151_936
 PROMPT = 64
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
-"""Operations a second in bf16, by what is in the name of the chip."""
 
 
 def model_of(shape: str) -> Any:
@@ -96,7 +95,7 @@ async def measured(args: argparse.Namespace, checkpointing: bool) -> dict[str, f
         metrics = await trainer.train(batch)
     step_s = (time.perf_counter() - began) / args.steps
     needed = operations(trainer.learner.policy.causal, metrics["packed_tokens"], *work)
-    peak = next((rate for name, rate in PEAKS.items() if args.device == "cuda" and name in _chip()), float("nan"))
+    peak = 1e12 * (peak_tflops(args.device) or float("nan"))
     await trainer.close()
     return {
         "step_s": step_s,
@@ -118,10 +117,6 @@ async def _profile(trainer: LocalTrainer, batch: Batch, args: argparse.Namespace
     print(f"{time.perf_counter() - began:.2f} s with the profiler")
     key = "self_cuda_time_total" if args.device == "cuda" else "self_cpu_time_total"
     print(found.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=70))
-
-
-def _chip() -> str:
-    return torch.cuda.get_device_name()
 
 
 def main() -> None:

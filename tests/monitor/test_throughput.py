@@ -7,6 +7,7 @@ import pytest
 from headway.monitor.events import Event
 from headway.monitor.report import report_of
 from headway.monitor.throughput import quantile
+from headway.monitor.training import training_rows
 
 from .factory import ev, in_order, step
 
@@ -50,6 +51,15 @@ def test_the_reward_of_a_step_is_weighted_by_samples() -> None:
 def test_without_announced_rewards_the_metric_of_the_step_is_taken() -> None:
     events = [*step(0, 1, 1, reward=0.5), *step(1, 2, 2, reward=float("nan"))]
     assert [s.reward for s in report_of(events).throughput.steps] == [0.5, None]
+
+
+def test_operations_are_those_of_the_time_spent_training() -> None:
+    said = {"train/tflop": 300.0, "train/peak_tflops": 1000.0}
+    report = report_of([*step(0, 2, 1, **said), *step(5, 6, 2, **said)], warmup_steps=0)
+    assert report.throughput.train_tflops == pytest.approx(200) and report.throughput.mfu == pytest.approx(0.2)
+    assert "MFU 20.0%" in next(row.note for row in training_rows(report) if row.name == "training")
+    silent = report_of([*step(0, 2, 1)], warmup_steps=0)
+    assert silent.throughput.mfu == 0 and "training" not in [row.name for row in training_rows(silent)]
 
 
 def test_a_run_without_steps_has_no_speed() -> None:

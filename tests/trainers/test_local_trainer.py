@@ -387,6 +387,19 @@ def test_the_learning_rate_is_a_function_of_the_version() -> None:
     assert rates["cosine"] == [0.5, 1, 1, 0.8536, 0.5, 0.1464, 0]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_says_what_it_computes(tied: bool) -> None:
+    async def scenario() -> None:
+        made = trainer(tied=tied)
+        metrics = await made.train(batch(0))
+        looked_up = 0 if tied else made.learner.policy.causal.get_input_embeddings().weight.numel()
+        weights = sum(one.numel() for one in made.learner.policy.causal.parameters()) - looked_up
+        assert metrics["tflop"] == pytest.approx(6e-12 * weights * metrics["packed_tokens"])
+        assert "peak_tflops" not in metrics
+
+    asyncio.run(scenario())
+
+
 def test_the_event_loop_goes_on_while_a_step_is_computed() -> None:
     async def scenario() -> None:
         made = trainer()

@@ -37,6 +37,10 @@ class StepRecord:
     """Actions of the requests that ended since the end of the step before, validation's included."""
     lag: float = 0.0
     """Mean over its samples, in versions."""
+    tflop: float = 0.0
+    """What its mathematics needed, in 10¹² operations, where the trainer says so."""
+    peak_tflops: float = 0.0
+    """What the chip could do in a second; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,10 @@ class Throughput:
     step_p50_s: float
     step_p95_s: float
     train_mean_s: float
+    train_tflops: float
+    """10¹² operations a second while it trains; 0: not known."""
+    mfu: float
+    """The share of what the chip could do; 0: not known."""
     samples_per_s: float
     actions_per_s: float
     reward_first: float | None
@@ -145,6 +153,8 @@ class ThroughputRecorder:
             reward=step.reward / step.rewarded if reported is None and step.rewarded else reported,
             generated=self.generated,
             lag=step.lag / max(1, step.samples),
+            tflop=_number(data.get("train/tflop")) or 0.0,
+            peak_tflops=_number(data.get("train/peak_tflops")) or 0.0,
         )
         self._begun_s = self._resumed_s = None
         self.generated = 0
@@ -176,6 +186,9 @@ class ThroughputRecorder:
         seconds = sorted(step.seconds for step in measured)
         length_s = window.seconds or 1.0
         first, last = _reward_ends(self.steps)
+        train_s = sum(step.train_s for step in measured)
+        tflops = sum(step.tflop for step in measured) / (train_s or 1.0)
+        peak = max((step.peak_tflops for step in measured), default=0.0)
         return Throughput(
             steps=tuple(self.steps),
             samples=sum(step.samples for step in self.steps),
@@ -184,6 +197,8 @@ class ThroughputRecorder:
             step_p50_s=quantile(seconds, 0.50),
             step_p95_s=quantile(seconds, 0.95),
             train_mean_s=_mean([step.train_s for step in measured]),
+            train_tflops=tflops,
+            mfu=tflops / peak if peak else 0.0,
             samples_per_s=sum(step.samples for step in measured) / length_s,
             actions_per_s=sum(step.actions for step in measured) / length_s,
             reward_first=first,

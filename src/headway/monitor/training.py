@@ -31,7 +31,7 @@ class Row(NamedTuple):
 def training_rows(report: RunReport) -> list[Row]:
     """The rows that this run has something to say about."""
     rows = [_held_out(report.validations), _success(report), _reward(report), _steps(report), _speed(report)]
-    rows.append(_lag(report))
+    rows += [_work(report), _lag(report)]
     rows += [_dropped(report), _waited(report), _incidents(report)]
     return [row for row in rows if row is not None]
 
@@ -112,6 +112,13 @@ def _speed(report: RunReport) -> Row | None:
     if pool is not None:
         note += f", {number(pool.actions_per_s)} generated"
     return Row("samples/s", number(speed.samples_per_s), note)
+
+
+def _work(report: RunReport) -> Row | None:
+    speed = report.throughput
+    if not speed.mfu:
+        return None
+    return Row("training", f"{number(speed.train_tflops)} TFLOP/s", f"MFU {percent(speed.mfu)} of the chip, in bf16")
 
 
 def _lag(report: RunReport) -> Row | None:

@@ -26,6 +26,7 @@ from headway.trainers.local.packing import Pack, packs_of
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.tokens import Row, TokenBatch, rows_of, token_batch
 from headway.trainers.local.update import Trained, advantages_of, update
+from headway.trainers.local.work import peak_tflops, weights_at_work
 from headway.trainers.local.worker import Abandoned, Gate
 from headway.types import Batch, SampleGroup
 
@@ -55,6 +56,8 @@ class Learner:
         self.policy = Policy(model, settings)
         self.reference = None if frozen is None else _frozen(frozen, settings)
         self.critic = None if settings.critic is None else Critic(critic_model or deepcopy(model), settings)
+        self._weights = weights_at_work(self.policy.causal)
+        self._peak = peak_tflops(settings.device)
         self.trained = Trained(
             policy=self.policy,
             optimizer=Optimizer(self.policy.trainable(), settings.optimizer),
@@ -106,6 +109,8 @@ class Learner:
             "kl_coef": float(self.kl.coef),
             "kl": float(made.kl),
             "micro_batch_tokens": float(self.settings.micro_batch_tokens),
+            "tflop": 6e-12 * self._weights * report.packed_tokens,
+            **({} if self._peak is None else {"peak_tflops": self._peak}),
         }
 
     def _fitting(self, rows: Sequence[Row], work: Callable[[], T]) -> T:

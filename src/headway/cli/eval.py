@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +27,7 @@ from rich.table import Table
 from headway.build.evaluation import evaluate, held_out
 from headway.build.rundir import newest_checkpoint
 from headway.build.training import prepare
-from headway.cli.train import configured
+from headway.cli.train import PIPE_WIDTH, configured
 from headway.errors import ConfigError
 from headway.rollout.evaluation import Judged, outcomes
 
@@ -128,7 +129,7 @@ def _newest(arguments: Sequence[str]) -> list[str]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     more = [name for name in _OUTCOMES if any(name in row for row in result["domains"].values())]
     table = Table("domain", "tasks", "failed", "reward", f"best of {result['answers']}", *more)
     for domain, row in result["domains"].items():

@@ -89,9 +89,8 @@ def show_pace(console: Console, sizes: Sizes, lines: list[Line], known: Calibrat
         + f"; redundant: {sizes.spare_groups} groups, {sizes.spare_members} members of each; seed {sizes.seed}"
     )
     console.print(
-        f"costs that the simulator was told (of “{ROWS[CALIBRATES].name}”): {1000 * known.engine_s:.1f} ms a token "
-        f"and {1000 * known.engine_per_request_s:.2f} ms for each request beside it, {known.train_s:.2f} s a training "
-        f"step, {known.update_s:.2f} s a weight update"
+        f"costs that the simulator was told (of “{ROWS[CALIBRATES].name}”): {1000 * known.engine_s:.0f} ms a token, "
+        f"{known.train_s:.2f} s a training step, {known.update_s:.2f} s a weight update"
     )
     table = Table("", "s/step", "ratio", "episodes/s", "request s", "training s", "lag", "load")
     for column in ("simulated s/step", "ratio", "off by", ""):

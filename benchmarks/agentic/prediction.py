@@ -33,9 +33,7 @@ class Calibration:
     """What one run says about the policy. Times in seconds."""
 
     engine_s: float
-    """Of a token, however few requests the engine has."""
-    engine_per_request_s: float
-    """Added to that for each request it has."""
+    """Of a token of a request, waiting for its turn and the reading of the prompt included."""
     train_s: float
     update_s: float
     tokens: tuple[int, ...]
@@ -47,47 +45,13 @@ class Calibration:
 def calibrated(found: Costs, events: list[Event]) -> Calibration:
     """The costs of a run."""
     asked = requests(events)
-    alone_s, each_s = engine_costs(asked)
     return Calibration(
-        engine_s=alone_s,
-        engine_per_request_s=each_s,
+        engine_s=sum(end_s - begin_s for begin_s, end_s, _ in asked) / sum(tokens for _, _, tokens in asked),
         train_s=found.train_s,
         update_s=found.update_s,
         tokens=tuple(tokens for _, _, tokens in asked),
         turns=tuple(turns(events)),
     )
-
-
-def engine_costs(asked: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
-    """a and b of `seconds = tokens · (a + b · company)`, by least squares, neither below nothing.
-
-    `company` is how many requests the engine had, on average over the life of this one.
-    """
-    rows = [(tokens, tokens * among, end_s - begin_s) for (begin_s, end_s, tokens), among in _company(asked)]
-    xx, xy, yy = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    xd, yd = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
-    determinant = xx * yy - xy * xy
-    if determinant <= 1e-9 * xx * yy:
-        return xd / xx, 0.0
-    alone_s, each_s = (yy * xd - xy * yd) / determinant, (xx * yd - xy * xd) / determinant
-    if each_s < 0:
-        return xd / xx, 0.0
-    return (alone_s, each_s) if alone_s >= 0 else (0.0, yd / yy)
-
-
-def _company(asked: Sequence[tuple[float, float, int]]) -> list[tuple[tuple[float, float, int], float]]:
-    """Every request with the mean number of those that were there beside it, itself included."""
-    marks = sorted([(begin_s, 1) for begin_s, _, _ in asked] + [(end_s, -1) for _, end_s, _ in asked])
-    held, inside, at_s = {}, 0, marks[0][0]
-    area = 0.0
-    for now_s, change in marks:
-        area += inside * (now_s - at_s)
-        inside, at_s = inside + change, now_s
-        held[now_s] = area
-    return [
-        ((begin_s, end_s, tokens), (held[end_s] - held[begin_s]) / (end_s - begin_s) if end_s > begin_s else 1.0)
-        for begin_s, end_s, tokens in asked
-    ]
 
 
 def predicted(sizes: Sizes, row: Row, resolved: Resolved, known: Calibration, seeds: Sequence[int]) -> Costs:
@@ -114,7 +78,7 @@ def _simulation(sizes: Sizes, row: Row, known: Calibration, scratch: Path) -> Si
         engine=SimulatedEngine(
             slots=row.episodes(sizes),
             step_s=known.engine_s,
-            step_per_request_s=known.engine_per_request_s,
+            step_per_request_s=0.0,
             prefill_tokens_per_s=1e9,
         ),
         trainer=SimulatedTrainer(fixed_s=known.train_s),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.build.training import opened, prepare, train
@@ -28,8 +29,10 @@ class Sizes:
     """After which such a step is given up; only where there are some."""
     spare_groups: int = 1
     spare_members: int = 2
-    steps: int = 4
-    """Measured ones of a synchronous run; of the others twice as many, as theirs are short."""
+    policy: str = "wait"
+    """Who pays for a straggler where α is 1: with `wait` training does, and no episode is played in vain."""
+    steps: int = 5
+    """Measured ones of the first row; the others have more, as theirs are shorter."""
     warmup: int = 1
     seed: int = 1
 
@@ -47,11 +50,13 @@ class Row:
     barrier: bool = False
     alpha: int = 0
     redundant: bool = False
+    times: float = 1.0
+    """How many times as many steps are measured as of the first row: about as many seconds."""
 
     def window(self, sizes: Sizes) -> tuple[int, int]:
         """The first and the last of the measured steps."""
         first = sizes.warmup + self.alpha
-        return first + 1, first + sizes.steps * (1 + self.alpha)
+        return first + 1, first + round(sizes.steps * self.times)
 
     def episodes(self, sizes: Sizes) -> int:
         """The most that are played at once."""
@@ -61,9 +66,9 @@ class Row:
 
 ROWS = (
     Row(name="barrier between turns", barrier=True),
-    Row(name="environment-level async"),
-    Row(name="+ async training, α = 1", alpha=1),
-    Row(name="+ redundancy", alpha=1, redundant=True),
+    Row(name="environment-level async", times=1.6),
+    Row(name="+ async training, α = 1", alpha=1, times=2.4),
+    Row(name="+ redundancy", alpha=1, redundant=True, times=2.8),
 )
 CALIBRATES = 1
 """The row from which the simulator learns costs: nobody waits for anybody between turns, so they can be told apart."""
@@ -84,6 +89,7 @@ def configuration(sizes: Sizes, row: Row, model: str, run_dir: Path, *, processe
             "hybrid_engine": False,
             "num_gpus_per_node": 2,
             "async_generation_ratio": row.alpha,
+            "staleness_policy": sizes.policy,
             "env_scheduling": "barrier" if row.barrier else "async",
             "max_additional_running_prompts": sizes.spare_groups * row.redundant,
             "filter_zero_variance": False,
@@ -140,10 +146,10 @@ class Costs:
     update_s: float
     """Until the engine has the new weights."""
     lag: float
-    turn_s: float = 0.0
+    turn_s: float
     """Of a request to the engine."""
-    cpu_s: float = field(default=0.0)
-    """Processor time of a step, all processes together; of a real run alone."""
+    dropped: float
+    """Groups that were given up, for each one that was trained."""
 
 
 def costs(sizes: Sizes, row: Row, events: list[Event]) -> Costs:
@@ -153,14 +159,16 @@ def costs(sizes: Sizes, row: Row, events: list[Event]) -> Costs:
     first, last = row.window(sizes)
     steps = range(first, last + 1)
     span_s = ends[last].time_s - ends[first - 1].time_s
-    asked = requests(events)
+    lags = [event.data["trained"] - event.data["oldest"] for event in events if event.kind == "group.train"]
+    asked, kinds = requests(events), Counter(event.kind for event in events)
     return Costs(
         step_s=span_s / len(steps),
         samples_per_s=sum(ends[step].data["samples"] for step in steps) / span_s,
         train_s=sum(ends[step].time_s - begins[step] for step in steps) / len(steps),
         update_s=_spans(events, "load"),
-        lag=sum(ends[step].data.get("train/lag_mean", 0.0) for step in steps) / len(steps),
+        lag=sum(lags) / len(lags),
         turn_s=sum(end_s - begin_s for begin_s, end_s, _ in asked) / len(asked),
+        dropped=kinds["group.drop"] / kinds["group.train"],
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.agentic import episodes
 from benchmarks.agentic.__main__ import pace
-from benchmarks.agentic.prediction import Calibration, engine_costs, predicted
+from benchmarks.agentic.prediction import Calibration, predicted
 from benchmarks.agentic.rows import ROWS, Row, Sizes, configuration
 from benchmarks.agentic.worlds import Delayed
 
@@ -17,9 +17,7 @@ from headway.sim.clock import run as run_virtually
 
 pytest.importorskip("gymnasium")
 STEADY = Sizes(groups=3, members=4, turns=4, mean_s=1.0, std_s=0.0, steps=4)
-KNOWN = Calibration(
-    engine_s=0.1, engine_per_request_s=0.0, train_s=2.0, update_s=0.5, tokens=(2, 2), turns=(STEADY.turns,)
-)
+KNOWN = Calibration(engine_s=0.1, train_s=2.0, update_s=0.5, tokens=(2, 2), turns=(STEADY.turns,))
 BARRIER, FREE, ASYNC, REDUNDANT = ROWS
 
 
@@ -37,17 +35,6 @@ def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
     hanging = replace(spread, hang=0.01, timeout_s=60.0)
     gain, gain_of_hangs = times[2] / times[3], step_s(hanging, ASYNC) / step_s(hanging, REDUNDANT)
     assert gain_of_hangs > gain, "redundancy is worth more where some never answer"
-
-
-def test_what_an_engine_costs_is_read_off_its_requests() -> None:
-    alone, each = 0.02, 0.003
-    asked = [
-        (10.0 * batch, 10.0 * batch + tokens * (alone + each * company), tokens)
-        for batch, (company, tokens) in enumerate([(1, 2), (1, 4), (6, 3), (6, 2), (20, 1)])
-        for _ in range(company)
-    ]
-    assert engine_costs(asked) == pytest.approx((alone, each))
-    assert engine_costs([(0.0, 0.2, 2), (1.0, 1.4, 4)]) == pytest.approx((0.1, 0.0)), "never in company: no slope"
 
 
 def test_a_slow_environment_is_the_same_environment_later() -> None:

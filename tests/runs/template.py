@@ -9,6 +9,7 @@ trainer and engines. The template runs no torch operation, and forks from its on
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -30,6 +31,7 @@ _MODULES = (
     "torch",
     "transformers",
     "transformers.models.auto",
+    "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
     "headway.build.children",
     "headway.cli",
@@ -40,7 +42,9 @@ _MODULES = (
     "headway.engines.host",
     "headway.trainers.local",
     "headway.trainers.local.scorers",
+    "headway.weights.store",
     "headway.weights.transport",
+    "rich._emoji_codes",
     "rich.live",
     "rich.table",
 )
@@ -112,6 +116,7 @@ def serve(listening: socket.socket, address: str) -> NoReturn:
     """Fork for whoever asks, and tell them how it ended."""
     for name in _MODULES:
         importlib.import_module(name)
+    gc.freeze()  # what was imported is not looked through again by every run and child, nor copied for it
     ready = selectors.DefaultSelector()
     ready.register(listening, selectors.EVENT_READ)
     while True:

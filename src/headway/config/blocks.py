@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headway.config.ranges import Amount, Count, Positive, Real, Seconds
+from headway.config.ranges import Amount, Count, Positive, Real, Seconds, Signed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class EnvManagerConfig:
     """Keys of `custom_envs` to draw environments from."""
     num_groups_partition: tuple[Count, ...] = ()
     """Groups of each tag, in the order of `tags`; adds up to `num_env_groups`. Empty: equal parts."""
-    format_penalty: float = 0.0
+    format_penalty: Signed = 0.0
     """Taken from the reward of a turn whose action was not understood; its sign does not matter."""
 
 

@@ -53,6 +53,8 @@ Amount = Annotated[int, Range(ge=0)]
 """How many, possibly none."""
 Real = Annotated[float, Range(ge=0)]
 """A number that is not negative."""
+Signed = Annotated[float, Range(ge=-1000, le=1000)]
+"""A number of either sign."""
 Steps = Annotated[float, Range(ge=0, le=1000)]
 """How many training steps ahead, fractions included."""
 Positive = Annotated[float, Range(gt=0)]

@@ -44,8 +44,8 @@ class CustomEnvConfig:
     env_config: Mapping[str, Any] = field(default_factory=dict)
     """Passed to the environment by keyword."""
     workers: Amount | None = None
-    """Worker processes that it is played in; 0: in the process of the run. null: what `max_env_num_per_worker` asks for,
-    else what the environment suggests."""
+    """Worker processes that it is played in; 0: in the process of the run. null: as `max_env_num_per_worker` asks for,
+    else as the environment suggests."""
     concurrency: Count | None = None
     """Episodes played at once, over all groups. null: what the environment suggests."""
     history: bool = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import gc
 import importlib
 import os
 import socket
@@ -98,6 +99,7 @@ def serve(end: socket.socket) -> NoReturn:
     """The template's main loop: fork, and reap."""
     for name in _MODULES:
         importlib.import_module(name)
+    gc.freeze()  # what was imported is not looked through again by every child, nor copied for it
     template = os.getpid()
     end.sendall(b"r")
     while True:

@@ -21,7 +21,7 @@ from headway.cluster.base import ChildSpec, KeptPeer, Start
 from headway.engines.base import Progress, Request
 from headway.errors import BackendError, EngineCrashed, EngineError, TransferError
 from headway.types import FinishReason
-from headway.weights.base import Bucket, Manifest, SharedSlice
+from headway.weights.base import Bucket, Manifest, Words
 
 HOST = "headway.engines.host:EngineHost"
 
@@ -124,8 +124,8 @@ class RemoteReceiver:
         await self._engine.ask("begin", manifest, otherwise=TransferError)
 
     async def load(self, bucket: Bucket) -> None:
-        if not isinstance(bucket.payload, SharedSlice):
-            raise TransferError(f"bucket {bucket.index} of version {bucket.version} is not in shared memory")
+        if not isinstance(bucket.payload, Words):
+            raise TransferError(f"bucket {bucket.index} of version {bucket.version} is not where another process reads")
         await self._engine.ask("load", bucket, otherwise=TransferError)
 
     async def flip(self) -> None:

@@ -44,6 +44,34 @@ class SharedSlice:
     size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSlice:
+    """The payload of a bucket that lies in files which both sides can open."""
+
+    spans: tuple[tuple[str, int, int], ...]
+    """Path, first byte and number of bytes of each part, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landed:
+    """The payload of a bucket that was broadcast: its bytes lie in the process of the receiver already."""
+
+    version: int
+    index: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The payload of a bucket that did not change since the version the receiver serves: it uses what it has."""
+
+    size: int
+
+
+Words = SharedSlice | FileSlice | Landed | Kept
+"""Payloads that cross to another process as they are: they say where the bytes are."""
+
+
 @runtime_checkable
 class DevicePayload(Protocol):
     """The payload of a bucket that lies on a device of this process, and never comes to the host."""
@@ -66,7 +94,7 @@ class Bucket:
     index: int
     checksum: str
     payload: Any = field(repr=False)
-    """A buffer, a `SharedSlice`, a `DevicePayload`, or in the simulator the checksum of what arrived."""
+    """A buffer, one of `Words`, a `DevicePayload`, or in the simulator the checksum of what arrived."""
 
 
 def checksum(data: Any) -> str:

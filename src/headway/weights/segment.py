@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import TransferError
-from headway.weights.base import SharedSlice
+from headway.weights.base import FileSlice, SharedSlice
 
 PREFIX = "headway"
 _ANONYMOUS = re.compile(r"memfd-(\d+)-(\d+)-([0-9a-f]+)")
@@ -101,6 +101,8 @@ class SharedReader:
 
     def buffer(self, payload: Any) -> memoryview:
         """The bytes of a bucket's payload, wherever they are. Raises `TransferError` when they are gone."""
+        if isinstance(payload, FileSlice):
+            return _read(payload)
         if not isinstance(payload, SharedSlice):
             return memoryview(payload).cast("B")
         segment = self._attached.pop(payload.segment, None) or Segment.attach(payload.segment)
@@ -116,6 +118,25 @@ class SharedReader:
         """Let everything go."""
         while self._attached:
             self._attached.popitem()[1].close()
+
+
+def _read(payload: FileSlice) -> memoryview:
+    """The bytes of a bucket that lies in files. Raises `TransferError` when they are gone or cut short."""
+    data = memoryview(bytearray(sum(size for _, _, size in payload.spans)))
+    place = 0
+    for path, start, size in payload.spans:
+        try:
+            with Path(path).open("rb", buffering=0) as file:
+                file.seek(start)
+                end = place + size
+                while place < end:
+                    got = file.readinto(data[place:end])
+                    if not got:
+                        raise TransferError(f"{path} ends {end - place} bytes before it should")
+                    place += got
+        except OSError as error:
+            raise TransferError(f"{path} cannot be read: {error.strerror}") from error
+    return data
 
 
 def sweep() -> list[str]:

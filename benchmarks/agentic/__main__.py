@@ -20,6 +20,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -62,6 +63,7 @@ def pace(sizes: Sizes, model: str, *, seeds: int, processes: bool | None = None)
         for number, row in enumerate(ROWS):
             resolved = configuration(sizes, row, model, scratch / str(number), processes=processes)
             runs.append((row, resolved, *measured(sizes, row, resolved), os.getloadavg()[0]))
+            print(f"{row.name}: {runs[-1][2].step_s:.2f} s a step", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     known = calibrated(runs[CALIBRATES][2], runs[CALIBRATES][3])
@@ -86,18 +88,17 @@ def show_pace(console: Console, sizes: Sizes, lines: list[Line], known: Calibrat
         f"{sizes.groups} × {sizes.members} episodes a step, {sizes.turns} turns, steps of "
         f"N({sizes.mean_s:g}, {sizes.std_s:g}) s"
         + (f", of which {sizes.hang:.1%} hang and are given up after {sizes.timeout_s:g} s" if sizes.hang else "")
-        + f"; redundant: {sizes.spare_groups} groups, {sizes.spare_members} members of each; seed {sizes.seed}"
+        + f"; redundant: {sizes.groups + sizes.spare_groups} × {sizes.members + sizes.spare_members}; seed {sizes.seed}"
     )
     console.print(
         f"costs that the simulator was told (of “{ROWS[CALIBRATES].name}”): {1000 * known.engine_s:.0f} ms a token, "
         f"{known.train_s:.2f} s a training step, {known.update_s:.2f} s a weight update"
     )
     table = Table("", "s/step", "ratio", "episodes/s", "request s", "training s", "lag", "load")
-    for column in ("simulated s/step", "ratio", "off by", ""):
+    for column in ("simulated s/step", "ratio", "off by"):
         table.add_column(column)
     for line in lines:
-        found, off = line.measured, f"{line.error:+.0%}"
-        close = "" if abs(line.error) <= CLOSE else f"more than {CLOSE:.0%}"
+        found, close = line.measured, abs(line.error) <= CLOSE
         numbers = (found.samples_per_s, found.turn_s, found.train_s, found.lag)
         table.add_row(
             line.name,
@@ -107,8 +108,7 @@ def show_pace(console: Console, sizes: Sizes, lines: list[Line], known: Calibrat
             f"{line.load:.0f}",
             f"{line.predicted.step_s:.2f}",
             f"{line.predicted_ratio:.2f}×",
-            off,
-            close,
+            f"{line.error:+.0%}" if close else f"{line.error:+.0%}, beyond {CLOSE:.0%}",
         )
     console.print(table)
 

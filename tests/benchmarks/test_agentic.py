@@ -16,13 +16,13 @@ from benchmarks.agentic.worlds import Delayed
 from headway.sim.clock import run as run_virtually
 
 pytest.importorskip("gymnasium")
-STEADY = Sizes(groups=3, members=4, turns=4, mean_s=1.0, std_s=0.0, steps=4)
+STEADY = Sizes(groups=2, members=3, turns=4, mean_s=1.0, std_s=0.0, steps=5)
 KNOWN = Calibration(engine_s=0.1, train_s=2.0, update_s=0.5, tokens=(2, 2), turns=(STEADY.turns,))
 BARRIER, FREE, ASYNC, REDUNDANT = ROWS
 
 
 def step_s(sizes: Sizes, row: Row, known: Calibration = KNOWN) -> float:
-    return predicted(sizes, row, configuration(sizes, row, "tiny-sums", Path("nowhere")), known, range(3)).step_s
+    return predicted(sizes, row, configuration(sizes, row, "tiny-sums", Path("nowhere")), known, [0]).step_s
 
 
 def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:

@@ -1,0 +1,124 @@
+"""What differs from server to server.
+
+The engine asks in this order. A flip: `stop` (everything that runs ends, with the tokens it has), then all streams are
+read to their ends, `hold` (nothing new begins), `load`, `label`, `go_on`. A dialect holds no state but the name of the
+server's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from headway.engines.servers.link import Link
+from headway.types import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request as a server gets it."""
+
+    key: str
+    """The server's name for it. All are of one length: SGLang aborts whatever begins with the one it is given."""
+    prompt: Sequence[int]
+    count: int
+    """Most tokens to make."""
+    params: SamplingParams
+    ends: Sequence[int]
+    """Tokens that end it."""
+    label: str
+    """Of the weights; prefixes are shared only under the same one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What one event of a stream adds."""
+
+    tokens: Sequence[int] = ()
+    logps: Sequence[float] = ()
+    finish: FinishReason | None = None
+    label: str | None = None
+    """Of the weights, where the server says so in every event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a server is started with."""
+
+    model: str
+    """Directory."""
+    port: int
+    slots: int
+    context_tokens: int
+    dtype: str
+    tensor_parallel: int = 1
+    memory_share: float = 0.8
+    seed: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of its command line, without dashes; `true` is an option without a value."""
+
+
+class Dialect(Protocol):
+    """One kind of server."""
+
+    name: str
+    package: str
+    """Installed where it can be launched."""
+    path: str
+    """Where requests go."""
+    hint: str
+    """What a server must have been started with."""
+
+    async def greet(self, link: Link, timeout_s: float) -> None:
+        """Learn what requests need, and see that everything is there that a run needs."""
+        ...
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        """A request, streamed."""
+        ...
+
+    def read(self, event: Mapping[str, Any], seen: int) -> Told:
+        """What an event adds to the `seen` tokens before it. Raises `ServerLost` for an event that is an error."""
+        ...
+
+    async def abort(self, link: Link, key: str, timeout_s: float) -> None:
+        """End one request; its stream tells what it has and ends."""
+        ...
+
+    async def stop(self, link: Link, timeout_s: float) -> None:
+        """End all requests."""
+        ...
+
+    async def hold(self, link: Link, timeout_s: float) -> None:
+        """Begin nothing before `go_on`."""
+        ...
+
+    async def go_on(self, link: Link, timeout_s: float) -> None:
+        """Work again."""
+        ...
+
+    async def load(self, link: Link, directory: Path, label: str, timeout_s: float) -> None:
+        """Serve the weights in `directory` under `label`, with nothing cached from others. Nothing runs meanwhile."""
+        ...
+
+    async def label(self, link: Link, timeout_s: float) -> str:
+        """Of the weights that are served now."""
+        ...
+
+    def command(self, launch: Launch) -> tuple[list[str], dict[str, str]]:
+        """How one is started: command line and additions to the environment."""
+        ...
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """Options of a command line: `{"max_num_seqs": 8, "enforce-eager": True}` → `--max-num-seqs 8 --enforce-eager`."""
+    found: list[str] = []
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        found.append("--" + name.replace("_", "-"))
+        if value is not True:
+            found.append(str(value))
+    return found

@@ -1,0 +1,116 @@
+"""One version on the disk: a directory that servers load as they load any checkpoint.
+
+    draft = Draft(root, manifest, beside=model_directory)
+    draft.write(index, data) …
+    directory = draft.sealed()
+
+The bytes of a version are its tensors one after the other, which is what a safetensors file has behind its header: a
+bucket is written to its place and nothing is held in memory. What lies beside the weights of the model (configuration,
+tokenizer) is copied. A draft has a name of its own until it is sealed; nobody is told of it before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from headway.errors import TransferError
+from headway.weights.base import Manifest
+
+WEIGHTS = "model.safetensors"
+_TYPES = {
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
+_NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".index.json")
+"""Weights, and lists of where which of them is."""
+
+
+class Draft:
+    """A version that is being written. Any thread, one at a time."""
+
+    def __init__(self, root: Path, manifest: Manifest, *, beside: Path | None = None) -> None:
+        self.manifest = manifest
+        self._header = _header(manifest)
+        self._final = root / f"v{manifest.version}"
+        self._path = root / f"v{manifest.version}.part"
+        try:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._path.mkdir(parents=True)
+            for file in _small_files(beside):
+                shutil.copyfile(file, self._path / file.name)
+            self._file = os.open(self._path / WEIGHTS, os.O_RDWR | os.O_CREAT, 0o644)
+            os.ftruncate(self._file, len(self._header) + manifest.total_bytes)
+            os.pwrite(self._file, self._header, 0)
+        except OSError as error:
+            raise TransferError(f"version {manifest.version} cannot be written to {root}: {error}") from error
+
+    def write(self, index: int, data: memoryview) -> None:
+        """Bucket `index`, which is a whole number of equal buckets from the start, or the last."""
+        last, total = len(self.manifest.checksums) - 1, self.manifest.total_bytes
+        start = total - data.nbytes if index == last else index * data.nbytes
+        if not 0 <= index <= last or start < 0 or start + data.nbytes > total:
+            raise TransferError(f"bucket {index} of version {self.manifest.version}: no place for {data.nbytes} bytes")
+        at = len(self._header) + start
+        try:
+            while data.nbytes:
+                done = os.pwrite(self._file, data, at)
+                data, at = data[done:], at + done
+        except OSError as error:
+            raise TransferError(f"bucket {index} of version {self.manifest.version}: {error}") from error
+
+    def sealed(self) -> Path:
+        """The directory, under its own name."""
+        try:
+            shutil.rmtree(self._final, ignore_errors=True)
+            self._path.rename(self._final)
+        except OSError as error:
+            raise TransferError(f"version {self.manifest.version}: {error}") from error
+        return self._final
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+def remove_others(root: Path, kept: Path) -> None:
+    """Versions that are served no more, and drafts of nobody."""
+    for path in root.glob("v*"):
+        if path != kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _small_files(directory: Path | None) -> list[Path]:
+    if directory is None:
+        return []
+    return [path for path in sorted(directory.iterdir()) if path.is_file() and not path.name.endswith(_NOT_COPIED)]
+
+
+def _header(manifest: Manifest) -> bytes:
+    """Length, JSON, and blanks up to a multiple of eight."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for tensor in manifest.tensors:
+        if tensor.dtype not in _TYPES:
+            raise TransferError(f"{tensor.name}: no safetensors file holds elements of type {tensor.dtype!r}")
+        kind, size = _TYPES[tensor.dtype]
+        end = start + size * prod(tensor.shape)
+        entries[tensor.name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    if start != manifest.total_bytes:
+        raise TransferError(f"version {manifest.version}: {manifest.total_bytes} bytes, its tensors need {start}")
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,158 @@
+"""Where a server comes from: somebody else's, by its address, or one of our own.
+
+A server of ours is a process group with a guard that ends it with us, however we ended, and writes its output to a log
+file. When it ends by itself, whoever owns it is told at once, with its last lines. Does not know whether a server that
+runs also answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Protocol
+
+from headway.engines.servers import guard
+from headway.errors import EngineCrashed
+
+_GRACE_S = 5.0
+_TAIL_BYTES, _TAIL_LINES = 4000, 12
+
+Command = Callable[[int], tuple[list[str], Mapping[str, str]]]
+"""From a port to a command line and additions to the environment."""
+
+
+class Server(Protocol):
+    """Something at an address."""
+
+    on_end: Callable[[str], None]
+    """Called with how it ended, when it did so by itself."""
+
+    @property
+    def url(self) -> str:
+        """Where it is. Another one after `start`."""
+        ...
+
+    @property
+    def ended(self) -> str:
+        """How it ended by itself; empty: it has not, as far as anybody knows."""
+        ...
+
+    async def start(self) -> None:
+        """Begin, anew where it was there before. Does not wait until it answers."""
+        ...
+
+    async def close(self) -> None:
+        """End it, if it is ours. Idempotent."""
+        ...
+
+
+class ExternalServer:
+    """A `Server` of somebody else: never started, never ended."""
+
+    ended = ""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.on_end: Callable[[str], None] = lambda how: None
+
+    async def start(self) -> None:
+        """Whoever owns it has done so."""
+
+    async def close(self) -> None:
+        """It stays."""
+
+
+class OwnedServer:
+    """A `Server` of our own on a free port of this machine. `log`: its output is appended there."""
+
+    def __init__(self, name: str, command: Command, *, log: Path | None = None, grace_s: float = _GRACE_S) -> None:
+        self.name = name
+        self.url = ""
+        self.ended = ""
+        self.on_end: Callable[[str], None] = lambda how: None
+        self.pid = 0
+        """Of the guard."""
+        self._command = command
+        self._log = log
+        self._grace_s = grace_s
+        self._lifeline = -1
+        self._output: IO[bytes] | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.close()
+        port = _free_port()
+        line, environment = self._command(port)
+        theirs, ours = os.pipe()
+        output = self._output = _opened(self._log)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-IS",
+                guard.__file__,
+                str(theirs),
+                str(self._grace_s / 2),
+                *line,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                pass_fds=[theirs],
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(ours)
+            raise EngineCrashed(f"{self.name} cannot be started: {error}") from error
+        finally:
+            os.close(theirs)
+        self.url, self.ended, self.pid, self._lifeline = f"http://127.0.0.1:{port}", "", process.pid, ours
+        self._watch = asyncio.create_task(self._watched(process), name=f"{self.name}/server")
+
+    async def close(self) -> None:
+        lifeline, self._lifeline = self._lifeline, -1
+        watch, self._watch = self._watch, None
+        if lifeline >= 0:
+            os.close(lifeline)
+        if watch is not None:
+            await asyncio.shield(watch)
+        output, self._output = self._output, None
+        if output is not None:
+            output.close()
+
+    async def _watched(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if self._lifeline >= 0:
+            how = f"exit code {code}" if code < 128 else f"signal {code - 128}"
+            self.ended = f"{self.name}: its server ended with {how}{self.last_lines()}"
+            self.on_end(self.ended)
+
+    def last_lines(self) -> str:
+        """Of its output, for people."""
+        with suppress(OSError, ValueError, AttributeError):
+            assert self._output is not None
+            descriptor = self._output.fileno()
+            size = os.fstat(descriptor).st_size
+            data = os.pread(descriptor, _TAIL_BYTES, max(size - _TAIL_BYTES, 0))
+            lines = data.decode("utf-8", "replace").strip().splitlines()[-_TAIL_LINES:]
+            return "".join(f"\n  | {line}" for line in lines)
+        return ""
+
+
+def _opened(log: Path | None) -> IO[bytes]:
+    if log is None:
+        return tempfile.TemporaryFile()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("a+b")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,123 @@
+"""vLLM's OpenAI server with its development endpoints (`VLLM_SERVER_DEV_MODE=1`).
+
+Requests are `/v1/completions` with token ids for a prompt; `return_token_ids` and `logprobs: 0` bring the ids and the
+log-probabilities of what was drawn in every event. Everything that a checkpoint's `generation_config` could change is
+said in each request. No `seed` is sent: with one, vLLM on a CPU has been seen to die.
+
+Log-probabilities are those of `--logprobs-mode`. Its default, `raw_logprobs`, is before the temperature;
+`processed_logprobs` is after temperature, top-k, top-p and min-p: those of what was drawn from, as our own engine says
+them. Servers that we launch have it, others are asked before they are used.
+
+A flip is `/pause?mode=abort`, which hands out what running requests have, `/collective_rpc` with `reload_weights`,
+`/reset_prefix_cache`, `/update_weight_version`, `/resume`. `cache_salt` keeps prefixes of different weights apart.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.engines.servers.dialect import Asked, Launch, Told, flags
+from headway.engines.servers.link import Link, ServerLost
+from headway.types import FinishReason
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
+
+
+class Vllm:
+    """A `Dialect`."""
+
+    name = "vllm"
+    package = "vllm"
+    path = "/v1/completions"
+    hint = "VLLM_SERVER_DEV_MODE=1 and --logprobs-mode processed_logprobs, vLLM 0.32 or newer"
+
+    def __init__(self) -> None:
+        self._model = ""
+
+    async def greet(self, link: Link, timeout_s: float) -> None:
+        models = await link.get("/v1/models", timeout_s=timeout_s)
+        self._model = models["data"][0]["id"]
+        await link.get("/is_paused", timeout_s=timeout_s)
+        await self.label(link, timeout_s)
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        params = asked.params
+        return {
+            "model": self._model,
+            "request_id": asked.key,
+            "prompt": list(asked.prompt),
+            "max_tokens": asked.count,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k if params.top_k > 0 else -1,
+            "min_p": params.min_p,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "stop": list(params.stop),
+            "stop_token_ids": list(asked.ends),
+            "skip_special_tokens": False,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "cache_salt": asked.label,
+            "stream": True,
+        }
+
+    def read(self, event: Mapping[str, Any], seen: int) -> Told:
+        if "error" in event:
+            raise ServerLost(f"vLLM: {event['error']}")
+        if not event.get("choices"):
+            return Told()
+        choice = event["choices"][0]
+        tokens = choice.get("token_ids") or ()
+        logps = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+        if len(tokens) != len(logps):
+            raise ServerLost(f"vLLM: {len(tokens)} tokens with {len(logps)} log-probabilities")
+        reason = choice.get("finish_reason")
+        if reason is not None and reason not in _FINISH:
+            raise ServerLost(f"vLLM: a request ended by {reason!r}")
+        return Told(tokens=tokens, logps=logps, finish=_FINISH[reason] if reason is not None else None)
+
+    async def abort(self, link: Link, key: str, timeout_s: float) -> None:
+        await link.post("/abort_requests", {"request_ids": [f"cmpl-{key}-0"]}, timeout_s=timeout_s)
+
+    async def stop(self, link: Link, timeout_s: float) -> None:
+        await link.post("/pause?mode=abort", timeout_s=timeout_s)
+
+    async def hold(self, link: Link, timeout_s: float) -> None:
+        """`stop` has done it."""
+
+    async def go_on(self, link: Link, timeout_s: float) -> None:
+        await link.post("/resume", timeout_s=timeout_s)
+
+    async def load(self, link: Link, directory: Path, label: str, timeout_s: float) -> None:
+        order = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}, "timeout": timeout_s}
+        await link.post("/collective_rpc", order, timeout_s=timeout_s)
+        answer = await link.post("/reset_prefix_cache", timeout_s=timeout_s)
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise ServerLost("vLLM kept its prefix cache: something still runs")
+        await link.post("/update_weight_version", {"new_version": label}, timeout_s=timeout_s)
+
+    async def label(self, link: Link, timeout_s: float) -> str:
+        return str((await link.get("/weight_info", timeout_s=timeout_s))["weight_version"])
+
+    def command(self, launch: Launch) -> tuple[list[str], dict[str, str]]:
+        options = {
+            "model": launch.model,
+            "host": "127.0.0.1",
+            "port": launch.port,
+            "dtype": launch.dtype,
+            "seed": launch.seed,
+            "max-num-seqs": launch.slots,
+            "max-model-len": launch.context_tokens,
+            "tensor-parallel-size": launch.tensor_parallel,
+            "gpu-memory-utilization": launch.memory_share,
+            "logprobs-mode": "processed_logprobs",
+            "generation-config": "vllm",
+            **dict(launch.extra),
+        }
+        line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(options)]
+        return line, {"VLLM_SERVER_DEV_MODE": "1"}

@@ -125,7 +125,7 @@ class RemoteReceiver:
 
     async def load(self, bucket: Bucket) -> None:
         if not isinstance(bucket.payload, Words):
-            raise TransferError(f"bucket {bucket.index} of version {bucket.version} is not where another process reads")
+            raise TransferError(f"bucket {bucket.index} of version {bucket.version} is not in shared memory or a file")
         await self._engine.ask("load", bucket, otherwise=TransferError)
 
     async def flip(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headway.build.servers import check_servers, serves
 from headway.config import Resolved
 from headway.errors import ConfigError
 
@@ -49,13 +50,15 @@ class Placement:
 def place(resolved: Resolved) -> Placement:
     """What the configuration asks for, or what suits this machine. Raises `ConfigError`."""
     config, derived = resolved.config, resolved.derived
-    device = _device(config.device)
-    cores, replicas = usable_cores(), derived.replicas if device == "cuda" or _mapped(resolved) else 1
+    check_servers(resolved)
+    device, servers = _device(config.device), config.actor_infer.strategy_args.strategy_config.url
+    own = derived.replicas if device == "cuda" or _mapped(resolved) else 1
+    cores, replicas = usable_cores(), len(servers) or own
     half = max((cores // 2) // replicas, 1)
     whole = derived.hybrid or (cores <= _FEW and replicas == 1)
     infer = cores if whole else half
     cards = _cards(resolved) if device == "cuda" and config.processes is not False else {}
-    train = cores if whole else max(cores - half * replicas, 1)
+    train = cores if whole or servers else max(cores - half * replicas, 1)
     return Placement(
         device=device,
         processes=config.processes if config.processes is not None else device == "cpu" or bool(cards),
@@ -74,7 +77,9 @@ def _cards(resolved: Resolved) -> dict[str, int]:
     config = resolved.config
     if there < 2 or not _mapped(resolved) or config.actor_train.device_mapping is None or resolved.derived.hybrid:
         return {}
-    for role in ("actor_train", "actor_infer"):
+    for role in (
+        ("actor_train",) if config.actor_infer.strategy_args.strategy_config.url else ("actor_train", "actor_infer")
+    ):
         if max(devices[role]) >= there:
             raise ConfigError(f"this machine has {there} GPUs", key=f"{role}.device_mapping", value=list(devices[role]))
     if len(devices["actor_train"]) > 1:
@@ -84,6 +89,8 @@ def _cards(resolved: Resolved) -> dict[str, int]:
             value=list(devices["actor_train"]),
             hint=str([devices["actor_train"][0]]),
         )
+    if serves(resolved):  # they see to their own GPUs
+        return {"trainer": devices["actor_train"][0]}
     if len(devices["actor_infer"]) != resolved.derived.replicas:
         raise ConfigError(
             "an engine of this build is on one GPU",

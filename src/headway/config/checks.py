@@ -8,6 +8,7 @@ from __future__ import annotations
 from headway.config.denoising import check_denoising
 from headway.config.draft import Draft
 from headway.config.resolved import Derived
+from headway.config.strategies import SERVERS
 from headway.errors import ConfigError
 
 CORRECTED = frozenset({"ppo", "decoupled_ppo", "tis", "cispo", "topr", "kimi15", "gspo"})
@@ -21,6 +22,7 @@ def check(draft: Draft, derived: Derived) -> None:
     _check_groups(draft, derived)
     _check_environments(draft)
     _check_algorithm(draft)
+    _check_servers(draft, derived)
     check_denoising(draft)
 
 
@@ -118,3 +120,15 @@ def _check_algorithm(draft: Draft) -> None:
         if one.ratio_low > one.ratio_high:
             key = f"train_infer_correction.filters[{index}].ratio_low"
             draft.problems.append(ConfigError(f"> ratio_high {one.ratio_high:g}", key=key, value=one.ratio_low))
+
+
+def _check_servers(draft: Draft, derived: Derived) -> None:
+    name, sampling = derived.strategies.get("actor_infer"), draft.config.actor_infer.generating_args
+    if name in SERVERS and derived.pipeline == "generative":
+        hint = "leave url and launch out: pictures are made by our own engine"
+        draft.refuse("actor_infer.strategy_args.strategy_name", "serves no pictures", hint)
+    if name == "sglang" and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0):
+        draft.notes.append(
+            "actor_infer: SGLang's log-probabilities are those before top_p, top_k and min_p, so that the behaviour "
+            "policy is said to be wider than what was drawn from"
+        )

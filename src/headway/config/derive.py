@@ -18,7 +18,7 @@ from headway.config.document import Entry
 from headway.config.draft import Draft
 from headway.config.resolved import Derived
 from headway.config.roles import GeneratingArgs
-from headway.config.strategies import default_strategy, strategy_for
+from headway.config.strategies import default_strategy, server_problems, strategy_for, wants_server
 from headway.errors import ConfigError
 
 _DEFAULT_LENGTH = 1024
@@ -221,6 +221,11 @@ def _chosen_strategies(draft: Draft, available: Collection[str]) -> dict[str, st
         if name is None:
             name = default_strategy(role)
             draft.derive(f"{role}.strategy_args.strategy_name", name, "the built-in back end")
+        servers = block.strategy_args.strategy_config
+        draft.problems += server_problems(role, name, servers)
+        if wants_server(servers):
+            used[role] = name
+            continue
         try:
             used[role], note = strategy_for(role, name, available)
         except ConfigError as problem:

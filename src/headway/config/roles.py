@@ -139,6 +139,14 @@ class StrategyConfig:
     """Requests that one replica decodes together. null: as many as fit."""
     num_threads: Count | None = None
     """CPU threads of one torch operation of the role. null: its share of the cores."""
+    url: tuple[str, ...] = ()
+    """Servers that run already, each an engine. Read for actor_infer with vllm or sglang; see docs/servers.md."""
+    launch: bool = False
+    """Start a vllm or sglang server for each engine, and end it with the run. Read for actor_infer."""
+    server_python: str | None = None
+    """Interpreter that has the package of a launched server. null: the one that runs Headway."""
+    server_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of a launched server's command line, without dashes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

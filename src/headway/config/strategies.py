@@ -1,6 +1,8 @@
 """Names of back ends, and which of them stands in for one that this build does not have.
 
-A stand-in is used only where it does the same work; one note says so. Unknown names are errors.
+A stand-in is used only where it does the same work; one note says so. Unknown names are errors. vLLM and SGLang are
+servers: our own engine stands in for them unless it is said where they are (`url`) or that they are to be started
+(`launch`).
 """
 
 from __future__ import annotations
@@ -8,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
+from urllib.parse import urlsplit
 
+from headway.config.roles import StrategyConfig
 from headway.errors import ConfigError
 
 BUILT_IN = frozenset({"fsdp2_train", "native"})
 """Back ends that come with Headway."""
+
+SERVERS = ("vllm", "sglang")
+"""Engines of others, behind HTTP."""
 
 _TRAIN = MappingProxyType(
     {"fsdp2_train": "fsdp2_train", "megatron_train": "fsdp2_train", "deepspeed_train": "fsdp2_train"}
@@ -44,4 +51,44 @@ def strategy_for(role: str, name: str, available: Collection[str] = BUILT_IN) ->
     stand_in = known[name] if known[name] in available or known is not _SCORE else "native"
     if stand_in not in available:
         raise ConfigError("this build cannot serve it", key=key, value=name, hint="one of " + ", ".join(available))
-    return stand_in, f"{key}: {name} is not in this build, {stand_in} is used instead"
+    how = "used as a server where strategy_config has url or launch" if name in SERVERS else "not in this build"
+    return stand_in, f"{key}: {name} is {how}, {stand_in} is used instead"
+
+
+def wants_server(config: StrategyConfig) -> bool:
+    """Whether a role is said to be served by somebody else's engine."""
+    return bool(config.url or config.launch)
+
+
+def server_problems(role: str, name: str | None, config: StrategyConfig) -> list[ConfigError]:
+    """What is wrong with what is said about servers; nothing where nothing is said."""
+    base, found = f"{role}.strategy_args", []
+    start = f"{base}.strategy_config"
+    key, value = (f"{start}.url", list(config.url)) if config.url else (f"{start}.launch", config.launch)
+    if wants_server(config) and role != "actor_infer":
+        found.append(ConfigError("only engines can be servers", key=key, value=value, hint="actor_infer"))
+    if wants_server(config) and name not in SERVERS:
+        hint = "one of " + ", ".join(SERVERS)
+        found.append(
+            ConfigError(f"a server needs {key} and its kind", key=f"{base}.strategy_name", value=name, hint=hint)
+        )
+    if config.url and config.launch:
+        problem = "a server either runs already or is started by us"
+        found.append(ConfigError(problem, key=key, value=value, hint="url or launch"))
+    if (config.server_args or config.server_python) and not config.launch:
+        part = "server_args" if config.server_args else "server_python"
+        problem, given = "is for servers that we start", getattr(config, part)
+        found.append(ConfigError(problem, key=f"{start}.{part}", value=given, hint="launch: true"))
+    for url in config.url:
+        if not _is_address(url) or config.url.count(url) > 1:
+            problem = "is given twice" if _is_address(url) else "is no address of a server"
+            found.append(ConfigError(problem, key=f"{start}.url", value=url, hint="such as http://127.0.0.1:8000"))
+    return found
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import count
@@ -54,7 +55,8 @@ class ServerEngine:
         read: Callable[[Any], Any] = memoryview,
     ) -> None:
         self.name = name
-        self.receiver = DirectoryReceiver(root.absolute(), self._switch, beside=beside, read=read)
+        self._root = root.absolute()
+        self.receiver = DirectoryReceiver(self._root, self._switch, beside=beside, read=read)
         self._server, self._dialect = server, dialect
         self._settings = settings or ServerSettings()
         self._ends, self._decode = sorted(set(ends)), decode
@@ -156,6 +158,7 @@ class ServerEngine:
         self.receiver.reset(gone=True)
         await self._link.close()
         await self._server.close()
+        await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
 
     # Requests.
 

@@ -1,0 +1,157 @@
+"""Engines that are vLLM or SGLang servers: by their addresses, or started for this run.
+
+The adapter lives in the controller's process; weights come to it as to any engine and leave it as files. A server that
+is started gets the GPUs of `actor_infer.device_mapping`, an equal share each.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.config import Resolved
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.build.placement import Placement
+    from headway.engines.base import Engine
+    from headway.engines.servers.dialect import Dialect
+    from headway.engines.servers.process import Server
+
+_KEY = "actor_infer.strategy_args.strategy_config"
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def serves(resolved: Resolved) -> bool:
+    """Whether the engines of this run are servers."""
+    config = resolved.config.actor_infer.strategy_args.strategy_config
+    return bool(config.url or config.launch)
+
+
+def check_servers(resolved: Resolved) -> None:
+    """That what is needed to reach or to start them is installed. Raises `ConfigError`."""
+    config = resolved.config.actor_infer.strategy_args.strategy_config
+    if not serves(resolved):
+        return
+    if find_spec("aiohttp") is None:
+        key, value = (f"{_KEY}.url", list(config.url)) if config.url else (f"{_KEY}.launch", True)
+        raise ConfigError("servers are reached with aiohttp", key=key, value=value, hint="pip install 'headway[serve]'")
+    if config.launch:
+        _check_package(resolved.derived.strategies["actor_infer"], config.server_python)
+
+
+def _check_package(package: str, python: str | None) -> None:
+    if python is not None:
+        if shutil.which(python) is None:
+            raise ConfigError("is no program", key=f"{_KEY}.server_python", value=python, hint="…/bin/python")
+        code = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
+        there = subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
+    else:
+        there = find_spec(package) is not None
+    if not there:
+        raise ConfigError(
+            f"{package} is not installed for {python or sys.executable}",
+            key=f"{_KEY}.launch",
+            value=True,
+            hint=f"server_python: the interpreter of an environment that has {package}; or url: a server that runs",
+        )
+
+
+def make_servers(resolved: Resolved, model: Path, place: Placement, slots: int, logs: Path | None) -> list[Engine]:
+    """An engine for each address, or for each replica."""
+    from headway.engines.servers.engine import ServerEngine
+    from headway.engines.servers.settings import ServerSettings
+    from headway.models import end_tokens, load_tokenizer
+    from headway.weights.segment import SharedReader
+
+    reliability, tokenizer = resolved.config.reliability, load_tokenizer(model)
+    settings = ServerSettings(
+        slots=slots,
+        context_tokens=resolved.derived.sequence_length,
+        call_s=reliability.abort_timeout_s,
+        load_s=reliability.transfer_timeout_s,
+        start_s=reliability.transfer_timeout_s,
+        drain_s=reliability.abort_timeout_s / 2,
+    )
+    room = logs.parent / "served" if logs is not None else Path(tempfile.mkdtemp(prefix="headway-"))
+    engines: list[Engine] = []
+    for number in range(place.replicas):
+        name, dialect = f"engine/{number}", _dialect(resolved)
+        engines.append(
+            ServerEngine(
+                name,
+                _server(resolved, dialect, model, place, number, slots, logs),
+                dialect,
+                settings,
+                root=room / name.replace("/", "-"),
+                ends=end_tokens(model),
+                decode=tokenizer.decode,
+                beside=model,
+                read=SharedReader().buffer,
+            )
+        )
+    return engines
+
+
+def _dialect(resolved: Resolved) -> Dialect:
+    from headway.engines.servers.sglang import Sglang
+    from headway.engines.servers.vllm import Vllm
+
+    return Vllm() if resolved.derived.strategies["actor_infer"] == "vllm" else Sglang()
+
+
+def _server(
+    resolved: Resolved, dialect: Dialect, model: Path, place: Placement, number: int, slots: int, logs: Path | None
+) -> Server:
+    from headway.engines.servers.process import ExternalServer, OwnedServer
+
+    config = resolved.config.actor_infer.strategy_args.strategy_config
+    if config.url:
+        return ExternalServer(config.url[number])
+    return OwnedServer(
+        f"engine/{number}",
+        partial(_command, resolved, dialect, model, place, number, slots),
+        log=None if logs is None else logs / f"engine-{number}-server.log",
+    )
+
+
+def _command(
+    resolved: Resolved, dialect: Dialect, model: Path, place: Placement, number: int, slots: int, port: int
+) -> tuple[list[str], Mapping[str, str]]:
+    from headway.engines.servers.dialect import Launch
+
+    infer = resolved.config.actor_infer
+    config = infer.strategy_args.strategy_config
+    (_, *line), environment = dialect.command(
+        Launch(
+            model=str(model),
+            port=port,
+            slots=slots,
+            context_tokens=resolved.derived.sequence_length,
+            dtype="float32" if place.device == "cpu" else _DTYPES[infer.model_args.dtype],
+            tensor_parallel=config.tensor_model_parallel_size,
+            memory_share=config.gpu_memory_utilization,
+            seed=resolved.config.seed,
+            extra=config.server_args,
+        )
+    )
+    return [config.server_python or sys.executable, *line], {**environment, **_cards(resolved, place, number)}
+
+
+def _cards(resolved: Resolved, place: Placement, number: int) -> dict[str, Any]:
+    """The GPUs that a server sees; all of them where none are mapped."""
+    if place.device == "cpu" or resolved.config.actor_infer.device_mapping is None:
+        return {}
+    devices = resolved.derived.devices["actor_infer"]
+    share = len(devices) // place.replicas
+    ours = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    mine = devices[number * share : (number + 1) * share]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(ours[card] if ours else str(card) for card in mine)}

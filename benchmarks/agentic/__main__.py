@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.agentic import episodes
 from benchmarks.agentic.prediction import Calibration, calibrated, predicted
-from benchmarks.agentic.rows import CALIBRATES, ROWS, Costs, Sizes, configuration, measured
+from benchmarks.agentic.rows import CALIBRATES, ROWS, Costs, Row, Sizes, configuration, measured
 from rich.console import Console
 from rich.table import Table
 
@@ -56,17 +56,19 @@ class Line:
         return self.predicted_ratio / self.ratio - 1
 
 
-def pace(sizes: Sizes, model: str, *, seeds: int, processes: bool | None = None) -> tuple[list[Line], Calibration]:
-    """All rows, one after the other, and what the simulator makes of them."""
+def pace(
+    sizes: Sizes, model: str, *, seeds: int, rows: tuple[Row, ...] = ROWS, processes: bool | None = None
+) -> tuple[list[Line], Calibration]:
+    """The rows, one after the other, and what the simulator makes of them."""
     scratch, runs = Path(tempfile.mkdtemp(prefix="headway-agentic-")), []
     try:
-        for number, row in enumerate(ROWS):
+        for number, row in enumerate(rows):
             resolved = configuration(sizes, row, model, scratch / str(number), processes=processes)
             runs.append((row, resolved, *measured(sizes, row, resolved), os.getloadavg()[0]))
             print(f"{row.name}: {runs[-1][2].step_s:.2f} s a step", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    known = calibrated(runs[CALIBRATES][2], runs[CALIBRATES][3])
+    known = next(calibrated(found, events) for row, _, found, events, _ in runs if row is CALIBRATES)
     words = [predicted(sizes, row, resolved, known, range(seeds)) for row, resolved, *_ in runs]
     lines = [
         Line(
@@ -91,7 +93,7 @@ def show_pace(console: Console, sizes: Sizes, lines: list[Line], known: Calibrat
         + f"; redundant: {sizes.groups + sizes.spare_groups} × {sizes.members + sizes.spare_members}; seed {sizes.seed}"
     )
     console.print(
-        f"costs that the simulator was told (of “{ROWS[CALIBRATES].name}”): {1000 * known.engine_s:.0f} ms a token, "
+        f"costs that the simulator was told (of “{CALIBRATES.name}”): {1000 * known.engine_s:.0f} ms a token, "
         f"{known.train_s:.2f} s a training step, {known.update_s:.2f} s a weight update"
     )
     table = Table("", "s/step", "ratio", "episodes/s", "request s", "training s", "lag", "load")
@@ -116,7 +118,7 @@ def show_pace(console: Console, sizes: Sizes, lines: list[Line], known: Calibrat
 def show_episodes(console: Console, runs: list[episodes.Many]) -> None:
     """For people."""
     table = Table("steps of environments", "at once", "ended", "wall s", "CPU s", "ms CPU each", "KB each")
-    for column in ("left bytes each", "objects first → last", "episodes, tasks, threads, files left"):
+    for column in ("left bytes each", "blocks first → last", "episodes, tasks, threads, files left"):
         table.add_column(column)
     for run in runs:
         first, last = run.looks[0], run.looks[-1]
@@ -129,7 +131,7 @@ def show_episodes(console: Console, runs: list[episodes.Many]) -> None:
             f"{1000 * run.cpu_s / run.ended:.2f}",
             f"{1024 * run.held_mb / run.most:.1f}",
             f"{run.leaked_bytes:,.0f}",
-            f"{first.objects:,} → {last.objects:,}",
+            f"{first.blocks:,} → {last.blocks:,}",
             ", ".join(
                 f"{getattr(first, name)} → {getattr(last, name)}" for name in ("episodes", "tasks", "threads", "files")
             ),
@@ -148,7 +150,7 @@ def main() -> None:
     console, kept = Console(width=160, highlight=False), {"machine": machine()}
     console.print(kept["machine"])
     if "episodes" in args.parts:
-        many = [episodes.measured(way, at_once=at_once, ended=ended) for way in episodes.WAYS]
+        many = [episodes.alone(way, at_once=at_once, ended=ended) for way in episodes.WAYS]
         show_episodes(console, many)
         kept["episodes"] = [{**asdict(one), "leaked_bytes": one.leaked_bytes} for one in many]
     if "pace" in args.parts:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import multiprocessing
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,13 +34,7 @@ from headway.sim.trainer import SimulatedTrainer
 from headway.sim.weights import SimulatedTransport
 
 LAKE: dict[str, Any] = {"size": 4, "p": 1.0, "is_slippery": False, "action_lookup": ["1", "2", "3", "4"]}
-WAYS: dict[str, dict[str, Any]] = {
-    "coroutines that wait 0.3 s a step": {
-        "env_type": "benchmarks.agentic.worlds:Delayed",
-        "env_config": {"mean_s": 0.3, "std_s": 0.1, "env_config": LAKE},
-    },
-    "calls on threads that do not wait": {"env_type": "frozen_lake", "env_config": LAKE},
-}
+WAYS = ("coroutines that wait", "calls on threads")
 """How the steps of an environment are taken."""
 
 
@@ -45,7 +43,8 @@ class Look:
     """What there is after a training step, when nobody plays."""
 
     rss_mb: float
-    objects: int
+    blocks: int
+    """Of memory that Python has handed out: whatever an object is made of."""
     episodes: int
     threads: int
     tasks: int
@@ -98,11 +97,10 @@ class Watch:
 def look() -> Look:
     """At this process, garbage aside."""
     gc.collect()
-    objects = gc.get_objects()
     return Look(
         rss_mb=rss_mb(),
-        objects=len(objects),
-        episodes=sum(isinstance(one, TextEpisode) for one in objects),
+        blocks=sys.getallocatedblocks(),
+        episodes=sum(isinstance(one, TextEpisode) for one in gc.get_objects()),
         threads=threading.active_count(),
         tasks=len(asyncio.all_tasks()),
         files=len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0,
@@ -115,8 +113,13 @@ def rss_mb() -> float:
     return int(status.read_text().split()[1]) * 4096 / 2**20 if status.exists() else 0.0
 
 
-def configuration(way: str, *, at_once: int, steps: int, turns: int) -> Resolved:
+def configuration(way: str, *, at_once: int, steps: int, turns: int, wait_s: float) -> Resolved:
     """Groups of eight; every training step plays all of them together."""
+    slow = {"mean_s": wait_s, "std_s": wait_s / 3, "env_config": LAKE}
+    worlds: dict[str, dict[str, Any]] = {
+        WAYS[0]: {"env_type": "benchmarks.agentic.worlds:Delayed", "env_config": slow},
+        WAYS[1]: {"env_type": "frozen_lake", "env_config": LAKE},
+    }
     return load(
         {
             "async_generation_ratio": 0,
@@ -127,16 +130,16 @@ def configuration(way: str, *, at_once: int, steps: int, turns: int) -> Resolved
             "save_steps": 0,
             "eval_steps": 0,
             "train_env_manager": {"tags": ["lake"], "group_size": 8},
-            "custom_envs": {"lake": {**WAYS[way], "max_steps": turns, "max_tokens_per_step": 2}},
+            "custom_envs": {"lake": {**worlds[way], "max_steps": turns, "max_tokens_per_step": 2}},
         }
     )
 
 
-def measured(way: str, *, at_once: int = 1000, ended: int = 10_000, turns: int = 5) -> Many:
-    """One run on the wall clock."""
+def measured(way: str, *, at_once: int = 1000, ended: int = 10_000, turns: int = 5, wait_s: float = 0.3) -> Many:
+    """One run on the wall clock; a coroutine waits N(`wait_s`, a third of it) a step."""
     from headway.models.tiny import make_tokenizer
 
-    resolved = configuration(way, at_once=at_once, steps=-(-ended // at_once), turns=turns)
+    resolved = configuration(way, at_once=at_once, steps=-(-ended // at_once), turns=turns, wait_s=wait_s)
     policy = Policy(path=Path("tiny"), critic=None, tokenizer=make_tokenizer(), parameters=1, positions=512)
     watch = Watch()
     gc.collect()
@@ -152,6 +155,14 @@ def measured(way: str, *, at_once: int = 1000, ended: int = 10_000, turns: int =
         held_mb=watch.most_mb - before_mb,
         looks=tuple(watch.looks),
     )
+
+
+def alone(way: str, *, at_once: int, ended: int) -> Many:
+    """The same in a process of its own, which has played a few before, so that memory is that of the episodes."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        pool.submit(partial(measured, way, at_once=16, ended=16)).result()
+        return pool.submit(partial(measured, way, at_once=at_once, ended=ended)).result()
 
 
 async def _played(resolved: Resolved, policy: Policy, run_dir: Path, watch: Watch) -> None:

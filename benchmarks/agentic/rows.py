@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headway.build.training import opened, prepare, train
 from headway.config import Resolved, load
+from headway.errors import ConfigError
 from headway.monitor.events import Event
 
 
@@ -35,6 +36,16 @@ class Sizes:
     """Measured ones of the first row; the others have more, as theirs are shorter."""
     warmup: int = 1
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("groups", "members", "turns", "tokens", "steps", "warmup"):
+            if getattr(self, key) < 1:
+                raise ConfigError("must be at least 1", key=key, value=getattr(self, key))
+        for key in ("mean_s", "std_s", "spare_groups", "spare_members"):
+            if getattr(self, key) < 0:
+                raise ConfigError("must not be negative", key=key, value=getattr(self, key))
+        if not 0 <= self.hang < 1:
+            raise ConfigError("is no chance below 1", key="hang", value=self.hang)
 
     @property
     def samples(self) -> int:
@@ -70,7 +81,7 @@ ROWS = (
     Row(name="+ async training, α = 1", alpha=1, times=2.4),
     Row(name="+ redundancy", alpha=1, redundant=True, times=2.8),
 )
-CALIBRATES = 1
+CALIBRATES = ROWS[1]
 """The row from which the simulator learns costs: nobody waits for anybody between turns, so they can be told apart."""
 
 

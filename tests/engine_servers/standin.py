@@ -19,7 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
-from .decoding import Decoder, Sequence, Table, counting_rows
+from .decoding import Decoder, Sequence, Table, Transformer, counting_rows
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -37,6 +37,7 @@ class Standin:
         self.broken_load = False
         self.asked: list[dict[str, Any]] = []
         """Every request for tokens."""
+        self.more: dict[str, Handler] = {}
         self.url = ""
         self._port = 0
         self._transports: set[asyncio.Transport] = set()
@@ -46,7 +47,7 @@ class Standin:
         raise NotImplementedError
 
     def end_of(self, request: web.Request) -> Handler | None:
-        return self.routes().get(f"{request.method} {request.path}")
+        return (self.routes() | self.more).get(f"{request.method} {request.path}")
 
     async def start(self, port: int = 0) -> None:
         app = web.Application()
@@ -324,11 +325,25 @@ async def _events(sequence: Sequence) -> AsyncIterator[tuple[list[tuple[int, flo
 KINDS: dict[str, type[Standin]] = {"vllm": VllmStandin, "sglang": SglangStandin}
 
 
-async def serve(kind: str, port: int, size: int) -> None:
-    server = KINDS[kind](lambda: Decoder(Table(counting_rows(size)), step_s=0.005))
+async def serve(kind: str, port: int, decoder: Callable[[], Decoder]) -> None:
+    """Until somebody posts to `/end`; then what has been seen is the answer."""
+    server, over = KINDS[kind](decoder), asyncio.Event()
+
+    async def end(request: web.Request) -> web.Response:
+        over.set()
+        seen = server.decoder
+        return web.json_response({"loads": seen.loads, "running": seen.loaded_while_running, "stale": seen.stale})
+
+    server.more["POST /end"] = end
     await server.start(port)
     print(f"{kind} stand-in on {server.url}", flush=True)
-    await asyncio.Event().wait()
+    await over.wait()
+    await server.stop()
+
+
+def serve_model(kind: str, port: int, model: str) -> None:
+    """Of a directory that `transformers` reads."""
+    asyncio.run(serve(kind, port, lambda: Decoder(Transformer(Path(model)), step_s=0.0)))
 
 
 if __name__ == "__main__":
@@ -336,4 +351,5 @@ if __name__ == "__main__":
     if os.environ.get("STANDIN_FAILS"):
         print("loading weights", flush=True)
         sys.exit("RuntimeError: no kernel image is available")
-    asyncio.run(serve(sys.argv[1], int(options["--port"]), 64))
+    rows = counting_rows(64)
+    asyncio.run(serve(sys.argv[1], int(options["--port"]), lambda: Decoder(Table(rows), step_s=0.005)))

@@ -155,12 +155,17 @@ def own_store(resolved: Resolved, device: Device, parameters: int) -> WeightStor
 
 
 def _device_arena(parameters: int) -> Any:
-    import torch
-
     from headway.weights.device import DeviceArena
 
-    room = _SHARE_FOR_VERSIONS * torch.cuda.get_device_properties(0).total_memory
-    return DeviceArena("cuda") if 2 * parameters * _VERSIONS_ON_DEVICE < room else None
+    return DeviceArena("cuda") if versions_on_device(parameters) else None
+
+
+def versions_on_device(parameters: int) -> int:
+    """Bytes that versions take on the GPU; 0 where they go through the memory of the host."""
+    import torch
+
+    room, wanted = torch.cuda.get_device_properties(0).total_memory, 2 * parameters * _VERSIONS_ON_DEVICE
+    return wanted if wanted < _SHARE_FOR_VERSIONS * room else 0
 
 
 def _store(resolved: Resolved, device: Device, arena: Any) -> WeightStore:

@@ -2,6 +2,7 @@
 
     headway train examples/arithmetic.yaml async_generation_ratio=2
     headway train runs/mine --resume
+    headway train examples/arithmetic.yaml --dry-run      # who would live where and need what; nothing is started
 
 Exit codes: 0 all steps are done, 1 the run ended early (its state is saved; the last line says how to go on), 2 the
 input is wrong and nothing was started, 130 interrupted twice.
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from headway.build.needs import parts_of
 from headway.build.rundir import CONFIG, EVENTS, LEDGER, RunDirectory
 from headway.build.training import Prepared, opened, prepare, train
 from headway.cli.config import split_arguments
+from headway.cli.layout import show_layout
 from headway.config import Resolved, load
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.flow import RunSummary
@@ -46,6 +49,7 @@ def add_parser(subparsers: _SubParsers) -> None:
         "arguments", nargs="*", metavar="FILE|RUN|key=value", help="YAML file or run directory, then overrides"
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run that is there; an error if none is")
+    parser.add_argument("--dry-run", action="store_true", help="check it, say what would go where, and start nothing")
     parser.set_defaults(run=run_train)
 
 
@@ -57,6 +61,10 @@ def run_train(args: argparse.Namespace) -> int:
     prepared = prepare(resolved)
     if args.resume and not (prepared.directory / LEDGER).exists():
         raise ConfigError("there is no run to go on with", key="output_dir", value=str(prepared.directory))
+    if args.dry_run:
+        _introduce(prepared, 0, console)
+        show_layout(parts_of(resolved, prepared.place, prepared.policy), console)
+        return 0
     with opened(prepared) as directory:
         done, wanted = directory.trained(), resolved.config.max_steps
         if done >= wanted:

@@ -1,0 +1,204 @@
+"""What the parts of a run need, by the shapes of model and configuration, before any of them is started.
+
+Counted: weights with their spare set, masters, gradients, moments, versions on their way, reference, critic, KV cache.
+Not counted: activations, which depend on the samples, and what libraries take for themselves. So a sum that does not
+fit will not run, and one that barely fits may not either. Servers (vLLM, SGLang) see to their own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from headway.build.backends import Policy, own_replica
+from headway.build.parts import engine_slots, versions_on_device
+from headway.build.placement import Placement
+from headway.build.servers import serves
+from headway.config import Resolved
+from headway.errors import ConfigError
+
+HOST = "host"
+_SHARED_VERSIONS, _HEAP_VERSIONS = 3, 2
+_SETS = 2
+"""Of an engine's weights: those that are served, and those that arrive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a run, where it lives and what it takes."""
+
+    name: str
+    lives: str
+    """`process`, `thread` or `server`."""
+    memory: str
+    """`host`, or the GPU that it is on."""
+    threads: int
+    needs: Mapping[str, int]
+    """Bytes, by what they are for; in the memory of the host whatever begins with `host:`."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.needs.values())
+
+
+def parts_of(resolved: Resolved, place: Placement, policy: Policy | None = None) -> list[Part]:
+    """Every part, in the order in which they start. Without a policy there are no shapes, and so no needs."""
+    shape = None if policy is None else _Shape.of(resolved, place, policy)
+    found = [_part("trainer", place, place.train_threads, {} if shape is None else shape.trainer())]
+    for number in range(place.replicas):
+        if serves(resolved):
+            where = resolved.config.actor_infer.strategy_args.strategy_config.url
+            at = where[number] if number < len(where) else "its own GPUs"
+            found.append(Part(name=f"engine/{number}", lives="server", memory=at, threads=0, needs={}))
+        else:
+            needs = {} if shape is None else shape.engine()
+            found.append(_part(f"engine/{number}", place, place.infer_threads, needs))
+    for role, wanted in _scorers(resolved, place).items():
+        if wanted:
+            found.append(_part(role, place, place.train_threads, {} if shape is None else shape.scorer(role)))
+    return found
+
+
+def totals(parts: list[Part]) -> dict[str, int]:
+    """Bytes by memory: of the host, and of each GPU."""
+    found: dict[str, int] = {}
+    for part in parts:
+        for what, size in part.needs.items():
+            where = HOST if what.startswith(f"{HOST}:") else part.memory
+            found[where] = found.get(where, 0) + size
+    return found
+
+
+def _part(name: str, place: Placement, threads: int, needs: Mapping[str, int]) -> Part:
+    memory = HOST if place.device == "cpu" else f"GPU {place.cards.get(name, 0)}"
+    return Part(
+        name=name, lives="process" if place.processes else "thread", memory=memory, threads=threads, needs=needs
+    )
+
+
+def _scorers(resolved: Resolved, place: Placement) -> dict[str, bool]:
+    """Which of them have a replica of their own."""
+    derived = resolved.derived
+    if derived.pipeline == "generative" or not place.processes:
+        return {}
+    return {
+        "logp": derived.needs_proximal and own_replica(resolved, "logp"),
+        "reference": derived.needs_reference and own_replica(resolved, "reference"),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """Numbers that bytes are made of."""
+
+    resolved: Resolved
+    place: Placement
+    parameters: int
+    trained: int
+    """Parameters that have gradients: all of them, or those of the adapters."""
+    critic: int
+    kv_per_token: int
+    """Bytes; 0 where nothing is kept."""
+    computed: int
+    """Bytes of an element in training."""
+    served: int
+    """Bytes of an element in an engine."""
+
+    @classmethod
+    def of(cls, resolved: Resolved, place: Placement, policy: Policy) -> _Shape:
+        config, cuda = resolved.config, place.device == "cuda"
+        half = {"fp32": 4, "bf16": 2, "fp16": 2}
+        computed = half[config.actor_train.model_args.dtype] if cuda else 4
+        served = half[config.actor_infer.model_args.dtype] if cuda else 4
+        language = resolved.derived.pipeline != "generative"
+        return cls(
+            resolved=resolved,
+            place=place,
+            parameters=policy.parameters,
+            trained=_adapters(resolved, policy) if language else policy.parameters,
+            critic=_critic(resolved, policy),
+            kv_per_token=_kv_per_token(resolved, policy) * served if language else 0,
+            computed=computed,
+            served=served,
+        )
+
+    def trainer(self) -> dict[str, int]:
+        masters = 4 * self.trained if self.computed < 4 else 0
+        found = {
+            "weights": self.computed * self.parameters + masters,
+            "gradients": 4 * self.trained,
+            "optimizer": 8 * self.trained,
+        }
+        derived = self.resolved.derived
+        if derived.needs_reference and self.trained == self.parameters and not self._own("reference"):
+            found["reference"] = self.computed * self.parameters
+        if self.critic:
+            found["critic"] = (self.computed + 12) * self.critic
+        found |= self._versions()
+        return found
+
+    def engine(self) -> dict[str, int]:
+        found = {"weights": _SETS * self.served * self.parameters}
+        if self.kv_per_token:
+            slots = engine_slots(self.resolved, self.place.device)
+            found["KV"] = self.kv_per_token * slots * self.resolved.derived.sequence_length
+        return found
+
+    def scorer(self, role: str) -> dict[str, int]:
+        return {"weights": (_SETS if role == "logp" else 1) * 4 * self.parameters}
+
+    def _own(self, role: str) -> bool:
+        return self.place.processes and own_replica(self.resolved, role)
+
+    def _versions(self) -> dict[str, int]:
+        """Where they are kept for engines."""
+        if self.place.device == "cuda" and not self.place.processes and (size := versions_on_device(self.parameters)):
+            return {"versions": size}
+        count = _SHARED_VERSIONS if self.place.processes else _HEAP_VERSIONS
+        return {f"{HOST}:versions": count * self.served * self.parameters}
+
+
+def _adapters(resolved: Resolved, policy: Policy) -> int:
+    """Parameters that are trained, counted on an empty model."""
+    args = resolved.config.actor_train.model_args
+    if args.lora_rank is None:
+        return policy.parameters
+    return args.lora_rank * sum(_adapted(policy, frozenset(args.lora_target)))
+
+
+def _adapted(policy: Policy, targets: frozenset[str]) -> Iterator[int]:
+    """Rows and columns of each layer that gets an adapter."""
+    from torch import nn
+
+    from headway.models import architecture
+
+    model = architecture(policy.path)()
+    head = model.get_output_embeddings()
+    for name, layer in model.named_modules():
+        chosen = name.rpartition(".")[2] in targets if targets else layer is not head
+        if isinstance(layer, nn.Linear) and chosen:
+            yield layer.in_features + layer.out_features
+
+
+def _critic(resolved: Resolved, policy: Policy) -> int:
+    if not resolved.derived.needs_critic:
+        return 0
+    if policy.critic is None:
+        return policy.parameters
+    from headway.models import parameter_count
+
+    return parameter_count(policy.critic)
+
+
+def _kv_per_token(resolved: Resolved, policy: Policy) -> int:
+    """Elements that one token of one request takes in an engine of our own."""
+    from transformers import AutoConfig
+
+    from headway.engines.native.kv import kv_shape
+
+    config = AutoConfig.from_pretrained(policy.path, local_files_only=True).get_text_config()
+    try:
+        shape = kv_shape(config, resolved.derived.sequence_length)
+    except ConfigError:
+        return 0  # not a model of the native engine
+    return 2 * shape["layers"] * shape["heads"] * shape["head_size"]

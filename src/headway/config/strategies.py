@@ -69,9 +69,8 @@ def server_problems(role: str, name: str | None, config: StrategyConfig) -> list
         found.append(ConfigError("only engines can be servers", key=key, value=value, hint="actor_infer"))
     if wants_server(config) and name not in SERVERS:
         hint = "one of " + ", ".join(SERVERS)
-        found.append(
-            ConfigError(f"a server needs {key} and its kind", key=f"{base}.strategy_name", value=name, hint=hint)
-        )
+        problem = f"{key} is given, and this is no server"
+        found.append(ConfigError(problem, key=f"{base}.strategy_name", value=name, hint=hint))
     if config.url and config.launch:
         problem = "a server either runs already or is started by us"
         found.append(ConfigError(problem, key=key, value=value, hint="url or launch"))

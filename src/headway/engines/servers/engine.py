@@ -34,6 +34,9 @@ from headway.engines.servers.ticket import Ticket
 from headway.errors import ConfigError, EngineCrashed, EngineError
 from headway.types import FinishReason
 
+_NOTICED_S = 1.0
+"""A server of ours that does not answer may have ended: whoever waits this long knows."""
+
 
 class ServerEngine:
     """`root`: where versions are written; the server must read the same path. `ends`: tokens that end an answer.
@@ -263,11 +266,12 @@ class ServerEngine:
                 trouble = ServerLost(f"it has weights {found!r} and not {self._label!r} that we gave it")
         except (ServerRefused, ServerLost) as error:
             trouble = error
+            await self._server.ending(_NOTICED_S)
         if ticket.error is not None:
             return ticket.error
         if trouble is None:
             return EngineError(f"{self.name}: {ticket.request.request_id}: {failure}")
-        crash = EngineCrashed(f"{self.name}: {failure}; {trouble}{self._server.ended}")
+        crash = EngineCrashed(f"{self.name}: {failure}; {trouble}")
         self._die(crash)
         return crash
 
@@ -312,7 +316,8 @@ class ServerEngine:
         try:
             yield
         except (ServerRefused, ServerLost) as error:
-            crash = EngineCrashed(f"{self.name}: {what}: {error}{self._server.ended}")
+            ended = await self._server.ending(_NOTICED_S)
+            crash = EngineCrashed(ended or f"{self.name}: {what}: {error}")
             self._die(crash)
             raise crash from error
         except BaseException as error:

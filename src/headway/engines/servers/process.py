@@ -43,6 +43,10 @@ class Server(Protocol):
         """How it ended by itself; empty: it has not, as far as anybody knows."""
         ...
 
+    async def ending(self, within_s: float) -> str:
+        """How it ended, as soon as that is known; empty where it has not after `within_s`."""
+        ...
+
     async def start(self) -> None:
         """Begin, anew where it was there before. Does not wait until it answers."""
         ...
@@ -60,6 +64,10 @@ class ExternalServer:
     def __init__(self, url: str) -> None:
         self.url = url
         self.on_end: Callable[[str], None] = lambda how: None
+
+    async def ending(self, within_s: float) -> str:
+        """Nobody tells."""
+        return ""
 
     async def start(self) -> None:
         """Whoever owns it has done so."""
@@ -84,6 +92,11 @@ class OwnedServer:
         self._lifeline = -1
         self._output: IO[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None
+
+    async def ending(self, within_s: float) -> str:
+        if self._watch is not None:
+            await asyncio.wait([self._watch], timeout=within_s)
+        return self.ended
 
     async def start(self) -> None:
         await self.close()

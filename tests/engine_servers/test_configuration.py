@@ -1,0 +1,103 @@
+"""What a configuration says about servers, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.build.placement import Placement
+from headway.build.servers import _command, check_servers
+from headway.config import Resolved, load
+from headway.engines.servers.dialect import Dialect
+from headway.errors import ConfigError
+
+pytest.importorskip("aiohttp")
+
+from headway.engines.servers.sglang import Sglang
+from headway.engines.servers.vllm import Vllm
+
+URL = "http://127.0.0.1:8000"
+BASE = "actor_infer.strategy_args"
+
+
+def given(name: str | None = "vllm", role: str = "actor_infer", **settings: Any) -> Resolved:
+    words: dict[str, Any] = {f"{role}.strategy_args.strategy_config.{key}": value for key, value in settings.items()}
+    if name is not None:
+        words[f"{role}.strategy_args.strategy_name"] = name
+    return load(None, words)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_our_own_engine_stands_in_unless_it_is_said_where_the_server_is(name: str) -> None:
+    plain = given(name)
+    assert plain.derived.strategies["actor_infer"] == "native"
+    assert any(f"{name} is used as a server where" in note for note in plain.notes)
+    for settings in ({"url": URL}, {"url": [URL, "http://other:8000"]}, {"launch": True}):
+        served = given(name, **settings)
+        assert served.derived.strategies["actor_infer"] == name
+        assert not [note for note in served.notes if BASE in note]
+        assert load(served.changed()).derived.strategies["actor_infer"] == name, "children read it again"
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "settings", "said"),
+    [
+        ("native", "actor_infer", {"url": URL}, "this is no server"),
+        (None, "actor_infer", {"launch": True}, "this is no server"),
+        ("vllm", "reference", {"url": URL}, "only engines can be servers"),
+        ("vllm", "actor_infer", {"url": URL, "launch": True}, "either runs already or is started by us"),
+        ("vllm", "actor_infer", {"url": "127.0.0.1:8000"}, "no address of a server"),
+        ("vllm", "actor_infer", {"url": "http://host:port"}, "no address of a server"),
+        ("vllm", "actor_infer", {"url": [URL, URL]}, "given twice"),
+        ("vllm", "actor_infer", {"url": URL, "server_args": {"seed": 1}}, "for servers that we start"),
+        ("vllm", "actor_infer", {"server_python": "python3"}, "for servers that we start"),
+    ],
+)
+def test_mistakes_are_refused_with_the_key(name: str | None, role: str, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        given(name, role, **settings)
+    assert "strategy_args" in str(refused.value)
+
+
+def test_pictures_are_not_served() -> None:
+    words = {f"{BASE}.strategy_name": "vllm", f"{BASE}.strategy_config.url": URL, "flow.algorithm": "flow_grpo"}
+    with pytest.raises(ConfigError, match="serves no pictures"):
+        load(None, words)
+
+
+def test_sglang_with_a_truncated_distribution_is_noted() -> None:
+    words = {f"{BASE}.strategy_name": "sglang", f"{BASE}.strategy_config.url": URL}
+    assert not [note for note in load(None, words).notes if "SGLang" in note]
+    noted = load(None, {**words, "actor_infer.generating_args.top_p": 0.9}).notes
+    assert [note for note in noted if "before top_p" in note]
+
+
+def test_a_server_cannot_be_started_without_its_package() -> None:
+    with pytest.raises(ConfigError, match="is no program"):
+        check_servers(given(launch=True, server_python="/nowhere/bin/python"))
+    for settings in ({}, {"server_python": sys.executable}):
+        with pytest.raises(ConfigError, match=r"sglang is not installed for .*server_python"):
+            check_servers(given("sglang", launch=True, **settings))
+    check_servers(given(url=URL))
+    check_servers(given())
+
+
+@pytest.mark.parametrize(
+    ("dialect", "wanted"),
+    [
+        (Vllm(), ["--logprobs-mode processed_logprobs", "--generation-config vllm", "--max-num-seqs 8", "--port 9"]),
+        (Sglang(), ["--sampling-defaults openai", "--max-running-requests 8", "--port 9"]),
+    ],
+)
+def test_a_server_is_started_with_what_a_run_needs(dialect: Dialect, wanted: list[str]) -> None:
+    resolved = given(dialect.name, launch=True, server_python="/venv/bin/python", server_args={"enforce_eager": True})
+    place = Placement(device="cpu", processes=True, train_threads=1, infer_threads=1, replicas=1)
+    line, environment = _command(resolved, dialect, Path("/model"), place, 0, 8, 9)
+    assert line[:2] == ["/venv/bin/python", "-m"]
+    text = " ".join(line)
+    assert all(part in text for part in [*wanted, "/model", "--dtype float32", "--enforce-eager"]), text
+    if dialect.name == "vllm":
+        assert environment == {"VLLM_SERVER_DEV_MODE": "1"}

@@ -96,12 +96,12 @@ def show_pace(console: Console, sizes: Sizes, lines: list[Line], known: Calibrat
         f"costs that the simulator was told (of “{CALIBRATES.name}”): {1000 * known.engine_s:.0f} ms a token, "
         f"{known.train_s:.2f} s a training step, {known.update_s:.2f} s a weight update"
     )
-    table = Table("", "s/step", "ratio", "episodes/s", "request s", "training s", "lag", "load")
-    for column in ("simulated s/step", "ratio", "off by"):
+    table = Table("", "s/step", "ratio", "request s", "between s", "training s", "lag", "load")
+    for column in ("simulated s/step", "ratio", "off by", "request s", "between s"):
         table.add_column(column)
     for line in lines:
         found, close = line.measured, abs(line.error) <= CLOSE
-        numbers = (found.samples_per_s, found.turn_s, found.train_s, found.lag)
+        numbers = (found.turn_s, found.between_s, found.train_s, found.lag)
         table.add_row(
             line.name,
             f"{found.step_s:.2f}",
@@ -111,6 +111,8 @@ def show_pace(console: Console, sizes: Sizes, lines: list[Line], known: Calibrat
             f"{line.predicted.step_s:.2f}",
             f"{line.predicted_ratio:.2f}×",
             f"{line.error:+.0%}" if close else f"{line.error:+.0%}, beyond {CLOSE:.0%}",
+            f"{line.predicted.turn_s:.2f}",
+            f"{line.predicted.between_s:.2f}",
         )
     console.print(table)
 
@@ -147,7 +149,8 @@ def main() -> None:
     if args.quick:
         sizes = replace(sizes, groups=2, members=2, turns=2, mean_s=sizes.mean_s / 5, std_s=sizes.std_s / 5, steps=1)
         at_once, ended = 40, 120
-    console, kept = Console(width=160, highlight=False), {"machine": machine()}
+    console = Console(width=160, highlight=False)
+    kept: dict[str, Any] = {"machine": machine()}
     console.print(kept["machine"])
     if "episodes" in args.parts:
         many = [episodes.alone(way, at_once=at_once, ended=ended) for way in episodes.WAYS]

@@ -159,6 +159,9 @@ class Costs:
     lag: float
     turn_s: float
     """Of a request to the engine."""
+    between_s: float
+    """From the end of a request to the beginning of the next one of the same episode: the environment, whatever else
+    has to be done there, and waiting for others."""
     dropped: float
     """Groups that were given up, for each one that was trained."""
 
@@ -179,6 +182,7 @@ def costs(sizes: Sizes, row: Row, events: list[Event]) -> Costs:
         update_s=_spans(events, "load"),
         lag=sum(lags) / len(lags),
         turn_s=sum(end_s - begin_s for begin_s, end_s, _ in asked) / len(asked),
+        between_s=_between(events),
         dropped=kinds["group.drop"] / kinds["group.train"],
     )
 
@@ -193,6 +197,19 @@ def requests(events: list[Event]) -> list[tuple[float, float, int]]:
         elif event.kind == "request.end" and event.data["finish"] not in ("aborted", "failed"):
             found.append((begun[event.data["request"]], event.time_s, event.data["actions"]))
     return found
+
+
+def _between(events: list[Event]) -> float:
+    ended, found = {}, []
+    for event in events:
+        if event.kind == "request.end":
+            ended[event.data["request"]] = event.time_s
+        elif event.kind == "request.start":
+            sample, _, turn = event.data["request"].rpartition("/")
+            before_s = ended.get(f"{sample}/{int(turn) - 1}")
+            if before_s is not None:
+                found.append(event.time_s - before_s)
+    return sum(found) / max(len(found), 1)
 
 
 def turns(events: list[Event]) -> list[int]:

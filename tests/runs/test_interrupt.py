@@ -13,7 +13,8 @@ import pytest
 from headway.ledger.codec import decode_episode, decode_generation
 from tests.runs.factory import Run, Runs, audit, count, events, gone, parts, rows
 
-LONG: dict[str, Any] = {"max_steps": 3, "response_length": 60, "processes": True}
+LONG: dict[str, Any] = {"max_steps": 30, "response_length": 60, "processes": True}
+"""Far from its end whenever it is interrupted; who goes on with it asks for less."""
 
 
 def stop(run: Run, number: int, after: Callable[[], Any]) -> list[int]:
@@ -46,7 +47,9 @@ def test_an_interrupt_ends_the_run_with_a_checkpoint_and_says_how_to_go_on(
     begun = dict(rows(run.directory, "SELECT sample_id, body FROM partials JOIN samples USING (row)"))
     assert begun, "no answer was cut off: nothing to go on with"
 
-    resumed = runs.start(run.directory, "train", str(run.directory), "save_steps=0", "--resume")
+    resumed = runs.start(
+        run.directory, "train", str(run.directory), f"max_steps={reached + 2}", "save_steps=0", "--resume"
+    )
     assert resumed.until(lambda: count(run.directory, "step.end") > reached), resumed.text
     made = dict(rows(run.directory, "SELECT sample_id, body FROM payloads JOIN samples USING (row)"))
     continued = {sample: decode_episode(made[sample]).turns[0].generation for sample in begun.keys() & made.keys()}
@@ -72,7 +75,8 @@ def test_two_interrupts_end_it_at_once_and_lose_nothing(runs: Runs, tmp_path: Pa
     kept = {sample for (sample,) in finished(run)}
     ended = {sample for (sample,) in rows(run.directory, "SELECT sample_id FROM samples WHERE end != 'saved'")}
     assert made and made <= kept | ended
-    resumed = runs.start(run.directory, "train", str(run.directory), "--resume")
+    enough = f"max_steps={count(run.directory, 'step.end') + 1}"
+    resumed = runs.start(run.directory, "train", str(run.directory), enough, "--resume")
     assert resumed.end() == 0, resumed.text
 
 

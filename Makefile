@@ -50,7 +50,7 @@ demo-images: $(READY)
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy -n $(JOBS)
 
 # Neighbours stay in one process: they share models and processes.
 test: check

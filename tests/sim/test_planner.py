@@ -104,7 +104,7 @@ def test_a_scaled_world_takes_as_long_as_the_whole() -> None:
     base = long_tail()
     whole = replace(
         base,
-        settings=replace(base.settings, groups_per_step=128, group_size=8, alpha=1.0, max_steps=5),
+        settings=replace(base.settings, groups_per_step=128, group_size=8, alpha=1.0, max_steps=3),
         train_devices=tuple(range(16)),
         infer_devices=tuple(range(16, 32)),
     )

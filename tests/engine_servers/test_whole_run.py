@@ -9,13 +9,13 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("torch")
 
 from tests.runs.factory import Runs, audit, events
 
@@ -42,7 +42,8 @@ def served(runs: Runs, kind: str, seen: dict[str, Any]) -> Iterator[str]:
         server.join(10.0)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.skipif(find_spec("torch") is None, reason="trains")
+@pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.soak)])
 def test_a_run_trains_on_what_a_server_makes(runs: Runs, tmp_path: Path, kind: str) -> None:
     strategy, seen = "actor_infer.strategy_args", dict[str, Any]()
     with served(runs, kind, seen) as url:
@@ -53,6 +54,7 @@ def test_a_run_trains_on_what_a_server_makes(runs: Runs, tmp_path: Path, kind: s
             f"rewards.arithmetic.reward_fn={Path(__file__)}:lottery",
             "async_generation_ratio=0",
             "max_steps=2",
+            f"processes={kind == 'vllm'}".lower(),
         )
         run = runs.train(tmp_path / "run", *words)
         code = run.end()

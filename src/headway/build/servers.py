@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from headway.engines.servers.process import Server
 
 _KEY = "actor_infer.strategy_args.strategy_config"
+_THERE_S = 60.0
+"""A server that runs already answers within this; one that is started has ten times as long."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -34,6 +36,11 @@ def serves(resolved: Resolved) -> bool:
     """Whether the engines of this run are servers."""
     config = resolved.config.actor_infer.strategy_args.strategy_config
     return bool(config.url or config.launch)
+
+
+def serves_by_url(resolved: Resolved) -> bool:
+    """Whether they are somebody else's."""
+    return bool(resolved.config.actor_infer.strategy_args.strategy_config.url)
 
 
 def check_servers(resolved: Resolved) -> None:
@@ -78,6 +85,7 @@ def make_servers(resolved: Resolved, model: Path, place: Placement, slots: int, 
         context_tokens=resolved.derived.sequence_length,
         call_s=reliability.abort_timeout_s,
         load_s=reliability.transfer_timeout_s,
+        first_s=min(_THERE_S, reliability.transfer_timeout_s) if serves_by_url(resolved) else 10 * _THERE_S,
         start_s=reliability.transfer_timeout_s,
         drain_s=reliability.abort_timeout_s / 2,
     )

@@ -89,7 +89,7 @@ class ServerEngine:
     async def start(self) -> None:
         """Have the server ready. Raises `ConfigError` where it cannot be used, else `EngineCrashed`."""
         async with self._changing:
-            await self._up()
+            await self._up(self._settings.first_s)
 
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         ticket = self._accepted(request, progress)
@@ -277,7 +277,7 @@ class ServerEngine:
 
     # The server as a whole.
 
-    async def _up(self) -> None:
+    async def _up(self, within_s: float | None = None) -> None:
         """Started and answering; at once where it is."""
         self._check_up()
         if self._ready:
@@ -285,7 +285,7 @@ class ServerEngine:
         await self._link.close()
         await self._server.start()
         self._link = Link(self._server.url)
-        await wait_until_ready(self.name, self._link, self._server, self._settings.start_s)
+        await wait_until_ready(self.name, self._link, self._server, within_s or self._settings.start_s)
         try:
             await self._dialect.greet(self._link, self._settings.call_s)
             await self._hold()

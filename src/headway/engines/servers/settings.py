@@ -17,8 +17,10 @@ class ServerSettings:
     """For calls that a server answers at once."""
     load_s: float = 600.0
     """For loading a version."""
+    first_s: float = 600.0
+    """Until a server answers at the start of a run."""
     start_s: float = 600.0
-    """Until a server answers."""
+    """Until a server answers that was restarted."""
     silence_s: float = 300.0
     """A request without news for this long: the server hangs."""
     drain_s: float = 5.0

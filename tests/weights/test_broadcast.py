@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from headway.errors import TransferError
 from headway.weights.base import Bucket, Landed, Manifest, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.broadcast import BroadcastTransport, Landing
 from headway.weights.receiver import SpareReceiver
+from headway.weights.segment import SharedReader
 from headway.weights.store import SharedArena, WeightStore
 
 from ..contracts.weights_contract import WeightsContract
@@ -174,24 +176,34 @@ def test_a_receiver_without_a_landing_and_a_landing_without_anybody_are_said() -
     asyncio.run(scenario())
 
 
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_what_arrived_damaged_is_sent_again_to_whoever_asks() -> None:
     async def scenario() -> None:
-        store, transport = published(wire=None), BroadcastTransport(timeout_s=30)
+        store, transport = published(wire=None, arena=SharedArena()), BroadcastTransport(timeout_s=30)
         landings = [Landing(f"engine/{n}", HERE, transport.port) for n in range(2)]
         receivers = [SpareReceiver(Serving().switch, read=landing.buffer) for landing in landings]
         for number, receiver in enumerate(receivers):
             transport.admit(receiver, f"engine/{number}")
-        manifest, buckets = await store.gather(2)
+        _, buckets = await store.gather(2)
+        reader, open_files = SharedReader(), set()
         async for bucket in buckets:
+            wanted = bytes(reader.buffer(bucket.payload))
             sent = [await transport.send(bucket, receivers[0])]
-            assert bytes(landings[1].buffer(sent[0].payload)) == bytes(bucket.payload), "everybody has it at once"
+            assert bytes(landings[1].buffer(sent[0].payload)) == wanted, "everybody has it at once"
             sent.append(await transport.send(bucket, receivers[1]))
             landings[1].buffer(sent[1].payload)[0] ^= 1
             again = await transport.send(bucket, receivers[1])
-            assert bytes(landings[1].buffer(again.payload)) == bytes(bucket.payload)
+            assert bytes(landings[1].buffer(again.payload)) == wanted
+            open_files.add(descriptors() if bucket.index > 1 else 0)
+        assert len(open_files) == 2, "a bucket costs no descriptor"
         for landing in landings:
             landing.close()
-        transport.close()
-        assert manifest.version == 2
+        for one in (transport, store, reader):
+            one.close()
+        with pytest.raises(TransferError, match="closed"):
+            await transport.send(bucket, receivers[0])
 
     asyncio.run(scenario())

@@ -97,6 +97,17 @@ class Bucket:
     """A buffer, one of `Words`, a `DevicePayload`, or in the simulator the checksum of what arrived."""
 
 
+def payload_size(payload: Any) -> int:
+    """Bytes that a payload stands for, wherever they are."""
+    if isinstance(payload, FileSlice):
+        return sum(size for _, _, size in payload.spans)
+    if isinstance(payload, SharedSlice | Landed | Kept):
+        return payload.size
+    if isinstance(payload, DevicePayload):
+        return int(payload.data.numel())
+    return memoryview(payload).nbytes
+
+
 def checksum(data: Any) -> str:
     """CRC-32 and length of a buffer, as text. Other threads run while it counts.
 

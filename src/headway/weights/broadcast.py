@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from headway.errors import TransferError
-from headway.weights.base import Bucket, DevicePayload, Landed, WeightReceiver
+from headway.weights.base import Bucket, DevicePayload, Landed, WeightReceiver, payload_size
 from headway.weights.device import DeviceSlice
 from headway.weights.segment import SharedReader
 
@@ -78,6 +78,7 @@ class BroadcastTransport:
         self._store = TCPStore(host, port, is_master=True, timeout=self._step, wait_for_workers=False)
         self.port: int = self._store.port
         self._receivers: WeakKeyDictionary[WeightReceiver, str] = WeakKeyDictionary()
+        self._names: set[str] = set()
         self._members: dict[str, _Member] = {}
         self._lost: set[_Life] = set()
         self._groups: dict[tuple[_Life, ...], tuple[int, Any]] = {}
@@ -85,23 +86,30 @@ class BroadcastTransport:
         self._epochs = count()
         self._landed: dict[tuple[int, int], set[_Life]] = {}
         """By version and bucket: the engines that have it and were not told so."""
+        self._reader = SharedReader()
         self._worker = ThreadPoolExecutor(1, "broadcast")
+        self._closed = False
 
     def admit(self, receiver: WeightReceiver, name: str) -> None:
         """`receiver` is that of the engine whose landing is called `name`."""
         self._receivers[receiver] = name
+        self._names.add(name)
 
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
         name = self._receivers.get(receiver)
         if name is None:
             raise TransferError("a receiver that was not admitted to the broadcast")
-        data = _bytes_of(bucket.payload, self._backend)
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._carry, bucket, data, name)
-        return replace(bucket, payload=Landed(version=bucket.version, index=bucket.index, size=data.numel()))
+        if self._closed:
+            raise TransferError("the broadcast was closed")
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._carry, bucket, name)
+        size = payload_size(bucket.payload)
+        return replace(bucket, payload=Landed(version=bucket.version, index=bucket.index, size=size))
 
     def close(self) -> None:
         """Send the landings home. Idempotent."""
+        self._closed = True
         self._worker.shutdown(wait=True)
+        self._reader.close()
         with suppress(RuntimeError):
             for member in self._members.values():
                 self._order(member, {"do": "stop"})
@@ -109,23 +117,23 @@ class BroadcastTransport:
 
     # -- on the worker's thread
 
-    def _carry(self, bucket: Bucket, data: Tensor, name: str) -> None:
+    def _carry(self, bucket: Bucket, name: str) -> None:
         there = self._present()
         key = (bucket.version, bucket.index)
         if key not in self._landed:
             self._make_room(bucket.version)
-            self._landed[key] = self._spread(bucket, data, tuple(there.values()))
+            self._landed[key] = self._spread(bucket, tuple(there.values()))
         where, member = f"bucket {bucket.index} of version {bucket.version}", there.get(name)
         if member is None or member.key in self._lost:
             raise TransferError(f"{where}: {name} has no landing, or it does not answer")
         if member.key in self._landed[key]:
             self._landed[key].discard(member.key)
-        elif not self._spread(bucket, data, (member,)):
+        elif not self._spread(bucket, (member,)):
             raise TransferError(f"{where} did not land at {name}")
 
     def _present(self) -> dict[str, _Member]:
         """Engines that have a landing and were not given up."""
-        for name in set(self._receivers.values()):
+        for name in tuple(self._names):
             life = int(self._store.add(f"life/{name}", 0))
             if life and (name not in self._members or self._members[name].life != life):
                 self._members[name] = _Member(name, life)
@@ -136,12 +144,12 @@ class BroadcastTransport:
         if version not in versions and len(versions) >= _VERSIONS:
             self._landed = {key: who for key, who in self._landed.items() if key[0] != versions[0]}
 
-    def _spread(self, bucket: Bucket, data: Tensor, members: tuple[_Member, ...]) -> set[_Life]:
+    def _spread(self, bucket: Bucket, members: tuple[_Member, ...]) -> set[_Life]:
         """Broadcast among `members`; those that have it now."""
         formed = self._formed(members) if members else None
         if formed is None:
             return set()
-        epoch, group = formed
+        (epoch, group), data = formed, self._bytes_of(bucket.payload)
         order = {"do": "take", "epoch": epoch, "version": bucket.version, "index": bucket.index, "size": data.numel()}
         numbers = [self._order(member, order) for member in members]
         failure = _attempt(_broadcast, group, data, self._step)
@@ -169,6 +177,15 @@ class BroadcastTransport:
             del self._groups[next(iter(self._groups))]
         self._groups[who] = (epoch, made[0])
         return self._groups[who]
+
+    def _bytes_of(self, payload: Any) -> Tensor:
+        """What is sent, where the backend wants it."""
+        if isinstance(payload, DevicePayload):
+            data: Tensor = payload.data
+        else:
+            view = self._reader.buffer(payload)
+            data = torch.frombuffer(view, dtype=torch.uint8) if view.nbytes else torch.empty(0, dtype=torch.uint8)
+        return data.to("cuda" if self._backend == "nccl" else "cpu")
 
     def _order(self, member: _Member, order: Mapping[str, Any]) -> int:
         number = next(member.orders)
@@ -296,13 +313,3 @@ def _broadcast(group: Any, data: Tensor, timeout: timedelta) -> None:
         group.broadcast([data], options).wait(timeout)
         if data.is_cuda:
             torch.cuda.current_stream(data.device).synchronize()
-
-
-def _bytes_of(payload: Any, backend: Backend) -> Tensor:
-    """What is sent, where the backend wants it."""
-    if isinstance(payload, DevicePayload):
-        data: Tensor = payload.data
-    else:
-        view = SharedReader().buffer(payload)
-        data = torch.frombuffer(view, dtype=torch.uint8) if view.nbytes else torch.empty(0, dtype=torch.uint8)
-    return data.to("cuda" if backend == "nccl" else "cpu")

@@ -20,20 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from headway.errors import TransferError
 from headway.weights.base import (
     Bucket,
     DevicePayload,
-    FileSlice,
     Kept,
-    Landed,
     Manifest,
-    SharedSlice,
     WeightReceiver,
     WeightTransport,
+    payload_size,
 )
 from headway.weights.segment import SharedReader
 
@@ -60,7 +57,7 @@ class DeltaTransport:
         self.kept_bytes = 0
 
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
-        sent, size = self._begun(bucket, receiver), _size(bucket)
+        sent, size = self._begun(bucket, receiver), payload_size(bucket.payload)
         base, again = self._base(receiver), bucket.index in sent.kept
         sent.sums[bucket.index] = bucket.checksum
         if base.get(bucket.index) == bucket.checksum and not again:
@@ -139,15 +136,3 @@ class KeepingReceiver:
         if self._served is None or not wanted or self._served[0].checksums[place] != wanted:
             raise TransferError(f"bucket {bucket.index} of version {bucket.version} is not what is served here")
         return self._served[1][bucket.index]
-
-
-def _size(bucket: Bucket) -> int:
-    """Bytes of a bucket, wherever they are."""
-    payload: Any = bucket.payload
-    if isinstance(payload, FileSlice):
-        return sum(size for _, _, size in payload.spans)
-    if isinstance(payload, SharedSlice | Landed | Kept):
-        return payload.size
-    if isinstance(payload, DevicePayload):
-        return int(payload.data.numel())
-    return memoryview(payload).nbytes

@@ -186,15 +186,17 @@ class DiskSource:
     def __init__(self, source: WeightSource, directory: VersionDirectory) -> None:
         self._source, self._directory = source, directory
         self._written: dict[int, Written] = {}
+        self._writing = asyncio.Lock()
 
     async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
         manifest, buckets = await self._source.gather(version)
-        written = self._written.get(version)
-        if written is None or written.manifest != manifest or not written.path.is_dir():
-            found = [bucket async for bucket in buckets]
-            written = await asyncio.to_thread(self._directory.write, manifest, found)
-            self._written = {one: there for one, there in self._written.items() if there.path.is_dir()}
-            self._written[version] = written
+        async with self._writing:
+            written = self._written.get(version)
+            if written is None or written.manifest != manifest or not written.path.is_dir():
+                found = [bucket async for bucket in buckets]
+                written = await asyncio.to_thread(self._directory.write, manifest, found)
+                self._written = {one: there for one, there in self._written.items() if there.path.is_dir()}
+                self._written[version] = written
         return manifest, _each(written)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.build.placement import Placement
-from headway.build.servers import _command, check_servers
+from headway.build.servers import Servers, check_servers, command
 from headway.config import Resolved, load
 from headway.engines.servers.dialect import Dialect
 from headway.errors import ConfigError
@@ -94,8 +93,8 @@ def test_a_server_cannot_be_started_without_its_package() -> None:
 )
 def test_a_server_is_started_with_what_a_run_needs(dialect: Dialect, wanted: list[str]) -> None:
     resolved = given(dialect.name, launch=True, server_python="/venv/bin/python", server_args={"enforce_eager": True})
-    place = Placement(device="cpu", processes=True, train_threads=1, infer_threads=1, replicas=1)
-    line, environment = _command(resolved, dialect, Path("/model"), place, 0, 8, 9)
+    servers = Servers(resolved=resolved, model=Path("/model"), device="cpu", replicas=1, slots=8)
+    line, environment = command(servers, dialect, 0, 9)
     assert line[:2] == ["/venv/bin/python", "-m"]
     text = " ".join(line)
     assert all(part in text for part in [*wanted, "/model", "--dtype float32", "--enforce-eager"]), text

@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.build.parts import PartArgs, args_of, engine_slots, make_engine
 from headway.build.placement import Placement, seen_by
-from headway.build.servers import make_servers, serves
+from headway.build.servers import Servers, make_servers, serves
 from headway.cluster.base import ChildSpec
 from headway.cluster.process import Child
 from headway.config import Resolved
@@ -227,7 +227,16 @@ def own_replica(resolved: Resolved, role: str) -> bool:
 
 def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> list[Engine]:
     if serves(resolved):
-        return make_servers(resolved, policy.path, place, engine_slots(resolved, place.device), logs)
+        slots = engine_slots(resolved, place.device)
+        common = Servers(
+            resolved=resolved,
+            model=policy.path,
+            device=place.device,
+            replicas=place.replicas,
+            slots=slots,
+            logs=logs,
+        )
+        return make_servers(common)
     part, names = _part(resolved, policy, place, place.infer_threads), [f"engine/{n}" for n in range(place.replicas)]
     if not place.processes:
         return [make_engine(part, name) for name in names]

@@ -12,16 +12,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway.config import Resolved
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.build.placement import Placement
     from headway.engines.base import Engine
     from headway.engines.servers.dialect import Dialect
     from headway.engines.servers.process import Server
@@ -72,16 +72,30 @@ def _check_package(package: str, python: str | None) -> None:
         )
 
 
-def make_servers(resolved: Resolved, model: Path, place: Placement, slots: int, logs: Path | None) -> list[Engine]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """What all of them have in common."""
+
+    resolved: Resolved
+    model: Path
+    device: str
+    replicas: int
+    slots: int
+    """Requests that each works on together."""
+    logs: Path | None = None
+
+
+def make_servers(servers: Servers) -> list[Engine]:
     """An engine for each address, or for each replica."""
     from headway.engines.servers.engine import ServerEngine
     from headway.engines.servers.settings import ServerSettings
     from headway.models import end_tokens, load_tokenizer
     from headway.weights.segment import SharedReader
 
+    resolved, model, logs = servers.resolved, servers.model, servers.logs
     reliability, tokenizer = resolved.config.reliability, load_tokenizer(model)
     settings = ServerSettings(
-        slots=slots,
+        slots=servers.slots,
         context_tokens=resolved.derived.sequence_length,
         call_s=reliability.abort_timeout_s,
         load_s=reliability.transfer_timeout_s,
@@ -91,12 +105,12 @@ def make_servers(resolved: Resolved, model: Path, place: Placement, slots: int, 
     )
     room = logs.parent / "served" if logs is not None else Path(tempfile.mkdtemp(prefix="headway-"))
     engines: list[Engine] = []
-    for number in range(place.replicas):
+    for number in range(servers.replicas):
         name, dialect = f"engine/{number}", _dialect(resolved)
         engines.append(
             ServerEngine(
                 name,
-                _server(resolved, dialect, model, place, number, slots, logs),
+                _server(servers, dialect, number),
                 dialect,
                 settings,
                 root=room / name.replace("/", "-"),
@@ -116,50 +130,48 @@ def _dialect(resolved: Resolved) -> Dialect:
     return Vllm() if resolved.derived.strategies["actor_infer"] == "vllm" else Sglang()
 
 
-def _server(
-    resolved: Resolved, dialect: Dialect, model: Path, place: Placement, number: int, slots: int, logs: Path | None
-) -> Server:
+def _server(servers: Servers, dialect: Dialect, number: int) -> Server:
     from headway.engines.servers.process import ExternalServer, OwnedServer
 
-    config = resolved.config.actor_infer.strategy_args.strategy_config
+    config, logs = servers.resolved.config.actor_infer.strategy_args.strategy_config, servers.logs
     if config.url:
         return ExternalServer(config.url[number])
     return OwnedServer(
         f"engine/{number}",
-        partial(_command, resolved, dialect, model, place, number, slots),
+        partial(command, servers, dialect, number),
         log=None if logs is None else logs / f"engine-{number}-server.log",
     )
 
 
-def _command(
-    resolved: Resolved, dialect: Dialect, model: Path, place: Placement, number: int, slots: int, port: int
-) -> tuple[list[str], Mapping[str, str]]:
+def command(servers: Servers, dialect: Dialect, number: int, port: int) -> tuple[list[str], Mapping[str, str]]:
+    """How server `number` is started, and what is added to its environment."""
     from headway.engines.servers.dialect import Launch
 
-    infer = resolved.config.actor_infer
+    resolved, infer = servers.resolved, servers.resolved.config.actor_infer
     config = infer.strategy_args.strategy_config
     (_, *line), environment = dialect.command(
         Launch(
-            model=str(model),
+            model=str(servers.model),
             port=port,
-            slots=slots,
+            slots=servers.slots,
             context_tokens=resolved.derived.sequence_length,
-            dtype="float32" if place.device == "cpu" else _DTYPES[infer.model_args.dtype],
+            dtype="float32" if servers.device == "cpu" else _DTYPES[infer.model_args.dtype],
             tensor_parallel=config.tensor_model_parallel_size,
             memory_share=config.gpu_memory_utilization,
             seed=resolved.config.seed,
             extra=config.server_args,
         )
     )
-    return [config.server_python or sys.executable, *line], {**environment, **_cards(resolved, place, number)}
+    return [config.server_python or sys.executable, *line], {**environment, **_cards(servers, number)}
 
 
-def _cards(resolved: Resolved, place: Placement, number: int) -> dict[str, Any]:
+def _cards(servers: Servers, number: int) -> dict[str, str]:
     """The GPUs that a server sees; all of them where none are mapped."""
-    if place.device == "cpu" or resolved.config.actor_infer.device_mapping is None:
+    resolved = servers.resolved
+    if servers.device == "cpu" or resolved.config.actor_infer.device_mapping is None:
         return {}
     devices = resolved.derived.devices["actor_infer"]
-    share = len(devices) // place.replicas
+    share = len(devices) // servers.replicas
     ours = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
     mine = devices[number * share : (number + 1) * share]
     return {"CUDA_VISIBLE_DEVICES": ",".join(ours[card] if ours else str(card) for card in mine)}

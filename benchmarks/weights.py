@@ -149,7 +149,7 @@ class Bench:
 
     def rows(self) -> list[Row]:
         """Everything."""
-        directory = VersionDirectory(self.directory)
+        directory = VersionDirectory(self.directory, shard_mb=self.bucket_mb)
         return [
             self.copied(),
             self.updates("heap, in one process", InProcessTransport()),

@@ -127,7 +127,7 @@ def configuration(way: str, *, at_once: int, steps: int, turns: int, wait_s: flo
             "rollout_batch_size": at_once,
             "sequence_length": 512,
             "max_steps": steps,
-            "save_steps": 0,
+            "save_steps": 2,
             "eval_steps": 0,
             "train_env_manager": {"tags": ["lake"], "group_size": 8},
             "custom_envs": {"lake": {**worlds[way], "max_steps": turns, "max_tokens_per_step": 2}},

@@ -259,11 +259,12 @@ class ServerEngine:
         if isinstance(failure, ServerRefused) and not failure.theirs:
             return EngineError(f"{self.name}: {ticket.request.request_id}: {failure}")
         trouble: EngineError | None = failure if isinstance(failure, ServerLost) and failure.silent else None
+        label = self._label
         try:
             await self._link.get("/health", timeout_s=self._settings.call_s)
             found = await self._dialect.label(self._link, self._settings.call_s)
-            if found != self._label and self._open.is_set():
-                trouble = ServerLost(f"it has weights {found!r} and not {self._label!r} that we gave it")
+            if found != label and self._label == label and self._open.is_set():  # no flip has come between
+                trouble = ServerLost(f"it has weights {found!r} and not {label!r} that we gave it")
         except (ServerRefused, ServerLost) as error:
             trouble = error
             await self._server.ending(_NOTICED_S)

@@ -63,7 +63,7 @@ def kept_bytes(layers: int, pack: Pack) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden_of(policy.backbone, pack, "fp32")
+        hidden_of(policy.backbone, pack)
     return sum(one.untyped_storage().nbytes() for place, one in kept.items() if place not in weights)
 
 

@@ -11,7 +11,7 @@ def slug(title: str) -> str:
 def commonest(text: str, count: int) -> list[str]:
     """The `count` most frequent words in lower case; equally frequent ones in alphabetical order."""
     words = re.findall(r"[a-z]+", text.lower())
-    return sorted(set(words), key=lambda word: (-words.count(word), word))[:count]
+    return sorted(dict.fromkeys(words), key=lambda word: (-words.count(word), word))[:count]
 
 
 def wrapped(text: str, width: int) -> list[str]:

@@ -132,9 +132,9 @@ async def train(
     flow = _flow(prepared, directory, backends, events)
     with _EventFile(directory.path / EVENTS, flow) as log:
         events.attach(log)
-        events.emit("run.begin", "run", resumed=resumed, trained=directory.trained(), **machine_facts())
-        ticking = None if tick is None else asyncio.ensure_future(_tick(tick, clock))
-        with _Interrupts(flow, on_interrupt) as interrupts:
+        with _Interrupts(flow, on_interrupt) as interrupts:  # before anybody can see that it runs
+            events.emit("run.begin", "run", resumed=resumed, trained=directory.trained(), **machine_facts())
+            ticking = None if tick is None else asyncio.ensure_future(_tick(tick, clock))
             try:
                 await machinery.start()
                 gc.collect()

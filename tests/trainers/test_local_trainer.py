@@ -208,12 +208,13 @@ def test_a_sample_for_which_there_is_no_memory_is_named_and_nothing_is_changed()
     asyncio.run(scenario())
 
 
-def test_an_error_while_weights_move_loses_the_trainer() -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
+def test_an_error_while_weights_move_loses_the_trainer(kind: type[Exception]) -> None:
     async def scenario() -> None:
         made = trainer()
 
         def explode(version: int) -> float:
-            raise RuntimeError("out of memory")
+            raise kind("out of memory")
 
         made.learner.trained.optimizer.step = explode  # type: ignore[method-assign]
         with pytest.raises(TrainerCrashed, match="out of memory"):

@@ -9,15 +9,19 @@ what it tells unasked are notes. Notes and answers arrive in the order in which 
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from headway.errors import BackendError, ConfigError, HeadwayError, LockTimeout
 from headway.monitor.waits import Waits
+
+_TAIL_BYTES, _TAIL_LINES = 4000, 12
 
 
 class ResourceLock:
@@ -115,6 +119,25 @@ class DevicePools:
         else:
             async with lock.hold(role, timeout_s):
                 yield
+
+
+def output_file(log: Path | None) -> IO[bytes]:
+    """Where a process of ours writes to: its log, or a file that goes with it."""
+    if log is None:
+        return tempfile.TemporaryFile()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("a+b")
+
+
+def last_lines(output: IO[bytes]) -> str:
+    """Of what it has written, for people; nothing where that cannot be read."""
+    with suppress(OSError, ValueError):
+        descriptor = output.fileno()
+        size = os.fstat(descriptor).st_size
+        data = os.pread(descriptor, _TAIL_BYTES, max(size - _TAIL_BYTES, 0))
+        lines = data.decode("utf-8", "replace").strip().splitlines()[-_TAIL_LINES:]
+        return "".join(f"\n  | {line}" for line in lines)
+    return ""
 
 
 class PeerLost(BackendError):

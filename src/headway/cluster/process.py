@@ -17,14 +17,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from typing import IO, Any, Protocol
 
-from headway.cluster.base import ChildSpec, PeerFailed, PeerLost
+from headway.cluster.base import ChildSpec, PeerFailed, PeerLost, last_lines, output_file
 from headway.cluster.wire import Wire, encode, error_from_wire
 from headway.errors import ConfigError
 
@@ -34,7 +32,6 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 """Read by libraries when they are loaded. On ARM, oneDNN listens to nothing else."""
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads without work sleep: whoever shares the cores may have them."""
-_TAIL_BYTES, _TAIL_LINES = 4000, 12
 _END_S = 5.0
 """How long a child may take to end after it was asked to, before it is killed."""
 
@@ -83,7 +80,7 @@ class Child:
             raise ConfigError(f"not JSON: {error}", key=f"{spec.name}.args", value=dict(spec.args)) from error
         ours, theirs = socket.socketpair()
         with theirs:
-            output = _output(spec.log)
+            output = output_file(spec.log)
             process = (spawn or spawned)(spec, theirs, output)
         child = cls(spec, process, output)
         await asyncio.get_running_loop().create_connection(lambda: child._wire, sock=ours)
@@ -91,7 +88,7 @@ class Child:
             async with asyncio.timeout(timeout_s):
                 await child.call("start", _sent(spec))
         except TimeoutError:
-            late = PeerLost(f"{spec.name} was not ready after {timeout_s:g} s{child._last_lines()}")
+            late = PeerLost(f"{spec.name} was not ready after {timeout_s:g} s{last_lines(child._output)}")
             await child._end()
             raise late from None
         except BaseException:
@@ -166,29 +163,13 @@ class Child:
         reaped.add_done_callback(lambda done: None if done.cancelled() else self._over(done.result()))
 
     def _over(self, code: int) -> None:
-        how = f"{self.spec.name} (process {self.pid}) {_ending(code)}{self._last_lines()}"
+        how = f"{self.spec.name} (process {self.pid}) {_ending(code)}{last_lines(self._output)}"
         self._output.close()
         self._ended.set_result(how)
         self.on_end(how)
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(PeerLost(how))
-
-    def _last_lines(self) -> str:
-        with suppress(OSError, ValueError):
-            descriptor = self._output.fileno()
-            size = os.fstat(descriptor).st_size
-            data = os.pread(descriptor, _TAIL_BYTES, max(size - _TAIL_BYTES, 0))
-            lines = data.decode("utf-8", "replace").strip().splitlines()[-_TAIL_LINES:]
-            return "".join(f"\n  | {line}" for line in lines)
-        return ""
-
-
-def _output(log: Path | None) -> IO[bytes]:
-    if log is None:
-        return tempfile.TemporaryFile()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    return log.open("a+b")
 
 
 def spawned(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -4,28 +4,29 @@ One update reads top down: samples → trained steps (`batch`) → advantages of
 micro-batch → the step. Two ways of learning are two objects behind `Lesson`: log-probabilities of the steps that were
 taken, with any policy loss there is, and DiffusionNFT, which noises the pictures again.
 
-Guarantees: `learn` is all or nothing, as in `trainers.local.learner`. Denominators are those of the whole mini-batch.
+Guarantees: `learn` is all or nothing, as in `trainers.local.steps`. Denominators are those of the whole mini-batch.
 Where memory runs out, the same step is computed in smaller micro-batches, which changes no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-import torch
 from torch import Tensor
 
-from headway.algorithms import Advantages, RewardBatch, estimate_advantages
+from headway.algorithms import Advantages
 from headway.algorithms.kl import FixedKl, KlController
 from headway.errors import ScoringError, TrainerError
 from headway.generative.batch import Drawn, FlowBatch, drawn_of, flow_batch
 from headway.generative.lessons import NftLesson, PolicyLesson, logps_of
 from headway.generative.policy import FlowPolicy
 from headway.generative.training import FlowTraining, Lesson, Report
-from headway.trainers.local.optimizer import Optimizer, copied, overwrite
+from headway.trainers.local.optimizer import Optimizer
+from headway.trainers.local.steps import StepLearner, fitting, mini_batches, move
+from headway.trainers.local.update import advantages_of
 from headway.trainers.local.worker import Abandoned, Gate
 from headway.types import Batch, SampleGroup
 
@@ -41,13 +42,12 @@ class Trained:
     critic_optimizer: None = None
 
 
-class FlowLearner:
+class FlowLearner(StepLearner):
     """The policy, and what it was at the start where that is asked for."""
 
     def __init__(self, model: Any, training: FlowTraining, *, kl: KlController | None = None) -> None:
+        super().__init__()
         self.training, self.settings = training, training.local
-        self.version = 0
-        self.broken = False
         self.kl = kl or FixedKl(0.0)
         wants = training.kl_coef is not None or (training.nft is not None and training.nft.kl_coef > 0)
         frozen = deepcopy(model) if wants and training.local.lora is None else None
@@ -67,18 +67,6 @@ class FlowLearner:
     def device(self) -> str:
         return self.settings.device
 
-    def learn(self, batch: Batch, gate: Gate) -> dict[str, float]:
-        """One update; `version` is one higher afterwards."""
-        if batch.trained != self.version:
-            raise TrainerError(f"a batch for version {batch.trained}, the trainer is at {self.version}")
-        try:
-            return self._learn(batch, gate)
-        except (TrainerError, Abandoned):
-            raise
-        except Exception as error:
-            self.broken = gate.committed
-            raise TrainerError(f"step {batch.trained + 1}: {type(error).__name__}: {error}") from error
-
     def _learn(self, batch: Batch, gate: Gate) -> dict[str, float]:
         steps = flow_batch(
             batch.groups,
@@ -90,7 +78,7 @@ class FlowLearner:
         if not steps.rows:
             raise TrainerError(f"step {batch.trained + 1}: a batch without a single trained step")
         whole = self._fitting(lambda: self.lesson.completed(steps, gate))
-        made = self._advantages(whole)
+        made = advantages_of(whole, self.settings.advantages, self.kl.coef)
         report = self._fitting(lambda: self._update(whole, made, gate))
         self.kl.update(made.kl, len(steps.rows))
         self.version += 1
@@ -98,61 +86,23 @@ class FlowLearner:
 
     def _fitting(self, work: Callable[[], T]) -> T:
         """What `work` gives; where memory runs out, with smaller micro-batches, from then on."""
-        while True:
-            try:
-                return work()
-            except torch.OutOfMemoryError as error:
-                failure = str(error).partition("\n")[0]
-            if self.lesson.at_once == 1:  # outside: the error holds on to what is to be freed
-                raise TrainerError(f"a single sample does not fit into memory: {failure}")
-            self.lesson.at_once //= 2
-            if torch.device(self.device).type == "cuda":
-                torch.cuda.empty_cache()
+        return fitting(work, self._shrink, self.device)
 
-    def _advantages(self, batch: FlowBatch) -> Advantages:
-        """From scores by the configured estimator, or each sample's own."""
-        params = self.settings.advantages
-        if params is None:
-            advantage_N = batch.advantage_S[batch.sequence_N]
-            return Advantages(advantage_N=advantage_N, mask_N=batch.mask_N, return_N=None, kl=0.0)
-        if batch.reward_S is None:
-            raise TrainerError("a sample without a score, and the estimator needs all of them")
-        rewards = RewardBatch(
-            reward_S=batch.reward_S,
-            group_S=batch.group_S,
-            groups=batch.groups,
-            mask_N=batch.mask_N,
-            sequence_N=batch.sequence_N,
-        )
-        return estimate_advantages(rewards, params, kl_coef=self.kl.coef)
+    def _shrink(self, failure: str) -> None:
+        if self.lesson.at_once == 1:
+            raise TrainerError(f"a single sample does not fit into memory: {failure}")
+        self.lesson.at_once //= 2
 
     def _update(self, batch: FlowBatch, made: Advantages, gate: Gate) -> Report:
         """All optimizer steps of one batch, or none."""
-        minis, optimizer = list(self._mini_batches(batch.rows)), self.lesson.optimizer
-        backup = copied(optimizer.everything()) if len(minis) > 1 else {}
         report = Report()
-        try:
-            for rows in minis:
-                self.lesson.gradients(batch, made, rows, self.version, report, gate)
-                norm = optimizer.ready(f"step {self.version + 1}")
-                gate.commit()
-                report.learning_rate = optimizer.step(self.version)
-                report.steps += 1
-                report.grad_norm += norm
-        except (TrainerError, torch.OutOfMemoryError):
-            if backup:
-                overwrite(optimizer.everything(), backup)
-            gate.committed = False
-            raise
-        finally:
-            optimizer.forget()
-        return report
+        minis = list(mini_batches(batch.rows, self.settings))
 
-    def _mini_batches(self, rows: Sequence[Drawn]) -> Iterator[Sequence[Drawn]]:
-        size = self.settings.mini_batch_samples or len(rows)
-        for _ in range(self.settings.epochs):
-            for start in range(0, len(rows), size):
-                yield rows[start : start + size]
+        def gradients(rows: Sequence[Drawn]) -> None:
+            self.lesson.gradients(batch, made, rows, self.version, report, gate)
+
+        move([self.lesson.optimizer], minis, gradients, report, self.version, gate)
+        return report
 
     def score(self, kind: Score, group: SampleGroup, gate: Gate) -> list[list[float]]:
         """A log-probability for each step of each sample; 0 for those that are not trained."""

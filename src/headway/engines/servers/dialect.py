@@ -31,6 +31,21 @@ class Asked:
     label: str
     """Of the weights; prefixes are shared only under the same one."""
 
+    def drawing(self) -> dict[str, Any]:
+        """How tokens are drawn and where a request ends, in words that both servers know; a checkpoint has no say."""
+        return {
+            "temperature": self.params.temperature,
+            "top_p": self.params.top_p,
+            "top_k": self.params.top_k if self.params.top_k > 0 else -1,
+            "min_p": self.params.min_p,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "stop": list(self.params.stop),
+            "stop_token_ids": list(self.ends),
+            "skip_special_tokens": False,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:

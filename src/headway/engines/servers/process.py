@@ -11,17 +11,15 @@ import asyncio
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
+from headway.cluster.base import last_lines, output_file
 from headway.engines.servers import guard
 from headway.errors import EngineCrashed
 
 _GRACE_S = 5.0
-_TAIL_BYTES, _TAIL_LINES = 4000, 12
 
 Command = Callable[[int], tuple[list[str], Mapping[str, str]]]
 """From a port to a command line and additions to the environment."""
@@ -103,7 +101,7 @@ class OwnedServer:
         port = _free_port()
         line, environment = self._command(port)
         theirs, ours = os.pipe()
-        output = self._output = _opened(self._log)
+        output = self._output = output_file(self._log)
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -147,21 +145,7 @@ class OwnedServer:
 
     def last_lines(self) -> str:
         """Of its output, for people."""
-        with suppress(OSError, ValueError, AttributeError):
-            assert self._output is not None
-            descriptor = self._output.fileno()
-            size = os.fstat(descriptor).st_size
-            data = os.pread(descriptor, _TAIL_BYTES, max(size - _TAIL_BYTES, 0))
-            lines = data.decode("utf-8", "replace").strip().splitlines()[-_TAIL_LINES:]
-            return "".join(f"\n  | {line}" for line in lines)
-        return ""
-
-
-def _opened(log: Path | None) -> IO[bytes]:
-    if log is None:
-        return tempfile.TemporaryFile()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    return log.open("a+b")
+        return "" if self._output is None else last_lines(self._output)
 
 
 def _free_port() -> int:

@@ -41,22 +41,12 @@ class Sglang:
         await self.label(link, timeout_s)
 
     def body(self, asked: Asked) -> dict[str, Any]:
-        params = asked.params
         return {
             "rid": asked.key,
             "input_ids": list(asked.prompt),
             "sampling_params": {
                 "max_new_tokens": asked.count,
-                "temperature": params.temperature,
-                "top_p": params.top_p,
-                "top_k": params.top_k if params.top_k > 0 else -1,
-                "min_p": params.min_p,
-                "repetition_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
-                "stop": list(params.stop),
-                "stop_token_ids": list(asked.ends),
-                "skip_special_tokens": False,
+                **asked.drawing(),
             },
             "return_logprob": True,
             "extra_key": asked.label,

@@ -44,22 +44,12 @@ class Vllm:
         await self.label(link, timeout_s)
 
     def body(self, asked: Asked) -> dict[str, Any]:
-        params = asked.params
         return {
             "model": self._model,
             "request_id": asked.key,
             "prompt": list(asked.prompt),
             "max_tokens": asked.count,
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-            "top_k": params.top_k if params.top_k > 0 else -1,
-            "min_p": params.min_p,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "stop": list(params.stop),
-            "stop_token_ids": list(asked.ends),
-            "skip_special_tokens": False,
+            **asked.drawing(),
             "logprobs": 0,
             "return_token_ids": True,
             "cache_salt": asked.label,

@@ -1,8 +1,7 @@
 """Everything a trainer's thread does: models, optimizers, updates, scores. Knows no event loop and no thread.
 
-Guarantees: `learn` is all or nothing. Any error before the weights are touched is a `TrainerError`; one that strikes
-while they are moved leaves `broken` set, and whoever owns the learner must throw it away. Where memory runs out, the
-same step is computed in smaller micro-batches, which changes no gradient.
+Guarantees: `learn` is all or nothing, as `steps` says. Where memory runs out, the same step is computed in smaller
+micro-batches, which changes no gradient.
 """
 
 # ruff: noqa: N806
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -24,8 +24,9 @@ from headway.trainers.local.model import Critic, Policy
 from headway.trainers.local.optimizer import Optimizer
 from headway.trainers.local.packing import Pack, packs_of
 from headway.trainers.local.settings import LocalSettings
+from headway.trainers.local.steps import StepLearner, fitting
 from headway.trainers.local.tokens import Row, TokenBatch, rows_of, token_batch
-from headway.trainers.local.update import Trained, advantages_of, update
+from headway.trainers.local.update import Trained, advantages_of, read_by_estimators, update
 from headway.trainers.local.work import peak_tflops, weights_at_work
 from headway.trainers.local.worker import Abandoned, Gate
 from headway.types import Batch, SampleGroup
@@ -35,7 +36,7 @@ Score = Literal["policy", "reference", "value"]
 """Log-probabilities now, log-probabilities at the start, or values."""
 
 
-class Learner:
+class Learner(StepLearner):
     """The policy, what it was at the start, and the critic; as far as each is asked for."""
 
     def __init__(
@@ -46,9 +47,8 @@ class Learner:
         critic_model: Any = None,
         kl: KlController | None = None,
     ) -> None:
+        super().__init__()
         self.settings = settings
-        self.version = 0
-        self.broken = False
         if kl is None and settings.advantages is not None and settings.advantages.kl_penalty is not None:
             raise ConfigError("a token penalty needs a controller that says what it costs", key="make_kl", value=None)
         self.kl = kl or FixedKl(0.0)
@@ -74,18 +74,6 @@ class Learner:
     def dtype(self) -> torch.dtype:
         return dtype_of(self.settings)
 
-    def learn(self, batch: Batch, gate: Gate) -> dict[str, float]:
-        """One update; `version` is one higher afterwards."""
-        if batch.trained != self.version:
-            raise TrainerError(f"a batch for version {batch.trained}, the trainer is at {self.version}")
-        try:
-            return self._learn(batch, gate)
-        except (TrainerError, Abandoned):
-            raise
-        except Exception as error:
-            self.broken = gate.committed
-            raise TrainerError(f"step {batch.trained + 1}: {type(error).__name__}: {error}") from error
-
     def _learn(self, batch: Batch, gate: Gate) -> dict[str, float]:
         settings = self.settings
         tokens = token_batch(
@@ -98,7 +86,7 @@ class Learner:
         if not tokens.rows:
             raise TrainerError(f"step {batch.trained + 1}: a batch without a single action")
         tokens = self._completed(tokens, gate)
-        made = advantages_of(tokens, settings, self.kl.coef)
+        made = advantages_of(tokens, settings.advantages, self.kl.coef, read_by_estimators(tokens))
         report = self._fitting(
             tokens.rows, lambda: update(self.trained, tokens, made, self.settings, self.version, gate)
         )
@@ -115,20 +103,13 @@ class Learner:
 
     def _fitting(self, rows: Sequence[Row], work: Callable[[], T]) -> T:
         """What `work` gives; where memory runs out, with smaller micro-batches, from then on."""
-        while True:
-            try:
-                return work()
-            except torch.OutOfMemoryError as error:
-                failure = str(error).partition("\n")[0]
-            self._shrink(rows, failure)  # outside: the error holds on to what is to be freed
+        return fitting(work, partial(self._shrink, rows), self.settings.device)
 
     def _shrink(self, rows: Sequence[Row], failure: str) -> None:
         longest, tokens = max(len(row.tokens) for row in rows), self.settings.micro_batch_tokens
         if tokens <= longest:
             raise TrainerError(f"a single sample of {longest} tokens does not fit into memory: {failure}")
         self.settings = replace(self.settings, micro_batch_tokens=max(tokens // 2, longest))
-        if torch.device(self.settings.device).type == "cuda":
-            torch.cuda.empty_cache()
 
     def _completed(self, tokens: TokenBatch, gate: Gate) -> TokenBatch:
         """With what the objective reads and no stage has filled, under the weights of now."""

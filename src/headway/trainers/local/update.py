@@ -1,8 +1,7 @@
 """One update: advantages of the whole batch, gradients micro-batch by micro-batch, then the step.
 
-Guarantees: nothing is changed before `Gate.commit`, and behind it only by optimizer steps. Where a batch makes several
-optimizer steps, a copy from before the first is put back if a later one is refused. Denominators are those of the
-whole mini-batch, so micro-batches, packing and skipped rows change no gradient.
+Guarantees: all or nothing, as `steps` says. Denominators are those of the whole mini-batch, so micro-batches, packing
+and skipped rows change no gradient.
 
 Legend: N actions of the batch, S samples.
 """
@@ -11,14 +10,16 @@ Legend: N actions of the batch, S samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from headway.algorithms import (
     Actions,
+    AdvantageParams,
     Advantages,
     BatchTotals,
     PolicySums,
@@ -31,11 +32,29 @@ from headway.algorithms import (
 from headway.algorithms.actions import required
 from headway.errors import TrainerError
 from headway.trainers.local.model import Critic, Policy
-from headway.trainers.local.optimizer import Optimizer, copied, overwrite
+from headway.trainers.local.optimizer import Optimizer
 from headway.trainers.local.packing import Pack, packs_of
 from headway.trainers.local.settings import LocalSettings
+from headway.trainers.local.steps import mini_batches, move
 from headway.trainers.local.tokens import Row, TokenBatch
 from headway.trainers.local.worker import Gate
+
+
+class Rewarded(Protocol):
+    """What advantages are made of."""
+
+    @property
+    def groups(self) -> int: ...
+    @property
+    def reward_S(self) -> Tensor | None: ...  # noqa: N802
+    @property
+    def advantage_S(self) -> Tensor: ...  # noqa: N802
+    @property
+    def group_S(self) -> Tensor: ...  # noqa: N802
+    @property
+    def mask_N(self) -> Tensor: ...  # noqa: N802
+    @property
+    def sequence_N(self) -> Tensor: ...  # noqa: N802
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,9 +111,11 @@ class Report:
         }
 
 
-def advantages_of(batch: TokenBatch, settings: LocalSettings, kl_coef: float) -> Advantages:
-    """From scores by the configured estimator, or each sample's own."""
-    if settings.advantages is None:
+def advantages_of(
+    batch: Rewarded, params: AdvantageParams | None, kl_coef: float, more: Mapping[str, Any] | None = None
+) -> Advantages:
+    """From scores by the configured estimator, or each sample's own. `more` is what some estimators read beside."""
+    if params is None:
         advantage_N = batch.advantage_S[batch.sequence_N]
         return Advantages(advantage_N=advantage_N, mask_N=batch.mask_N, return_N=None, kl=0.0)
     if batch.reward_S is None:
@@ -105,49 +126,33 @@ def advantages_of(batch: TokenBatch, settings: LocalSettings, kl_coef: float) ->
         groups=batch.groups,
         mask_N=batch.mask_N,
         sequence_N=batch.sequence_N,
-        logp_N=batch.behaviour_N if batch.proximal_N is None else batch.proximal_N,
-        reference_N=batch.reference_N,
-        value_N=batch.value_N,
-        steps=batch.steps,
+        **(more or {}),
     )
-    return estimate_advantages(rewards, settings.advantages, kl_coef=kl_coef)
+    return estimate_advantages(rewards, params, kl_coef=kl_coef)
+
+
+def read_by_estimators(batch: TokenBatch) -> dict[str, Any]:
+    """Beside the scores."""
+    return {
+        "logp_N": batch.behaviour_N if batch.proximal_N is None else batch.proximal_N,
+        "reference_N": batch.reference_N,
+        "value_N": batch.value_N,
+        "steps": batch.steps,
+    }
 
 
 def update(
     trained: Trained, batch: TokenBatch, made: Advantages, settings: LocalSettings, version: int, gate: Gate
 ) -> Report:
     """All optimizer steps of one batch, or none."""
-    minis = list(_mini_batches(batch.rows, settings))
-    backup = [copied(one.everything()) for one in trained.optimizers] if len(minis) > 1 else []
     report = Report()
-    try:
-        for rows in minis:
-            _gradients(trained, batch, made, rows, settings, report, gate)
-            norms = [one.ready(f"step {version + 1}") for one in trained.optimizers]
-            gate.commit()
-            rates = [one.step(version) for one in trained.optimizers]
-            report.steps += 1
-            report.grad_norm += norms[0]
-            report.learning_rate = rates[0]
-    except (TrainerError, torch.OutOfMemoryError) as error:
-        if gate.committed and not backup:
-            raise RuntimeError(f"while weights were moved: {error}") from error
-        for one, values in zip(trained.optimizers, backup, strict=False):
-            overwrite(one.everything(), values)
-        gate.committed = False
-        raise
-    finally:
-        for one in trained.optimizers:
-            one.forget()
+    minis = list(mini_batches(batch.rows, settings))
+
+    def gradients(rows: Sequence[Row]) -> None:
+        _gradients(trained, batch, made, rows, settings, report, gate)
+
+    move(trained.optimizers, minis, gradients, report, version, gate)
     return report
-
-
-def _mini_batches(rows: Sequence[Row], settings: LocalSettings) -> Iterator[Sequence[Row]]:
-    """The rows of each optimizer step, epoch after epoch."""
-    size = settings.mini_batch_samples or len(rows)
-    for _ in range(settings.epochs):
-        for start in range(0, len(rows), size):
-            yield rows[start : start + size]
 
 
 def _gradients(

@@ -3,10 +3,11 @@
     python benchmarks/learning.py --seeds 1 2 3                                    # the demo on three seeds
     python benchmarks/learning.py --alphas 0 1 2 --losses tis cispo decoupled_ppo topr kimi15 vanilla
     python benchmarks/learning.py --model tiny-sums --losses tis --steps 40        # in seconds
+    python benchmarks/learning.py --example examples/gsm8k.yaml --alphas 0 1       # another task
 
 Every run is `headway train examples/arithmetic.yaml` with the cell's α, loss and seed, in a process of its own; as many
 at a time as `--parallel` says (times mean something with one). Held-out reward: problems never trained on, answers
-drawn at temperature 1. Curves go to `--out`.
+drawn at temperature 1. Curves go to `--out`, a line for every run as it ends; `benchmarks/curves.py` draws them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace, scratch: Path, alpha: float, loss: str, seed: 
     ]
     began_s = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "headway", "train", str(EXAMPLE), *overrides],
+        [sys.executable, "-m", "headway", "train", str(args.example), *overrides],
         capture_output=True,
         text=True,
         check=False,
@@ -70,14 +71,17 @@ def run(args: argparse.Namespace, scratch: Path, alpha: float, loss: str, seed: 
 
 
 def curves(log: Path) -> dict[str, Any]:
-    """Held-out and training rewards by step, lag, and the time from the first version served to the last step."""
+    """Held-out and training rewards by step, lag, and seconds since the first version was served."""
     with log.open(encoding="utf-8") as lines:
         events = list(read_events(lines))
     steps = [event for event in events if event.kind == "step.end"]
+    validated = [event for event in events if event.kind == "validate.end"]
     served_s = next(event.time_s for event in events if event.kind == "served")
     return {
-        "held_out": [[event.data["trained"], event.data["reward"]] for event in events if event.kind == "validate.end"],
+        "held_out": [[event.data["trained"], event.data["reward"]] for event in validated],
+        "held_out_s": [round(event.time_s - served_s, 2) for event in validated],
         "reward": [event.data["reward"] for event in steps],
+        "step_s": [round(event.time_s - served_s, 2) for event in steps],
         "lag": mean(event.data["train/lag_mean"] for event in steps),
         "training_s": steps[-1].time_s - served_s,
         "steps": len(steps),
@@ -94,8 +98,8 @@ def main() -> None:
         for job in jobs:
             found.append(job.result())
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    if args.out:
-        args.out.write_text("".join(json.dumps(cell) + "\n" for cell in found), encoding="utf-8")
+            if args.out:
+                args.out.write_text("".join(json.dumps(cell) + "\n" for cell in found), encoding="utf-8")
     show(args, found)
 
 
@@ -140,6 +144,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=["tis"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--extra", nargs="*", help="further columns: each a text of overrides")
+    parser.add_argument("--example", type=Path, default=EXAMPLE)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--eval-steps", type=int)
     parser.add_argument("--model")

@@ -23,12 +23,12 @@ def main() -> None:
     cells = [json.loads(line) for line in args.curves.read_text(encoding="utf-8").splitlines()]
     good = [cell for cell in cells if "failed" not in cell]
     labels = list(dict.fromkeys(label(cell) for cell in good))
-    colours = dict(zip(labels, cycle(pyplot.rcParams["axes.prop_cycle"].by_key()["color"])))
+    colours = dict(zip(labels, cycle(pyplot.rcParams["axes.prop_cycle"].by_key()["color"]), strict=False))
     figure, (by_step, by_clock) = pyplot.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
     named: set[str] = set()
     for cell in good:
         name = label(cell)
-        steps, rewards = zip(*cell["held_out"])
+        steps, rewards = zip(*cell["held_out"], strict=True)
         look = {"color": colours[name], "marker": "o", "markersize": 3, "linewidth": 1.2}
         by_step.plot(steps, rewards, label=None if name in named else name, **look)
         by_clock.plot(cell["held_out_s"], rewards, **look)

@@ -40,6 +40,8 @@ class DeviceParameters(Parameters):
         if self._installed is None:
             super().install(values)
             self._installed = values
+            own = [tensors[0] for tensors in values.values()]
+            torch._foreach_copy_(own, [tensor.detach() for tensor in own])  # loads the kernel while nobody decodes yet
             return
         if values.keys() != self._installed.keys():
             raise KeyError(f"not a whole version: {sorted(values.keys() ^ self._installed.keys())[:3]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from headway.algorithms import AdvantageParams
 from headway.trainers.local import LocalSettings, LocalTrainer
 from headway.trainers.local.attention import tree_mask
-from headway.trainers.local.optimizer import Optimizer
+from headway.trainers.local.optimizer import Optimizer, copied
 from headway.trainers.local.packing import Spans, Tree
 from headway.trainers.local.settings import OptimizerSettings
 from headway.weights.store import WeightStore
@@ -46,6 +47,28 @@ def test_gradients_are_added_up_in_single_precision() -> None:
     for _ in range(1000):
         (live * 1.0).sum().backward()  # type: ignore[no-untyped-call]
     assert optimizer.ready("a step") == pytest.approx(2000.0)  # 256 + 1 is 256 in bf16
+
+
+def test_moments_on_the_host_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.trainers.local.optimizer._VISIT_BYTES", 40_000)
+
+    async def weights(offload: bool) -> dict[str, torch.Tensor]:
+        made = LocalTrainer(
+            tiny,
+            LocalSettings(advantages=AdvantageParams(), optimizer=replace(SLOW, offload=offload)),
+            WeightStore(wire=None),
+        )
+        assert (len(made.learner.trained.optimizer._adams) > 3) == offload
+        for step in range(3):
+            await made.train(batch(step))
+        return copied(made.learner.trained.optimizer.everything())
+
+    async def scenario() -> None:
+        plain, offloaded = await weights(False), await weights(True)
+        assert plain.keys() == offloaded.keys()
+        assert all(torch.equal(plain[name], offloaded[name]) for name in plain)
+
+    asyncio.run(scenario())
 
 
 def test_a_checkpoint_brings_the_masters_back(tmp_path: Path) -> None:

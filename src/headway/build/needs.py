@@ -127,7 +127,7 @@ class _Shape:
         found = {
             "weights": self.computed * self.parameters + masters,
             "gradients": 4 * self.trained,
-            "optimizer": 8 * self.trained,
+            f"{HOST}:optimizer" if self._offloads else "optimizer": 8 * self.trained,
         }
         derived = self.resolved.derived
         if derived.needs_reference and self.trained == self.parameters and not self._own("reference"):
@@ -146,6 +146,10 @@ class _Shape:
 
     def scorer(self, role: str) -> dict[str, int]:
         return {"weights": (_SETS if role == "logp" else 1) * 4 * self.parameters}
+
+    @property
+    def _offloads(self) -> bool:
+        return self.place.device == "cuda" and self.resolved.config.actor_train.training_args.offload_optimizer
 
     def _own(self, role: str) -> bool:
         return self.place.processes and own_replica(self.resolved, role)

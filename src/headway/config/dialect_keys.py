@@ -113,6 +113,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     _ACTOR + "megatron.pipeline_model_parallel_size": (Rule(_TRAIN_SIZES + "pipeline_model_parallel_size"),),
     _ACTOR + "megatron.context_parallel_size": (Rule(_TRAIN_SIZES + "context_parallel_size"),),
     _ACTOR + "megatron.expert_model_parallel_size": (Rule(_TRAIN_SIZES + "expert_model_parallel_size"),),
+    _ACTOR + "fsdp_config.optimizer_offload": (Rule(_TRAIN + "offload_optimizer"),),
     _ACTOR + "optim.lr": (Rule(_TRAIN + "learning_rate"),),
     _ACTOR + "optim.weight_decay": (Rule(_TRAIN + "weight_decay"),),
     _ACTOR + "optim.lr_warmup_steps": (Rule(_TRAIN + "warmup_steps", _off_below_zero(UNSET)),),
@@ -186,6 +187,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     # Synonyms in the first dialect
     "resume_from_checkpoint": (Rule("resume", _resume),),
     "max_grad_norm": (Rule(_TRAIN + "max_grad_norm"),),
+    "is_offload_optimizer_states_in_train_step": (Rule(_TRAIN + "offload_optimizer"),),
     "max_running_requests": (Rule(_INFER_SIZES + "max_num_seqs"),),
     "model_update_buffer_size_mb": (Rule("param_update_produce_bucket_mb"),),
     "param_update_preduce_bucket_size_mb": (Rule("param_update_produce_bucket_mb"),),

@@ -44,7 +44,6 @@ FOREIGN: dict[str, str] = {
     "force_disable_old_logprobs_recompute": "log-probabilities are recomputed only when the loss asks for it",
     "use_pg_clip_range": "pg_clip_low and pg_clip_high apply whenever they are given",
     "is_offload_states": "roles that share devices hand them over through locks",
-    "is_offload_optimizer_states_in_train_step": "the trainer decides where its state lives",
     "batch_adjust_mode": "batches are whole groups and need no adjusting",
     "val_greedy": "set validation.generating_args.temperature to 0",
     "val_prompt_length": "validation uses prompt_length",

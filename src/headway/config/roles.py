@@ -57,6 +57,8 @@ class TrainingArgs:
     """What the learning rate does after the warm-up."""
     warmup_steps: Amount = 0
     """Training steps over which the learning rate rises from zero."""
+    offload_optimizer: bool = False
+    """Keep AdamW's moments in the memory of the host: 8 bytes a parameter less on the GPU, and a slower step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,15 @@
 """AdamW over named parameters: the clip that refuses, the step, and a state that is plain tensors.
 
 Guarantees: `ready` changes no weight and raises `TrainerError` where a gradient is NaN or infinite; state round trips
-bit for bit through `tensors` and `restore`. State exists from the start, so a first step allocates nothing new.
+bit for bit through `tensors` and `overwrite`. State exists from the start, so a first step allocates nothing new.
+With `offload` moments live in the memory of the host and visit the device a few parameters at a time; the numbers are
+the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +18,9 @@ from headway.errors import TrainerError
 from headway.trainers.local.settings import OptimizerSettings
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+_LARGE = _MOMENTS[1:]
+_VISIT_BYTES = 512 * 1024**2
+"""Of moments that are on the device at a time, where they live on the host."""
 
 
 class Optimizer:
@@ -28,24 +34,9 @@ class Optimizer:
         self._live = dict(parameters)
         self._settings = settings
         self._parameters = {name: _master(one) for name, one in self._live.items()}
-        every = list(self._parameters.values())
-        groups = [
-            {"params": [one for one in every if one.ndim >= 2], "weight_decay": settings.weight_decay},
-            {"params": [one for one in every if one.ndim < 2], "weight_decay": 0.0},
-        ]
-        self._adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            fused=True,
-        )
-        for one in every:
-            self._adam.state[one] = {
-                "step": torch.zeros((), dtype=torch.float32, device=one.device),
-                "exp_avg": torch.zeros_like(one),
-                "exp_avg_sq": torch.zeros_like(one),
-            }
+        visits = _visits(self._parameters.values()) if settings.offload else [list(self._parameters.values())]
+        self._adams = [_adam(visit, settings) for visit in visits]
+        self._state = {one: adam.state[one] for adam, visit in zip(self._adams, visits, strict=True) for one in visit}
 
     def ready(self, what: str) -> float:
         """Clip the gradients; returns their norm before. Raises where they are not finite."""
@@ -62,9 +53,11 @@ class Optimizer:
     def step(self, version: int) -> float:
         """Move the weights, at the rate of `version`, which is returned."""
         rate = self._settings.rate_at(version)
-        for group in self._adam.param_groups:
-            group["lr"] = rate
-        self._adam.step()
+        for adam in self._adams:
+            for group in adam.param_groups:
+                group["lr"] = rate
+            with _visiting(adam) if self._settings.offload else nullcontext():
+                adam.step()
         self._round()
         return rate
 
@@ -78,12 +71,13 @@ class Optimizer:
 
     def forget(self) -> None:
         """Let the gradients go."""
-        self._adam.zero_grad(set_to_none=True)
+        for adam in self._adams:
+            adam.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
         """The whole state, live, by `<parameter>/<moment>` and `<parameter>/master`."""
         found = {
-            f"{name}/{moment}": self._adam.state[one][moment]
+            f"{name}/{moment}": self._state[one][moment]
             for name, one in self._parameters.items()
             for moment in _MOMENTS
         }
@@ -95,6 +89,62 @@ class Optimizer:
     def everything(self) -> dict[str, Tensor]:
         """State and parameters, live: what a step changes."""
         return {**self.tensors(), **{name: one.data for name, one in self._live.items()}}
+
+
+def _visits(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters whose moments are on the device together."""
+    found: list[list[nn.Parameter]] = []
+    room = 0
+    for one in parameters:
+        size = len(_LARGE) * one.numel() * one.element_size()
+        if size > room:
+            found.append([])
+            room = _VISIT_BYTES
+        found[-1].append(one)
+        room -= size
+    return found
+
+
+def _adam(parameters: Sequence[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
+    """With all of its state."""
+    groups = [
+        {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        fused=True,
+    )
+    for one in parameters:
+        adam.state[one] = {"step": torch.zeros((), dtype=torch.float32, device=one.device)}
+        adam.state[one] |= {moment: _zeros_like(one, host=settings.offload) for moment in _LARGE}
+    return adam
+
+
+def _zeros_like(one: nn.Parameter, *, host: bool) -> Tensor:
+    if not host:
+        return torch.zeros_like(one)
+    return torch.zeros(one.shape, dtype=one.dtype, pin_memory=one.is_cuda)
+
+
+@contextmanager
+def _visiting(adam: torch.optim.AdamW) -> Iterator[None]:
+    """Moments are on the device inside, and on the host again afterwards."""
+    homes = {one: {moment: state[moment] for moment in _LARGE} for one, state in adam.state.items()}
+    for one, home in homes.items():
+        adam.state[one] |= {moment: tensor.to(one.device, non_blocking=True) for moment, tensor in home.items()}
+    try:
+        yield
+    finally:
+        for one, home in homes.items():
+            for moment, tensor in home.items():
+                tensor.copy_(adam.state[one][moment], non_blocking=True)
+            adam.state[one] |= home
+        if any(one.is_cuda for one in homes):
+            torch.cuda.current_stream().synchronize()
 
 
 def _master(live: nn.Parameter) -> nn.Parameter:

@@ -29,6 +29,8 @@ class OptimizerSettings:
     warmup_steps: int = 0
     max_steps: int = 1
     """Where `linear` and `cosine` reach zero."""
+    offload: bool = False
+    """Moments live in the memory of the host, and visit the device for a step."""
 
     def rate_at(self, version: int) -> float:
         """Learning rate of the step that makes `version + 1`: a function of the version, so it survives restarts."""
@@ -146,4 +148,5 @@ def _optimizer_of(args: TrainingArgs, max_steps: int) -> OptimizerSettings:
         schedule=args.lr_scheduler_type,
         warmup_steps=args.warmup_steps,
         max_steps=max_steps,
+        offload=args.offload_optimizer,
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from headway.algorithms import AdvantageParams, token_logps
 from headway.trainers.local import LocalSettings, LocalTrainer, attention
 from headway.trainers.local.packing import Tree
+from headway.trainers.local.settings import OptimizerSettings
 from headway.weights.device import DeviceArena
 from headway.weights.store import WeightStore
 
@@ -115,3 +116,18 @@ def test_weights_go_from_device_to_device_into_a_running_engine() -> None:
         await engine.close()
 
     engines.run(scenario())
+
+
+def test_moments_on_the_host_make_the_same_steps() -> None:
+    async def made(offload: bool) -> dict[str, Tensor]:
+        one = trainer("cuda", "bf16", optimizer=OptimizerSettings(learning_rate=1e-3, offload=offload))
+        for step in range(3):
+            await one.train(batch(step))
+        state = one.learner.trained.optimizer.everything()
+        assert {name for name, tensor in state.items() if not tensor.is_cuda} == {
+            name for name in state if offload and name.endswith(("/exp_avg", "/exp_avg_sq"))
+        }
+        return {name: tensor.cpu() for name, tensor in state.items()}
+
+    plain, offloaded = asyncio.run(made(False)), asyncio.run(made(True))
+    assert all(torch.equal(plain[name], offloaded[name]) for name in plain)

@@ -9,11 +9,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.cluster import wire
 from headway.errors import ConfigError, ConfigErrors, TrainerError
 from headway.weights.segment import Segment
+
+
+@dataclass
+class Stranger:
+    """A record that nobody has heard of, until this process is told."""
+
+    number: int = 7
+
+    @classmethod
+    def known(cls) -> Stranger:
+        wire.RECORDS["Stranger"], wire._FIELDS["Stranger"] = cls, ("number",)
+        return cls()
+
+    @staticmethod
+    def forgotten() -> None:
+        del wire.RECORDS["Stranger"], wire._FIELDS["Stranger"]
 
 
 class Service:
@@ -48,6 +66,10 @@ class Service:
 
     async def unsendable(self) -> object:
         return object()
+
+    async def stranger(self) -> object:
+        """A record that only this process knows."""
+        return Stranger.known()
 
     async def wait(self, name: str) -> None:
         try:
@@ -84,6 +106,10 @@ class Telling:
 
     def __init__(self, made: Service, tell: Callable[[Any], None]) -> None:
         self._tell = tell
+
+    async def stranger(self) -> None:
+        self._tell(Stranger.known())
+        await asyncio.Event().wait()
 
     async def count(self, number: int) -> str:
         for one in range(number):

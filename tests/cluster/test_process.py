@@ -21,6 +21,8 @@ from headway.cluster.process import Child, ChildSpec
 from headway.errors import ConfigError, ConfigErrors, TrainerError, TransferError
 from headway.weights.segment import Segment, sweep
 
+from .targets import Stranger
+
 
 def spec(target: str = "service", **options: Any) -> ChildSpec:
     return ChildSpec(name="child/0", target=f"tests.cluster.targets:{target}", **options)
@@ -100,6 +102,27 @@ def test_errors_travel_by_name_and_the_child_goes_on() -> None:
             await child.call("echo", object())
         assert await child.call("echo", 1) == 1
         await child.close()
+
+    run(scenario())
+
+
+def test_whoever_waits_for_what_the_other_side_cannot_read_is_told() -> None:
+    async def scenario() -> None:
+        child = await Child.start(spec())
+        with pytest.raises(PeerFailed, match=r"answer of child/0 cannot be read: TypeError.*'Stranger'"):
+            await child.call("stranger")
+        other, stranger = await Child.start(spec()), Stranger.known()
+        try:
+            with pytest.raises(PeerFailed, match="'Stranger'"):
+                await other.call("echo", stranger)
+        finally:
+            Stranger.forgotten()
+        for one in (child, other):
+            assert await one.call("echo", 1) == 1, "it lives"
+            await one.close()
+        child = await Child.start(spec(host="tests.cluster.targets:Telling"))
+        with pytest.raises(PeerLost):  # a note that is missing would be missed by nobody
+            await child.call("stranger")
 
     run(scenario())
 

@@ -43,6 +43,10 @@ class Server:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def _message(self, message: Any) -> None:
+        if message[0] == "unread":
+            _, _, number, why = message
+            self.wire.send(("fail", number, {"error": "", "message": f"cannot be read here: {why}"}))
+            return
         kind, number, *rest = message
         if kind == "cancel":
             task = self._tasks.get(number)
@@ -65,7 +69,7 @@ class Server:
             answer = ("fail", number, error_to_wire(error))
         try:
             self.wire.send(answer)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             traceback.print_exc()
             self.wire.send(("fail", number, error_to_wire(error)))
 

@@ -145,7 +145,11 @@ class Child:
         if kind == "note":
             self.on_note(rest[0])
             return
-        number, value = rest
+        if kind == "unread":
+            _, number, why = rest
+            kind, value = "fail", {"error": "", "message": f"the answer of {self.spec.name} cannot be read: {why}"}
+        else:
+            number, value = rest
         answer = self._calls.get(number)
         if answer is None or answer.done():
             return  # nobody waits any more

@@ -153,6 +153,16 @@ _ARRAYS = {"i4": "i", "i8": "q", "f8": "d"}
 _JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False)
 
 
+def _numbered(frame: bytes | bytearray) -> tuple[str, int] | None:
+    """Kind and number of a call or an answer whose contents cannot be read; none where not even these can."""
+    try:
+        end = 4 + int.from_bytes(frame[:4], "little")
+        _, kind, number, *_ = json.loads(bytes(frame[4:end]).decode("utf-8", "surrogatepass"))
+    except (ValueError, TypeError):
+        return None
+    return (kind, number) if kind in ("call", "done", "fail") and type(number) is int else None
+
+
 # -- errors
 
 
@@ -198,7 +208,11 @@ def _plain(value: Any) -> Any:
 
 
 class Wire(asyncio.Protocol):
-    """One end of a socket: whole messages in, whole messages out. Nothing that `on_message` raises breaks it."""
+    """One end of a socket: whole messages in, whole messages out. Nothing that `on_message` raises breaks it.
+
+    Of a call or an answer that cannot be read, `on_message` gets `("unread", kind, number, why)`, so that whoever waits
+    for it is told. Anything else that cannot be read ends the connection: nobody would know what is missing.
+    """
 
     def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
         self._on_message, self._on_lost = on_message, on_lost
@@ -221,11 +235,22 @@ class Wire(asyncio.Protocol):
 
     def _deliver(self, frame: bytearray) -> None:
         try:
-            self._on_message(decode(frame))
+            message = decode(frame)
         except Exception as error:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "a message from another process was not understood", "exception": error}
-            )
+            self._report("a message from another process cannot be read", error)
+            found = _numbered(frame)
+            if found is None:
+                if self._transport is not None:
+                    self._transport.abort()
+                return
+            message = ("unread", *found, f"{type(error).__name__}: {error}")
+        try:
+            self._on_message(message)
+        except Exception as error:
+            self._report("a message from another process was not understood", error)
+
+    def _report(self, message: str, error: Exception) -> None:
+        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

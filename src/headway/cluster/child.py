@@ -36,16 +36,18 @@ Tell = Callable[[Any], None]
 class Server:
     """Answers calls with the methods of a host, each in a task of its own, begun in the order of the calls."""
 
-    def __init__(self, group: asyncio.TaskGroup) -> None:
-        self.wire = Wire(self._message, _leave)
+    def __init__(self, group: asyncio.TaskGroup, send: Callable[[Any], None]) -> None:
         self._host: Any = None
         self._group = group
+        self._send = send
+        """Raises `TypeError` or `ValueError` for what cannot travel."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def _message(self, message: Any) -> None:
+    def message(self, message: Any) -> None:
+        """A call, that one is no longer wanted, or that one could not be read."""
         if message[0] == "unread":
             _, _, number, why = message
-            self.wire.send(("fail", number, {"error": "", "message": f"cannot be read here: {why}"}))
+            self._send(("fail", number, {"error": "", "message": f"cannot be read here: {why}"}))
             return
         kind, number, *rest = message
         if kind == "cancel":
@@ -68,10 +70,10 @@ class Server:
                 traceback.print_exc()
             answer = ("fail", number, error_to_wire(error))
         try:
-            self.wire.send(answer)
+            self._send(answer)
         except (TypeError, ValueError) as error:
             traceback.print_exc()
-            self.wire.send(("fail", number, error_to_wire(error)))
+            self._send(("fail", number, error_to_wire(error)))
 
     async def _called(self, method: str, args: tuple[Any, ...]) -> Any:
         if method.startswith("_"):
@@ -86,7 +88,7 @@ class Server:
             made = await made
         _set_torch_threads(spec["threads"])  # it may have come with the target's own imports
         host = _named(spec["host"]) if spec["host"] else lambda made, tell: made
-        self._host = host(made, lambda note: self.wire.send(("note", note)))
+        self._host = host(made, lambda note: self._send(("note", note)))
         gc.collect()
         gc.freeze()  # modules and models are not garbage: a full collection would look at all of them
 
@@ -141,8 +143,9 @@ def main(descriptor: int, parent: int) -> NoReturn:
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
-            server = Server(group)
-            await loop.create_connection(lambda: server.wire, sock=end)
+            wire = Wire(lambda message: server.message(message), _leave)
+            server = Server(group, wire.send)
+            await loop.create_connection(lambda: wire, sock=end)
             await loop.create_future()  # until the socket is closed
 
     try:

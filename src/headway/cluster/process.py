@@ -19,11 +19,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import count
 from typing import IO, Any, Protocol
 
-from headway.cluster.base import ChildSpec, PeerFailed, PeerLost, last_lines, output_file
-from headway.cluster.wire import Wire, encode, error_from_wire
+from headway.cluster.base import ChildSpec, PeerLost, last_lines, output_file
+from headway.cluster.calls import Calls
+from headway.cluster.wire import Wire, encode
 from headway.errors import ConfigError
 
 __all__ = ["Child", "ChildSpec"]
@@ -61,8 +61,7 @@ class Child:
         self._process = process
         self._output = output
         self._wire = Wire(self._message, self._lost)
-        self._numbers = count()
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls = Calls(spec.name, self._wire.send)
         self._connected = True
         self._closing = False
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -103,20 +102,7 @@ class Child:
     async def call(self, method: str, *args: Any) -> Any:
         if self._ended.done():
             raise PeerLost(self._ended.result())
-        number = next(self._numbers)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        try:
-            self._wire.send(("call", number, method, list(args)))
-        except (TypeError, ValueError) as error:
-            raise PeerFailed(f"{method} cannot be asked of {self.spec.name}: {error}") from error
-        self._calls[number] = answer
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self._wire.send(("cancel", number))
-            raise
-        finally:
-            del self._calls[number]
+        return await self._calls.call(method, *args)
 
     async def close(self, grace_s: float = _END_S) -> None:
         first, self._closing = not self._closing, True
@@ -145,18 +131,7 @@ class Child:
         if kind == "note":
             self.on_note(rest[0])
             return
-        if kind == "unread":
-            _, number, why = rest
-            kind, value = "fail", {"error": "", "message": f"the answer of {self.spec.name} cannot be read: {why}"}
-        else:
-            number, value = rest
-        answer = self._calls.get(number)
-        if answer is None or answer.done():
-            return  # nobody waits any more
-        if kind == "done":
-            answer.set_result(value)
-        else:
-            answer.set_exception(error_from_wire(value))
+        self._calls.answered(kind, *rest)
 
     def _lost(self) -> None:
         """The socket is closed on one side: the process has ended, or is about to."""
@@ -171,9 +146,7 @@ class Child:
         self._output.close()
         self._ended.set_result(how)
         self.on_end(how)
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(PeerLost(how))
+        self._calls.lose(how)
 
 
 def spawned(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:

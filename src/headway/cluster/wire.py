@@ -5,7 +5,8 @@
 Guarantees: the records in `RECORDS` come back equal, integers, floats and bytes exactly, `Repeated` and `range`
 compact; an error of `headway.errors` comes back as what it was; nothing is executed on reading, as it would be with
 pickle. Other sequences come back as tuples, paths as paths. What has no form here is refused by whoever sends it:
-`TypeError`.
+`TypeError`. References to stored objects have none either: whoever can carry them beside the frame gives a list for
+them (`refs`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import json
 import struct
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,13 +25,13 @@ from headway import errors, types
 from headway.cluster.base import PeerFailed
 from headway.engines.base import Request
 from headway.errors import BackendError, ConfigError, ConfigErrors, HeadwayError
-from headway.weights.base import Bucket, FileSlice, Kept, Landed, Manifest, SharedSlice, TensorEntry
+from headway.weights.base import Bucket, FileSlice, Kept, Landed, Manifest, SharedSlice, StoredSlice, TensorEntry
 
 RECORDS: dict[str, type[Any]] = {
     one.__name__: one
     for one in (
         *(one for one in vars(types).values() if isinstance(one, type) and is_dataclass(one)),
-        *(Request, Manifest, TensorEntry, Bucket, SharedSlice, FileSlice, Landed, Kept),
+        *(Request, Manifest, TensorEntry, Bucket, SharedSlice, FileSlice, StoredSlice, Landed, Kept),
     )
 }
 _ENUMS: dict[str, type[StrEnum]] = {"FinishReason": types.FinishReason}
@@ -40,23 +41,42 @@ _SHORT = 4
 """Sequences up to this length are cheaper in the header."""
 
 
-def encode(value: Any) -> bytes:
-    """`value` as one frame."""
-    blocks: list[bytes] = []
+class _Blocks(list[bytes]):
+    """What follows the header, and what travels beside it."""
+
+    __slots__ = ("refs",)
+
+    def __init__(self, refs: list[Any] | None) -> None:
+        super().__init__()
+        self.refs = refs
+
+
+def encode(value: Any, refs: list[Any] | None = None) -> bytes:
+    """`value` as one frame; references in it are appended to `refs`, and must be there when it is read."""
+    blocks = _Blocks(refs)
     header = _JSON.encode(_put(value, blocks)).encode("utf-8", "surrogatepass")
     body = sum(map(len, blocks))
     return b"".join((_FRAME.pack(4 + len(header) + body, len(header)), header, *blocks))
 
 
-def decode(frame: bytes | bytearray | memoryview) -> Any:
+def decode(frame: bytes | bytearray | memoryview, refs: Sequence[Any] = ()) -> Any:
     """What `encode` was given; `frame` without its length."""
     view = memoryview(frame)
     end = 4 + int.from_bytes(view[:4], "little")
     header = json.loads(bytes(view[4:end]).decode("utf-8", "surrogatepass"))
-    return _Reader(view, end).take(header)
+    return _Reader(view, end, refs).take(header)
 
 
-def _put(value: Any, blocks: list[bytes]) -> Any:
+def frames(data: bytes) -> Iterator[memoryview]:
+    """Each of several frames that were joined, without its length."""
+    view, at = memoryview(data), 0
+    while at < len(view):
+        end = at + 8 + int.from_bytes(view[at : at + 8], "little")
+        yield view[at + 8 : end]
+        at = end
+
+
+def _put(value: Any, blocks: _Blocks) -> Any:
     """The header's word for `value`: a scalar, or a list that begins with its kind."""
     kind = type(value)
     if kind in _SCALARS:
@@ -79,12 +99,15 @@ def _put(value: Any, blocks: list[bytes]) -> Any:
     if kind is bytes:
         blocks.append(value)
         return ["b", len(value)]
+    if name == "ObjectRef" and blocks.refs is not None:
+        blocks.refs.append(value)
+        return ["o", len(blocks.refs) - 1]
     if hasattr(value, "tolist"):  # numpy, torch, array
         return _put(value.tolist(), blocks)
     raise TypeError(f"{name} has no form between processes: {value!r:.80}")
 
 
-def _put_sequence(values: Sequence[Any], blocks: list[bytes]) -> list[Any]:
+def _put_sequence(values: Sequence[Any], blocks: _Blocks) -> list[Any]:
     kinds = set(map(type, values)) if len(values) > _SHORT else set()
     if kinds == {float}:
         blocks.append(array("d", values).tobytes())
@@ -108,11 +131,12 @@ def _key(key: Any) -> str:
 class _Reader:
     """Takes values out of a frame in the order they were put in."""
 
-    __slots__ = ("_at", "_view")
+    __slots__ = ("_at", "_refs", "_view")
 
-    def __init__(self, view: memoryview, at: int) -> None:
+    def __init__(self, view: memoryview, at: int, refs: Sequence[Any]) -> None:
         self._view = view
         self._at = at
+        self._refs = refs
 
     def take(self, word: Any) -> Any:
         if not isinstance(word, list):
@@ -138,6 +162,8 @@ class _Reader:
         if kind == "b":
             self._at += word[1]
             return bytes(self._view[self._at - word[1] : self._at])
+        if kind == "o":
+            return self._refs[word[1]]
         raise TypeError(f"a frame holds {kind!r}, which nothing reads")
 
     def _array(self, code: str, length: int) -> tuple[Any, ...]:
@@ -153,7 +179,7 @@ _ARRAYS = {"i4": "i", "i8": "q", "f8": "d"}
 _JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False)
 
 
-def _numbered(frame: bytes | bytearray) -> tuple[str, int] | None:
+def _numbered(frame: bytes | bytearray | memoryview) -> tuple[str, int] | None:
     """Kind and number of a call or an answer whose contents cannot be read; none where not even these can."""
     try:
         end = 4 + int.from_bytes(frame[:4], "little")
@@ -207,6 +233,27 @@ def _plain(value: Any) -> Any:
 # -- the way
 
 
+def deliver(frame: bytearray | memoryview, on_message: Callable[[Any], None], refs: Sequence[Any] = ()) -> bool:
+    """Hand a frame's message over, whatever that raises; false where it cannot be read and nobody can be told."""
+    try:
+        message = decode(frame, refs)
+    except Exception as error:
+        _report("a message from another process cannot be read", error)
+        found = _numbered(frame)
+        if found is None:
+            return False
+        message = ("unread", *found, f"{type(error).__name__}: {error}")
+    try:
+        on_message(message)
+    except Exception as error:
+        _report("a message from another process was not understood", error)
+    return True
+
+
+def _report(message: str, error: Exception) -> None:
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+
+
 class Wire(asyncio.Protocol):
     """One end of a socket: whole messages in, whole messages out. Nothing that `on_message` raises breaks it.
 
@@ -234,23 +281,8 @@ class Wire(asyncio.Protocol):
         del self._buffer[:at]
 
     def _deliver(self, frame: bytearray) -> None:
-        try:
-            message = decode(frame)
-        except Exception as error:
-            self._report("a message from another process cannot be read", error)
-            found = _numbered(frame)
-            if found is None:
-                if self._transport is not None:
-                    self._transport.abort()
-                return
-            message = ("unread", *found, f"{type(error).__name__}: {error}")
-        try:
-            self._on_message(message)
-        except Exception as error:
-            self._report("a message from another process was not understood", error)
-
-    def _report(self, message: str, error: Exception) -> None:
-        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+        if not deliver(frame, self._on_message) and self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -53,6 +53,15 @@ class FileSlice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSlice:
+    """The payload of a bucket that lies in the object store of a cluster, where every node can read it."""
+
+    ref: Any = field(repr=False)
+    """Whoever holds it keeps the bytes. It crosses to another process beside the message."""
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Landed:
     """The payload of a bucket that was broadcast: its bytes lie in the process of the receiver already."""
 
@@ -68,7 +77,7 @@ class Kept:
     size: int
 
 
-Words = SharedSlice | FileSlice | Landed | Kept
+Words = SharedSlice | FileSlice | StoredSlice | Landed | Kept
 """Payloads that cross to another process as they are: they say where the bytes are."""
 
 
@@ -101,7 +110,7 @@ def payload_size(payload: Any) -> int:
     """Bytes that a payload stands for, wherever they are."""
     if isinstance(payload, FileSlice):
         return sum(size for _, _, size in payload.spans)
-    if isinstance(payload, SharedSlice | Landed | Kept):
+    if isinstance(payload, SharedSlice | StoredSlice | Landed | Kept):
         return payload.size
     if isinstance(payload, DevicePayload):
         return int(payload.data.numel())

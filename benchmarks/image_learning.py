@@ -1,11 +1,14 @@
 """Does a flow model learn to write, and does it learn the same when drawing runs ahead of training?
 
-    python benchmarks/image_learning.py --seeds 1 2 3 --alphas 0 1 --out docs/results/image_learning.jsonl \\
-        --grid docs/results/image_learning.png
+    python benchmarks/image_learning.py --seeds 1 2 3 --alphas 0 1 --steps 20 --keep runs.npz
+    python benchmarks/image_learning.py --read runs.npz --out docs/results/image_learning.jsonl \\
+        --grid docs/results/image_learning.png --curves docs/results/image_learning.svg
 
-Every run is `headway train examples/images.yaml` with the cell's α and seed, in a process of its own. Before and after,
-the same held-out strings are drawn from the same noise by the ODE, and read by the OCR that was trained against and by
-one that was not (tesseract, where it is installed). `--grid` keeps the pictures of the first run.
+Every run is `headway train examples/images.yaml` with the cell's α and seed, in processes of its own, `--at-once` of
+them together. Before and after, the same held-out strings are drawn from the same noise by the ODE, and read by the OCR
+that was trained against and by one that was not (tesseract), where they are installed. `--keep` writes numbers and
+pictures after every run, so that `--read` can ask other readers later, elsewhere. Better policies make more groups
+without spread, which are replaced, so that late steps take longer: `--limit-s` stops a run that takes too long.
 """
 
 from __future__ import annotations
@@ -15,16 +18,23 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks.pictures.curves import svg_of
+from benchmarks.pictures.kept import Kept, load_kept
 
 from headway.build.rundir import newest_checkpoint
 from headway.data.strings import Strings
@@ -40,40 +50,78 @@ from headway.types import Image
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "images.yaml"
 STRINGS = Strings()
+_MEASURES = ("clip_fraction", "lag_mean", "ratio_max")
+_GRACE_S = 30.0
+_ROLES = ("actor_train", "actor_infer")
 
 
 def run(args: argparse.Namespace, directory: Path, alpha: float, seed: int) -> dict[str, Any]:
-    """One cell: its curves, what is read before and after, and how long it took."""
-    steps = [f"max_steps={args.steps}", f"save_steps={args.steps}"] if args.steps else []
-    overrides = [f"output_dir={directory}", f"async_generation_ratio={alpha:g}", f"seed={seed}", "track_with=[]"]
+    """One cell: its curves, and how long it took."""
     began_s = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "headway", "train", str(EXAMPLE), *overrides, *steps, *args.set],
-        capture_output=True,
+    path = os.pathsep.join(one for one in (str(ROOT / "src"), os.environ.get("PYTHONPATH", "")) if one)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "headway", "train", str(EXAMPLE), *overrides(args, directory, alpha, seed)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": path},
     )
-    cell = {"alpha": alpha, "seed": seed, "process_s": round(time.monotonic() - began_s, 1)}
-    if done.returncode:
-        return {**cell, "failed": (done.stderr or done.stdout)[-400:]}
+    said, stopped = ended(child, args.limit_s)
+    cell = {"alpha": alpha, "seed": seed, "process_s": round(time.monotonic() - began_s, 1), "stopped": stopped}
+    if child.returncode and not stopped:
+        return {**cell, "failed": said[-400:]}
     return {**cell, **curves(directory / "events.jsonl")}
 
 
+def overrides(args: argparse.Namespace, directory: Path, alpha: float, seed: int) -> list[str]:
+    """What differs from the example."""
+    found = [f"output_dir={directory}", f"async_generation_ratio={alpha:g}", f"seed={seed}", "track_with=[]"]
+    if args.steps:
+        found += [f"max_steps={args.steps}", f"save_steps={max(args.steps // 4, 1)}"]
+    if args.threads:
+        found += [f"{role}.strategy_args.strategy_config.num_threads={args.threads}" for role in _ROLES]
+    return [*found, *args.set]
+
+
+def ended(child: subprocess.Popen[str], limit_s: float | None) -> tuple[str, bool]:
+    """What it said, and whether it had to be stopped; then it has been interrupted, and what it had learned is kept."""
+    try:
+        return child.communicate(timeout=limit_s)[0], False
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGINT)
+    try:
+        return child.communicate(timeout=_GRACE_S)[0], True
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.communicate()[0], True
+
+
 def curves(log: Path) -> dict[str, Any]:
-    """Held-out and training rewards by step, and drops."""
+    """Held-out and training rewards by step, what was dropped until then, and how far steps were from on policy."""
     with log.open(encoding="utf-8") as lines:
         events = list(read_events(lines))
-    return {
-        "held_out": [[event.data["trained"], event.data["reward"]] for event in events if event.kind == "validate.end"],
-        "reward": [event.data["reward"] for event in events if event.kind == "step.end"],
-    }
+    held_out = [[event.data["trained"], event.data["reward"]] for event in events if event.kind == "validate.end"]
+    found: dict[str, Any] = {"held_out": held_out, "reward": [], "dropped": [], "end_s": []}
+    found |= {name: [] for name in _MEASURES}
+    dropped = 0
+    for event in events:
+        if event.kind == "sample.end":
+            dropped += event.data["end"] == "dropped"
+        elif event.kind == "step.end":
+            found["reward"].append(event.data["reward"])
+            found["dropped"].append(dropped)
+            found["end_s"].append(round(event.time_s, 2))
+            for name in _MEASURES:
+                found[name].append(round(event.data[f"train/{name}"], 5))
+    return found
 
 
-def legible(images: list[Image], strings: list[str]) -> dict[str, list[float]]:
-    """Reward and share of exact strings, by reader; nothing for readers that are not here."""
-    found: dict[str, list[float]] = {}
+def legible(images: list[Image], strings: list[str], known: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Reward and share of exact strings, by reader; readers that are not here leave what is known."""
+    found = dict(known)
     for name in READERS:
+        if name in found:
+            continue
         try:
             read = make_reader(name, alphabet=STRINGS.alphabet, timeout_s=60)
         except ConfigError as error:
@@ -85,36 +133,58 @@ def legible(images: list[Image], strings: list[str]) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Run every cell, print one table."""
+    """Run every cell or read those that were kept, print one table."""
     args = arguments()
-    strings = STRINGS.held_out(args.strings)
-    before = draw(load(shipped(TEXT_IMAGES)), strings)
-    first, found = legible(before, strings), []
-    with tempfile.TemporaryDirectory(prefix="headway-image-learning-") as scratch:
-        for alpha, seed in product(args.alphas, args.seeds):
-            directory = Path(scratch) / f"{alpha:g}-{seed}"
-            cell = run(args, directory, alpha, seed)
-            checkpoint = newest_checkpoint(directory)
-            if checkpoint is not None:
-                after = draw(load(checkpoint), strings)
-                cell |= {"before": first, "after": legible(after, strings)}
-                if args.grid and not found:
-                    args.grid.write_bytes(png_of(side_by_side(before[:24], after[:24])))
-            found.append(cell)
-            print(json.dumps(cell), file=sys.stderr, flush=True)
+    kept = load_kept(args.read) if args.read else learned(args)
+    judge(kept)
+    if args.keep:
+        kept.save(args.keep)
     if args.out:
-        args.out.write_text("".join(json.dumps(cell) + "\n" for cell in found), encoding="utf-8")
-    show(found, args)
+        args.out.write_text("".join(json.dumps(cell) + "\n" for cell in kept.cells), encoding="utf-8")
+    if args.grid and kept.after and kept.after[0]:
+        args.grid.write_bytes(png_of(side_by_side(kept.before[:24], kept.after[0][:24])))
+    if args.curves:
+        args.curves.write_text(svg_of(kept.cells), encoding="utf-8")
+    show(kept)
 
 
-def show(found: list[dict[str, Any]], args: argparse.Namespace) -> None:
+def learned(args: argparse.Namespace) -> Kept:
+    """Every run, `at_once` of them together; kept as they end."""
+    strings = STRINGS.held_out(args.strings)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {args.at_once} runs at once"
+    kept = Kept(strings=strings, before=draw(load(shipped(TEXT_IMAGES)), strings), machine=machine)
+    cells = list(product(args.alphas, args.seeds))
+    with (
+        tempfile.TemporaryDirectory(prefix="headway-image-learning-") as scratch,
+        ThreadPoolExecutor(args.at_once) as pool,
+    ):
+        directories = {cell: Path(scratch) / f"{cell[0]:g}-{cell[1]}" for cell in cells}
+        runs = {pool.submit(run, args, directories[cell], *cell): cell for cell in cells}
+        for done in as_completed(runs):
+            checkpoint = newest_checkpoint(directories[runs[done]])
+            kept.add(done.result(), draw(load(checkpoint), strings) if checkpoint is not None else [])
+            print(json.dumps(done.result()), file=sys.stderr, flush=True)
+            if args.keep:
+                kept.save(args.keep)
+    return kept
+
+
+def judge(kept: Kept) -> None:
+    """Let those readers that are here and have not been asked read all pictures."""
+    kept.read_before = legible(kept.before, kept.strings, kept.read_before)
+    for cell, images in zip(kept.cells, kept.after, strict=True):
+        if images:
+            cell |= {"before": kept.read_before, "after": legible(images, kept.strings, cell.get("after", {}))}
+
+
+def show(kept: Kept) -> None:
     """A row for each run."""
     readers = [f"{name}: reward, exact" for name in READERS]
-    title = f"{platform.machine()}, {os.cpu_count()} cores, {args.strings} held-out strings, before → after"
-    table = Table("α", "seed", *readers, "training reward, first → last", "s", title=title)
-    for cell in found:
+    title = f"{kept.machine}, {len(kept.strings)} held-out strings, before → after"
+    table = Table("α", "seed", "steps", *readers, "training reward, first → last", "s", title=title)
+    for cell in kept.cells:
         if "after" not in cell:
-            table.add_row(f"{cell['alpha']:g}", str(cell["seed"]), f"failed: {cell.get('failed', '')[-120:]}")
+            table.add_row(f"{cell['alpha']:g}", str(cell["seed"]), "", f"failed: {cell.get('failed', '')[-120:]}")
             continue
         read = [
             " ".join(
@@ -126,7 +196,8 @@ def show(found: list[dict[str, Any]], args: argparse.Namespace) -> None:
             for name in READERS
         ]
         curve = f"{cell['reward'][0]:.2f} → {cell['reward'][-1]:.2f}"
-        table.add_row(f"{cell['alpha']:g}", str(cell["seed"]), *read, curve, f"{cell['process_s']:.0f}")
+        steps = str(len(cell["reward"]))
+        table.add_row(f"{cell['alpha']:g}", str(cell["seed"]), steps, *read, curve, f"{cell['process_s']:.0f}")
     Console(width=150).print(table)
 
 
@@ -137,9 +208,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int)
     parser.add_argument("--strings", type=int, default=100, help="held-out strings that are read before and after")
+    parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--threads", type=int, help="of each trainer and each engine")
+    parser.add_argument("--limit-s", type=float, help="of one run, which is then stopped and judged as it is")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="overrides for all runs")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path, help="numbers and pictures of all runs, as .npz")
+    parser.add_argument("--read", type=Path, help="what --keep wrote: run nothing, ask the readers that are here")
+    parser.add_argument("--out", type=Path, help="numbers, a line of JSON for each run")
     parser.add_argument("--grid", type=Path, help="PNG of the first run's pictures, before and after")
+    parser.add_argument("--curves", type=Path, help="SVG of all runs' rewards")
     return parser.parse_args()
 
 

@@ -9,10 +9,15 @@ named by their torch dtypes (`bfloat16`), and cut into buckets at boundaries of 
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from headway.errors import EngineCrashed, TransferError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,3 +169,102 @@ class WeightReceiver(Protocol):
     async def flip(self) -> None:
         """Serve the version begun, between two actions. Raises `TransferError` if a bucket is missing."""
         ...
+
+
+class Stage(Protocol):
+    """One version on its way in; used by one thread at a time."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is to arrive."""
+        ...
+
+    def load(self, bucket: Bucket) -> None:
+        """Verify and take in a bucket of this version, in any order, also twice. Raises `TransferError`."""
+        ...
+
+
+S = TypeVar("S", bound=Stage)
+
+
+class StagedReceiver(ABC, Generic[S]):
+    """A `WeightReceiver` whose versions arrive in a stage: what those of all engines have in common.
+
+    Buckets are loaded on a thread of their own, so that generation goes on meanwhile. `_serve` gets stages that every
+    bucket of the manifest was loaded into, and `version` is what it last accepted.
+    """
+
+    def __init__(self, on_thread: Callable[[], object] = lambda: None) -> None:
+        self.version = -1
+        self.gone = False
+        """The engine is down: whoever loads is told so."""
+        self._on_thread = on_thread
+        """Called first on the thread."""
+        self._stage: S | None = None
+        self._loaded: set[int] = set()
+        self._loader: ThreadPoolExecutor | None = None
+
+    @abstractmethod
+    async def _staged(self, manifest: Manifest) -> S:
+        """Room for a version. Raises `TransferError` for one that could never be served."""
+
+    @abstractmethod
+    async def _serve(self, stage: S) -> None:
+        """Make a whole version live, between two actions."""
+
+    async def _settle(self) -> None:
+        """After a flip: let go of what is served no longer."""
+
+    async def begin(self, manifest: Manifest) -> None:
+        self._check_alive()
+        self._stage = None
+        stage = await self._staged(manifest)
+        self._check_alive()
+        self._stage, self._loaded = stage, set()
+
+    async def load(self, bucket: Bucket) -> None:
+        self._check_alive()
+        stage, where = self._stage, f"bucket {bucket.index} of version {bucket.version}"
+        if stage is None or stage.manifest.version != bucket.version:
+            begun = "nothing" if stage is None else f"version {stage.manifest.version}"
+            raise TransferError(f"{where}: {begun} was begun")
+        if not 0 <= bucket.index < len(stage.manifest.checksums):
+            raise TransferError(f"{where}: there are {len(stage.manifest.checksums)}")
+        await self._off_the_loop(lambda: stage.load(bucket))
+        if self._stage is not stage:
+            raise TransferError(f"{where}: thrown away, another version was begun meanwhile")
+        self._loaded.add(bucket.index)
+
+    async def flip(self) -> None:
+        self._check_alive()
+        stage = self._stage
+        if stage is None:
+            raise TransferError("no version was begun")
+        wanted = len(stage.manifest.checksums)
+        if len(self._loaded) < wanted:
+            missing = f"lacks {wanted - len(self._loaded)} of {wanted} buckets"
+            raise TransferError(f"version {stage.manifest.version} {missing}")
+        await self._serve(stage)
+        self.version = stage.manifest.version
+        if self._stage is stage:
+            self._stage = None
+        del stage
+        await self._settle()
+
+    def reset(self, *, gone: bool) -> None:
+        """Forget everything: the engine crashed (`gone`) or came back empty."""
+        self.version, self.gone = -1, gone
+        self._stage, self._loaded = None, set()
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            loader.shutdown(wait=False, cancel_futures=True)
+
+    async def _off_the_loop(self, work: Callable[[], object]) -> None:
+        """On the thread, one thing after the other."""
+        if self._loader is None:
+            self._loader = ThreadPoolExecutor(1, "weights", self._on_thread)
+        await asyncio.get_running_loop().run_in_executor(self._loader, work)
+
+    def _check_alive(self) -> None:
+        if self.gone:
+            raise EngineCrashed("the engine of this receiver is down")

@@ -9,7 +9,7 @@ Does not know where the bytes are: heap, shared memory, a GPU or a socket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -40,6 +40,10 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Buffer = memoryview
 """Bytes, one dimension."""
+
+
+Read = Callable[[str], Tensor]
+"""A tensor by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +106,13 @@ def _dtype(entry: TensorEntry) -> torch.dtype:
     return DTYPES[entry.dtype]
 
 
-def pack(tensors: Mapping[str, Tensor], extents: Sequence[Extent], buffer: Buffer | Tensor) -> None:
-    """Copy `tensors` into `buffer`, converted to what their entries say."""
+def pack(read: Read, extents: Sequence[Extent], buffer: Buffer | Tensor) -> None:
+    """Copy what `read` gives into `buffer`, converted to what the entries say."""
     for extent in extents:
         if extent.size:
             here, dtype = buffer[extent.start : extent.start + extent.size], _dtype(extent.entry)
             flat = here.view(dtype) if isinstance(here, Tensor) else torch.frombuffer(here, dtype=dtype)
-            flat.copy_(tensors[extent.entry.name].detach().reshape(-1))
+            flat.copy_(read(extent.entry.name).detach().reshape(-1))
 
 
 def unpack(buffer: Buffer, extents: Sequence[Extent]) -> dict[str, Tensor]:

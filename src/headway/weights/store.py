@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headway.errors import TransferError
 from headway.weights.base import Bucket, Manifest, SharedSlice, TensorEntry, checksum
-from headway.weights.flat import Buffer, cuts, entries_of, layout_of, pack
+from headway.weights.flat import Buffer, Read, cuts, entries_of, layout_of, pack
 from headway.weights.segment import Segment
 
 _HELD = 2
@@ -141,8 +141,12 @@ class WeightStore:
         self._held: dict[int, _Held] = {}
         self._lock = threading.Lock()
 
-    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Hold a copy of `tensors` as `version`, and forget what is older than the one before. Any thread."""
+    def publish(self, version: int, tensors: Mapping[str, Tensor], read: Read | None = None) -> None:
+        """Hold a copy of `tensors` as `version`, and forget what is older than the one before. Any thread.
+
+        Where they are only described by `tensors`, as those are that lie in many processes, `read` gives one by its
+        name, in the order of `entries_of`.
+        """
         entries = entries_of(tensors, self._wire)
         extents, total = layout_of(entries)
         with self._lock:
@@ -150,7 +154,7 @@ class WeightStore:
             while len(self._held) >= _HELD:
                 del self._held[next(iter(self._held))]
             key = self._arena.take(total)
-        pack(tensors, extents, self._arena.view(key))
+        pack(read or tensors.__getitem__, extents, self._arena.view(key))
         self._arena.sealed(key)
         with self._lock:
             self._held[version] = _Held(version=version, entries=entries, total=total, key=key)

@@ -3,8 +3,8 @@
 Every bucket is verified against the manifest before a byte of it is used; a tensor is converted and laid out for
 serving as soon as its last element is here, so that a flip has nothing left to do.
 
-Guarantees: `values` gives a whole, verified version or raises. Buckets may come in any order and twice; those that come
-early are held until the ones before them are here. Not safe for two threads.
+Guarantees: `values` gives a whole, verified version or raises. Buckets of this version may come in any order and twice;
+those that come early are held until the ones before them are here. Not safe for two threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.errors import TransferError
 from headway.weights.base import Bucket, DevicePayload, Manifest, TensorEntry, checksum
 
 Read = Callable[[Any], Any]
-"""From a bucket's payload to a buffer with its bytes: attaches shared memory, for instance."""
+"""From a bucket's payload to a buffer with its bytes, or a `DevicePayload`: attaches shared memory, for instance."""
 
 
 class Staging:
@@ -47,14 +47,10 @@ class Staging:
 
     def load(self, bucket: Bucket) -> None:
         """Verify one bucket and take in what is next in line."""
-        where = f"bucket {bucket.index} of version {bucket.version}"
-        if bucket.version != self.manifest.version:
-            raise TransferError(f"{where}: version {self.manifest.version} was begun")
-        if not 0 <= bucket.index < len(self.manifest.checksums):
-            raise TransferError(f"{where}: there are {len(self.manifest.checksums)}")
         data, found = self._taken(bucket.payload)
         wanted = self.manifest.checksums[bucket.index]
         if found != wanted:
+            where = f"bucket {bucket.index} of version {bucket.version}"
             raise TransferError(f"{where}: checksum {found} instead of {wanted}")
         if bucket.index in self._loaded:
             return
@@ -65,12 +61,7 @@ class Staging:
             self._next += 1
 
     def values(self) -> Values:
-        """The whole version."""
-        missing = len(self.manifest.checksums) - len(self._loaded)
-        if missing:
-            raise TransferError(
-                f"version {self.manifest.version} lacks {missing} of {len(self.manifest.checksums)} buckets"
-            )
+        """The whole version, once every bucket was loaded."""
         if self._entry != len(self.manifest.tensors):
             lacking = self.manifest.tensors[self._entry].name
             raise TransferError(f"version {self.manifest.version}: the buckets end before {lacking} does")
@@ -78,9 +69,10 @@ class Staging:
 
     def _taken(self, payload: Any) -> tuple[Tensor, str]:
         """The bytes and their checksum. Of those on the host a copy: nobody changes it before its use."""
-        if isinstance(payload, DevicePayload):
-            return payload.data, payload.checksum()
-        data = bytearray(memoryview(self._read(payload)).cast("B"))
+        opened = payload if isinstance(payload, DevicePayload) else self._read(payload)
+        if isinstance(opened, DevicePayload):
+            return opened.data, opened.checksum()
+        data = bytearray(memoryview(opened).cast("B"))
         return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0), checksum(data)
 
     def _take(self, data: Tensor) -> None:

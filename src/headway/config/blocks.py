@@ -128,6 +128,23 @@ class TrainInferCorrectionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTransferConfig:
+    """How new weights get from the trainer into engines that are processes of their own."""
+
+    transport: Literal["auto", "shared_memory", "disk", "broadcast", "cuda_ipc"] = "auto"
+    """Through memory of this machine; as files; over sockets to all engines at once; or from GPU to GPU of this
+    machine. `auto`: through shared memory between processes, and handed over inside one."""
+    delta: bool = False
+    """Only buckets that changed travel; each engine keeps a copy of those that it serves."""
+    bucket_mb: Positive | None = None
+    """Size of a bucket. null: `param_update_consume_bucket_mb`, with `delta` at most 16."""
+    directory: str | None = None
+    """disk: where versions are written, seen by trainer and engines. null: `<output_dir>/weights`."""
+    address: str | None = None
+    """broadcast: where engines reach this machine. null: engines on this machine, 127.0.0.1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReliabilityConfig:
     """Deadlines and budgets. Every wait of the system has one of these."""
 

@@ -9,6 +9,7 @@ from headway.config.denoising import check_denoising
 from headway.config.draft import Draft
 from headway.config.resolved import Derived
 from headway.config.strategies import SERVERS
+from headway.config.transfer import check_transfer
 from headway.errors import ConfigError
 
 CORRECTED = frozenset({"ppo", "decoupled_ppo", "tis", "cispo", "topr", "kimi15", "gspo"})
@@ -24,6 +25,7 @@ def check(draft: Draft, derived: Derived) -> None:
     _check_algorithm(draft)
     _check_servers(draft, derived)
     check_denoising(draft)
+    check_transfer(draft, derived)
 
 
 def _check_lengths(draft: Draft, derived: Derived) -> None:

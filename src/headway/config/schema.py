@@ -17,6 +17,7 @@ from headway.config.blocks import (
     FlowConfig,
     ReliabilityConfig,
     TrainInferCorrectionConfig,
+    WeightTransferConfig,
 )
 from headway.config.ranges import Amount, Count, Discount, Factor, Nodes, NodeSize, Positive, Probability, Real, Steps
 from headway.config.roles import RewardConfig, RoleConfig, ValidationConfig
@@ -112,9 +113,11 @@ class Config:
     enable_dual_buffer: bool = True
     """Load new weights into a spare buffer while generation goes on; false pauses, loads, resumes."""
     param_update_produce_bucket_mb: Count = 512
-    """Bucket in which the trainer gathers weights."""
+    """Bucket in which the trainer gathers weights: the size of a file, where they go through files."""
     param_update_consume_bucket_mb: Count = 128
     """Bucket in which an engine loads them; bounds its extra memory."""
+    weight_transfer: WeightTransferConfig = field(default_factory=WeightTransferConfig)
+    """The way between them."""
 
     # Devices.
     device: Literal["auto", "cpu", "cuda"] = "auto"

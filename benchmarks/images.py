@@ -1,7 +1,7 @@
 """Whole runs of a flow model: when scoring runs beside denoising, and how far rollout runs ahead. One machine, one go.
 
     python benchmarks/images.py                                          # two cores: 1M parameters
-    python benchmarks/images.py --device cuda --parameters 100M --height 64 --width 64 --latency-s 2 --score-ms 200
+    python benchmarks/images.py --device cuda --parameters 126M --height 64 --width 64 --patch 2 --workers 8
     python benchmarks/images.py --parameters 0.1M --prompts 2 --group 2 --steps 2 --warmup 1      # does it run at all?
 
 Every row has the same model, batch, denoising steps, engine slots and scorer: only when things happen differs.
@@ -10,14 +10,16 @@ Every row has the same model, batch, denoising steps, engine slots and scorer: o
     with_reward   a picture is scored as soon as it is there; the next ones are being made meanwhile
     hybrid        trainer and engine take turns (α = 0); decoupled: each has its own turn, one step or α steps apart
 
-Two scorers: `cpu`, which computes for `--score-ms` in `--workers` processes beside everything else, and `http`, a
-server that answers after `--latency-s`, on `--connections` at a time, and costs nothing here. Verdicts are drawn by
-lot, so that no group is left out. Beside each measurement stands what the simulator says: the same scheduler on a
-virtual clock, told the cost of a denoising step, of a training step and of a weight update as they were in the first
-row, and the cost of a verdict as it is given here; everything else it has to find out. It knows nothing of cores or a
-GPU that parts have to share.
+The first row has verdicts for nothing and says what denoising, training and a weight update cost. The scorers of the
+others are as expensive as can still be hidden (`--scoring` times that, or as `--score-ms` and `--latency-s` say): `cpu`
+computes in `--workers` processes beside everything else and takes as long for the pictures of a step as denoising them;
+`http` is a server that costs nothing here and answers `--connections` requests at a time, so slowly that the pictures
+of a step take as long as denoising and training together. Verdicts are drawn by lot, so that no group is left out.
 
-The last table counts rows that the denoiser computes for one group, with and without a shared prefix.
+Beside each measurement stands what the simulator says: the same scheduler on a virtual clock, told the costs of the
+first row and of a verdict; everything else it has to find out. It knows nothing of cores that scorers take from others.
+The last table counts rows that the denoiser computes for one group, with and without a shared prefix. Every row is
+printed when it is done; after `--limit-s` no other begins.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +56,9 @@ def make_model(directory: Path, args: argparse.Namespace) -> int:
     """A random model of about so many parameters; gives how many."""
     wanted = float(args.parameters.rstrip("Mm")) * 1e6
     depth = 2 if wanted < 1e6 else 4 if wanted < 2e7 else 12
-    shapes = (
-        MmditConfig(height=args.height, width=args.width, dim=dim, depth=depth, heads=dim // 32, channels=3)
-        for dim in range(32, 4096, 32)
-    )
+    head = 32 if wanted < 2e7 else 64
+    size = {"height": args.height, "width": args.width, "patch": args.patch, "channels": 3}
+    shapes = (MmditConfig(dim=dim, depth=depth, heads=dim // head, **size) for dim in range(head, 4096, head))
     shape = min(shapes, key=lambda shape: abs(shape.parameters - wanted))
     save(SmallMmdit(shape, seed=0), directory)
     return shape.parameters
@@ -63,17 +66,19 @@ def make_model(directory: Path, args: argparse.Namespace) -> int:
 
 def reward_of(args: argparse.Namespace, row: Row, url: str) -> dict[str, Any]:
     """The scorer of a row, as a configuration has it."""
-    samples = args.prompts * args.group
-    chosen: dict[str, Any] = {
-        "cpu": {
-            "reward_fn": "benchmarks.pictures.scorers:Busy",
-            "reward_args": {"score_s": args.score_ms / 1000, "workers": args.workers},
-        },
-        "http": {"reward_fn": "image_server", "reward_args": {"url": url, "batch": 1, "concurrency": args.connections}},
-    }[row.scorer]
+    chosen: dict[str, Any] = {"reward_fn": "benchmarks.pictures.scorers:Lot"}
+    if row.scorer == "cpu":
+        work = {"score_s": args.score_ms / 1000, "workers": args.workers}
+        chosen = {"reward_fn": "benchmarks.pictures.scorers:Busy", "reward_args": work}
+    elif row.scorer == "http":
+        asked = {"url": url, "batch": 1, "concurrency": args.connections}
+        chosen = {"reward_fn": "image_server", "reward_args": asked}
     if not row.serial:
         return chosen
-    return {"reward_fn": "benchmarks.pictures.scorers:AfterAll", "reward_args": {**chosen, "samples": samples}}
+    return {
+        "reward_fn": "benchmarks.pictures.scorers:AfterAll",
+        "reward_args": {**chosen, "samples": args.prompts * args.group},
+    }
 
 
 def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run_dir: Path) -> Resolved:
@@ -120,20 +125,36 @@ def measured(args: argparse.Namespace, row: Row, resolved: Resolved) -> dict[str
     return {"row": row.name, "scorer": row.scorer, **costs(args, events)}
 
 
+def priced(args: argparse.Namespace, known: dict[str, Any]) -> None:
+    """What a verdict costs, where nothing was said: so that scoring can be hidden, and just so."""
+    samples = args.prompts * args.group
+    hidden_s = args.scoring * known["denoise_s"], args.scoring * (known["denoise_s"] + known["train_s"])
+    args.score_ms = args.score_ms or 1000 * hidden_s[0] * args.workers / samples
+    args.latency_s = args.latency_s or hidden_s[1] * args.connections / samples
+
+
 def main() -> None:
     """Run, print the tables."""
     args = arguments()
     scratch, rows = Path(tempfile.mkdtemp(prefix="headway-images-")), []
+    began_s = time.monotonic()
     try:
         args.count = make_model(scratch / "model", args)
-        with server(args.latency_s) as url:
+        with ExitStack() as stack:
+            url = ""
             for number, row in enumerate(ROWS):
+                if time.monotonic() - began_s > args.limit_s:
+                    print(f"{args.limit_s:g} s are over: {len(ROWS) - number} rows are left out", flush=True)
+                    break
                 resolved = configuration(args, row, scratch / "model", url, scratch / str(number))
                 found = measured(args, row, resolved)
                 known = rows[0] if rows else found
+                if not rows:
+                    priced(args, found)
+                    url = stack.enter_context(server(args.latency_s))
                 simulated = predicted(args, row, resolved, known)
-                rows.append({**found, "predicted_s": simulated["step_s"]})
-                print(json.dumps(rows[-1]), flush=True)
+                rows.append({**found, "predicted_s": simulated["step_s"], "shared_s": simulated["shared_s"]})
+                print(json.dumps({**rows[-1], "since_begin_s": round(time.monotonic() - began_s, 1)}), flush=True)
         shared = branching(args, scratch / "model")
         print(json.dumps(shared), flush=True)
     finally:
@@ -147,12 +168,21 @@ def show(args: argparse.Namespace, rows: list[dict[str, Any]], shared: list[dict
     console.print(
         f"{args.count / 1e6:.1f}M parameters, pictures of {args.height} × {args.width}, {args.denoising_steps} "
         f"denoising steps, {args.prompts} × {args.group} samples a step, {args.slots} slots; {args.device}, "
-        f"{platform.machine()}; "
-        f"scorers: {args.score_ms:g} ms in {args.workers} processes, and {args.latency_s:g} s over {args.connections} "
-        "connections"
+        f"{platform.machine()}; scorers: {args.score_ms:.3g} ms in {args.workers} processes, and "
+        f"{args.latency_s:.3g} s over {args.connections} connections"
     )
     table = Table(
-        "", "scorer", "step s", "samples/s", "ratio", "denoising s", "training s", "lag", "predicted s", "ratio"
+        "",
+        "scorer",
+        "step s",
+        "samples/s",
+        "ratio",
+        "denoising s",
+        "training s",
+        "neither s",
+        "lag",
+        "predicted s",
+        "ratio",
     )
     for row in rows:
         base = next(one for one in rows if one["scorer"] == row["scorer"])
@@ -164,9 +194,10 @@ def show(args: argparse.Namespace, rows: list[dict[str, Any]], shared: list[dict
             f"{base['step_s'] / row['step_s']:.2f}×",
             f"{row['denoise_s']:.2f}",
             f"{row['train_s']:.2f}",
+            f"{row['neither_s']:.2f}",
             f"{row['lag']:.2f}",
-            f"{row['predicted_s']:.2f}",
-            f"{base['predicted_s'] / row['predicted_s']:.2f}×",
+            f"{row['shared_s']:.2f}",
+            f"{base['shared_s'] / row['shared_s']:.2f}×",
         )
     console.print(table)
     table = Table("prefix of a group", "denoiser rows", "saved", "s a group")
@@ -187,21 +218,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parameters", default="1M", help="of the model, such as 1M or 100M")
     parser.add_argument("--height", type=int, default=16)
     parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--patch", type=int, default=4)
     parser.add_argument("--denoising-steps", type=int, default=10)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--slots", type=int, default=0, help="pictures that are made together; a quarter of a step's")
+    parser.add_argument("--slots", type=int, default=0, help="pictures that are made together; an eighth of a step's")
     parser.add_argument("--micro-batch", type=int, default=16)
-    parser.add_argument("--score-ms", type=float, default=20.0)
+    parser.add_argument("--scoring", type=float, default=1.0, help="times what can be hidden")
+    parser.add_argument("--score-ms", type=float, help="of one verdict in a process of its own")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--latency-s", type=float, default=0.5)
+    parser.add_argument("--latency-s", type=float, help="of one verdict over HTTP")
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="after which no other row begins")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     samples = args.prompts * args.group
-    args.slots, args.micro_batch = args.slots or max(samples // 4, 1), min(args.micro_batch, samples)
+    args.slots, args.micro_batch = args.slots or max(samples // 8, 1), min(args.micro_batch, samples)
     return args
 
 

@@ -20,6 +20,7 @@ class Row:
 
 
 ROWS = (
+    Row(name="hybrid, verdicts for nothing", scorer="none"),
     Row(name="hybrid, serial reward", scorer="cpu", serial=True),
     Row(name="hybrid, with_reward", scorer="cpu"),
     Row(name="hybrid, serial reward", scorer="http", serial=True),
@@ -30,38 +31,54 @@ ROWS = (
 
 
 def costs(args: argparse.Namespace, events: list[Event]) -> dict[str, float]:
-    """Of the steps after the warm-up; the last α, whose samples were paid for before, do not count."""
+    """Of the steps after the warm-up; the last α, whose samples were paid for before, do not count.
+
+    `neither_s`: nothing was denoised and nothing trained, so that all waited for verdicts or weights.
+    """
     begins = {event.data["trained"] + 1: event.time_s for event in events if event.kind == "step.begin"}
     ends = {event.data["trained"]: event for event in events if event.kind == "step.end"}
     first, last = args.warmup, args.warmup + args.steps
     since_s, until_s = ends[first].time_s, ends[last].time_s
     span_s = until_s - since_s
-    made_s = busy(events, since_s, until_s)
     steps = range(first + 1, last + 1)
+    making = requests(events)
+    training = [(begins[step], ends[step].time_s) for step in ends if step in begins]
+    made_s, trained_s = (covered(spans, since_s, until_s) for spans in (making, training))
     return {
         "step_s": span_s / args.steps,
         "samples_per_s": sum(ends[step].data["samples"] for step in steps) / span_s,
         "denoise_s": made_s / args.steps,
-        "train_s": sum(ends[step].time_s - begins[step] for step in steps) / args.steps,
-        "update_s": spans(events, "load"),
+        "train_s": trained_s / args.steps,
+        "neither_s": (span_s - covered(making + training, since_s, until_s)) / args.steps,
+        "update_s": mean_span(events, "load"),
         "lag": sum(ends[step].data.get("train/lag_mean", 0.0) for step in steps) / args.steps,
     }
 
 
-def busy(events: list[Event], since_s: float, until_s: float) -> float:
-    """Seconds in which the engine had something to make."""
-    found, inside, at_s = 0.0, 0, since_s
+def requests(events: list[Event]) -> list[tuple[float, float]]:
+    """Spans in which the engine had something to make."""
+    found, inside, since_s = [], 0, 0.0
     for event in events:
-        if event.kind not in ("request.start", "request.end"):
-            continue
-        now_s = min(max(event.time_s, since_s), until_s)
-        found += (now_s - at_s) * (inside > 0)
-        at_s = now_s
-        inside += 1 if event.kind == "request.start" else -1
+        if event.kind == "request.start":
+            since_s, inside = (since_s if inside else event.time_s), inside + 1
+        elif event.kind == "request.end":
+            inside -= 1
+            if not inside:
+                found.append((since_s, event.time_s))
     return found
 
 
-def spans(events: list[Event], name: str) -> float:
+def covered(spans: list[tuple[float, float]], since_s: float, until_s: float) -> float:
+    """Seconds between the two that lie in at least one span."""
+    found, at_s = 0.0, since_s
+    for begin_s, end_s in sorted(spans):
+        begin_s, end_s = max(begin_s, at_s), min(end_s, until_s)
+        if end_s > begin_s:
+            found, at_s = found + end_s - begin_s, end_s
+    return found
+
+
+def mean_span(events: list[Event], name: str) -> float:
     """Mean length of the spans of a name."""
     begun: dict[int, float] = {}
     found = []

@@ -46,6 +46,13 @@ class Busy:
         return Score(value=verdict)
 
 
+class Lot:
+    """Verdicts that cost nothing."""
+
+    async def score(self, episode: Episode) -> Score:
+        return Score(value=zlib.crc32(episode.sample_id.encode()) / 2**32)
+
+
 class AfterAll:
     """The same scorer, asked only when all pictures of a step are there."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.pictures.prediction import predicted
 from benchmarks.pictures.prefixes import branching
-from benchmarks.pictures.rows import ROWS
+from benchmarks.pictures.rows import ROWS, covered
 
 from headway.config import load
 
@@ -44,11 +44,17 @@ def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
             }
         )
         found[row.scorer, row.serial, row.alpha] = predicted(ARGS, row, resolved, KNOWN)["step_s"]
+    assert found["none", False, 0] == pytest.approx(4.0 + 2.0)
     assert found["cpu", True, 0] == pytest.approx(4.0 + 1.6 + 2.0), "16 verdicts of 0.1 s, one after the other"
     assert found["cpu", False, 0] == pytest.approx(4.0 + 0.4 + 2.0), "those of the last four pictures are left over"
     assert found["http", True, 0] == pytest.approx(4.0 + 4.0 + 2.0), "16 verdicts of 1 s, four at a time"
     assert found["http", False, 0] == pytest.approx(4.0 + 1.0 + 2.0)
     assert found["http", False, 1] == found["http", False, 2] == pytest.approx(4.0), "all behind denoising"
+
+
+def test_seconds_are_counted_once_however_many_spans_they_lie_in() -> None:
+    spans = [(0.0, 2.0), (1.0, 3.0), (1.5, 1.6), (5.0, 9.0)]
+    assert covered(spans, 0.5, 6.0) == pytest.approx(2.5 + 1.0)
 
 
 def test_a_shared_prefix_saves_the_rows_before_the_window(tmp_path: Path) -> None:

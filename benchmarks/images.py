@@ -1,6 +1,6 @@
 """Whole runs of a flow model: when scoring runs beside denoising, and how far rollout runs ahead. One machine, one go.
 
-    python benchmarks/images.py                                          # two cores: 1M parameters
+    python benchmarks/images.py                                # two cores, one for each part: 1M parameters
     python benchmarks/images.py --device cuda --parameters 126M --height 64 --width 64 --patch 2 --workers 8
     python benchmarks/images.py --parameters 0.1M --prompts 2 --group 2 --steps 2 --warmup 1      # does it run at all?
 
@@ -17,7 +17,8 @@ computes in `--workers` processes beside everything else and takes as long for t
 of a step take as long as denoising and training together. Verdicts are drawn by lot, so that no group is left out.
 
 Beside each measurement stands what the simulator says: the same scheduler on a virtual clock, told the costs of the
-first row and of a verdict; everything else it has to find out. It knows nothing of cores that scorers take from others.
+first row and of a verdict; everything else it has to find out. Decoupled parts have a device each there: as many cores
+as `--threads` says here, where there are enough; on one GPU, no step takes less than denoising and training together.
 The last table counts rows that the denoiser computes for one group, with and without a shared prefix. Every row is
 printed when it is done; after `--limit-s` no other begins.
 """
@@ -46,10 +47,13 @@ from benchmarks.pictures.prefixes import branching
 from benchmarks.pictures.rows import ROWS, Row, costs
 from benchmarks.pictures.scorers import server
 
+from headway.build.placement import usable_cores
 from headway.build.training import opened, prepare, train
 from headway.config import Resolved, load
 from headway.generative.models import MmditConfig, SmallMmdit, save
 from headway.monitor.events import Event
+
+ROLES = ("actor_train", "actor_infer")
 
 
 def make_model(directory: Path, args: argparse.Namespace) -> int:
@@ -109,6 +113,7 @@ def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run
             "actor_train.training_args.per_device_train_batch_size": args.micro_batch,
             "actor_train.data_args.file_name": "strings",
             "rewards": {"strings": reward_of(args, row, url)},
+            **{f"{role}.strategy_args.strategy_config.num_threads": args.threads for role in ROLES},
             **({} if row.hybrid else decoupled),
         }
     )
@@ -133,6 +138,11 @@ def priced(args: argparse.Namespace, known: dict[str, Any]) -> None:
     args.latency_s = args.latency_s or hidden_s[1] * args.connections / samples
 
 
+def apart(args: argparse.Namespace) -> bool:
+    """Trainer and engine do not take from each other what they compute with."""
+    return args.device == "cpu" and 2 * args.threads <= usable_cores()
+
+
 def main() -> None:
     """Run, print the tables."""
     args = arguments()
@@ -153,7 +163,7 @@ def main() -> None:
                     priced(args, found)
                     url = stack.enter_context(server(args.latency_s))
                 simulated = predicted(args, row, resolved, known)
-                rows.append({**found, "predicted_s": simulated["step_s"], "shared_s": simulated["shared_s"]})
+                rows.append({**found, "predicted_s": simulated["step_s" if apart(args) else "shared_s"]})
                 print(json.dumps({**rows[-1], "since_begin_s": round(time.monotonic() - began_s, 1)}), flush=True)
         shared = branching(args, scratch / "model")
         print(json.dumps(shared), flush=True)
@@ -196,8 +206,8 @@ def show(args: argparse.Namespace, rows: list[dict[str, Any]], shared: list[dict
             f"{row['train_s']:.2f}",
             f"{row['neither_s']:.2f}",
             f"{row['lag']:.2f}",
-            f"{row['shared_s']:.2f}",
-            f"{base['shared_s'] / row['shared_s']:.2f}×",
+            f"{row['predicted_s']:.2f}",
+            f"{base['predicted_s'] / row['predicted_s']:.2f}×",
         )
     console.print(table)
     table = Table("prefix of a group", "denoiser rows", "saved", "s a group")
@@ -226,13 +236,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=16)
     parser.add_argument("--scoring", type=float, default=1.0, help="times what can be hidden")
     parser.add_argument("--score-ms", type=float, help="of one verdict in a process of its own")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--latency-s", type=float, help="of one verdict over HTTP")
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--limit-s", type=float, default=3600.0, help="after which no other row begins")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of the trainer, and of the engine")
     args = parser.parse_args()
     samples = args.prompts * args.group
     args.slots, args.micro_batch = args.slots or max(samples // 8, 1), min(args.micro_batch, samples)

@@ -128,12 +128,28 @@ class TrainInferCorrectionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Which machines the parts of a run are on."""
+
+    kind: Literal["local", "ray"] = "local"
+    """Trainer and engines are processes of this machine, or actors of a Ray cluster."""
+    address: str | None = None
+    """ray: `host:port` of its head, `auto` for the one that this machine is a node of, `local` to start one here. null:
+    as the variable `RAY_ADDRESS` says, which is set inside a submitted job, else `local`."""
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    """ray: passed on to it: `working_dir`, `py_modules`, `env_vars`, `pip`, ..."""
+    start_timeout_s: Seconds = 300.0
+    """ray: how long the run, or a part that is started again, waits for its place and comes up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTransferConfig:
     """How new weights get from the trainer into engines that are processes of their own."""
 
-    transport: Literal["auto", "shared_memory", "disk", "broadcast", "cuda_ipc"] = "auto"
-    """Through memory of this machine; as files; over sockets to all engines at once; or from GPU to GPU of this
-    machine. `auto`: through shared memory between processes, and handed over inside one."""
+    transport: Literal["auto", "shared_memory", "disk", "broadcast", "cuda_ipc", "object_store"] = "auto"
+    """Through memory of this machine; as files; over sockets to all engines at once; from GPU to GPU of this machine; or
+    through the object store of Ray. `auto`: the last on Ray, else through shared memory between processes, and handed
+    over inside one."""
     delta: bool = False
     """Only buckets that changed travel; each engine keeps a copy of those that it serves."""
     bucket_mb: Positive | None = None

@@ -5,6 +5,7 @@ Called after everything is derived; looks at one complete configuration and chan
 
 from __future__ import annotations
 
+from headway.config.clusters import check_cluster
 from headway.config.denoising import check_denoising
 from headway.config.draft import Draft
 from headway.config.resolved import Derived
@@ -26,6 +27,7 @@ def check(draft: Draft, derived: Derived) -> None:
     _check_servers(draft, derived)
     check_denoising(draft)
     check_transfer(draft, derived)
+    check_cluster(draft, derived)
 
 
 def _check_lengths(draft: Draft, derived: Derived) -> None:

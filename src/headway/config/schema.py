@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headway.config.blocks import (
+    ClusterConfig,
     CustomEnvConfig,
     EnvManagerConfig,
     FlowConfig,
@@ -120,6 +121,8 @@ class Config:
     """The way between them."""
 
     # Devices.
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    """Which machines there are."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What models run on. `auto`: a GPU where there is one."""
     processes: bool | None = None

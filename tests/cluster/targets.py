@@ -51,7 +51,7 @@ class Service:
             "environment": {name: os.environ.get(name, "") for name in names},
             "session": os.getsid(0) == os.getpid(),
             "torch": "torch" in sys.modules,
-            "main": sys.modules["__main__"].__spec__.name,  # type: ignore[union-attr]
+            "main": getattr(sys.modules["__main__"].__spec__, "name", ""),
         }
 
     async def fail(self, kind: str) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headway.build.parts import PartArgs, args_of, engine_slots, make_engine
 from headway.build.placement import Placement, seen_by
+from headway.build.rooms import own_replica
 from headway.build.servers import Servers, make_servers, serves
 from headway.cluster.base import ChildSpec
-from headway.cluster.process import Child
+from headway.cluster.ray.cluster import RayCluster
 from headway.config import Resolved
 from headway.data import Sources
 from headway.engines.base import Engine
@@ -48,6 +49,8 @@ class Machinery:
     ref_logp: Scorer | None = None
     logp: Scorer | None = None
     critic: Scorer | None = None
+    cluster: RayCluster | None = None
+    """Closed when the parts on it are."""
 
     async def start(self) -> None:
         """Have every process ready, all at once. Raises what keeps one of them from coming up."""
@@ -69,6 +72,8 @@ class Machinery:
         close = getattr(self.transport, "close", None)
         if close is not None:
             close()
+        if self.cluster is not None:
+            await self.cluster.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +84,16 @@ class Served:
     transport: WeightTransport
     source: WeightSource
     release: Callable[[], None]
+    cluster: RayCluster | None = None
+    """Closed when the engines on it are."""
 
     async def close(self) -> None:
         """Release everything; no process is left behind."""
         for engine in self.engines:
             await engine.close()
         self.release()
+        if self.cluster is not None:
+            await self.cluster.close()
 
 
 def find_policy(resolved: Resolved) -> Policy:
@@ -173,56 +182,59 @@ def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: P
 def _with_child(
     resolved: Resolved, place: Placement, train: PartArgs, engines: list[Engine], logs: Path | None
 ) -> Machinery:
-    from headway.weights.transport import SharedMemoryTransport
-
-    trainer, derived = RemoteTrainer(_spec("trainer", "trainer", train, place, logs), Child.start), resolved.derived
+    trainer, derived = RemoteTrainer(_spec("trainer", "trainer", train, place, logs), place.start), resolved.derived
 
     def scorer(role: str, kind: Kind, needed: bool) -> Scorer | None:
         if not needed:
             return None
         if own_replica(resolved, role):
             return ReplicaScorer(
-                _spec(role, role, train, place, logs), Child.start, follows=trainer if kind == "policy" else None
+                _spec(role, role, train, place, logs), place.start, follows=trainer if kind == "policy" else None
             )
         return RemoteScorer(trainer, kind)
 
     return Machinery(
         trainer=trainer,
         engines=engines,
-        transport=SharedMemoryTransport(),
+        transport=transport_of(place),
         ref_logp=scorer("reference", "reference", derived.needs_reference),
         logp=scorer("logp", "policy", derived.needs_proximal and own_replica(resolved, "logp")),
         critic=RemoteScorer(trainer, "value") if derived.needs_critic else None,
+        cluster=place.cluster,
     )
+
+
+def transport_of(place: Placement) -> WeightTransport:
+    """The way to engines that are processes."""
+    from headway.weights.objects import ObjectTransport
+    from headway.weights.transport import SharedMemoryTransport
+
+    return SharedMemoryTransport() if place.cluster is None else ObjectTransport()
 
 
 def make_served(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> Served:
     """Engines, and the policy's weights as something to load from."""
     import torch
 
-    from headway.build.parts import own_store, shared_store
+    from headway.build.parts import heap_store, own_store, shared_store
     from headway.models import load_model
-    from headway.weights.transport import InProcessTransport, SharedMemoryTransport
+    from headway.weights.transport import InProcessTransport
 
-    store = (
-        shared_store(resolved, place.device)
-        if place.processes
-        else own_store(resolved, place.device, policy.parameters)
-    )
+    if place.cluster is not None:
+        store = heap_store(resolved, place.device)
+    elif place.processes:
+        store = shared_store(resolved, place.device)
+    else:
+        store = own_store(resolved, place.device, policy.parameters)
     model = load_model(policy.path, torch.float32)
     store.publish(0, dict(model.named_parameters()))
     return Served(
         engines=_engines(resolved, policy, place, logs),
-        transport=SharedMemoryTransport() if place.processes else InProcessTransport(),
+        transport=transport_of(place) if place.processes else InProcessTransport(),
         source=store,
         release=store.close,
+        cluster=place.cluster,
     )
-
-
-def own_replica(resolved: Resolved, role: str) -> bool:
-    """Whether `logp` or `reference` was given devices that the trainer does not have."""
-    devices: Mapping[str, tuple[int, ...]] = resolved.derived.devices
-    return not set(devices[role]) & set(devices["actor_train"])
 
 
 def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> list[Engine]:
@@ -241,7 +253,7 @@ def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | 
     if not place.processes:
         return [make_engine(part, name) for name in names]
     return [
-        RemoteEngine(_spec(name, "engine", part, place, logs), engine_slots(resolved, place.device), Child.start)
+        RemoteEngine(_spec(name, "engine", part, place, logs), engine_slots(resolved, place.device), place.start)
         for name in names
     ]
 

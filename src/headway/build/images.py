@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.build.backends import Machinery, Policy, Served
+from headway.build.backends import Machinery, Policy, Served, transport_of
 from headway.build.parts import PartArgs, args_of, engine_slots
 from headway.build.placement import Device, Placement
 from headway.cluster.base import ChildSpec
-from headway.cluster.process import Child
 from headway.config import Resolved
 from headway.data import Sources
 from headway.engines.base import Engine
@@ -95,10 +94,8 @@ def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: P
     part = _part(resolved, policy, place, place.train_threads)
     engines = _engines(resolved, policy, place, logs)
     if place.processes:
-        from headway.weights.transport import SharedMemoryTransport
-
-        trainer = RemoteTrainer(_spec("trainer", "trainer", part, logs), Child.start)
-        return Machinery(trainer=trainer, engines=engines, transport=SharedMemoryTransport())
+        trainer = RemoteTrainer(_spec("trainer", "trainer", part, logs), place.start)
+        return Machinery(trainer=trainer, engines=engines, transport=transport_of(place), cluster=place.cluster)
 
     from headway.weights.transport import InProcessTransport
 
@@ -108,16 +105,17 @@ def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: P
 def make_served(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> Served:
     """Engines, and the policy's weights as something to load from."""
     from headway.generative.models import open_denoiser
-    from headway.weights.transport import InProcessTransport, SharedMemoryTransport
+    from headway.weights.transport import InProcessTransport
 
-    store = _store(resolved, place.device, shared=place.processes)
+    store = _store(resolved, place.device, shared=place.processes and place.cluster is None)
     model = open_denoiser(policy.path)
     store.publish(0, dict(model.state_dict()))
     return Served(
         engines=_engines(resolved, policy, place, logs),
-        transport=SharedMemoryTransport() if place.processes else InProcessTransport(),
+        transport=transport_of(place) if place.processes else InProcessTransport(),
         source=store,
         release=store.close,
+        cluster=place.cluster,
     )
 
 
@@ -258,7 +256,7 @@ def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | 
     if not place.processes:
         return [make_engine(part, name) for name in names]
     slots = engine_slots(resolved, place.device)
-    return [RemoteEngine(_spec(name, "engine", part, logs), slots, Child.start) for name in names]
+    return [RemoteEngine(_spec(name, "engine", part, logs), slots, place.start) for name in names]
 
 
 def _part(resolved: Resolved, policy: Policy, place: Placement, threads: int) -> PartArgs:
@@ -279,11 +277,13 @@ def _store(resolved: Resolved, device: Device, *, shared: bool) -> WeightStore:
     """Weights travel as engines compute with them."""
     import torch
 
+    from headway.weights.objects import ObjectArena
     from headway.weights.store import SharedArena, WeightStore
 
+    arena = ObjectArena() if resolved.config.cluster.kind == "ray" else SharedArena()
     kind = "fp32" if device == "cpu" else resolved.config.actor_infer.model_args.dtype
     return WeightStore(
         bucket_mb=resolved.config.param_update_consume_bucket_mb,
         wire=getattr(torch, _TYPES[kind]),
-        arena=SharedArena() if shared else None,
+        arena=arena if shared else None,
     )

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from headway.build.backends import Policy, own_replica
+from headway.build.backends import Policy
 from headway.build.parts import engine_slots, versions_on_device
 from headway.build.placement import Placement
+from headway.build.rooms import own_replica
 from headway.build.servers import serves
+from headway.cluster.ray.cluster import RayCluster
 from headway.config import Resolved
 from headway.errors import ConfigError
 
@@ -29,9 +31,9 @@ class Part:
 
     name: str
     lives: str
-    """`process`, `thread` or `server`."""
+    """`process`, `thread`, `actor` or `server`."""
     memory: str
-    """`host`, or the GPU that it is on."""
+    """`host`, the GPU that it is on, or the node of a cluster."""
     threads: int
     needs: Mapping[str, int]
     """Bytes, by what they are for; in the memory of the host whatever begins with `host:`."""
@@ -70,10 +72,20 @@ def totals(parts: list[Part]) -> dict[str, int]:
 
 
 def _part(name: str, place: Placement, threads: int, needs: Mapping[str, int]) -> Part:
+    if place.cluster is not None:
+        return _actor(name, place.cluster, threads, needs)
     memory = HOST if place.device == "cpu" else f"GPU {place.cards.get(name, 0)}"
     return Part(
         name=name, lives="process" if place.processes else "thread", memory=memory, threads=threads, needs=needs
     )
+
+
+def _actor(name: str, cluster: RayCluster, threads: int, needs: Mapping[str, int]) -> Part:
+    """On a node of the run; what is in the memory of a host is in that of its own."""
+    room = cluster.rooms[name]
+    where = f"node {room.node}" if not room.gpus else f"{room.gpus:g} GPU of node {room.node}"
+    found = {what.removeprefix(f"{HOST}:"): size for what, size in needs.items()}
+    return Part(name=name, lives="actor", memory=where, threads=threads, needs=found)
 
 
 def _scorers(resolved: Resolved, place: Placement) -> dict[str, bool]:

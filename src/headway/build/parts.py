@@ -143,10 +143,16 @@ def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] = memor
 
 
 def shared_store(resolved: Resolved, device: Device) -> WeightStore:
-    """Where a trainer publishes versions for engines in other processes."""
+    """Where a trainer publishes versions for engines in other processes, on this machine or on any of a cluster."""
+    from headway.weights.objects import ObjectArena
     from headway.weights.store import SharedArena
 
-    return _store(resolved, device, SharedArena())
+    return _store(resolved, device, ObjectArena() if resolved.config.cluster.kind == "ray" else SharedArena())
+
+
+def heap_store(resolved: Resolved, device: Device) -> WeightStore:
+    """Versions in the memory of this process, from which a transport takes them."""
+    return _store(resolved, device, None)
 
 
 def own_store(resolved: Resolved, device: Device, parameters: int) -> WeightStore:

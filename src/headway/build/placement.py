@@ -6,6 +6,8 @@ each. Threads that wait must then sleep, not spin (`OMP_WAIT_POLICY`, set for ev
 half to the engines, the rest to the trainer; roles that take turns (hybrid) get all of them. On one GPU the roles are
 threads of one process, because two processes on one card hardly overlap. Where `device_mapping` gives trainer and
 engines different GPUs, each is a process that sees its own GPU alone.
+
+On a Ray cluster each is an actor, and `headway.build.rooms` says what it is given.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headway.build.rooms import device_of, rooms_of
 from headway.build.servers import check_servers, serves
+from headway.cluster.base import Start
+from headway.cluster.process import Child
+from headway.cluster.ray.cluster import RayCluster
+from headway.cluster.ray.rooms import amounts
+from headway.cluster.ray.session import check_installed, resolve
 from headway.config import Resolved
 from headway.errors import ConfigError
 
@@ -36,10 +44,19 @@ class Placement:
     replicas: int
     cards: Mapping[str, int] = field(default_factory=dict)
     """The GPU of each part that has one to itself, by the part's name: `trainer`, `engine/0`, `logp`, `reference`."""
+    cluster: RayCluster | None = None
+    """Where the parts are started, if that is not this machine."""
+
+    @property
+    def start(self) -> Start:
+        """What starts a part that is a process."""
+        return Child.start if self.cluster is None else self.cluster.start
 
     @property
     def text(self) -> str:
         """One line for people."""
+        if self.cluster is not None:
+            return _text_on(self.cluster, self)
         where = "processes" if self.processes else "threads of one process"
         if self.cards:
             where += f" on GPUs {', '.join(f'{name} {card}' for name, card in self.cards.items())}"
@@ -51,6 +68,8 @@ def place(resolved: Resolved) -> Placement:
     """What the configuration asks for, or what suits this machine. Raises `ConfigError`."""
     config, derived = resolved.config, resolved.derived
     check_servers(resolved)
+    if config.cluster.kind == "ray":
+        return _on_ray(resolved)
     device, servers = _device(config.device), config.actor_infer.strategy_args.strategy_config.url
     own = derived.replicas if device == "cuda" or _mapped(resolved) else 1
     cores, replicas = usable_cores(), len(servers) or own
@@ -67,6 +86,34 @@ def place(resolved: Resolved) -> Placement:
         replicas=replicas,
         cards=cards,
     )
+
+
+def _on_ray(resolved: Resolved) -> Placement:
+    """On a cluster that exists it is asked what it has; nothing is started there."""
+    _device("cpu")  # models are read here too
+    check_installed()
+    wanted = resolved.config.cluster
+    cluster = RayCluster(
+        address=resolve(wanted.address), runtime_env=wanted.runtime_env, timeout_s=wanted.start_timeout_s
+    )
+    device = device_of(resolved, cluster.nodes())
+    rooms = rooms_of(resolved, device)
+    cluster.plan(rooms)
+    return Placement(
+        device=device,
+        processes=True,
+        train_threads=rooms["trainer"].cpus,
+        infer_threads=rooms["engine/0"].cpus,
+        replicas=resolved.derived.replicas,
+        cluster=cluster,
+    )
+
+
+def _text_on(cluster: RayCluster, place: Placement) -> str:
+    nodes = cluster.nodes()
+    parts = ", ".join(f"{name} on {room.node} ({amounts(room.resources)})" for name, room in cluster.rooms.items())
+    machines = f"{len(nodes)} machine{'' if len(nodes) == 1 else 's'}: {', '.join(node.text for node in nodes)}"
+    return f"{place.device} on Ray at {cluster.address}, {machines}; by nodes of the run: {parts}"
 
 
 def _cards(resolved: Resolved) -> dict[str, int]:

@@ -85,7 +85,7 @@ class Child:
         await asyncio.get_running_loop().create_connection(lambda: child._wire, sock=ours)
         try:
             async with asyncio.timeout(timeout_s):
-                await child.call("start", _sent(spec))
+                await child.call("start", sent(spec))
         except TimeoutError:
             late = PeerLost(f"{spec.name} was not ready after {timeout_s:g} s{last_lines(child._output)}")
             await child._end()
@@ -151,20 +151,25 @@ class Child:
 
 def spawned(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:
     """By this thread: the kernel ends a child together with the thread that made it."""
-    threads = dict.fromkeys(_THREADS, str(spec.threads)) | _PASSIVE
     paths = os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))  # noqa: PTH109
     return subprocess.Popen(
         [sys.executable, "-m", "headway.cluster.child", str(theirs.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **threads, **spec.env},
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **environment_of(spec)},
         pass_fds=[theirs.fileno()],
         start_new_session=True,
     )
 
 
-def _sent(spec: ChildSpec) -> Mapping[str, Any]:
+def environment_of(spec: ChildSpec) -> dict[str, str]:
+    """What a process that runs `spec` has in its environment before it loads any library."""
+    return {**dict.fromkeys(_THREADS, str(spec.threads)), **_PASSIVE, **spec.env}
+
+
+def sent(spec: ChildSpec) -> Mapping[str, Any]:
+    """The argument of `start`."""
     return {"target": spec.target, "host": spec.host, "args": dict(spec.args), "threads": spec.threads}
 
 

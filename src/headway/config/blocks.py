@@ -147,9 +147,9 @@ class WeightTransferConfig:
     """How new weights get from the trainer into engines that are processes of their own."""
 
     transport: Literal["auto", "shared_memory", "disk", "broadcast", "cuda_ipc", "object_store"] = "auto"
-    """Through memory of this machine; as files; over sockets to all engines at once; from GPU to GPU of this machine; or
-    through the object store of Ray. `auto`: the last on Ray, else through shared memory between processes, and handed
-    over inside one."""
+    """Through memory of this machine; as files; over sockets to all engines at once; from GPU to GPU of this machine;
+    or through the object store of Ray. `auto`: the last on Ray, else through shared memory between processes, and
+    handed over inside one."""
     delta: bool = False
     """Only buckets that changed travel; each engine keeps a copy of those that it serves."""
     bucket_mb: Positive | None = None

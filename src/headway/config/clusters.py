@@ -1,4 +1,4 @@
-"""Clusters that contradict what else was said. Whether one is there, and has what is asked for, is judged by `build`."""
+"""Clusters that contradict what else was said. Whether one is there and has what is wanted is judged by `build`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_cluster(draft: Draft, derived: Derived) -> None:
             if getattr(wanted, name):
                 draft.refuse(f"cluster.{name}", "is read only by cluster.kind: ray, it is local")
         if transport == "object_store":
-            draft.refuse("weight_transfer.transport", "is a store of Ray, and cluster.kind is local", "cluster.kind: ray")
+            draft.refuse("weight_transfer.transport", "is Ray's, and cluster.kind is local", "cluster.kind: ray")
         return
     if config.processes is False:
         draft.refuse("processes", "is false, and the parts of a run on Ray are processes", "true, or leave it out")

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import TransferError
-from headway.weights.base import FileSlice, SharedSlice
+from headway.weights.base import FileSlice, SharedSlice, StoredSlice
+from headway.weights.objects import read_stored
 
 PREFIX = "headway"
 _ANONYMOUS = re.compile(r"memfd-(\d+)-(\d+)-([0-9a-f]+)")
@@ -103,6 +104,8 @@ class SharedReader:
         """The bytes of a bucket's payload, wherever they are. Raises `TransferError` when they are gone."""
         if isinstance(payload, FileSlice):
             return _read(payload)
+        if isinstance(payload, StoredSlice):
+            return read_stored(payload)
         if not isinstance(payload, SharedSlice):
             return memoryview(payload).cast("B")
         segment = self._attached.pop(payload.segment, None) or Segment.attach(payload.segment)

@@ -1,0 +1,132 @@
+"""A `Start` that puts every part of a run into an actor of a Ray cluster.
+
+    cluster = RayCluster(address="auto")
+    cluster.plan({"trainer": Room(node=0, cpus=1), "engine/0": Room(node=1, cpus=1)})
+    peer = await cluster.start(ChildSpec(name="trainer", …))
+
+Rooms are one placement group, reserved as a whole before the first part starts: a run that does not fit starts nothing.
+A part without a room (an engine that joins later) is placed wherever there is what its kind has been given. When a node
+is lost, Ray finds another place for its bundle, and parts that are started again go there.
+
+Actors and the group belong to this driver's job: they are gone with it, by whatever end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from headway.cluster.base import ChildSpec, Peer, PeerLost
+from headway.cluster.ray.rooms import Node, Room, amounts, bundles_of, check_rooms
+from headway.cluster.ray.session import LOCAL, connect, disconnect, machine, nodes
+
+
+class RayCluster:
+    """One of our own is started when the first part is; another is connected to when it is first asked for anything."""
+
+    def __init__(
+        self, *, address: str = LOCAL, runtime_env: Mapping[str, Any] | None = None, timeout_s: float = 120.0
+    ) -> None:
+        self.address = address
+        self.rooms: dict[str, Room] = {}
+        self._runtime_env = dict(runtime_env or {})
+        self._timeout_s = timeout_s
+        self._joining = asyncio.Lock()
+        self._joined = self._ours = False
+        self._group: Any = None
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The machines of the cluster; of one that would be started, this one. Raises `ConfigError`."""
+        if self.address == LOCAL and not self._joined:
+            return (machine(),)
+        self._join()
+        return nodes()
+
+    def plan(self, rooms: Mapping[str, Room]) -> None:
+        """Who is given what. Raises `ConfigError` when it can never be had."""
+        self.rooms = dict(rooms)
+        there = self.nodes()
+        if self.address == LOCAL:  # its slots are as many as are wanted, GPUs are what they are
+            wanted = float(sum(room.cpus for room in rooms.values()))
+            there = tuple(Node(name=node.name, cpus=max(node.cpus, wanted), gpus=node.gpus) for node in there)
+        check_rooms(self.rooms, there, address=self.address)
+
+    async def start(self, spec: ChildSpec) -> Peer:
+        """Raises `PeerLost` when there is no room in time, else what the target raised."""
+        from headway.cluster.ray.peer import RayPeer
+
+        async with self._joining:
+            await asyncio.to_thread(self._reserve)
+        room = self.rooms.get(spec.name) or self._like(spec.name)
+        return await RayPeer.start(
+            spec,
+            lambda: self._actor(spec.name, room),
+            self._timeout_s,
+            here="working_dir" not in self._runtime_env,
+            waits_for=f"{amounts(room.resources)} on node {room.node} of the run",
+        )
+
+    async def close(self) -> None:
+        """Give back the rooms, and end a cluster of our own. Idempotent."""
+        async with self._joining:
+            await asyncio.to_thread(self._leave)
+
+    def _join(self) -> None:
+        if not self._joined:
+            wanted = sum(room.cpus for room in self.rooms.values())
+            self._ours = connect(self.address, runtime_env=self._runtime_env, cpus=wanted)
+            self._joined = True
+
+    def _reserve(self) -> None:
+        """On a thread: connected, and everything reserved."""
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        self._join()
+        if self._group is not None or not self.rooms:
+            return
+        bundles = list(bundles_of(self.rooms).values())
+        group = placement_group(bundles, strategy="SPREAD")
+        if not group.wait(self._timeout_s):
+            remove_placement_group(group)
+            wanted, there = "; ".join(map(amounts, bundles)), ", ".join(node.text for node in nodes())
+            raise PeerLost(
+                f"the Ray cluster at {self.address} had no room after {self._timeout_s:g} s for {wanted}: "
+                f"it has {there}, and others use it"
+            )
+        self._group = group
+
+    def _like(self, name: str) -> Room:
+        """What the first part of the same kind has."""
+        kind = name.partition("/")[0]
+        alike = [room for other, room in self.rooms.items() if other.partition("/")[0] == kind]
+        return alike[0] if alike else Room(node=0, cpus=1)
+
+    def _actor(self, name: str, room: Room) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from headway.cluster.ray.part import Part
+
+        options: dict[str, Any] = {"num_cpus": room.cpus, "num_gpus": room.gpus, "max_restarts": 0}
+        if name in self.rooms:
+            bundle = list(bundles_of(self.rooms)).index(room.node)
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=bundle
+            )
+        return ray.remote(Part).options(enable_task_events=False, **options).remote()
+
+    def _leave(self) -> None:
+        if not self._joined:
+            return
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        group, self._group = self._group, None
+        if group is not None and ray.is_initialized():
+            with suppress(Exception):  # the cluster may be gone; what is ours goes with the job in any case
+                remove_placement_group(group)
+        if self._ours:
+            disconnect()
+        self._joined = self._ours = False

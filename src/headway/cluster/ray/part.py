@@ -1,0 +1,96 @@
+"""The actor's side: answers calls with one part of a run.
+
+What crosses are our own frames of bytes, and beside them references to stored objects, which Ray counts; never code.
+Calls are begun in the order in which they were sent, whatever order they arrive in. Answers and notes leave in one
+stream. The actor ends with the driver that made it, as Ray ends all actors of a job; it has no life of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from headway.cluster.child import Server
+from headway.cluster.ray.outbox import Outbox, Parcel
+from headway.cluster.wire import decode, deliver, encode, error_to_wire, frames
+from headway.errors import ConfigError, HeadwayError
+
+
+class Part:
+    """Made by Ray, without arguments; `prepare`, then `serve`, and `put` at any time."""
+
+    def __init__(self) -> None:
+        self._outbox = Outbox()
+        self._server: Server | None = None
+        self._arrived: dict[int, Parcel] = {}
+        self._next = 0
+
+    async def prepare(self, setup: bytes) -> bytes:
+        """Make this process one of ours. Answers with what it is, or with why it cannot be."""
+        try:
+            return encode(("done", _prepared(_read(setup))))
+        except HeadwayError as error:
+            return encode(("fail", error_to_wire(error)))
+
+    async def serve(self) -> AsyncIterator[Parcel]:
+        """Answers and notes, until the actor ends."""
+        async with asyncio.TaskGroup() as group:
+            self._server = Server(group, self._outbox.send)
+            self._take()
+            while True:
+                await self._outbox.filled.wait()
+                yield self._outbox.take()
+
+    async def put(self, number: int, data: bytes, refs: list[Any]) -> None:
+        """The `number`th parcel from the driver."""
+        self._arrived[number] = (data, refs)
+        self._take()
+
+    def _take(self) -> None:
+        while self._server is not None and self._next in self._arrived:
+            data, refs = self._arrived.pop(self._next)
+            self._next += 1
+            for frame in frames(data):
+                if not deliver(frame, self._server.message, refs):
+                    os._exit(1)  # nobody would know what is missing
+
+
+def _read(frame: bytes) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = decode(memoryview(frame)[8:])
+    return found
+
+
+def _prepared(setup: Mapping[str, Any]) -> dict[str, Any]:
+    os.environ.update(setup["env"])
+    if setup["directory"] and Path(setup["directory"]).is_dir():
+        os.chdir(setup["directory"])
+    sys.path += [path for path in setup["paths"] if path not in sys.path and Path(path).exists()]
+    _redirect(setup["output"], setup["inode"], needed=setup["needed"])
+    return {"pid": os.getpid(), "node": os.uname().nodename}
+
+
+def _redirect(output: str, inode: int, *, needed: bool) -> None:
+    """Write where the driver can read it: into the same file, which is known by its number."""
+    with suppress(OSError):
+        descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+        same = os.fstat(descriptor).st_ino == inode
+        if same:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for standard in (1, 2):
+                os.dup2(descriptor, standard)
+        os.close(descriptor)
+        if same:
+            return
+    if needed:
+        raise ConfigError(
+            f"a node of the cluster ({os.uname().nodename}) does not see the directory of the run",
+            key="output_dir",
+            value=str(Path(output).parent.parent),
+            hint="a directory on a file system that all nodes have under the same path",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ URL = "http://127.0.0.1:8000"
 BASE = "actor_infer.strategy_args"
 
 
-def given(name: str | None = "vllm", role: str = "actor_infer", **settings: Any) -> Resolved:
+def given(name: str | None = "vllm", role: str = "actor_infer", top: Any = None, **settings: Any) -> Resolved:
     words: dict[str, Any] = {f"{role}.strategy_args.strategy_config.{key}": value for key, value in settings.items()}
     if name is not None:
         words[f"{role}.strategy_args.strategy_name"] = name
-    return load(None, words)
+    return load(None, words | (top or {}))
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
@@ -84,6 +85,14 @@ def test_a_server_cannot_be_started_without_its_package() -> None:
     check_servers(given())
 
 
+def test_a_temperature_that_vllm_refuses_is_refused_before_anything_starts() -> None:
+    for role in ("actor_infer", "validation"):
+        hot = {f"{role}.generating_args.temperature": 2.5}
+        with pytest.raises(ConfigError, match=f"{role}.generating_args.temperature = 2.5"):
+            check_servers(given(url=URL, top=hot))
+        check_servers(given("sglang", url=URL, top=hot))
+
+
 @pytest.mark.parametrize(
     ("dialect", "wanted"),
     [
@@ -99,4 +108,21 @@ def test_a_server_is_started_with_what_a_run_needs(dialect: Dialect, wanted: lis
     text = " ".join(line)
     assert all(part in text for part in [*wanted, "/model", "--dtype float32", "--enforce-eager"]), text
     if dialect.name == "vllm":
-        assert environment == {"VLLM_SERVER_DEV_MODE": "1"}
+        assert environment == {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        assert "--kv-cache-memory-bytes" not in text, "nobody knows what this model needs"
+
+
+def test_a_server_on_a_cpu_gets_its_threads_and_the_cache_that_its_slots_need(tmp_path: Path) -> None:
+    config = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    resolved = given(launch=True, top={"prompt_length": 200, "response_length": 56})
+    line, environment = command(
+        Servers(resolved=resolved, model=tmp_path, device="cpu", replicas=1, slots=8, threads=3), Vllm(), 0, 9
+    )
+    token = 2 * 4 * 30 * 3 * 64  # keys and values, four bytes, layers, heads, width of a head
+    assert line[line.index("--kv-cache-memory-bytes") + 1] == str(token * 128 * 2 * (8 * 2 + 1))
+    assert environment["OMP_NUM_THREADS"] == "3" and environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    line, environment = command(
+        Servers(resolved=resolved, model=tmp_path, device="cuda", replicas=1, slots=8, threads=3), Vllm(), 0, 9
+    )
+    assert "--kv-cache-memory-bytes" not in line and "OMP_NUM_THREADS" not in environment

@@ -6,12 +6,14 @@ is started gets the GPUs of `actor_infer.device_mapping`, an equal share each.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 _KEY = "actor_infer.strategy_args.strategy_config"
 _THERE_S = 60.0
 """A server that runs already answers within this; one that is started has ten times as long."""
+_HOTTEST = 2.0
+"""Temperature."""
+_BLOCK = 128
+"""Tokens that a server on a CPU gives out together."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -51,8 +57,24 @@ def check_servers(resolved: Resolved) -> None:
     if find_spec("aiohttp") is None:
         key, value = (f"{_KEY}.url", list(config.url)) if config.url else (f"{_KEY}.launch", True)
         raise ConfigError("servers are reached with aiohttp", key=key, value=value, hint="pip install 'headway[serve]'")
+    _check_temperatures(resolved)
     if config.launch:
         _check_package(resolved.derived.strategies["actor_infer"], config.server_python)
+
+
+def _check_temperatures(resolved: Resolved) -> None:
+    config = resolved.config
+    for role, sampling in (
+        ("actor_infer", config.actor_infer.generating_args),
+        ("validation", config.validation.generating_args),
+    ):
+        if resolved.derived.strategies["actor_infer"] == "vllm" and (sampling.temperature or 0.0) > _HOTTEST:
+            raise ConfigError(
+                f"vLLM refuses temperatures above {_HOTTEST:g}",
+                key=f"{role}.generating_args.temperature",
+                value=sampling.temperature,
+                hint="our own engine takes any: strategy_name: native",
+            )
 
 
 def _check_package(package: str, python: str | None) -> None:
@@ -82,6 +104,8 @@ class Servers:
     replicas: int
     slots: int
     """Requests that each works on together."""
+    threads: int = 0
+    """Of the CPU, for each that is started there; 0: it decides."""
     logs: Path | None = None
 
 
@@ -148,21 +172,38 @@ def command(servers: Servers, dialect: Dialect, number: int, port: int) -> tuple
     from headway.engines.servers.dialect import Launch
 
     resolved, infer = servers.resolved, servers.resolved.config.actor_infer
-    config = infer.strategy_args.strategy_config
+    config, on_cpu = infer.strategy_args.strategy_config, servers.device == "cpu"
+    tokens = resolved.derived.sequence_length
     (_, *line), environment = dialect.command(
         Launch(
             model=str(servers.model),
             port=port,
             slots=servers.slots,
-            context_tokens=resolved.derived.sequence_length,
-            dtype="float32" if servers.device == "cpu" else _DTYPES[infer.model_args.dtype],
+            context_tokens=tokens,
+            dtype="float32" if on_cpu else _DTYPES[infer.model_args.dtype],
             tensor_parallel=config.tensor_model_parallel_size,
             memory_share=config.gpu_memory_utilization,
+            cache_bytes=cache_bytes(servers.model, servers.slots, tokens) if on_cpu else 0,
+            threads=servers.threads if on_cpu else 0,
             seed=resolved.config.seed,
             extra=config.server_args,
         )
     )
     return [config.server_python or sys.executable, *line], {**environment, **_cards(servers, number)}
+
+
+def cache_bytes(model: Path, slots: int, context_tokens: int) -> int:
+    """KV of `slots` full contexts in float32, and as much again for prefixes; 0 where the model does not say.
+
+    On a CPU a share of the device is a share of the machine, which trainer and engine have together.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        heads = config["num_attention_heads"]
+        width = config.get("head_dim") or config["hidden_size"] // heads
+        a_token = 2 * 4 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * width
+        return int(a_token * _BLOCK * 2 * (slots * -(-context_tokens // _BLOCK) + 1))
+    return 0
 
 
 def _cards(servers: Servers, number: int) -> dict[str, str]:

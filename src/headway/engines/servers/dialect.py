@@ -70,6 +70,11 @@ class Launch:
     dtype: str
     tensor_parallel: int = 1
     memory_share: float = 0.8
+    """Of a device's memory."""
+    cache_bytes: int = 0
+    """Of KV cache, where the device is the machine itself; 0: what `memory_share` leaves."""
+    threads: int = 0
+    """Of the CPU, where that is the device; 0: the server decides."""
     seed: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further options of its command line, without dashes; `true` is an option without a value."""
@@ -85,6 +90,8 @@ class Dialect(Protocol):
     """Where requests go."""
     hint: str
     """What a server must have been started with."""
+    probe: SamplingParams
+    """With these, tokens are drawn from a distribution in which all that can be drawn are equally likely."""
 
     async def greet(self, link: Link, timeout_s: float) -> None:
         """Learn what requests need, and see that everything is there that a run needs."""

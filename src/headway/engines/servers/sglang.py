@@ -22,7 +22,7 @@ from typing import Any
 
 from headway.engines.servers.dialect import Asked, Launch, Told, flags
 from headway.engines.servers.link import Link, ServerLost, ServerRefused
-from headway.types import FinishReason
+from headway.types import FinishReason, SamplingParams
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 _EVERY = 8
@@ -36,6 +36,8 @@ class Sglang:
     package = "sglang"
     path = "/generate"
     hint = "SGLang 0.5.6 or newer, without SGLANG_RETURN_ORIGINAL_LOGPROB"
+    probe = SamplingParams(max_new_tokens=8, temperature=1e4)
+    """So hot that all tokens are alike; a top-k of one would not show in them."""
 
     async def greet(self, link: Link, timeout_s: float) -> None:
         await self.label(link, timeout_s)

@@ -21,7 +21,7 @@ from typing import Any
 
 from headway.engines.servers.dialect import Asked, Launch, Told, flags
 from headway.engines.servers.link import Link, ServerLost
-from headway.types import FinishReason
+from headway.types import FinishReason, SamplingParams
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 
@@ -33,6 +33,8 @@ class Vllm:
     package = "vllm"
     path = "/v1/completions"
     hint = "VLLM_SERVER_DEV_MODE=1 and --logprobs-mode processed_logprobs, vLLM 0.32 or newer"
+    probe = SamplingParams(max_new_tokens=8, top_k=1)
+    """Temperatures above 2 are refused; of one token that can be drawn the log-probability is 0."""
 
     def __init__(self) -> None:
         self._model = ""
@@ -105,9 +107,21 @@ class Vllm:
             "max-model-len": launch.context_tokens,
             "tensor-parallel-size": launch.tensor_parallel,
             "gpu-memory-utilization": launch.memory_share,
+            "kv-cache-memory-bytes": launch.cache_bytes or None,
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
             **dict(launch.extra),
         }
         line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(options)]
-        return line, {"VLLM_SERVER_DEV_MODE": "1"}
+        return line, {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **_on_cores(launch.threads)}
+
+
+def _on_cores(threads: int) -> dict[str, str]:
+    """As many threads as it was given, which sleep when they wait. By itself it takes all cores but one for its own."""
+    if not threads:
+        return {}
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }

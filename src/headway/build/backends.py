@@ -246,6 +246,7 @@ def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | 
             device=place.device,
             replicas=place.replicas,
             slots=slots,
+            threads=place.infer_threads,
             logs=logs,
         )
         return make_servers(common)

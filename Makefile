@@ -4,6 +4,7 @@
 #   make demo-images  a small flow model learns to write legibly, on the CPU, in minutes; the page shows before and after
 #   make test     everything a change must pass
 #   make check    style and types only
+#   make test-ray runs on three nodes of Ray that may die, all on this machine
 #   make soak     ten thousand random scenarios with faults
 #   make bench    what the quicker benchmarks measure on this machine; BENCHES names others (peer_trl: hours)
 #   make gpu      tests and benchmarks on a GPU, with the interpreter that GPU names (it needs torch, triton)
@@ -24,7 +25,7 @@ BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-images test check soak bench gpu clean
+.PHONY: help demo demo-images test test-ray check soak bench gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -55,6 +56,9 @@ check: $(READY)
 # Neighbours stay in one process: they share models and processes.
 test: check
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
+
+test-ray: $(READY)
+	$(BIN)/pytest -m 'ray or not ray' -p no:xdist --tb=native tests/cluster/test_ray.py tests/cluster/test_ray_nodes.py
 
 soak: $(READY)
 	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/ledger

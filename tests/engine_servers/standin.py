@@ -3,7 +3,8 @@
     python -m tests.engine_servers.standin vllm --model DIRECTORY --port 8000
 
 Written from the two projects' documentation and sources, not from ours: paths, fields, spelling of ids, what a pause
-does to requests that run and to those that arrive, what an abort hands out, what is refused without which option.
+does to requests that run and to those that arrive, what an abort hands out, what is refused without which option. That
+of vLLM was held against a real one (tests/vllm) and does as that does.
 """
 
 from __future__ import annotations
@@ -92,9 +93,17 @@ class Standin:
         return web.Response(status=503 if self.sick else 200)
 
     async def streamed(
-        self, request: web.Request, sequence: Sequence, event: Callable[[list[tuple[int, float, str]], str], Any]
+        self,
+        request: web.Request,
+        sequence: Sequence,
+        event: Callable[[list[tuple[int, float, str]], str], Any],
+        *,
+        tells_empty: bool = True,
     ) -> web.StreamResponse:
-        """Events until the sequence has ended; whoever hangs up has aborted it."""
+        """Events until the sequence has ended; whoever hangs up has aborted it.
+
+        Unless it `tells_empty`, the end of a sequence that was aborted before its first token is no event.
+        """
         fault = self.faults.pop(0) if self.faults else ""
         if fault in ("500", "400"):
             return web.json_response({"error": {"message": "injected", "code": int(fault)}}, status=int(fault))
@@ -108,6 +117,8 @@ class Standin:
         self.decoder.add(sequence)
         try:
             async for made, how in _events(sequence):
+                if not (tells_empty or sequence.made):
+                    continue
                 await response.write(f"data: {json.dumps(event(made, how))}\n\n".encode())
                 if fault == "cut" and len(sequence.made) >= 5:
                     assert request.transport is not None
@@ -151,6 +162,9 @@ class VllmStandin(Standin):
         body = await self.body(request)
         if body["model"] != "policy":
             return web.json_response({"error": {"message": "no such model", "code": 404}}, status=404)
+        if not 0.0 <= body["temperature"] <= 2.0:
+            said = f"temperature must be in [0, 2], got {body['temperature']}. (parameter=temperature)"
+            return web.json_response({"error": {"message": said, "type": "BadRequestError", "code": 400}}, status=400)
         assert body["stream"] and body["return_token_ids"] and body["logprobs"] is not None
         name = f"cmpl-{body['request_id']}"
         sequence = Sequence(
@@ -173,7 +187,7 @@ class VllmStandin(Standin):
             }
             return {"id": name, "object": "text_completion", "model": "policy", "choices": [choice]}
 
-        return await self.streamed(request, sequence, event)
+        return await self.streamed(request, sequence, event, tells_empty=False)
 
     async def pause(self, request: web.Request) -> web.Response:
         mode = request.query.get("mode", "abort")
@@ -201,19 +215,20 @@ class VllmStandin(Standin):
     async def collective_rpc(self, request: web.Request) -> web.Response:
         body = await request.json()
         assert body["method"] == "reload_weights"
-        if self.broken_load:
-            return web.json_response({"error": "CUDA error"}, status=500)
         try:
+            if self.broken_load:
+                raise RuntimeError("CUDA error")
             self.decoder.load(Path(body["kwargs"]["weights_path"]))
         except Exception as error:
-            return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=500)
+            said = f"Call to collective_rpc method failed: Worker failed with error '{error}', please check"
+            about = {"message": said, "type": "InternalServerError", "param": None, "code": 500}
+            return web.json_response({"error": about}, status=500)
         return web.json_response({"results": [None]})
 
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
-        if self.decoder.running:
-            return web.json_response({"detail": "Prefix cache reset failed."}, status=409)
-        self.decoder.prefixes.clear()
-        return web.Response()
+        if not self.decoder.running:
+            self.decoder.prefixes.clear()
+        return web.json_response({"success": not self.decoder.running})
 
     async def update_weight_version(self, request: web.Request) -> web.Response:
         self.decoder.label = (await request.json())["new_version"]

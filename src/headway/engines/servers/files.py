@@ -7,6 +7,9 @@
 The bytes of a version are its tensors one after the other, which is what a safetensors file has behind its header: a
 bucket is written to its place and nothing is held in memory. What lies beside the weights of the model (configuration,
 tokenizer) is copied. A draft has a name of its own until it is sealed; nobody is told of it before.
+
+A version must have the tensors that the model's own files have, by name: vLLM keeps the old weights of what a version
+lacks, and says so in its log only.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,8 @@ from typing import Any
 from headway.errors import TransferError
 from headway.weights.base import Manifest
 
+_MOST_NAMES = 4
+"""That an error shows."""
 WEIGHTS = "model.safetensors"
 _TYPES = {
     "float64": ("F64", 8),
@@ -44,6 +50,8 @@ class Draft:
         self._header = _header(manifest)
         self._final = root / f"v{manifest.version}"
         self._path = root / f"v{manifest.version}.part"
+        if beside is not None:
+            _check_names(manifest, beside)
         try:
             shutil.rmtree(self._path, ignore_errors=True)
             self._path.mkdir(parents=True)
@@ -90,6 +98,39 @@ def remove_others(root: Path, kept: Path) -> None:
     for path in root.glob("v*"):
         if path != kept:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_names(manifest: Manifest, model: Path) -> None:
+    ours, theirs = {tensor.name for tensor in manifest.tensors}, _names(model)
+    if not theirs:
+        return
+    lacks, strange = theirs - ours, ours - theirs
+    lacks -= {name for name in lacks if name.endswith("inv_freq") or (name == "lm_head.weight" and _tied(model))}
+    strange -= {"lm_head.weight"} if _tied(model) else set()
+    said = [f"{word} {_some(names)}" for word, names in (("lacks", lacks), ("has also", strange)) if names]
+    if said:
+        raise TransferError(f"version {manifest.version} {' and '.join(said)}, other than the model in {model}")
+
+
+def _names(model: Path) -> set[str]:
+    """Of the tensors in a model's safetensors files; none where there are no such files."""
+    found: set[str] = set()
+    for path in model.glob("*.safetensors"):
+        with suppress(OSError, ValueError), path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            found |= header.keys() - {"__metadata__"}
+    return found
+
+
+def _tied(model: Path) -> bool:
+    with suppress(OSError, ValueError):
+        return bool(json.loads((model / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings"))
+    return False
+
+
+def _some(names: set[str]) -> str:
+    shown = ", ".join(sorted(names)[:_MOST_NAMES])
+    return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
 
 
 def _small_files(directory: Path | None) -> list[Path]:

@@ -3,15 +3,20 @@
 A server of ours is a process group with a guard that ends it with us, however we ended, and writes its output to a log
 file. When it ends by itself, whoever owns it is told at once, with its last lines. Does not know whether a server that
 runs also answers.
+
+A server of several processes ends with the words of the first, which only says that another has failed: the first
+errors in its output are told too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -20,6 +25,8 @@ from headway.engines.servers import guard
 from headway.errors import EngineCrashed
 
 _GRACE_S = 5.0
+_CAUSE = re.compile(rb"\b[\w.]*(?:Error|Exception): .+")
+_CAUSES, _LONGEST_CAUSE, _READ_BYTES = 3, 400, 1 << 18
 
 Command = Callable[[int], tuple[list[str], Mapping[str, str]]]
 """From a port to a command line and additions to the environment."""
@@ -89,6 +96,8 @@ class OwnedServer:
         self._grace_s = grace_s
         self._lifeline = -1
         self._output: IO[bytes] | None = None
+        self._begin = 0
+        """Where in its output this life of it begins."""
         self._watch: asyncio.Task[None] | None = None
 
     async def ending(self, within_s: float) -> str:
@@ -102,6 +111,7 @@ class OwnedServer:
         line, environment = self._command(port)
         theirs, ours = os.pipe()
         output = self._output = output_file(self._log)
+        self._begin = os.fstat(output.fileno()).st_size
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -144,8 +154,23 @@ class OwnedServer:
             self.on_end(self.ended)
 
     def last_lines(self) -> str:
-        """Of its output, for people."""
-        return "" if self._output is None else last_lines(self._output)
+        """Of its output, for people, and the first errors in it."""
+        if self._output is None:
+            return ""
+        tail = last_lines(self._output)
+        return (
+            "".join(f"\n  | {cause}\n  | …" for cause in _causes(self._output, self._begin) if cause not in tail) + tail
+        )
+
+
+def _causes(output: IO[bytes], begin: int) -> list[str]:
+    """The first errors that are named in it, each once."""
+    with suppress(OSError, ValueError):
+        size = os.fstat(output.fileno()).st_size
+        data = os.pread(output.fileno(), _READ_BYTES, max(begin, size - _READ_BYTES))
+        found = (match.group()[:_LONGEST_CAUSE].decode("utf-8", "replace").strip() for match in _CAUSE.finditer(data))
+        return list(dict.fromkeys(found))[:_CAUSES]
+    return []
 
 
 def _free_port() -> int:

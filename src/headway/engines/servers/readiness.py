@@ -1,8 +1,8 @@
 """Before a server is used: does it answer, and are its log-probabilities those of what it draws from?
 
-At a temperature of ten thousand every token is as likely as any other, so log-probabilities that are taken after the
-temperature are all the same; those taken before it are the model's own, and differ. A model to which all tokens are
-alike cannot be told apart, and need not be.
+A dialect names a way of drawing (`probe`) under which all tokens that can be drawn are equally likely, so that
+log-probabilities of what is drawn from are all the same; the model's own differ. A model that has no doubts cannot be
+told apart.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from headway.engines.servers.dialect import Asked, Dialect
 from headway.engines.servers.link import Link, ServerLost, ServerRefused
 from headway.engines.servers.process import Server
 from headway.errors import ConfigError, EngineCrashed
-from headway.types import SamplingParams
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 1.0
-_HOT = 1e4
-_TOKENS = 8
-_SPREAD = 0.5
-"""Nats between the likeliest and the least likely of the tokens drawn: thousandths after the temperature."""
+_PROBE = "headway-probe"
+_SPREAD = 0.1
+"""Nats between the likeliest and the least likely of the tokens drawn."""
 
 
 async def wait_until_ready(name: str, link: Link, server: Server, start_s: float) -> None:
@@ -42,9 +40,11 @@ async def wait_until_ready(name: str, link: Link, server: Server, start_s: float
 
 
 async def check_logps(name: str, link: Link, dialect: Dialect, silence_s: float) -> None:
-    """Raises `ConfigError` where they are taken before the temperature, `EngineCrashed` where nothing comes."""
-    params = SamplingParams(max_new_tokens=_TOKENS, temperature=_HOT)
-    asked = Asked(key="headway-probe", prompt=[0, 1], count=_TOKENS, params=params, ends=(), label="probe")
+    """Raises `ConfigError` where they are the model's own, `EngineCrashed` where nothing comes."""
+    params = dialect.probe
+    asked = Asked(
+        key="headway-probe", prompt=[0, 1], count=params.max_new_tokens, params=params, ends=(), label="probe"
+    )
     logps: list[float] = []
     try:
         async with aclosing(link.events(dialect.path, dialect.body(asked), silence_s=silence_s)) as events:
@@ -60,7 +60,7 @@ async def check_logps(name: str, link: Link, dialect: Dialect, silence_s: float)
     spread = max(logps) - min(logps)
     if spread > _SPREAD:
         raise ConfigError(
-            f"its log-probabilities are those before the temperature (they differ by {spread:.1f} at one of {_HOT:g})",
+            f"its log-probabilities are those before the temperature (they differ by {spread:.1f} where they must not)",
             key="actor_infer.strategy_args.strategy_config.url",
             value=link.url,
             hint=f"start the server with {dialect.hint}",

@@ -26,6 +26,9 @@ def only_problem(source: Any = None, overrides: Any = ()) -> str:
     return str(problem)
 
 
+_REQUIRED = {"faults[]": {"kind": "crash", "target": "engine/0"}, "changes[]": {"kind": "leave"}}
+
+
 def nested(key: str, value: Any) -> dict[str, Any]:
     """`{"a": {"b": value}}` from `a.b`; `<name>` becomes a name, `[]` a list of one element."""
     name, _, rest = key.partition(".")
@@ -33,8 +36,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     if name == "<name>":
         return {"mine": inner}
     if name.endswith("[]"):
-        required = {"kind": "crash", "target": "engine/0"} if name == "faults[]" else {}
-        return {name.removesuffix("[]"): [{**required, **inner}]}
+        return {name.removesuffix("[]"): [{**_REQUIRED.get(name, {}), **inner}]}
     return {name: inner}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headway.config.simulation import (
     Distribution,
+    EngineChange,
     SimulatedEngine,
     SimulatedEnvironment,
     SimulatedReward,
@@ -116,6 +117,16 @@ def random_simulation(rng: Rng) -> SimulationConfig:
     )
 
 
+def random_changes(rng: Rng) -> tuple[EngineChange, ...]:
+    """Engines that come and go, in every other scenario; most ask for whoever came last, some by name."""
+    changes = []
+    for _ in range(int(pick(rng, 0, 0, 2, 4))):  # type: ignore[call-overload]
+        kind = pick(rng, "join", "leave")
+        engine = pick(rng, None, None, "engine/0") if kind == "leave" else None
+        changes.append(EngineChange(kind=kind, at_s=rng.random() * HORIZON_S, engine=engine))  # type: ignore[arg-type]
+    return tuple(changes)
+
+
 def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:
     """A small world, and something wrong with it."""
     rng = seeded(seed, "scenario")
@@ -124,11 +135,13 @@ def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:
     broken = random_faults(rng, HORIZON_S, engines, faults * 2 * rng.random(), nodes=1 + (engines - 1) // 2)
     colocated = rng.random() < 0.25
     infer = tuple(range(engines)) if colocated else tuple(range(2, 2 + engines))
+    elastic = seeded(seed, "elastic")
     return Scenario(
         settings=random_settings(rng),
-        simulation=replace(simulation, faults=broken),
+        simulation=replace(simulation, faults=broken, changes=random_changes(elastic)),
         train_devices=infer if colocated else (0, 1),
         infer_devices=infer,
+        lend=not colocated and elastic.random() < 0.4,
         seed=seed,
         tasks=None if rng.random() < 0.8 else 30,
     )

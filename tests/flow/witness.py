@@ -8,14 +8,14 @@ between the two nodes, whatever version number is stamped on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import floor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.engines.base import Progress, Request
+from headway.engines.base import Engine, Progress, Request
 from headway.flow.flow import AsyncTrainingFlow
 from headway.ledger import Ledger
 from headway.monitor.events import Event
@@ -64,10 +64,15 @@ class Witness:
         assert isinstance(trainer, SimulatedTrainer)
         train: Callable[[Batch], Any] = trainer.train
         colocated = flow.backends.devices["train"] == flow.backends.devices["generate"]
+        reserve = flow.backends.reserve
+        assert reserve is not None
+        make = reserve.make
+        flow.backends = replace(flow.backends, reserve=replace(reserve, make=lambda name: self.watched(make(name))))
 
         async def witnessed(batch: Batch) -> Mapping[str, float]:
             if colocated:
                 self.check_engines_stand_still()
+            self.check_lent_engines_are_empty()
             before = weights_of(trainer)
             self.look(batch, before)
             metrics: Mapping[str, float] = await train(batch)
@@ -76,10 +81,14 @@ class Witness:
             return metrics
 
         trainer.train = witnessed  # type: ignore[method-assign]
-        for engine in flow.backends.engines:
-            assert isinstance(engine, SimulatedEngine)
-            self.watch_weights(engine)
-            self.watch_actions(engine)
+        for engine in (*flow.backends.engines, *flow.backends.lent):
+            self.watched(engine)
+
+    def watched(self, engine: Engine) -> Engine:
+        assert isinstance(engine, SimulatedEngine)
+        self.watch_weights(engine)
+        self.watch_actions(engine)
+        return engine
 
     def watch_weights(self, engine: SimulatedEngine) -> None:
         receiver, loaded = engine._receiver, {}
@@ -123,6 +132,14 @@ class Witness:
             assert isinstance(engine, SimulatedEngine)
             dead = replica.health != "up" or replica.version < 0  # perhaps nobody has noticed yet
             assert dead or engine._holds, f"{engine.name} decodes while its devices train"
+
+    def check_lent_engines_are_empty(self) -> None:
+        assert self.flow is not None and self.flow.line is not None
+        for replica in self.flow.line.hub.replicas:
+            engine = replica.engine
+            assert isinstance(engine, SimulatedEngine)
+            if replica.lent and replica.health == "up":
+                assert not engine._batch.sequences, f"{engine.name} decodes while its devices train"
 
     # -- hearing and seeing
 

@@ -25,9 +25,17 @@ def check(draft: Draft, derived: Derived) -> None:
     _check_environments(draft)
     _check_algorithm(draft)
     _check_servers(draft, derived)
+    _check_lending(draft, derived)
     check_denoising(draft)
     check_transfer(draft, derived)
     check_cluster(draft, derived)
+
+
+def _check_lending(draft: Draft, derived: Derived) -> None:
+    shared = set(derived.devices["actor_train"]) & set(derived.devices["actor_infer"])
+    if draft.config.lend_idle_trainer and shared:
+        problem = f"actor_train and actor_infer have devices {sorted(shared)} both: there is nothing to lend"
+        draft.refuse("lend_idle_trainer", problem, "a device_mapping of its own for each")
 
 
 def _check_lengths(draft: Draft, derived: Derived) -> None:

@@ -135,6 +135,8 @@ class Config:
     """Shares of all devices for [train, logp, ref_logp, generate], for roles without a `device_mapping`."""
     hybrid_engine: bool | None = None
     """actor_train and actor_infer share devices. null: unless they are given different ones."""
+    lend_idle_trainer: bool = False
+    """Engines on actor_train's devices generate while training waits, and make way before each step."""
 
     # Policy loss.
     pg_variant: Literal["ppo", "decoupled_ppo", "vanilla", "tis", "cispo", "topr", "kimi15", "gspo"] = "ppo"

@@ -144,6 +144,18 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChange:
+    """An engine that comes or goes on purpose."""
+
+    kind: Literal["join", "leave"]
+    """A newcomer serves after `engine.restart_s` and a weight update."""
+    at_s: Real = 0.0
+    """When, from the start of the run."""
+    engine: str | None = None
+    """`leave`: who, such as `engine/0`. null: whoever came last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
     """A scenario: what the simulated world costs and what goes wrong in it."""
 
@@ -177,3 +189,5 @@ class SimulationConfig:
     """Devices that a lost node takes with it."""
     faults: tuple[Fault, ...] = ()
     """What goes wrong, in any order."""
+    changes: tuple[EngineChange, ...] = ()
+    """Engines that join and leave, in any order."""

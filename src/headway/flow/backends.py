@@ -19,6 +19,18 @@ Estimator = Callable[[Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Where further engines come from."""
+
+    make: Callable[[str], Engine]
+    """By name. Not started yet; whoever made it also closes it at the end."""
+    most: int
+    """Engines that a run on this placement can have."""
+    why: str
+    """It cannot have more, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backends:
     """The parts of one run."""
 
@@ -37,5 +49,9 @@ class Backends:
     validation_tasks: TaskSource | None = None
     decode: Decode | None = None
     """Actions as text, for rewards and environments that read; `None`: they do not."""
+    reserve: Reserve | None = None
+    """Engines that may join; `None`: it stays with those of the start."""
+    lent: Sequence[Engine] = ()
+    """Engines on the trainer's devices: they work while it waits."""
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Devices of `train`, `logp`, `ref_logp`, `critic`, `generate`; roles that share some take turns."""

@@ -35,6 +35,8 @@ from headway.flow import stages as _stages
 from headway.flow.backends import Backends
 from headway.flow.channel import Channel
 from headway.flow.checkpoint import save_checkpoint
+from headway.flow.fleet import Fleet
+from headway.flow.lending import Lending
 from headway.flow.line import Line
 from headway.flow.stage import REGISTRY, Stage, create_role_state_machine
 from headway.flow.validation import ValidationFlow
@@ -97,6 +99,8 @@ class AsyncTrainingFlow:
         self._on_trained, self._on_validated = on_trained, on_validated
         self.line: Line | None = None
         """The line that runs now."""
+        self.fleet: Fleet | None = None
+        """The engines of the run, once it has begun."""
         self.stages: dict[str, Stage[Any, Any]] = {}
         self._clock = clock
         self._stop: asyncio.Event = asyncio.Event()
@@ -120,7 +124,9 @@ class AsyncTrainingFlow:
         call_soon = asyncio.get_running_loop().call_soon
         ledger = Ledger(self.run_dir / "ledger.sqlite", defer=lambda flush: call_soon(flush))
         reliability = self.settings.reliability
-        hub = InferenceHub(self.backends.engines, events=self.events, reliability=reliability, clock=self._clock)
+        engines, lent = self.backends.engines, self.backends.lent
+        hub = InferenceHub(engines, lent=lent, events=self.events, reliability=reliability, clock=self._clock)
+        self.fleet = Fleet(hub, self.backends.reserve, events=self.events)
         self.waits.report_with(hub.waits)
         try:
             lost = await self._load_trainer(ledger)
@@ -154,6 +160,8 @@ class AsyncTrainingFlow:
         if line is None:
             raise failure or InvariantBroken("a line ended before it was built")
         line.recovery.close()
+        if self.fleet is not None:
+            self.fleet.end_line()
         await self._save(line, failure)
         if failure is not None and not isinstance(failure, TrainerCrashed | RunStopped | Stalled):
             raise failure
@@ -182,9 +190,13 @@ class AsyncTrainingFlow:
         if line.devices.shared("train", "generate"):
             lock = line.devices.locks["train"]
             lock.on_busy, lock.on_free = hub.halt_engines, hub.continue_engines
+        elif self.backends.lent:
+            Lending(hub, line.devices.locks["train"], line.versions_changed)
         self.stages = {role: create_role_state_machine(role, pipeline=line) for role in self.roles}
         connect(list(self.stages.values()), line)
         line.restore_groups(restored)
+        if self.fleet is not None:
+            self.fleet.begin_line(line.supervisor, tasks, line.versions_changed)
         return line
 
     async def _conduct(self, line: Line) -> None:

@@ -37,18 +37,36 @@ class Supervisor:
         self._on_revived = on_revived
         self._hub, self._updater, self._recovery = hub, updater, recovery
         self._reliability, self._events, self._tasks, self._clock = reliability, events, tasks, clock
+        self._reviving: dict[Replica, asyncio.Task[None]] = {}
 
     def take(self, replica: Replica, error: BaseException) -> None:
         """A replica has failed."""
         if self._clock() - replica.last_failure_s > self._reliability.quiet_s:
             replica.failures = 0
         replica.failures += 1
-        spawn(self._tasks, self._revive(replica), f"revive/{replica.name}")
+        self.welcome(replica)
+
+    def welcome(self, replica: Replica) -> None:
+        """Bring into service a replica that is down, or new. Whoever is at it already goes on."""
+        if replica in self._reviving and not self._reviving[replica].done():
+            return
+        task = spawn(self._tasks, self._revive(replica), f"revive/{replica.name}")
+        if task is not None:
+            self._reviving[replica] = task
+
+    async def let_go(self, replica: Replica) -> None:
+        """It has left: nobody brings it back any more."""
+        self._recovery.replica_back(replica.name)
+        task = self._reviving.pop(replica, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
     async def _revive(self, replica: Replica) -> None:
         while replica.health is not Health.UP:
             await asyncio.sleep(self._pause_s(replica))
-            self._events.emit("restart", replica.name, attempt=replica.failures)
+            if replica.failures:
+                self._events.emit("restart", replica.name, attempt=replica.failures)
             try:
                 async with asyncio.timeout(self._reliability.transfer_timeout_s):
                     await replica.engine.restart()
@@ -77,4 +95,4 @@ class Supervisor:
                 replica.health = Health.LOST
                 self._recovery.replica_lost(replica.name)
             return self._reliability.probe_s
-        return self._reliability.restart_backoff_s * float(2 ** (replica.failures - 1) - 1)
+        return self._reliability.restart_backoff_s * float(2 ** max(replica.failures - 1, 0) - 1)

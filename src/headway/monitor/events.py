@@ -21,6 +21,7 @@ data holds JSON scalars only, in the order given, so that a log is reproducible 
 | `score.start` / `score.end` | `reward` | `sample` |
 | `error` | who failed | `error`, `message` |
 | `retry` / `restart` / `down` / `up` | who | `attempt` or `reason`; `version` for an engine that is up again |
+| `join` / `leave` | engine | `engines` (of the run, with or without it); a newcomer serves when it is `up` |
 | `degrade` / `restore` | `recovery` | `level` |
 | `checkpoint` | `flow` | `trained` |
 | `validate.begin` / `validate.end` | `validate` | `trained`; at the end `reward`, `samples`, the outcomes of episodes |

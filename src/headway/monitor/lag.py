@@ -109,7 +109,7 @@ class Versions:
             if self.trained is None:
                 self.trains(data["trained"] - 1)
             self.trains(data["trained"])
-        elif kind == "down":
+        elif kind in ("down", "leave"):
             self.loses(who)
         elif kind == "run.begin":
             self.forget_engines()
@@ -187,7 +187,7 @@ class LagRecorder:
         self._drops: Counter[str] = Counter()
         self.handlers: Mapping[str, Handler] = {
             "group.train": self._group_train,
-            **dict.fromkeys(("step.begin", "served", "up", "down", "run.begin"), self._follow),
+            **dict.fromkeys(("step.begin", "served", "up", "down", "leave", "run.begin"), self._follow),
             "step.end": self._step_end,
             "request.start": self._request_start,
             "sample.start": self._sample_start,

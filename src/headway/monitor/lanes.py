@@ -23,8 +23,8 @@ MOST_MARKERS = 2000
 _TEXT_LIMIT = 400
 
 MARKER_KINDS = (
-    "error", "retry", "restart", "down", "up", "degrade", "restore", "stall", "checkpoint", "validate.end",
-    "run.begin", "run.end",
+    "error", "retry", "restart", "down", "up", "join", "leave", "degrade", "restore", "stall", "checkpoint",
+    "validate.end", "run.begin", "run.end",
 )  # fmt: skip
 
 StateSpan = tuple[float, float, str]

@@ -24,7 +24,8 @@ from headway.monitor.throughput import Throughput, ThroughputRecorder
 from headway.monitor.usage import Usage, UsageRecorder
 from headway.monitor.window import Handler, MeasuringSink, Window, WindowClock
 
-FAULT_KINDS = ("error", "retry", "restart", "down", "up", "degrade", "restore", "stall")
+FAULT_KINDS = ("error", "retry", "restart", "down", "up", "join", "leave", "degrade", "restore", "stall")
+"""Whatever changes what the run has to work with, and what goes wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@ Guarantees: a request ends with all its actions, or raises after its budget; wha
 an interruption or a pause is kept and goes on, on any replica; no request is given to a replica whose weights
 are too old for what it makes to be trained. Requests are single and bound late; `routing` says where they go.
 
+Replicas may join and leave; those on lent devices step aside when the devices are wanted.
+
 Does not know groups, rewards or training; does not restart replicas itself (`flow.supervisor`).
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import count
 
 from headway.engines.base import Engine, Progress, Request
 from headway.errors import BackendError, EngineCrashed, EngineError
@@ -19,6 +22,7 @@ from headway.monitor.events import EventLog
 from headway.monitor.waits import Wait
 from headway.rollout.replica import Health, Lane, Replica
 from headway.rollout.routing import Router
+from headway.rollout.signal import Signal
 from headway.settings import Reliability
 from headway.types import FinishReason
 
@@ -30,15 +34,24 @@ class InferenceHub:
     """Retries, interrupts, pauses. `on_failure` is told of a replica that must be restarted."""
 
     def __init__(
-        self, engines: Sequence[Engine], *, events: EventLog, reliability: Reliability, clock: Callable[[], float]
+        self,
+        engines: Sequence[Engine],
+        *,
+        lent: Sequence[Engine] = (),
+        events: EventLog,
+        reliability: Reliability,
+        clock: Callable[[], float],
     ) -> None:
-        self.replicas = [Replica(engine, number) for number, engine in enumerate(engines)]
+        self._numbers = count()
+        self.replicas = [Replica(engine, next(self._numbers)) for engine in engines]
+        self.replicas += [Replica(engine, next(self._numbers), lent=True) for engine in lent]
         self.on_failure: Callable[[Replica, BaseException], None] = lambda replica, error: None
         self._events = events
         self._reliability = reliability
         self._clock = clock
         self._router = Router(self.replicas)
         self._halted = False
+        self._released = Signal()
         self._router.refresh_all()
 
     # -- what others may ask
@@ -104,6 +117,7 @@ class InferenceHub:
                     raise
             finally:
                 router.release(replica, request)
+                self._released.notify()
 
     def end_session(self, session: str) -> None:
         """Forget where a session ran."""
@@ -119,7 +133,7 @@ class InferenceHub:
         """A new line starts: nothing is paused, and no replica is trusted until it has flipped in this line."""
         self._router.paused.clear()
         for replica in self.replicas:
-            replica.trusted = False
+            replica.trusted = replica.away = False
         self._router.refresh_all()
 
     def version_changed(self, replica: Replica) -> None:
@@ -176,10 +190,65 @@ class InferenceHub:
         await self._hold_all(True)
 
     async def continue_engines(self) -> None:
-        """Go on after `halt_engines`."""
+        """Go on after `halt_engines`, and with what stood still on lent devices."""
         await self._hold_all(False)
+        for replica in self.replicas:
+            await self._keep(replica, False)
+
+    # -- who comes and goes
+
+    def add(self, engine: Engine) -> Replica:
+        """A newcomer; it gets its first work when it was seeded and is revived."""
+        replica = Replica(engine, next(self._numbers))
+        replica.health = Health.DOWN
+        replica.holds = int(self._halted)
+        self.replicas.append(replica)
+        return replica
+
+    def remove(self, replica: Replica) -> None:
+        """It gets no more work and is no longer waited for; `empty` sees to the work that it has."""
+        replica.health = Health.LEFT
+        replica.life += 1
+        self.replicas.remove(replica)
+        self._router.withdraw(replica)
+
+    async def empty(self, replica: Replica) -> bool:
+        """Stop every request there at an action boundary, to go on elsewhere; whether all did so in time."""
+        try:
+            async with asyncio.timeout(self._reliability.abort_timeout_s):
+                calls = [replica.engine.abort(request_id) for request_id in replica.inflight]
+                await asyncio.gather(*calls, return_exceptions=True)  # of a dead engine they end by themselves
+                await self._released.until(lambda: not replica.inflight)
+        except TimeoutError:
+            return False
+        return True
+
+    async def step_aside(self, replica: Replica, *, keep: bool) -> None:
+        """The devices are wanted: no work from now on. With `keep` its requests wait where they are (it will not be
+        for long), otherwise they go on elsewhere; one that does not let go of them is restarted."""
+        replica.away = True
+        self._router.withdraw(replica)
+        await self._keep(replica, keep)
+        if not keep and replica.health is Health.UP and not await self.empty(replica):
+            self.fail(replica, EngineCrashed(f"{replica.name} does not make way for the trainer"))
+
+    async def come_back(self, replica: Replica) -> None:
+        """The devices are free again. If others serve something newer by now, it works when it does, too."""
+        replica.away = False
+        replica.trusted = replica.trusted and replica.version >= self.served
+        self._router.refresh(replica)
+        await self._keep(replica, False)
 
     # -- inside
+
+    async def _keep(self, replica: Replica, kept: bool) -> None:
+        if replica.kept is kept:
+            return
+        replica.kept = kept
+        replica.holds += 1 if kept else -1
+        self._shift_deadlines(replica, kept)
+        if replica.health is Health.UP:
+            await self._ask(replica, replica.settle)
 
     async def _hold_all(self, halted: bool) -> None:
         if self._halted is halted:

@@ -19,6 +19,8 @@ class Health(StrEnum):
     """Being restarted."""
     LOST = "lost"
     """Restarts failed too often; tried again now and then."""
+    LEFT = "left"
+    """It was let go and does not come back."""
 
 
 class Lane(StrEnum):
@@ -63,6 +65,7 @@ class Replica:
     """Load, health and failure count of one engine."""
 
     __slots__ = (
+        "away",
         "bound",
         "deadlines",
         "engine",
@@ -71,21 +74,29 @@ class Replica:
         "health",
         "holds",
         "inflight",
+        "kept",
         "last_failure_s",
         "last_success_s",
         "left_s",
+        "lent",
         "life",
         "number",
         "stands_still",
         "trusted",
     )
 
-    def __init__(self, engine: Engine, number: int) -> None:
+    def __init__(self, engine: Engine, number: int, *, lent: bool = False) -> None:
         self.engine = engine
         self.number = number
         self.health = Health.UP
+        self.lent = lent
+        """Its devices are the trainer's."""
+        self.away = False
+        """They are in use there: it is given no work."""
+        self.kept = False
+        """Its requests stand still meanwhile; otherwise they have gone on elsewhere."""
         self.trusted = False
-        """It has flipped in the line that runs now."""
+        """It has flipped in the line that runs now, and serves nothing older than was served before."""
         self.life = 0
         """Grows with every failure: what was begun in an earlier life is nobody's business any more."""
         self.holds = 0
@@ -118,7 +129,7 @@ class Replica:
     @property
     def in_service(self) -> bool:
         """Whether it can be given work at all."""
-        return self.health is Health.UP and self.trusted and self.version >= 0
+        return self.health is Health.UP and self.trusted and not self.away and self.version >= 0
 
     @property
     def name(self) -> str:

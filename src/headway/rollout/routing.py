@@ -143,11 +143,12 @@ class Router:
         return replica in self._index and self.serves(replica, lane)
 
     def _pinned(self, bound: int | None, lane: Lane) -> Replica | None:
-        """The one replica that a bound training request may run on; none while that one is out of service."""
+        """The one replica that a bound training request may run on; none while that one is out of service. When
+        replicas come or go, requests that follow may be bound to others than those before."""
         if bound is None or lane is not Lane.TRAIN:
             return None
         replica = self.replicas[bound % len(self.replicas)]
-        return replica if replica.health is Health.UP else None
+        return replica if replica.health is Health.UP and not replica.away else None
 
     def _count(self, replica: Replica) -> None:
         """Keep `served` right without looking at every replica."""

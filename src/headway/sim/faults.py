@@ -26,7 +26,7 @@ from headway.errors import ConfigError
 from headway.seeding import Rng
 from headway.sim.health import Health
 
-_TARGET = re.compile(r"engine/\d+|node/\d+|trainer|weights|environment|reward|logp|ref_logp|critic")
+_TARGET = re.compile(r"engine/(lent-)?\d+|node/\d+|trainer|weights|environment|reward|logp|ref_logp|critic")
 _BUCKETS_ONLY = frozenset({"corrupted_bucket"})
 
 
@@ -102,7 +102,8 @@ def _check(fault: Fault, engines: int, key: str) -> None:
         raise ConfigError(
             f"does not fit {fault.kind}", key=f"{key}.target", value=fault.target, hint="lost_node hits node/<n>"
         )
-    if fault.target.startswith("engine/") and int(fault.target.removeprefix("engine/")) >= engines:
+    number = fault.target.removeprefix("engine/")
+    if number.isdecimal() and int(number) >= engines:
         raise ConfigError(f"there are {engines} engines", key=f"{key}.target", value=fault.target)
     if fault.kind in _BUCKETS_ONLY and fault.target != "weights":
         raise ConfigError("only weights travel in buckets", key=f"{key}.target", value=fault.target, hint="weights")

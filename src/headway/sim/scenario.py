@@ -24,6 +24,7 @@ def scenario_of(resolved: Resolved) -> Scenario:
         simulation=_simulation(resolved),
         train_devices=devices["actor_train"],
         infer_devices=devices["actor_train"] if resolved.derived.hybrid else devices["actor_infer"],
+        lend=config.lend_idle_trainer,
         seed=config.seed,
     )
 

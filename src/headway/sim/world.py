@@ -14,10 +14,11 @@ from tempfile import TemporaryDirectory
 from headway.config.simulation import SimulatedScorer as ScorerCost
 from headway.config.simulation import SimulationConfig
 from headway.errors import ConfigError
-from headway.flow.backends import Backends
+from headway.flow.backends import Backends, Reserve
 from headway.flow.flow import AsyncTrainingFlow, RunSummary
 from headway.monitor.events import EventLog, Sink
 from headway.settings import RunSettings
+from headway.sim.changes import Changes
 from headway.sim.clock import run as run_virtually
 from headway.sim.engine import SimulatedEngine
 from headway.sim.environment import SimulatedEnvironments
@@ -26,6 +27,9 @@ from headway.sim.reward import SimulatedReward
 from headway.sim.tasks import SimulatedTasks
 from headway.sim.trainer import SimulatedScorer, SimulatedTrainer
 from headway.sim.weights import SimulatedTransport
+
+_MOST = 100_000
+"""Engines of one run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class Scenario:
     train_devices: tuple[int, ...] = (0,)
     infer_devices: tuple[int, ...] = (1,)
     """Equal to `train_devices`: trainer and engines take turns."""
+    lend: bool = False
+    """Engines on the trainer's devices work while it waits."""
     seed: int = 0
     tasks: int | None = None
     """Size of the source; without end by default."""
@@ -46,6 +52,16 @@ class Scenario:
     def engines(self) -> int:
         """Replicas that the devices make."""
         return len(self.infer_devices) // self.simulation.engine.gpus
+
+    @property
+    def lent(self) -> int:
+        """Replicas that the trainer's devices make."""
+        return len(self.train_devices) // self.simulation.engine.gpus if self.lend else 0
+
+    @property
+    def joins(self) -> int:
+        """Replicas that join on the way."""
+        return sum(change.kind == "join" for change in self.simulation.changes)
 
 
 def make_backends(scenario: Scenario, injector: FaultInjector) -> Backends:
@@ -57,6 +73,9 @@ def make_backends(scenario: Scenario, injector: FaultInjector) -> Backends:
             key="simulation.engine.gpus",
             value=costs.engine.gpus,
         )
+    if scenario.lend and not scenario.lent:
+        problem = f"the trainer's {gpus} devices do not make one replica of {costs.engine.gpus}"
+        raise ConfigError(problem, key="lend_idle_trainer", value=True)
     devices = {"train": scenario.train_devices, "generate": scenario.infer_devices}
 
     def scorer(name: str, cost: ScorerCost) -> SimulatedScorer | None:
@@ -66,12 +85,14 @@ def make_backends(scenario: Scenario, injector: FaultInjector) -> Backends:
             devices[name] = scenario.train_devices
         return SimulatedScorer(name, cost, gpus=gpus, health=injector.health(name))
 
+    def engine(name: str) -> SimulatedEngine:
+        return SimulatedEngine(name, costs.engine, costs.weights, health=injector.health(name))
+
     return Backends(
         trainer=SimulatedTrainer(costs.trainer, costs.weights, gpus=gpus, health=injector.health("trainer")),
-        engines=[
-            SimulatedEngine(f"engine/{n}", costs.engine, costs.weights, health=injector.health(f"engine/{n}"))
-            for n in range(scenario.engines)
-        ],
+        engines=[engine(f"engine/{n}") for n in range(scenario.engines)],
+        reserve=Reserve(make=engine, most=_MOST, why="that is more than anybody has simulated"),
+        lent=[engine(f"engine/lent-{n}") for n in range(scenario.lent)],
         transport=SimulatedTransport(costs.weights, health=injector.health("weights")),
         tasks=SimulatedTasks(costs, seed=seed, size=scenario.tasks),
         environments=SimulatedEnvironments(costs, seed=seed, health=injector.health("environment")),
@@ -95,7 +116,7 @@ async def play(
     clock = asyncio.get_running_loop().time
     injector = FaultInjector(
         scenario.simulation.faults,
-        engines=scenario.engines,
+        engines=scenario.engines + scenario.joins,
         engine_gpus=scenario.simulation.engine.gpus,
         gpus_per_node=scenario.simulation.gpus_per_node,
         first_gpu=scenario.infer_devices[0],
@@ -110,7 +131,7 @@ async def play(
     )
     if on_flow is not None:
         on_flow(flow)
-    async with injector:
+    async with injector, Changes(scenario.simulation.changes, flow, most=scenario.engines + scenario.joins):
         return await flow.run()
 
 

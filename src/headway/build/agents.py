@@ -1,7 +1,7 @@
 """Agents: the environments of a run, from its configuration.
 
     kinds_of     which environments there are, each checked before anything starts
-    episodes     their starting states as tasks: a position is a tag and a seed
+    episodes     their starting states as tasks: a position is a tag, a seed, and a row where there are rows
     Worlds       makes an episode for a task, and lets go of everything at the end
 
 Guarantees: equal configurations give equal tasks at equal positions, and held-out ones that are not trained; when the
@@ -18,10 +18,11 @@ from functools import cache, cached_property
 from typing import Any, Protocol
 
 from headway.build.backends import Policy
-from headway.build.episodes import EpisodeSource
+from headway.build.episodes import EpisodeSource, HeldOutSource
 from headway.build.foreign import OPENAI_AGENT, foreign_traits, make_foreign_agents, make_run_endpoint
+from headway.build.starts import Starts, make_starts
 from headway.config import CustomEnvConfig, EnvManagerConfig, Resolved
-from headway.data import Sources
+from headway.data import SizedSource, Sources
 from headway.data.interleave import InterleavedSource
 from headway.environments.base import Environment, SingleTurn
 from headway.environments.chat import ChatTokens
@@ -143,27 +144,46 @@ def episodes(resolved: Resolved, policy: Policy) -> Sources:
     train, validation = kinds_of(resolved), kinds_of(resolved, held_out=True)
     if any(kind.name != OPENAI_AGENT for kind in (*train, *validation)):
         ChatTokens(policy.tokenizer, name=policy.path.name)
-    wanted = resolved.config.val_batch_size or sum(kind.places for kind in validation)
-    size = -(-wanted // len(validation))
-    return Sources(train=_mixed(resolved, train), validation=_mixed(resolved, validation, size=size))
+    starts = make_starts(resolved, [kind.tag for kind in (*train, *validation)])
+    return Sources(
+        train=_trained(resolved, train, starts), validation=_held_out(resolved, validation, starts), notes=starts.notes
+    )
 
 
-def _mixed(resolved: Resolved, kinds: list[Kind], size: int | None = None) -> EpisodeSource | InterleavedSource:
-    held_out = size is not None
+def _trained(resolved: Resolved, kinds: list[Kind], starts: Starts) -> SizedSource:
+    unused = starts.train.keys() - {kind.tag for kind in kinds}
+    if unused:
+        problem = f"has rows for {', '.join(sorted(unused))}, which is only validated on"
+        raise ConfigError(problem, key="actor_train.data_args.file_name", hint="validation.data_args.file_name")
     sources = {
         kind.tag: EpisodeSource(
-            kind.tag,
-            seed=resolved.config.seed,
-            identity=[kind.name, dict(kind.custom.env_config)],
-            size=size,
-            data={HELD_OUT: True} if held_out else {},
+            kind.tag, seed=resolved.config.seed, identity=_identity(kind), rows=starts.train.get(kind.tag)
         )
         for kind in kinds
     }
     if len(kinds) == 1:
         return sources[kinds[0].tag]
-    shares = {kind.tag: 1.0 if held_out else float(kind.share) for kind in kinds}
-    return InterleavedSource(sources, shares)
+    return InterleavedSource(sources, {kind.tag: float(kind.share) for kind in kinds})
+
+
+def _held_out(resolved: Resolved, kinds: list[Kind], starts: Starts) -> SizedSource | None:
+    """Of every tag equally many, as far as there are rows. A tag that is trained on rows is judged on rows alone."""
+    judged = [kind for kind in kinds if kind.tag in starts.held_out or kind.tag not in starts.train]
+    if not judged:
+        return None
+    wanted = resolved.config.val_batch_size
+    each = -(-(wanted or sum(kind.places for kind in judged)) // len(judged))
+    sources = []
+    for kind in judged:
+        rows = starts.held_out.get(kind.tag)
+        size = each if rows is None else min(each, len(rows)) if wanted else len(rows)
+        named = {"seed": resolved.config.seed, "identity": _identity(kind), "data": {HELD_OUT: True}}
+        sources.append(EpisodeSource(kind.tag, size=size, rows=rows, **named))
+    return HeldOutSource(sources)
+
+
+def _identity(kind: Kind) -> list[Any]:
+    return [kind.name, dict(kind.custom.env_config)]
 
 
 def worlds_of(resolved: Resolved, policy: Policy) -> Worlds:
@@ -221,7 +241,8 @@ def _host(resolved: Resolved, kind: Kind) -> LocalHost | WorkerHost:
     custom, options = kind.custom, dict(kind.custom.env_config)
     _, manager = _manager(resolved, held_out=False)
     seats = max(1, manager.max_env_num_per_worker)
-    suggested = -(-kind.places // seats) if manager.max_env_num_per_worker else kind.traits.workers
+    most = -(-kind.places // seats)
+    suggested = most if manager.max_env_num_per_worker else min(kind.traits.workers, most)
     workers = suggested if custom.workers is None else custom.workers
     places = custom.concurrency or kind.traits.concurrency
     if workers and not is_registered(kind.name):

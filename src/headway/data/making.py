@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from typing import Protocol
 
 from headway.config import DataArgs, Resolved
 from headway.data.base import SizedSource
@@ -43,31 +44,38 @@ class Sources:
 def make_sources(resolved: Resolved, tokenizer: Tokenizer) -> Sources:
     """The sources of a configuration: `actor_train.data_args`, and what validation reads."""
     notes: list[str] = []
-    args, validation = resolved.config.actor_train.data_args, _validation_args(resolved)
-    read = _Reader(resolved, tokenizer, notes)
-    part: Part = "train" if args.holdout is None else "all"
-    table = read(args, _TRAIN, part)
-    train: Selection
-    held_out: Selection | None = None
-    if validation.file_name:
-        other = read(validation, _VALIDATION, "held_out")
-        train, held_out = Selection(table, range(len(table))), Selection(other, range(len(other)))
-        _note_twins(table, other, notes)
-    elif args.holdout:
-        train, held_out = _split(table, args.holdout, resolved.config.seed, notes)
-    else:
-        own = [name for name in args.file_name if holds_out(name)] if args.holdout is None else []
-        train = Selection(table, range(len(table)))
-        if own:
-            other = read(args, _TRAIN, "held_out", own)
-            held_out = Selection(other, range(len(other)))
-            train = _without_twins(table, other, notes)
-    seed = resolved.config.seed
+    args, seed = resolved.config.actor_train.data_args, resolved.config.seed
+    train, held_out = split_rows(resolved, _Reader(resolved, tokenizer, notes), notes)
+    shuffled = validation_args(resolved).shuffle
     return Sources(
         train=_ordered(train, args, seed),
-        validation=None if held_out is None else ListSource(held_out, seed=seed, shuffle=validation.shuffle),
+        validation=None if held_out is None else ListSource(held_out, seed=seed, shuffle=shuffled),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+class Read(Protocol):
+    """Reads entries of `file_name`, all of them or only `names`, into a table."""
+
+    def __call__(self, args: DataArgs, key: str, part: Part, names: Sequence[str] | None = None) -> TaskTable: ...
+
+
+def split_rows(resolved: Resolved, read: Read, notes: list[str]) -> tuple[Selection, Selection | None]:
+    """Rows to train on and rows held out, if any are."""
+    args, validation = resolved.config.actor_train.data_args, validation_args(resolved)
+    table = read(args, _TRAIN, "train" if args.holdout is None else "all")
+    every = Selection(table, range(len(table)))
+    if validation.file_name:
+        other = read(validation, _VALIDATION, "held_out")
+        _note_twins(table, other, notes)
+        return every, Selection(other, range(len(other)))
+    if args.holdout:
+        return _split(table, args.holdout, resolved.config.seed, notes)
+    own = [name for name in args.file_name if holds_out(name)] if args.holdout is None else []
+    if not own:
+        return every, None
+    other = read(args, _TRAIN, "held_out", own)
+    return _without_twins(table, other, notes), Selection(other, range(len(other)))
 
 
 def fingerprint(source: SizedSource) -> str:
@@ -89,7 +97,7 @@ class _Reader:
         return table
 
 
-def _validation_args(resolved: Resolved) -> DataArgs:
+def validation_args(resolved: Resolved) -> DataArgs:
     """`validation.data_args`, with what is not said there as in training."""
     train, given = resolved.config.actor_train.data_args, resolved.config.validation.data_args
     if given.holdout is not None:

@@ -49,6 +49,7 @@ class ScienceWorld:
         check_java("scienceworld")
         module = library("scienceworld", extra="scienceworld", wanted_by="scienceworld")
         self.max_steps, self.concurrency = max_steps, concurrency
+        self.workers = concurrency  # a call into Java that hangs can only be killed
         self._task, self._simplifications, self._fold = task, simplifications, fold
         self._world = module.ScienceWorldEnv("", envStepLimit=max_steps)
         try:

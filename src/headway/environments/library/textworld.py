@@ -46,6 +46,7 @@ class TextWorldExpress:
             raise ConfigError("must be at least 1", key="max_steps", value=max_steps)
         check_java("textworld")
         self.max_steps, self.concurrency = max_steps, concurrency
+        self.workers = concurrency  # a call into Java that hangs can only be killed
         self._game, self._params, self._fold, self._list = game, game_params, fold, list_actions
         self._world = library("textworld_express", extra="textworld", wanted_by="textworld").TextWorldExpressEnv(
             envStepLimit=max_steps

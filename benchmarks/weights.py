@@ -1,12 +1,13 @@
 """How fast a version of the weights reaches an engine, by each way, against a plain copy of the same bytes.
 
     python benchmarks/weights.py                      one table, about half a minute
-    python benchmarks/weights.py --mb 2048 --bucket-mb 64 --repeats 5
+    python benchmarks/weights.py --mb 64 256 1024 --bucket-mb 16 --repeats 3 --ray
 
 An update is everything from `gather` to `flip`: checksums counted at the source, the way, the copy into the spare
 tensors, checksums counted there, the switch. What a trainer does between two steps (`publish`) is a column of its own.
 Each row is the best of its repeats, after two that are not counted. All ways end in a `SpareReceiver` of the same
-process, except the broadcast: its engines are processes. `delta` changes 1 % of the elements, in one stretch.
+process, except the broadcast and CUDA IPC: their engines are processes. `delta` changes 1 % of the elements, in one
+stretch. `--ray` adds the object store of a Ray that is started for it; with a GPU there is a row for CUDA IPC.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from headway.weights.base import Bucket, Manifest, WeightReceiver, WeightSource,
 from headway.weights.broadcast import BroadcastTransport, Landing
 from headway.weights.delta import DeltaTransport
 from headway.weights.disk import DiskSource, DiskTransport, VersionDirectory
+from headway.weights.ipc import CudaMemory, IpcArena, IpcReader
+from headway.weights.objects import ObjectArena, ObjectTransport
 from headway.weights.receiver import SpareReceiver
-from headway.weights.store import SharedArena, WeightStore
+from headway.weights.store import Arena, SharedArena, WeightStore
 from headway.weights.transport import InProcessTransport, SharedMemoryTransport
 
 _MB = 1 << 20
@@ -60,6 +63,10 @@ class Version:
         count = self.size // _LAYERS // 2
         self.tensors: dict[str, Tensor] = {f"layers.{n}.weight": torch.randn(count).bfloat16() for n in range(_LAYERS)}
         self._number = 0
+
+    def move(self, device: str) -> None:
+        """Where the trainer has them."""
+        self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
 
     def train(self, share: float) -> int:
         """Change the first `share` of the elements; the number of the version that this makes."""
@@ -109,7 +116,7 @@ class Bench:
         way: str,
         transport: WeightTransport,
         *,
-        arena: SharedArena | None = None,
+        arena: Arena | None = None,
         around: Callable[[WeightStore], WeightSource] = lambda store: store,
         receivers: list[Any] | None = None,
         share: float = 1.0,
@@ -140,15 +147,41 @@ class Bench:
     def broadcast(self, engines: int) -> Row:
         """To engines in processes of their own, over the loopback interface."""
         transport = BroadcastTransport()
-        remotes = [Remote(f"engine/{number}", transport) for number in range(engines)]
+        remotes = [Remote(f"engine/{number}", transport.port) for number in range(engines)]
         try:
             return self.updates(f"gloo broadcast to {engines}", transport, receivers=list(remotes))
         finally:
             for remote in remotes:
                 remote.close()
 
-    def rows(self) -> list[Row]:
-        """Everything."""
+    def read_on_a_gpu(self) -> Row:
+        """By an engine that is a process on the same card."""
+        self.version.move("cuda")
+        remote = Remote("engine/0", 0)
+        try:
+            arena = IpcArena(CudaMemory("cuda"))
+            return self.updates("CUDA IPC, one card", InProcessTransport(), arena=arena, receivers=[remote])
+        finally:
+            remote.close()
+            self.version.move("cpu")
+
+    def stored(self) -> Row:
+        """Through the object store of a Ray of its own."""
+        import ray
+
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=5 * self.version.size)
+        try:
+            return self.updates("Ray's object store", ObjectTransport(), arena=ObjectArena())
+        finally:
+            ray.shutdown()
+
+    def rows(self, *, ray: bool) -> list[Row]:
+        """Everything that this machine has."""
+        more = [self.stored] if ray else []
+        more += [self.read_on_a_gpu] if torch.cuda.is_available() else []
+        return [*self._rows(), *(row() for row in more)]
+
+    def _rows(self) -> list[Row]:
         directory = VersionDirectory(self.directory, shard_mb=self.bucket_mb)
         return [
             self.copied(),
@@ -174,14 +207,13 @@ class Bench:
 class Remote:
     """The receiver of an engine in another process."""
 
-    def __init__(self, name: str, transport: BroadcastTransport) -> None:
-        self.version, self.cpu_s = -1, 0.0
+    def __init__(self, name: str, port: int) -> None:
+        self.name, self.version, self.cpu_s = name, -1, 0.0
         self._pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_engine, args=(name, transport.port, theirs), daemon=True)
+        self._process = context.Process(target=_engine, args=(name, port, theirs), daemon=True)
         self._process.start()
         self._pipe.recv()
-        transport.admit(self, name)
 
     async def begin(self, manifest: Manifest) -> None:
         await self._ask("begin", manifest)
@@ -202,9 +234,10 @@ class Remote:
 
 
 def _engine(name: str, port: int, pipe: Any) -> None:
+    """With a port, one that weights are broadcast to; else one that reads them on the GPU."""
     torch.set_num_threads(1)
-    landing = Landing(name, "127.0.0.1", port)
-    receiver = SpareReceiver(ignored, read=landing.buffer)
+    landing = Landing(name, "127.0.0.1", port) if port else IpcReader(CudaMemory("cuda"))
+    receiver = SpareReceiver(ignored, device="cpu" if port else "cuda", read=landing.buffer)
     pipe.send("ready")
     with asyncio.Runner() as runner:
         while (call := pipe.recv()) is not None:
@@ -240,19 +273,19 @@ def table(rows: list[Row], size: int) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
-    parser.add_argument("--mb", type=int, default=512, help="size of a version")
+    parser.add_argument("--mb", type=int, nargs="+", default=[512], help="sizes of a version")
     parser.add_argument("--bucket-mb", type=float, default=16)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--directory", type=Path, help="where the disk is measured; left out, a temporary one")
+    parser.add_argument("--ray", action="store_true", help="the object store of Ray, too")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        version = Version(args.mb)
-        rows = Bench(version, args.bucket_mb, args.repeats, Path(directory)).rows()
-    print(
-        f"{args.mb} MB in buckets of {args.bucket_mb:g} MB, {machine_facts()['machine']}, torch {torch.__version__}\n"
-    )
-    print(table(rows, version.size))
+    print(f"buckets of {args.bucket_mb:g} MB, {machine_facts()['machine']}, torch {torch.__version__}")
+    for megabytes in args.mb:
+        with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+            version = Version(megabytes)
+            rows = Bench(version, args.bucket_mb, args.repeats, Path(directory)).rows(ray=args.ray)
+        print(f"\n{megabytes} MB\n\n{table(rows, version.size)}", flush=True)
 
 
 if __name__ == "__main__":

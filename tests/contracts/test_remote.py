@@ -195,7 +195,7 @@ class TestRemoteEngine(Closing, EngineContract):
             engine = self.make()
             manifest, buckets = engines.version_of(_counting(), 1)
             await engine.receiver.begin(manifest)
-            with pytest.raises(TransferError, match="not in shared memory"):
+            with pytest.raises(TransferError, match="cannot be seen"):
                 await engine.receiver.load(buckets[0])
 
         self.run(scenario())

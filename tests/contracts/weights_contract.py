@@ -27,6 +27,20 @@ class WeightsContract(ABC):
     def corrupted(self, bucket: Bucket) -> Bucket:
         """`bucket` with something else inside."""
 
+    def another(self) -> WeightReceiver:
+        """The receiver of a second engine without weights, beside what `make` made last; one that `make` would make,
+        where receivers know nothing of who sends."""
+        return self.make()[2]
+
+    async def updated(
+        self, source: WeightSource, transport: WeightTransport, receiver: WeightReceiver, version: int
+    ) -> None:
+        manifest, buckets = await source.gather(version)
+        await receiver.begin(manifest)
+        async for bucket in buckets:
+            await receiver.load(await transport.send(bucket, receiver))
+        await receiver.flip()
+
     async def carried(
         self, source: WeightSource, transport: WeightTransport, receiver: WeightReceiver, version: int
     ) -> tuple[Manifest, list[Bucket]]:
@@ -119,6 +133,18 @@ class WeightsContract(ABC):
                 await receiver.load(replace(bucket))
             await receiver.flip()
             assert receiver.version == 2
+
+        self.run(scenario())
+
+    def test_a_late_joiner_is_given_the_newest_version_and_nobody_else_is_asked(self) -> None:
+        async def scenario() -> None:
+            source, transport, receiver = self.make()
+            for version in (1, 2):
+                await self.updated(source, transport, receiver, version)
+            late = self.another()
+            assert late.version == -1
+            await self.updated(source, transport, late, 2)
+            assert (receiver.version, late.version) == (2, 2)
 
         self.run(scenario())
 

@@ -32,18 +32,25 @@ class TestBroadcast(Real, WeightsContract):
     @pytest.fixture(autouse=True)
     def closing(self) -> Iterator[None]:
         yield
-        self.landing.close()
+        for landing in self.landings:
+            landing.close()
         self.transport.close()
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
         self.transport = BroadcastTransport(timeout_s=30)
-        self.landing = Landing("engine/0", HERE, self.transport.port)
-        receiver = SpareReceiver(Serving().switch, read=self.landing.buffer)
+        self.landings = [Landing("engine/0", HERE, self.transport.port)]
+        receiver = SpareReceiver(Serving().switch, read=self.landings[0].buffer)
         self.transport.admit(receiver, "engine/0")
         return published(), self.transport, receiver
 
+    def another(self) -> WeightReceiver:
+        self.landings.append(Landing("engine/1", HERE, self.transport.port))
+        receiver = SpareReceiver(Serving().switch, read=self.landings[-1].buffer)
+        self.transport.admit(receiver, "engine/1")
+        return receiver
+
     def corrupted(self, bucket: Bucket) -> Bucket:
-        self.landing.buffer(bucket.payload)[0] ^= 1
+        self.landings[0].buffer(bucket.payload)[0] ^= 1
         return bucket
 
 

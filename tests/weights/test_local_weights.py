@@ -102,6 +102,9 @@ class TestSharedMemory(Real, WeightsContract):
         self.transport = SharedMemoryTransport()
         return published(), self.transport, SpareReceiver(Serving().switch)
 
+    def another(self) -> WeightReceiver:
+        return SpareReceiver(Serving().switch)
+
     def corrupted(self, bucket: Bucket) -> Bucket:
         segment = Segment.attach(bucket.payload.segment)
         segment.buffer[0] ^= 1
@@ -119,6 +122,9 @@ class TestPublishedInSharedMemory(Real, WeightsContract):
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
         self.store = published(arena=SharedArena())
         return self.store, SharedMemoryTransport(), SpareReceiver(Serving().switch)
+
+    def another(self) -> WeightReceiver:
+        return SpareReceiver(Serving().switch)
 
     def corrupted(self, bucket: Bucket) -> Bucket:
         return replace(bucket, payload=replace(bucket.payload, start=0, size=bucket.payload.size - 64))

@@ -12,6 +12,7 @@ from headway.build.parts import PartArgs, args_of, engine_slots, make_engine
 from headway.build.placement import Placement, seen_by
 from headway.build.rooms import own_replica
 from headway.build.servers import Servers, make_servers, serves
+from headway.build.transfer import make_store, make_transport
 from headway.cluster.base import ChildSpec
 from headway.cluster.ray.cluster import RayCluster
 from headway.config import Resolved
@@ -196,7 +197,7 @@ def _with_child(
     return Machinery(
         trainer=trainer,
         engines=engines,
-        transport=transport_of(place),
+        transport=make_transport(resolved, place.route),
         ref_logp=scorer("reference", "reference", derived.needs_reference),
         logp=scorer("logp", "policy", derived.needs_proximal and own_replica(resolved, "logp")),
         critic=RemoteScorer(trainer, "value") if derived.needs_critic else None,
@@ -204,33 +205,25 @@ def _with_child(
     )
 
 
-def transport_of(place: Placement) -> WeightTransport:
-    """The way to engines that are processes."""
-    from headway.weights.objects import ObjectTransport
-    from headway.weights.transport import SharedMemoryTransport
-
-    return SharedMemoryTransport() if place.cluster is None else ObjectTransport()
-
-
 def make_served(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> Served:
     """Engines, and the policy's weights as something to load from."""
     import torch
 
-    from headway.build.parts import heap_store, own_store, shared_store
+    from headway.build.parts import heap_store, own_store
     from headway.models import load_model
-    from headway.weights.transport import InProcessTransport
 
+    place = place.without_trainer()
     if place.cluster is not None:
         store = heap_store(resolved, place.device)
     elif place.processes:
-        store = shared_store(resolved, place.device)
+        store = make_store(resolved, place.device, place.route)
     else:
         store = own_store(resolved, place.device, policy.parameters)
     model = load_model(policy.path, torch.float32)
     store.publish(0, dict(model.named_parameters()))
     return Served(
         engines=_engines(resolved, policy, place, logs),
-        transport=transport_of(place) if place.processes else InProcessTransport(),
+        transport=make_transport(resolved, place.route),
         source=store,
         release=store.close,
         cluster=place.cluster,
@@ -268,7 +261,7 @@ def _spec(name: str, target: str, part: PartArgs, place: Placement, logs: Path |
     return ChildSpec(
         name=name,
         target=f"headway.build.children:{target}",
-        args={"part": part.to_json(), "name": name},
+        args={"part": part.to_json(), "name": name, "route": place.route.to_json()},
         threads=part.threads,
         env=seen_by(place, name),
         log=None if logs is None else logs / f"{name.replace('/', '-')}.log",

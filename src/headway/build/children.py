@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.build.parts import PartArgs, make_engine, make_replica, make_trainer, shared_store
+from headway.build.parts import PartArgs, make_engine, make_replica, make_trainer
+from headway.build.transfer import EngineEnd, make_store, source_of
+from headway.build.ways import Route
 
 if TYPE_CHECKING:
     from headway.engines.base import Engine
@@ -13,16 +15,19 @@ if TYPE_CHECKING:
 
 
 def trainer(args: Mapping[str, Any]) -> Trainer:
-    """The trainer; versions are published into shared memory."""
-    part = PartArgs.from_json(args["part"])
-    return make_trainer(part, shared_store(part.resolved(), part.device))
+    """The trainer; versions are published for other processes."""
+    part, route = PartArgs.from_json(args["part"]), Route(**args["route"])
+    resolved = part.resolved()
+    made = make_trainer(part, make_store(resolved, part.device, route))
+    made.source = source_of(made.source, resolved, route)
+    return made
 
 
 async def engine(args: Mapping[str, Any]) -> Engine:
-    """One replica, reading weights from shared memory; its model is built before the parent goes on."""
-    from headway.weights.segment import SharedReader
-
-    made = make_engine(PartArgs.from_json(args["part"]), args["name"], read=SharedReader().buffer)
+    """One replica; its model is built before the parent goes on."""
+    part = PartArgs.from_json(args["part"])
+    end = EngineEnd.of(Route(**args["route"]), args["name"], part.device)
+    made = make_engine(part, args["name"], read=end.read, around=end.around)
     await made.restart()
     return made
 
@@ -34,4 +39,5 @@ def reference(args: Mapping[str, Any]) -> Scorer:
 
 def logp(args: Mapping[str, Any]) -> Scorer:
     """A copy of the policy that follows the trainer, and only scores."""
-    return make_replica(PartArgs.from_json(args["part"]), follows=True)
+    part = PartArgs.from_json(args["part"])
+    return make_replica(part, follows=EngineEnd.of(Route(**args["route"]), "", part.device).read)

@@ -11,15 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.build.backends import Machinery, Policy, Served, transport_of
+from headway.build.backends import Machinery, Policy, Served
 from headway.build.parts import PartArgs, args_of, engine_slots
 from headway.build.placement import Device, Placement
+from headway.build.transfer import EngineEnd, make_store, make_transport, source_of, store_of
+from headway.build.ways import Route
 from headway.cluster.base import ChildSpec
 from headway.config import Resolved
 from headway.data import Sources
 from headway.engines.base import Engine
 from headway.engines.remote import RemoteEngine
 from headway.errors import ConfigError
+from headway.trainers.base import Trainer
 from headway.trainers.remote import RemoteTrainer
 
 if TYPE_CHECKING:
@@ -94,33 +97,33 @@ def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: P
     part = _part(resolved, policy, place, place.train_threads)
     engines = _engines(resolved, policy, place, logs)
     if place.processes:
-        trainer = RemoteTrainer(_spec("trainer", "trainer", part, logs), place.start)
-        return Machinery(trainer=trainer, engines=engines, transport=transport_of(place), cluster=place.cluster)
-
-    from headway.weights.transport import InProcessTransport
-
-    return Machinery(trainer=make_trainer(part), engines=engines, transport=InProcessTransport())
+        trainer: Trainer = RemoteTrainer(_spec("trainer", "trainer", part, place, logs), place.start)
+    else:
+        trainer = make_trainer(part, store_of(resolved, place.device, None))
+    transport = make_transport(resolved, place.route)
+    return Machinery(trainer=trainer, engines=engines, transport=transport, cluster=place.cluster)
 
 
 def make_served(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> Served:
     """Engines, and the policy's weights as something to load from."""
     from headway.generative.models import open_denoiser
-    from headway.weights.transport import InProcessTransport
 
-    store = _store(resolved, place.device, shared=place.processes and place.cluster is None)
+    place = place.without_trainer()
+    shared = place.processes and place.cluster is None
+    store = make_store(resolved, place.device, place.route) if shared else store_of(resolved, place.device, None)
     model = open_denoiser(policy.path)
     store.publish(0, dict(model.state_dict()))
     return Served(
         engines=_engines(resolved, policy, place, logs),
-        transport=transport_of(place) if place.processes else InProcessTransport(),
+        transport=make_transport(resolved, place.route),
         source=store,
         release=store.close,
         cluster=place.cluster,
     )
 
 
-def make_trainer(args: PartArgs, *, shared: bool = False) -> FlowTrainer:
-    """The policy being trained; `shared`: versions are published into shared memory."""
+def make_trainer(args: PartArgs, store: WeightStore) -> FlowTrainer:
+    """The policy being trained, publishing into `store`."""
     from headway.algorithms import kl_controller
     from headway.generative.trainer import FlowTrainer
 
@@ -129,13 +132,13 @@ def make_trainer(args: PartArgs, *, shared: bool = False) -> FlowTrainer:
     return FlowTrainer(
         _opener(args),
         _with_usual_targets(training, Path(args.model)),
-        _store(resolved, args.device, shared=shared),
+        store,
         make_kl=lambda: kl_controller(resolved.config),
     )
 
 
-def make_engine(args: PartArgs, name: str) -> FlowEngine:
-    """One replica; its weights arrive later."""
+def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] | None = None) -> FlowEngine:
+    """One replica; its weights arrive later. `read` opens the payloads of buckets."""
     from headway.engines.native import NativeSettings
     from headway.generative.engine import FlowEngine
 
@@ -148,7 +151,7 @@ def make_engine(args: PartArgs, name: str) -> FlowEngine:
         dtype="float32" if args.device == "cpu" else _TYPES[resolved.config.actor_infer.model_args.dtype],
     )
     check = prompt_check(Path(args.model))
-    return FlowEngine(name, _opener(args), flow_settings_of(resolved), settings, check=check)
+    return FlowEngine(name, _opener(args), flow_settings_of(resolved), settings, check=check, read=read)
 
 
 def flow_settings_of(resolved: Resolved) -> FlowSettings:
@@ -211,13 +214,19 @@ def _with_usual_targets(training: FlowTraining, path: Path) -> FlowTraining:
 
 
 def trainer(args: Mapping[str, Any]) -> FlowTrainer:
-    """The trainer; versions are published into shared memory."""
-    return make_trainer(PartArgs.from_json(args["part"]), shared=True)
+    """The trainer; versions are published for other processes."""
+    part, route = PartArgs.from_json(args["part"]), Route(**args["route"])
+    resolved = part.resolved()
+    made = make_trainer(part, make_store(resolved, part.device, route))
+    made.source = source_of(made.source, resolved, route)
+    return made
 
 
 async def engine(args: Mapping[str, Any]) -> FlowEngine:
     """One replica; its model is built before the parent goes on."""
-    made = make_engine(PartArgs.from_json(args["part"]), args["name"])
+    part = PartArgs.from_json(args["part"])
+    read = EngineEnd.of(Route(**args["route"]), args["name"], part.device).read
+    made = make_engine(part, args["name"], read=read)
     await made.restart()
     return made
 
@@ -256,34 +265,18 @@ def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | 
     if not place.processes:
         return [make_engine(part, name) for name in names]
     slots = engine_slots(resolved, place.device)
-    return [RemoteEngine(_spec(name, "engine", part, logs), slots, place.start) for name in names]
+    return [RemoteEngine(_spec(name, "engine", part, place, logs), slots, place.start) for name in names]
 
 
 def _part(resolved: Resolved, policy: Policy, place: Placement, threads: int) -> PartArgs:
     return args_of(resolved, model=str(policy.path), critic=None, device=place.device, threads=threads)
 
 
-def _spec(name: str, target: str, part: PartArgs, logs: Path | None) -> ChildSpec:
+def _spec(name: str, target: str, part: PartArgs, place: Placement, logs: Path | None) -> ChildSpec:
     return ChildSpec(
         name=name,
         target=f"headway.build.images:{target}",
-        args={"part": part.to_json(), "name": name},
+        args={"part": part.to_json(), "name": name, "route": place.route.to_json()},
         threads=part.threads,
         log=None if logs is None else logs / f"{name.replace('/', '-')}.log",
-    )
-
-
-def _store(resolved: Resolved, device: Device, *, shared: bool) -> WeightStore:
-    """Weights travel as engines compute with them."""
-    import torch
-
-    from headway.weights.objects import ObjectArena
-    from headway.weights.store import SharedArena, WeightStore
-
-    arena = ObjectArena() if resolved.config.cluster.kind == "ray" else SharedArena()
-    kind = "fp32" if device == "cpu" else resolved.config.actor_infer.model_args.dtype
-    return WeightStore(
-        bucket_mb=resolved.config.param_update_consume_bucket_mb,
-        wire=getattr(torch, _TYPES[kind]),
-        arena=arena if shared else None,
     )

@@ -21,6 +21,8 @@ from headway.errors import ConfigError
 
 HOST = "host"
 _SHARED_VERSIONS, _HEAP_VERSIONS = 3, 2
+_LANDED = 2
+"""Versions that an engine holds where they were broadcast to; one more where it keeps what it serves, for a delta."""
 _SETS = 2
 """Of an engine's weights: those that are served, and those that arrive."""
 
@@ -154,6 +156,9 @@ class _Shape:
         if self.kv_per_token:
             slots = engine_slots(self.resolved, self.place.device)
             found["KV"] = self.kv_per_token * slots * self.resolved.derived.sequence_length
+        copies = _LANDED * (self.place.route.way == "broadcast") + self.place.route.delta
+        if copies:
+            found[f"{HOST}:versions"] = copies * self.served * self.parameters
         return found
 
     def scorer(self, role: str) -> dict[str, int]:
@@ -170,6 +175,8 @@ class _Shape:
         """Where they are kept for engines."""
         if self.place.device == "cuda" and not self.place.processes and (size := versions_on_device(self.parameters)):
             return {"versions": size}
+        if self.place.route.way == "cuda_ipc":
+            return {"versions": _SHARED_VERSIONS * self.served * self.parameters}
         count = _SHARED_VERSIONS if self.place.processes else _HEAP_VERSIONS
         return {f"{HOST}:versions": count * self.served * self.parameters}
 

@@ -11,12 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.build.placement import Device
+from headway.build.transfer import store_of
 from headway.config import Resolved, load
 
 if TYPE_CHECKING:
     from headway.engines.native import NativeEngine
     from headway.trainers.local import LocalSettings, LocalTrainer
     from headway.trainers.local.replica import PolicyReplica
+    from headway.weights.base import WeightReceiver
     from headway.weights.store import WeightStore
 
 MOST_SLOTS: Mapping[Device, int] = {"cpu": 64, "cuda": 512}
@@ -86,8 +88,8 @@ def make_trainer(args: PartArgs, store: WeightStore) -> LocalTrainer:
     )
 
 
-def make_replica(args: PartArgs, *, follows: bool = False) -> PolicyReplica:
-    """The policy of the start as a scorer; with `follows`, one that takes the trainer's weights."""
+def make_replica(args: PartArgs, *, follows: Callable[[Any], Any] | None = None) -> PolicyReplica:
+    """The policy of the start as a scorer; where `follows` opens payloads, one that takes the trainer's weights."""
     import torch
 
     from headway.models import load_model
@@ -96,10 +98,10 @@ def make_replica(args: PartArgs, *, follows: bool = False) -> PolicyReplica:
 
     settings = _local_settings(args)
     model = load_model(args.model, torch.float32)
-    if not follows:
+    if follows is None:
         return PolicyReplica(model, settings)
     return PolicyReplica(
-        model, settings, lambda switch: SpareReceiver(switch, dtype=torch.float32, threads=args.threads)
+        model, settings, lambda switch: SpareReceiver(switch, dtype=torch.float32, threads=args.threads, read=follows)
     )
 
 
@@ -118,8 +120,14 @@ def engine_slots(resolved: Resolved, device: Device) -> int:
     return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MOST_SLOTS[device])
 
 
-def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] = memoryview) -> NativeEngine:
-    """One replica; its weights arrive later. `read` opens the payloads of buckets."""
+def make_engine(
+    args: PartArgs,
+    name: str,
+    *,
+    read: Callable[[Any], Any] = memoryview,
+    around: Callable[[WeightReceiver], WeightReceiver] = lambda receiver: receiver,
+) -> NativeEngine:
+    """One replica; its weights arrive later. `read` opens the payloads of buckets, `around` is put before them."""
     from headway.engines.native import NativeEngine, NativeSettings
     from headway.models import architecture, end_tokens, load_tokenizer
 
@@ -139,25 +147,18 @@ def make_engine(args: PartArgs, name: str, *, read: Callable[[Any], Any] = memor
         decode=tokenizer.decode,
         eos=end_tokens(args.model),
         read=read,
+        around=around,
     )
-
-
-def shared_store(resolved: Resolved, device: Device) -> WeightStore:
-    """Where a trainer publishes versions for engines in other processes, on this machine or on any of a cluster."""
-    from headway.weights.objects import ObjectArena
-    from headway.weights.store import SharedArena
-
-    return _store(resolved, device, ObjectArena() if resolved.config.cluster.kind == "ray" else SharedArena())
 
 
 def heap_store(resolved: Resolved, device: Device) -> WeightStore:
     """Versions in the memory of this process, from which a transport takes them."""
-    return _store(resolved, device, None)
+    return store_of(resolved, device, None)
 
 
 def own_store(resolved: Resolved, device: Device, parameters: int) -> WeightStore:
     """Where a trainer publishes versions for engines in its own process: on the GPU, where that has room for them."""
-    return _store(resolved, device, _device_arena(parameters) if device == "cuda" else None)
+    return store_of(resolved, device, _device_arena(parameters) if device == "cuda" else None)
 
 
 def _device_arena(parameters: int) -> Any:
@@ -172,14 +173,3 @@ def versions_on_device(parameters: int) -> int:
 
     room, wanted = torch.cuda.get_device_properties(0).total_memory, 2 * parameters * _VERSIONS_ON_DEVICE
     return wanted if wanted < _SHARE_FOR_VERSIONS * room else 0
-
-
-def _store(resolved: Resolved, device: Device, arena: Any) -> WeightStore:
-    """Weights travel as engines compute with them: what is rounded away on the way makes the policy another one."""
-    import torch
-
-    from headway.weights.store import WeightStore
-
-    kind = resolved.config.actor_infer.model_args.dtype
-    wire = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}["fp32" if device == "cpu" else kind]
-    return WeightStore(bucket_mb=resolved.config.param_update_consume_bucket_mb, wire=wire, arena=arena)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from headway.build.rooms import device_of, rooms_of
 from headway.build.servers import check_servers, serves
+from headway.build.ways import Route, route_of, without_trainer
 from headway.cluster.base import Start
 from headway.cluster.process import Child
 from headway.cluster.ray.cluster import RayCluster
@@ -46,11 +47,17 @@ class Placement:
     """The GPU of each part that has one to itself, by the part's name: `trainer`, `engine/0`, `logp`, `reference`."""
     cluster: RayCluster | None = None
     """Where the parts are started, if that is not this machine."""
+    route: Route = field(default_factory=Route)
+    """How weights get from the trainer into the engines."""
 
     @property
     def start(self) -> Start:
         """What starts a part that is a process."""
         return Child.start if self.cluster is None else self.cluster.start
+
+    def without_trainer(self) -> Placement:
+        """The same for engines that are given their weights once, by the process that asks them."""
+        return replace(self, route=without_trainer(self.route, clustered=self.cluster is not None))
 
     @property
     def text(self) -> str:
@@ -66,6 +73,11 @@ class Placement:
 
 def place(resolved: Resolved) -> Placement:
     """What the configuration asks for, or what suits this machine. Raises `ConfigError`."""
+    made = _placed(resolved)
+    return replace(made, route=route_of(resolved, device=made.device, processes=made.processes))
+
+
+def _placed(resolved: Resolved) -> Placement:
     config, derived = resolved.config, resolved.derived
     check_servers(resolved)
     if config.cluster.kind == "ray":
@@ -151,12 +163,17 @@ def _cards(resolved: Resolved) -> dict[str, int]:
 
 
 def seen_by(place: Placement, name: str) -> dict[str, str]:
-    """What a child called `name` has in its environment, so that its GPU is the only one there."""
+    """What a child called `name` has in its environment, so that its GPU is the first one there.
+
+    It is the only one, unless weights are read from the trainer's.
+    """
     if name not in place.cards:
         return {}
     ours = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
-    card = place.cards[name]
-    return {"CUDA_VISIBLE_DEVICES": ours[card] if ours else str(card)}
+    cards = [place.cards[name]]
+    if place.route.way == "cuda_ipc":
+        cards = list(dict.fromkeys((*cards, place.cards["trainer"])))
+    return {"CUDA_VISIBLE_DEVICES": ",".join(ours[card] if ours else str(card) for card in cards)}
 
 
 def usable_cores() -> int:

@@ -21,6 +21,7 @@ from headway.build.placement import Placement, place
 from headway.build.rundir import EVENTS, RunDirectory
 from headway.build.samples import DrawingLog, SampleLog
 from headway.build.settings import settings_of
+from headway.build.transfer import check_directory
 from headway.config import Resolved
 from headway.data import Sources, fingerprint, make_sources
 from headway.errors import ConfigError
@@ -32,6 +33,8 @@ from headway.rewards.registry import make_rewards
 
 BYTES_PER_PARAMETER = 12
 """Of a checkpoint: weights and two moments, in fp32."""
+_BYTES_OF_A_VERSION = 4
+"""For each parameter, at most."""
 _TICK_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -98,6 +101,7 @@ def opened(prepared: Prepared) -> Iterator[RunDirectory]:
                 hint="choose another output_dir, or resume: auto",
             )
         directory.check_room(prepared.policy.parameters * BYTES_PER_PARAMETER, prepared.checkpoints)
+        check_directory(prepared.place.route, prepared.policy.parameters * _BYTES_OF_A_VERSION)
         data = fingerprint(prepared.sources.train)
         directory.identify(prepared.resolved, {"pretrain": str(prepared.policy.path), "data": data})
         if not directory.started and resume not in ("auto", "never"):

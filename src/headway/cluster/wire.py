@@ -25,13 +25,23 @@ from headway import errors, types
 from headway.cluster.base import PeerFailed
 from headway.engines.base import Request
 from headway.errors import BackendError, ConfigError, ConfigErrors, HeadwayError
-from headway.weights.base import Bucket, FileSlice, Kept, Landed, Manifest, SharedSlice, StoredSlice, TensorEntry
+from headway.weights.base import (
+    Bucket,
+    FileSlice,
+    IpcSlice,
+    Kept,
+    Landed,
+    Manifest,
+    SharedSlice,
+    StoredSlice,
+    TensorEntry,
+)
 
 RECORDS: dict[str, type[Any]] = {
     one.__name__: one
     for one in (
         *(one for one in vars(types).values() if isinstance(one, type) and is_dataclass(one)),
-        *(Request, Manifest, TensorEntry, Bucket, SharedSlice, FileSlice, StoredSlice, Landed, Kept),
+        *(Request, Manifest, TensorEntry, Bucket, SharedSlice, FileSlice, StoredSlice, IpcSlice, Landed, Kept),
     )
 }
 _ENUMS: dict[str, type[StrEnum]] = {"FinishReason": types.FinishReason}

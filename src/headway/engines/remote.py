@@ -4,8 +4,8 @@
 
 Guarantees: what the child has told stays in `Progress`, in whole actions with their versions, whatever happens to the
 child; nothing is entered after `generate` has returned or raised. A child that ends is noticed at once: it is
-`EngineCrashed` for everybody who waits for it, and until `restart`, which starts another. Weights must lie in shared
-memory: their buckets cross as names, and the child opens them. The first call starts the child; `start` does so
+`EngineCrashed` for everybody who waits for it, and until `restart`, which starts another. Weights must lie where the
+child can open them: their buckets cross as words that say where. The first call starts the child; `start` does so
 beforehand.
 """
 
@@ -48,6 +48,11 @@ class RemoteEngine:
     async def start(self) -> None:
         """Have the child ready. Raises `ConfigError` when it refuses what it was given, else `EngineCrashed`."""
         await self._child.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a child, and it can answer."""
+        return self._child.alive
 
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         number = next(self._numbers)
@@ -118,14 +123,21 @@ class RemoteReceiver:
 
     def __init__(self, engine: RemoteEngine) -> None:
         self.version = -1
+        self.name = engine.name
+        """Of the engine: under which it is known where weights are broadcast."""
         self._engine = engine
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a child that could take weights in."""
+        return self._engine.alive
 
     async def begin(self, manifest: Manifest) -> None:
         await self._engine.ask("begin", manifest, otherwise=TransferError)
 
     async def load(self, bucket: Bucket) -> None:
         if not isinstance(bucket.payload, Words):
-            raise TransferError(f"bucket {bucket.index} of version {bucket.version} is not in shared memory or a file")
+            raise TransferError(f"bucket {bucket.index} of version {bucket.version} cannot be seen by its engine")
         await self._engine.ask("load", bucket, otherwise=TransferError)
 
     async def flip(self) -> None:

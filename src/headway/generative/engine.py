@@ -45,7 +45,8 @@ class FlowCore(Core):
 
 
 class FlowEngine(NativeEngine):
-    """`model` makes a `Denoiser`, whose weights do not matter; `check` refuses prompts that it could not read.
+    """`model` makes a `Denoiser`, whose weights do not matter; `check` refuses prompts that it could not read; `read`
+    opens the payloads of buckets.
 
     Of `settings`, `slots`, `threads`, `seed`, `dtype` and `device` are read.
     """
@@ -60,12 +61,13 @@ class FlowEngine(NativeEngine):
         check: Callable[[str], object] = lambda prompt: None,
         runner: RunnerFactory = Denoising,
         receiver: ReceiverFactory | None = None,
+        read: Callable[[Any], Any] | None = None,
     ) -> None:
         chosen = settings or NativeSettings()
         dtype = getattr(torch, chosen.dtype)
 
         def spare(switch: Any) -> SpareReceiver:
-            return SpareReceiver(switch, dtype=dtype, device=chosen.device, threads=chosen.threads)
+            return SpareReceiver(switch, dtype=dtype, device=chosen.device, threads=chosen.threads, read=read)
 
         super().__init__(name, model, chosen, eos=(), assembly=self._assembled, receiver=receiver or spare)
         self._flow = flow

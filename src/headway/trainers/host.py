@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from headway.errors import ScoringError, TransferError
 from headway.trainers.base import Scorer, Trainer
 from headway.types import Batch, SampleGroup
-from headway.weights.base import Bucket, Manifest, SharedSlice, StoredSlice, WeightReceiver
+from headway.weights.base import Bucket, Manifest, WeightReceiver, Words
 
 
 @runtime_checkable
@@ -69,8 +69,8 @@ class TrainerHost:
         async with self._telling(), self._gathering:
             manifest, buckets = await self._trainer.source.gather(version)
             found = [bucket async for bucket in buckets]
-        if not all(isinstance(bucket.payload, SharedSlice | StoredSlice) for bucket in found):
-            raise TransferError(f"version {version} is not in shared memory: its store needs a `SharedArena`")
+        if not all(isinstance(bucket.payload, Words) for bucket in found):
+            raise TransferError(f"version {version} lies where no other process sees it: its store needs another arena")
         return manifest, found
 
     async def close(self) -> None:

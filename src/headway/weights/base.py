@@ -82,7 +82,19 @@ class Kept:
     size: int
 
 
-Words = SharedSlice | FileSlice | StoredSlice | Landed | Kept
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IpcSlice:
+    """The payload of a bucket that lies on a GPU and is opened by another process of the same machine."""
+
+    lease: str
+    """Segment that says whether the bytes are still there; whoever reads them holds it."""
+    handle: tuple[Any, ...]
+    """Numbers, text and bytes by which the whole buffer is opened."""
+    start: int
+    size: int
+
+
+Words = SharedSlice | FileSlice | StoredSlice | IpcSlice | Landed | Kept
 """Payloads that cross to another process as they are: they say where the bytes are."""
 
 
@@ -115,7 +127,7 @@ def payload_size(payload: Any) -> int:
     """Bytes that a payload stands for, wherever they are."""
     if isinstance(payload, FileSlice):
         return sum(size for _, _, size in payload.spans)
-    if isinstance(payload, SharedSlice | StoredSlice | Landed | Kept):
+    if isinstance(payload, SharedSlice | StoredSlice | IpcSlice | Landed | Kept):
         return payload.size
     if isinstance(payload, DevicePayload):
         return int(payload.data.numel())
@@ -155,8 +167,10 @@ class WeightTransport(Protocol):
 class WeightReceiver(Protocol):
     """The engine's side: a spare buffer and an atomic flip."""
 
-    version: int
-    """What is served now; −1 before the first flip and after a restart."""
+    @property
+    def version(self) -> int:
+        """What is served now; −1 before the first flip and after a restart."""
+        ...
 
     async def begin(self, manifest: Manifest) -> None:
         """Prepare the spare buffer; an unfinished version is thrown away."""

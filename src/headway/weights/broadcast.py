@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -78,7 +78,6 @@ class BroadcastTransport:
         self._store = TCPStore(host, port, is_master=True, timeout=self._step, wait_for_workers=False)
         self.port: int = self._store.port
         self._receivers: WeakKeyDictionary[WeightReceiver, str] = WeakKeyDictionary()
-        self._names: set[str] = set()
         self._members: dict[str, _Member] = {}
         self._lost: set[_Life] = set()
         self._groups: dict[tuple[_Life, ...], tuple[int, Any]] = {}
@@ -91,17 +90,21 @@ class BroadcastTransport:
         self._closed = False
 
     def admit(self, receiver: WeightReceiver, name: str) -> None:
-        """`receiver` is that of the engine whose landing is called `name`."""
+        """`receiver` is that of the engine whose landing is called `name`.
+
+        Not needed where it has that `name` itself. One that says it is not `alive` is left out until it is again.
+        """
         self._receivers[receiver] = name
-        self._names.add(name)
 
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
-        name = self._receivers.get(receiver)
+        name = self._receivers.get(receiver) or getattr(receiver, "name", None)
         if name is None:
             raise TransferError("a receiver that was not admitted to the broadcast")
+        self._receivers[receiver] = name
         if self._closed:
             raise TransferError("the broadcast was closed")
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._carry, bucket, name)
+        names = {name for one, name in self._receivers.items() if getattr(one, "alive", True)}
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._carry, bucket, name, names)
         size = payload_size(bucket.payload)
         return replace(bucket, payload=Landed(version=bucket.version, index=bucket.index, size=size))
 
@@ -117,8 +120,8 @@ class BroadcastTransport:
 
     # -- on the worker's thread
 
-    def _carry(self, bucket: Bucket, name: str) -> None:
-        there = self._present()
+    def _carry(self, bucket: Bucket, name: str, names: Set[str]) -> None:
+        there = self._present(names)
         key = (bucket.version, bucket.index)
         if key not in self._landed:
             self._make_room(bucket.version)
@@ -131,13 +134,14 @@ class BroadcastTransport:
         elif not self._spread(bucket, (member,)):
             raise TransferError(f"{where} did not land at {name}")
 
-    def _present(self) -> dict[str, _Member]:
-        """Engines that have a landing and were not given up."""
-        for name in tuple(self._names):
+    def _present(self, names: Set[str]) -> dict[str, _Member]:
+        """Those of these engines that have a landing and were not given up."""
+        for name in names:
             life = int(self._store.add(f"life/{name}", 0))
             if life and (name not in self._members or self._members[name].life != life):
                 self._members[name] = _Member(name, life)
-        return {name: one for name, one in sorted(self._members.items()) if one.key not in self._lost}
+        there = ((name, one) for name, one in sorted(self._members.items()) if name in names)
+        return {name: one for name, one in there if one.key not in self._lost}
 
     def _make_room(self, version: int) -> None:
         versions = list(dict.fromkeys(one for one, _ in self._landed))

@@ -18,8 +18,10 @@ million, is taken for unchanged until it changes again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from headway.errors import TransferError
@@ -93,12 +95,12 @@ class KeepingReceiver:
     """A `WeightReceiver` around another one, which it gives kept buckets from a copy of the version it serves.
 
     For engines that lay weights out in their own way. The copy is in the memory of the host, one version in size; where
-    buckets cross a network or a disk, that is what it costs to leave most of them out.
+    buckets cross a network or a disk, that is what it costs to leave most of them out. `read` opens payloads.
     """
 
-    def __init__(self, inner: WeightReceiver) -> None:
+    def __init__(self, inner: WeightReceiver, *, read: Callable[[Any], Any] | None = None) -> None:
         self._inner = inner
-        self._reader = SharedReader()
+        self._read = read or SharedReader().buffer
         self._manifest: Manifest | None = None
         self._next: dict[int, memoryview] = {}
         self._served: tuple[Manifest, dict[int, memoryview]] | None = None
@@ -120,7 +122,7 @@ class KeepingReceiver:
         elif isinstance(bucket.payload, DevicePayload):
             raise TransferError(f"bucket {bucket.index} of version {bucket.version} lies on a device")
         else:
-            data = memoryview(bytearray(self._reader.buffer(bucket.payload)))
+            data = await asyncio.to_thread(self._copy, bucket.payload)
         await self._inner.load(replace(bucket, payload=data))
         self._next[bucket.index] = data
 
@@ -128,6 +130,9 @@ class KeepingReceiver:
         await self._inner.flip()
         assert self._manifest is not None
         self._served, self._manifest, self._next = (self._manifest, self._next), None, {}
+
+    def _copy(self, payload: Any) -> memoryview:
+        return memoryview(bytearray(self._read(payload)))
 
     def _kept(self, bucket: Bucket) -> memoryview:
         """Verified again by whoever it is given to."""

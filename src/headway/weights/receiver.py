@@ -60,7 +60,7 @@ class Arriving:
         if isinstance(bucket.payload, Kept):
             self._keep(bucket, bucket.payload.size)
             return
-        opened = bucket.payload if isinstance(bucket.payload, DevicePayload) else self.read(bucket.payload)
+        opened: Any = bucket.payload if isinstance(bucket.payload, DevicePayload) else self.read(bucket.payload)
         device = isinstance(opened, DevicePayload)
         data = opened.data if device else opened
         place = place_of(self.manifest, bucket.index, data.nbytes, self.manifest.total_bytes)

@@ -11,6 +11,7 @@ Closing never harms who has the memory open already.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import re
@@ -79,6 +80,18 @@ class Segment:
         if self._memory is None:
             raise TransferError(f"shared memory {self.name} was closed")
         return memoryview(self._memory)
+
+    def locked(self, *, shared: bool) -> bool:
+        """Have it alone, or together with others that have it so, until `close` or the end of this process.
+
+        False where that cannot be now.
+        """
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def close(self) -> None:
         """Nobody can open it any more, if it is ours; unmapped as soon as nobody has a view. Idempotent."""

@@ -83,7 +83,8 @@ class _Ticket:
 class NativeEngine:
     """`model` makes the architecture, its weights do not matter; `decode` is needed for stop strings only.
 
-    `read` opens payloads that are not buffers themselves. `receiver` puts another receiver in the place of our own.
+    `read` opens payloads that are not buffers themselves. `receiver` puts another receiver in the place of our own,
+    `around` something before it.
     On the CPU `runner` computes, one step at a time; on a GPU blocks of steps do. `assembly` says otherwise.
     """
 
@@ -99,6 +100,7 @@ class NativeEngine:
         assembly: Assembly | None = None,
         receiver: ReceiverFactory | None = None,
         read: Read = memoryview,
+        around: Callable[[WeightReceiver], WeightReceiver] = lambda receiver: receiver,
     ) -> None:
         self.name = name
         self._model = model
@@ -113,6 +115,7 @@ class NativeEngine:
             if receiver is None
             else receiver(self.switch)
         )
+        self._entrance = around(self._receiver)
         self._tickets: dict[int, _Ticket] = {}
         self._by_id: dict[str, _Ticket] = {}
         self._numbers = count()
@@ -126,8 +129,8 @@ class NativeEngine:
         return self._settings.slots
 
     @property
-    def receiver(self) -> ServedReceiver:
-        return self._receiver
+    def receiver(self) -> WeightReceiver:
+        return self._entrance
 
     # What the hub calls.
 

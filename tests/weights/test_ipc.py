@@ -1,0 +1,182 @@
+"""Versions read where they lie, by leases: the contract, and what is kept for whom. Memory is the host's here."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.errors import TransferError
+from headway.weights.base import Bucket, IpcSlice, WeightReceiver, WeightSource, WeightTransport
+from headway.weights.ipc import IpcArena, IpcReader
+from headway.weights.receiver import SpareReceiver
+from headway.weights.segment import Segment
+from headway.weights.store import WeightStore
+from headway.weights.transport import InProcessTransport
+
+from ..contracts.weights_contract import WeightsContract
+from .test_local_weights import BUCKET_MB, Real, Serving, updated, weights
+
+
+class HostMemory:
+    """Shared memory in the place of a GPU's: a buffer is opened by the name of its segment."""
+
+    def __init__(self) -> None:
+        self.exported, self.opens = list[Segment](), 0
+        self._made: dict[int, Segment] = {}
+
+    def empty(self, size: int) -> Tensor:
+        segment = Segment.create(size)
+        data = torch.frombuffer(segment.buffer, dtype=torch.uint8)
+        self._made[data.data_ptr()] = segment
+        return data
+
+    def export(self, data: Tensor) -> tuple[Any, ...]:
+        self.exported.append(self._made[data.data_ptr()])
+        return (self.exported[-1].name, b"handle")
+
+    def opened(self, handle: tuple[Any, ...]) -> Tensor:
+        self.opens += 1
+        return torch.frombuffer(Segment.attach(handle[0]).buffer, dtype=torch.uint8)
+
+    def settle(self) -> None:
+        """Nothing is ever under way."""
+
+
+def store_in(memory: HostMemory) -> tuple[WeightStore, IpcArena]:
+    arena = IpcArena(memory)
+    return WeightStore(bucket_mb=BUCKET_MB, wire=None, arena=arena), arena
+
+
+class TestIpc(Real, WeightsContract):
+    @pytest.fixture(autouse=True)
+    def closing(self) -> Iterator[None]:
+        yield
+        self.store.close()
+        for reader in self.readers:
+            reader.close()
+
+    def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
+        self.memory, self.readers = HostMemory(), list[IpcReader]()
+        self.store, _ = store_in(self.memory)
+        for version in (1, 2):
+            self.store.publish(version, weights(version))
+        return self.store, InProcessTransport(), self.another()
+
+    def another(self) -> WeightReceiver:
+        self.readers.append(IpcReader(self.memory))
+        return SpareReceiver(Serving().switch, read=self.readers[-1].buffer)
+
+    def corrupted(self, bucket: Bucket) -> Bucket:
+        self.readers[0].buffer(bucket.payload).data[0] ^= 1
+        return bucket
+
+
+def test_buffers_are_exported_and_opened_once_and_written_again() -> None:
+    async def scenario() -> None:
+        memory = HostMemory()
+        store, arena = store_in(memory)
+        readers = [IpcReader(memory) for _ in range(2)]
+        serving = [Serving() for _ in readers]
+        receivers = [SpareReceiver(one.switch, read=two.buffer) for one, two in zip(serving, readers, strict=True)]
+        for version in range(9):
+            store.publish(version, weights(version))
+            for receiver in receivers:
+                await updated(store, receiver, version, InProcessTransport())
+            for one in serving:
+                assert all(torch.equal(one.tensors[name], value) for name, value in weights(version).items())
+        assert (arena.buffers, len(memory.exported), memory.opens) == (3, 3, 6)
+        store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_version_that_somebody_reads_is_not_written_over() -> None:
+    async def scenario() -> None:
+        memory = HostMemory()
+        (store, arena), numbers = store_in(memory), count()
+
+        def publish() -> int:
+            store.publish(version := next(numbers), weights(version))
+            return version
+
+        slow = IpcReader(memory)
+        _, buckets = await store_bucket(store, publish())
+        payload = buckets[0].payload
+        before = slow.buffer(payload).data.clone()
+        for _ in range(6):
+            publish()
+        assert torch.equal(slow.buffer(payload).data, before) and arena.buffers == 4, "one more for the slow one"
+        late = IpcReader(memory)
+        late.buffer(payload)
+        late.close()
+        _, newest = await store_bucket(store, publish())
+        slow.buffer(newest[0].payload)  # it has flipped: the lease of the old one is given back
+        publish(), publish()
+        assert arena.buffers == 3
+        with pytest.raises(TransferError):
+            late.buffer(payload)
+        store.close()
+
+    asyncio.run(scenario())
+
+
+async def store_bucket(store: WeightStore, version: int) -> tuple[Any, list[Bucket]]:
+    manifest, buckets = await store.gather(version)
+    return manifest, [bucket async for bucket in buckets]
+
+
+def hold(payload: IpcSlice, pipe: Any) -> None:
+    """A process that reads a bucket, and never lets go."""
+    found = IpcReader(HostMemory()).buffer(payload)
+    pipe.send(found.checksum())
+    pipe.recv()
+
+
+def test_the_lease_of_who_is_killed_is_given_back() -> None:
+    async def scenario() -> None:
+        memory = HostMemory()
+        store, arena = store_in(memory)
+        store.publish(0, weights(0))
+        _, buckets = await store_bucket(store, 0)
+        ours, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        process = context.Process(target=hold, args=(buckets[0].payload, theirs), daemon=True)
+        process.start()
+        assert await asyncio.to_thread(ours.recv) == buckets[0].checksum
+        for version in range(1, 5):
+            store.publish(version, weights(version))
+        assert arena.buffers == 4
+        process.kill()
+        process.join()
+        for version in range(5, 8):
+            store.publish(version, weights(version))
+        assert arena.buffers == 3
+        store.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_read_is_said() -> None:
+    async def scenario() -> None:
+        memory = HostMemory()
+        store, _ = store_in(memory)
+        store.publish(0, weights(0))
+        _, buckets = await store_bucket(store, 0)
+        payload, reader = buckets[0].payload, IpcReader(memory)
+        with pytest.raises(TransferError, match="of a buffer of"):
+            reader.buffer(replace(payload, start=10**6))
+        assert bytes(reader.buffer(memoryview(b"other kinds"))) == b"other kinds"
+        store.close()
+        with pytest.raises(TransferError, match="cannot be opened"):
+            IpcReader(memory).buffer(payload)
+
+    asyncio.run(scenario())

@@ -3,13 +3,16 @@
 Rows of the scheduler are *lanes*, places in the batch. Which slot is in which lane is a list here, so that closing a
 gap between rows exchanges two numbers and copies nothing. Kept prompts are copies, wherever there is room.
 
-Copies are collected and carried out together by `settle`, in the order they were asked for.
+Copies are collected and carried out together by `settle`, in the order they were asked for. They are queued on
+`stream`, as all work on this memory is: whoever asks for one need not know what has been computed yet.
 
 Shapes: R rows of KV, one a token; K key-value heads, D head size. Token p of slot s is row `s · slot_tokens + p`.
 Behind the slots is one more row, slot `slots` with a single token: lanes that nobody sits in write there.
 """
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -37,6 +40,7 @@ class BlockKv:
         device: torch.device,
     ) -> None:
         self.slot_tokens = slot_tokens
+        self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         own = slots * slot_tokens + 1
         self._both = torch.zeros(layers, 2, own + kept_tokens, heads, head_size, dtype=dtype, device=device)
         self.layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self._both]
@@ -52,6 +56,10 @@ class BlockKv:
     @property
     def device(self) -> torch.device:
         return self._both.device
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        """What is asked of the device inside happens after everything before it."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.exchange(source, length, target, 0)
@@ -80,16 +88,18 @@ class BlockKv:
     @torch.inference_mode()
     def settle(self) -> None:
         """Carry out what was asked for."""
-        for moves in (self._saves, self._restores):  # never both: each settles the other first
-            if moves:
-                sources = np.concatenate([source for source, _ in moves])
-                targets = np.concatenate([target for _, target in moves])
-                for start in range(0, len(sources), _AT_ONCE):
-                    part = slice(start, start + _AT_ONCE)
-                    self._both[:, :, sent(targets[part], self.device)] = self._both[
-                        :, :, sent(sources[part], self.device)
-                    ]
-                moves.clear()
+        with self.on_stream():
+            for moves in (self._saves, self._restores):  # never both: each settles the other first
+                if moves:
+                    sources = np.concatenate([source for source, _ in moves])
+                    self._copy(sources, np.concatenate([target for _, target in moves]))
+                    moves.clear()
+
+    def _copy(self, sources: Rows, targets: Rows) -> None:
+        for start in range(0, len(sources), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            taken = self._both[:, :, sent(sources[part], self.device)]
+            self._both[:, :, sent(targets[part], self.device)] = taken
 
     def _of(self, lane: int, length: int) -> Rows:
         first = self.slot_of[lane] * self.slot_tokens

@@ -11,7 +11,6 @@ weights change between two blocks only. On the CPU the same code runs without gr
 from __future__ import annotations
 
 from collections.abc import Sequence as Listing
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -94,7 +93,7 @@ class BlockRunner:
         self._kv_heads = kv_heads
         self._slots, self._look_steps = settings.slots, settings.look_steps
         device = kv.device
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = kv.stream
         idle = torch.full((settings.slots,), settings.slots, device=device)
         self._lanes, self._nobody = idle, idle.clone()
         self._state = torch.zeros(settings.slots + 1, columns.COLUMNS, dtype=torch.int64, device=device)
@@ -119,7 +118,7 @@ class BlockRunner:
 
     def install(self, values: Values) -> None:
         """Serve other weights from the next block on."""
-        with self._on_stream():
+        with self._kv.on_stream():
             if self._stream is not None:  # loaded by another thread, on the default stream
                 self._stream.wait_stream(torch.cuda.default_stream(self._kv.device))
             self._parameters.install(values)
@@ -127,7 +126,7 @@ class BlockRunner:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight | None:
         """Start a block. None where nobody will draw anything."""
-        with self._on_stream():
+        with self._kv.on_stream():
             self._kv.settle()
             if plan.fills:
                 self._fill(plan.fills)
@@ -226,9 +225,6 @@ class BlockRunner:
         tokens_T, positions_T, rows_T = sent(flat, self._kv.device)
         view = _Prompts(self._ops, self._kv, positions_T, rows_T, sent(np.array(tiles), self._kv.device))
         self._decoder.fill(tokens_T, view)
-
-    def _on_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
 def _entry(sequence: Sequence) -> list[int]:

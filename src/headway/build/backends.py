@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from headway.data import Sources
 from headway.engines.base import Engine
 from headway.engines.remote import RemoteEngine
 from headway.environments.base import EnvironmentFactory, SingleTurn
-from headway.flow.backends import Backends
+from headway.flow.backends import Backends, Reserve
 from headway.rewards.registry import make_rewards
 from headway.trainers.base import Scorer, Trainer
 from headway.trainers.remote import Kind, RemoteScorer, RemoteTrainer, ReplicaScorer
@@ -50,12 +50,16 @@ class Machinery:
     ref_logp: Scorer | None = None
     logp: Scorer | None = None
     critic: Scorer | None = None
+    lent: list[Engine] = field(default_factory=list)
+    """Engines on the trainer's devices."""
+    reserve: Reserve | None = None
+    """Engines that may join; `None`: none may."""
     cluster: RayCluster | None = None
     """Closed when the parts on it are."""
 
     async def start(self) -> None:
         """Have every process ready, all at once. Raises what keeps one of them from coming up."""
-        parts = (self.trainer, *self.engines, self.ref_logp, self.logp)
+        parts = (self.trainer, *self.engines, *self.lent, self.ref_logp, self.logp)
         starts = [start() for part in parts if (start := getattr(part, "start", None)) is not None]
         for outcome in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(outcome, BaseException):
@@ -63,7 +67,7 @@ class Machinery:
 
     async def close(self) -> None:
         """Release everything; no process is left behind."""
-        for engine in self.engines:
+        for engine in (*self.engines, *self.lent):
             await engine.close()
         for scorer in (self.ref_logp, self.logp):
             close = getattr(scorer, "close", None)
@@ -130,7 +134,9 @@ def make_backends(
     own = resolved.derived.hybrid
     return Backends(
         trainer=machinery.trainer,
-        engines=machinery.engines,
+        engines=tuple(machinery.engines),
+        lent=machinery.lent,
+        reserve=machinery.reserve,
         transport=machinery.transport,
         tasks=sources.train,
         validation_tasks=sources.validation,
@@ -243,13 +249,15 @@ def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | 
             logs=logs,
         )
         return make_servers(common)
-    part, names = _part(resolved, policy, place, place.infer_threads), [f"engine/{n}" for n in range(place.replicas)]
+    return [make_own_engine(resolved, policy, place, logs, f"engine/{n}") for n in range(place.replicas)]
+
+
+def make_own_engine(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None, name: str) -> Engine:
+    """One engine of ours, where the placement wants it."""
+    part = _part(resolved, policy, place, place.infer_threads)
     if not place.processes:
-        return [make_engine(part, name) for name in names]
-    return [
-        RemoteEngine(_spec(name, "engine", part, place, logs), engine_slots(resolved, place.device), place.start)
-        for name in names
-    ]
+        return make_engine(part, name)
+    return RemoteEngine(_spec(name, "engine", part, place, logs), engine_slots(resolved, place.device), place.start)
 
 
 def _part(resolved: Resolved, policy: Policy, place: Placement, threads: int) -> PartArgs:

@@ -261,11 +261,15 @@ def _opener(args: PartArgs) -> Callable[[], Any]:
 
 
 def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> list[Engine]:
-    part, names = _part(resolved, policy, place, place.infer_threads), [f"engine/{n}" for n in range(place.replicas)]
+    return [make_own_engine(resolved, policy, place, logs, f"engine/{n}") for n in range(place.replicas)]
+
+
+def make_own_engine(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None, name: str) -> Engine:
+    """One engine of ours, where the placement wants it."""
+    part = _part(resolved, policy, place, place.infer_threads)
     if not place.processes:
-        return [make_engine(part, name) for name in names]
-    slots = engine_slots(resolved, place.device)
-    return [RemoteEngine(_spec(name, "engine", part, place, logs), slots, place.start) for name in names]
+        return make_engine(part, name)
+    return RemoteEngine(_spec(name, "engine", part, place, logs), engine_slots(resolved, place.device), place.start)
 
 
 def _part(resolved: Resolved, policy: Policy, place: Placement, threads: int) -> PartArgs:

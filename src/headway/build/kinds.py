@@ -11,6 +11,7 @@ from headway.build.backends import Machinery, Policy, Served
 from headway.build.placement import Placement
 from headway.config import Resolved
 from headway.data import Sources
+from headway.engines.base import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class Kind:
     find_policy: Callable[[Resolved], Policy]
     make_machinery: Callable[[Resolved, Policy, Placement, Path | None], Machinery]
     make_served: Callable[[Resolved, Policy, Placement, Path | None], Served]
+    make_own_engine: Callable[[Resolved, Policy, Placement, Path | None, str], Engine]
+    """One more, by name."""
     check_sources: Callable[[Policy, Sources], None]
     """Raises `ConfigError` where the model cannot read the data."""
 
@@ -28,12 +31,14 @@ LANGUAGE = Kind(
     find_policy=backends.find_policy,
     make_machinery=backends.make_machinery,
     make_served=backends.make_served,
+    make_own_engine=backends.make_own_engine,
     check_sources=lambda policy, sources: None,
 )
 PICTURES = Kind(
     find_policy=images.find_policy,
     make_machinery=images.make_machinery,
     make_served=images.make_served,
+    make_own_engine=images.make_own_engine,
     check_sources=images.check_sources,
 )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headway.build.backends import Policy
 from headway.build.parts import engine_slots, versions_on_device
-from headway.build.placement import Placement
+from headway.build.placement import LENT, Placement
 from headway.build.rooms import own_replica
 from headway.build.servers import serves
 from headway.cluster.ray.cluster import RayCluster
@@ -57,6 +57,8 @@ def parts_of(resolved: Resolved, place: Placement, policy: Policy | None = None)
         else:
             needs = {} if shape is None else shape.engine()
             found.append(_part(f"engine/{number}", place, place.infer_threads, needs))
+    if resolved.config.lend_idle_trainer:
+        found.append(_part(LENT, place, place.infer_threads, {} if shape is None else shape.engine()))
     for role, wanted in _scorers(resolved, place).items():
         if wanted:
             found.append(_part(role, place, place.train_threads, {} if shape is None else shape.scorer(role)))

@@ -29,6 +29,8 @@ from headway.config import Resolved
 from headway.errors import ConfigError
 
 Device = Literal["cpu", "cuda"]
+LENT = "engine/lent-0"
+"""The engine on the trainer's devices."""
 _FEW = 4
 """Cores up to which nobody is kept from any of them."""
 
@@ -89,6 +91,7 @@ def _placed(resolved: Resolved) -> Placement:
     whole = derived.hybrid or (cores <= _FEW and replicas == 1)
     infer = cores if whole else half
     cards = _cards(resolved) if device == "cuda" and config.processes is not False else {}
+    _check_lending(resolved, device, cards)
     train = cores if whole or servers else max(cores - half * replicas, 1)
     return Placement(
         device=device,
@@ -100,6 +103,18 @@ def _placed(resolved: Resolved) -> Placement:
     )
 
 
+def _check_lending(resolved: Resolved, device: Device, cards: Mapping[str, int]) -> None:
+    problem = ""
+    if serves(resolved):
+        problem = "servers are not lent devices"
+    elif resolved.config.cluster.kind == "ray":
+        problem = "parts on a Ray cluster are not lent devices in this build"
+    elif device == "cuda" and not cards:
+        problem = "trainer and engines share one GPU here: there is nothing to lend"
+    if resolved.config.lend_idle_trainer and problem:
+        raise ConfigError(problem, key="lend_idle_trainer", value=True)
+
+
 def _on_ray(resolved: Resolved) -> Placement:
     """On a cluster that exists it is asked what it has; nothing is started there."""
     _device("cpu")  # models are read here too
@@ -109,6 +124,7 @@ def _on_ray(resolved: Resolved) -> Placement:
         address=resolve(wanted.address), runtime_env=wanted.runtime_env, timeout_s=wanted.start_timeout_s
     )
     device = device_of(resolved, cluster.nodes())
+    _check_lending(resolved, device, {})
     rooms = rooms_of(resolved, device)
     cluster.plan(rooms)
     return Placement(
@@ -159,6 +175,8 @@ def _cards(resolved: Resolved) -> dict[str, int]:
         )
     found = {"trainer": devices["actor_train"][0]}
     found |= {f"engine/{number}": card for number, card in enumerate(devices["actor_infer"])}
+    if config.lend_idle_trainer:
+        found[LENT] = found["trainer"]
     return found | {role: devices[role][0] for role in ("logp", "reference") if devices[role][0] < there}
 
 

@@ -8,6 +8,7 @@
     checkpoints/      what `transformers` loads, and what `headway train` resumes from
     logs/             what trainer and engines wrote to their standard streams
     run.lock          held while a process works here
+    control.sock      where that process is spoken to (`headway scale`)
 
 Guarantees: two processes never work in one directory; a directory that cannot be written, or has no room for a
 checkpoint, is refused before anything starts; so is a run that would go on with another model, data or group size.

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from headway.build.agents import Worlds, episodes, worlds_of
 from headway.build.backends import Machinery, Policy, make_backends
+from headway.build.control import listening, scaling
+from headway.build.fleet import make_fleet
 from headway.build.kinds import kind_of
 from headway.build.placement import Placement, place
 from headway.build.rundir import EVENTS, RunDirectory
@@ -129,8 +131,7 @@ async def train(
         return before_s + loop.time() - began_s
 
     events = EventLog(clock, *sinks)
-    make_machinery = kind_of(prepared.resolved).make_machinery
-    machinery = make_machinery(prepared.resolved, prepared.policy, prepared.place, directory.path / "logs")
+    machinery = make_fleet(prepared.resolved, prepared.policy, prepared.place, directory.path / "logs")
     worlds = worlds_of(prepared.resolved, prepared.policy)
     backends = make_backends(prepared.resolved, prepared.policy, machinery, prepared.sources, worlds)
     flow = _flow(prepared, directory, backends, events)
@@ -144,13 +145,25 @@ async def train(
                 gc.collect()
                 gc.freeze()  # modules and models are not garbage: a full collection would look at all of them
                 interrupts.ready = True
-                summary = await flow.run()
+                async with _control(directory, flow, events):
+                    summary = await flow.run()
                 events.emit("run.end", "run", trained=summary.trained, finished=summary.finished, reason=summary.reason)
                 return summary
             finally:
                 if ticking is not None:
                     ticking.cancel()
                 await _release(machinery, worlds)
+
+
+@asynccontextmanager
+async def _control(directory: RunDirectory, flow: AsyncTrainingFlow, events: EventLog) -> AsyncIterator[None]:
+    """The run can be spoken to; where the disk has no room for sockets, it goes on without."""
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(listening(directory.path, scaling(flow)))
+        except OSError as error:
+            events.emit("error", "control", error="OSError", message=f"cannot be spoken to: {error.strerror}")
+        yield
 
 
 async def _release(machinery: Machinery, worlds: Worlds) -> None:

@@ -1,5 +1,5 @@
-"""The command line: `headway train`, `eval`, `play`, `serve`, `report`, `config`, `simulate`, `plan`,
-`pretrain`, `cluster`.
+"""The command line: `headway train`, `scale`, `eval`, `play`, `serve`, `report`, `config`, `simulate`,
+`plan`, `pretrain`, `cluster`.
 
 Exit codes: 0 done, 1 the run ended before its last step, 2 the input is wrong (said on standard error, without a
 traceback), 130 interrupted. A traceback means a bug in Headway.
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from headway import __version__
-from headway.cli import cluster, config, eval, plan, play, pretrain, report, serve, simulate, train
+from headway.cli import cluster, config, eval, plan, play, pretrain, report, scale, serve, simulate, train
 from headway.errors import HeadwayError
 
 
@@ -47,7 +47,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"headway {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (train, eval, play, serve, report, config, simulate, plan, pretrain, cluster):
+    for command in (train, scale, eval, play, serve, report, config, simulate, plan, pretrain, cluster):
         command.add_parser(commands)
     args, rest = parser.parse_known_args(argv)
     strangers = [word for word in rest if word.startswith("-") or "=" not in word]

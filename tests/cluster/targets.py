@@ -8,14 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headway.cluster import wire
 from headway.errors import ConfigError, ConfigErrors, TrainerError
-from headway.weights.segment import Segment
+from headway.weights.base import Bucket, checksum
+from headway.weights.segment import Segment, SharedReader
 
 
 @dataclass
@@ -63,6 +64,9 @@ class Service:
             "configurations": lambda: ConfigErrors([ConfigError("one", key="a", value=1), ConfigError("two")]),
         }
         raise failures[kind]()
+
+    async def variable(self, name: str) -> str:
+        return os.environ.get(name, "")
 
     async def unsendable(self) -> object:
         return object()
@@ -116,6 +120,9 @@ class Telling:
             self._tell(one)
         return "done"
 
+    async def tell(self, number: int) -> None:
+        self._tell(number)
+
     async def close(self) -> None: ...
 
 
@@ -136,3 +143,20 @@ def silent(args: dict[str, Any]) -> Service:
     print("still busy")
     threading.Event().wait()
     return Service(args)
+
+
+class Reader:
+    """Opens what buckets stand for."""
+
+    async def sums(self, buckets: Sequence[Bucket]) -> list[str]:
+        reader = SharedReader()
+        return [await asyncio.to_thread(lambda one=one: checksum(reader.buffer(one.payload))) for one in buckets]
+
+    async def back(self, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
+        return buckets
+
+    async def close(self) -> None: ...
+
+
+def reader(args: dict[str, Any]) -> Reader:
+    return Reader()

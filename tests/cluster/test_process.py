@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from headway.cluster.base import PeerFailed, PeerLost
+from headway.cluster.base import Peer, PeerFailed, PeerLost
 from headway.cluster.process import Child, ChildSpec
 from headway.errors import ConfigError, ConfigErrors, TrainerError, TransferError
 from headway.weights.segment import Segment, sweep
 
+from ..contracts.cluster_contract import ClusterContract
 from .targets import Stranger
 
 
@@ -53,6 +54,21 @@ def gone_within(pid: int, limit_s: float) -> bool:
     return True
 
 
+class TestProcesses(ClusterContract):
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        run(scenario)
+
+    async def start(self, spec: ChildSpec) -> Peer:
+        return await Child.start(spec)
+
+    async def start_within(self, spec: ChildSpec, timeout_s: float) -> Peer:
+        return await Child.start(spec, timeout_s)
+
+    def end(self, peer: Peer) -> None:
+        assert isinstance(peer, Child)
+        os.kill(peer.pid, signal.SIGKILL)
+
+
 def test_a_child_is_a_fresh_interpreter_with_its_own_threads_environment_and_session() -> None:
     async def scenario() -> None:
         child = await Child.start(spec(args={"a": [1, {"b": None}]}, threads=3, env={"COLOUR": "blue"}))
@@ -67,15 +83,6 @@ def test_a_child_is_a_fresh_interpreter_with_its_own_threads_environment_and_ses
         assert found["session"] and not found["torch"] and found["main"] == "headway.cluster.child"
         await child.close()
         assert not running(child.pid)
-
-    run(scenario())
-
-
-def test_an_asynchronous_target_is_awaited() -> None:
-    async def scenario() -> None:
-        child = await Child.start(spec("later"))
-        assert await child.call("echo", "x") == "x"
-        await child.close()
 
     run(scenario())
 
@@ -127,48 +134,6 @@ def test_whoever_waits_for_what_the_other_side_cannot_read_is_told() -> None:
     run(scenario())
 
 
-def test_cancelling_a_call_cancels_it_in_the_child() -> None:
-    async def scenario() -> None:
-        child = await Child.start(spec())
-        calls = [asyncio.create_task(child.call("wait", name)) for name in "ab"]
-        await child.call("echo", 0)  # both have begun
-        calls[0].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calls[0]
-        while await child.call("who_was_cancelled") != ("a",):  # noqa: ASYNC110 - it hears of it in its own time
-            await asyncio.sleep(0.01)
-        await child.close()
-        with pytest.raises(PeerLost):
-            await calls[1]
-
-    run(scenario())
-
-
-def test_notes_arrive_before_the_answer_that_follows_them() -> None:
-    async def scenario() -> None:
-        child = await Child.start(spec(host="tests.cluster.targets:Telling"))
-        told: list[int] = []
-        child.on_note = told.append
-        assert await child.call("count", 1000) == "done"
-        assert told == list(range(1000))
-        await child.close()
-
-    run(scenario())
-
-
-def test_what_a_note_breaks_here_does_not_break_the_child() -> None:
-    async def scenario() -> None:
-        problems: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context["exception"]))
-        child = await Child.start(spec(host="tests.cluster.targets:Telling"))
-        child.on_note = lambda note: 1 // note
-        assert await child.call("count", 2) == "done"
-        assert [type(one) for one in problems] == [ZeroDivisionError]
-        await child.close()
-
-    run(scenario())
-
-
 def test_a_child_that_ends_by_itself_says_how_and_what_it_last_wrote() -> None:
     async def scenario() -> None:
         child = await Child.start(spec())
@@ -206,19 +171,6 @@ def test_its_own_children_end_with_it() -> None:
         os.kill(child.pid, signal.SIGKILL)
         await child.close()
         assert gone_within(grandchild, 2.0)
-
-    run(scenario())
-
-
-def test_a_child_that_does_not_answer_is_closed_by_force() -> None:
-    async def scenario() -> None:
-        child = await Child.start(spec())
-        blocked = asyncio.create_task(child.call("block"))
-        await asyncio.sleep(0)
-        await child.close(grace_s=0.2)
-        assert not running(child.pid)
-        with pytest.raises(PeerLost):
-            await blocked
 
     run(scenario())
 

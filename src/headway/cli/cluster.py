@@ -3,8 +3,8 @@
     headway cluster check
     headway cluster check examples/arithmetic.yaml --json
 
-Looks at the machine that it runs on. Reads no model and starts nothing; `headway train … --dry-run` also counts memory
-by the model's shapes.
+Looks at the machine that it runs on, and where the configuration names a Ray cluster, at that. Reads no model and
+starts nothing; `headway train … --dry-run` also counts memory by the model's shapes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.table import Table
 
 from headway import __version__
 from headway.build.needs import Part, parts_of
-from headway.build.placement import place, usable_cores
+from headway.build.placement import Placement, place, usable_cores
 from headway.cli.layout import as_json, show_layout, size_text
 from headway.cli.machine import bandwidth, free_memory, gpus, packages, room, total_memory
 from headway.cli.train import PIPE_WIDTH, configured
@@ -59,7 +59,7 @@ def run_check(args: argparse.Namespace) -> int:
     where = place(resolved)
     parts, notes = parts_of(resolved, where), _asked(resolved, len(facts["gpus"]), where.device)
     if args.json:
-        found = {**facts, "placement": where.text, "parts": as_json(parts), "notes": notes}
+        found = {**facts, "placement": where.text, "parts": as_json(parts), "notes": notes, **_nodes(where)}
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
     _explain(parts, where.text, notes, console)
@@ -81,9 +81,18 @@ def inventory(directory: Path) -> dict[str, Any]:
     }
 
 
+def _nodes(where: Placement) -> dict[str, Any]:
+    """Machines of a Ray cluster, where there is one."""
+    if where.cluster is None:
+        return {}
+    return {"nodes": [{"name": node.name, **node.resources} for node in where.cluster.nodes()]}
+
+
 def _asked(resolved: Resolved, there: int, device: str) -> list[str]:
-    """Where the configuration speaks of more than there is."""
+    """Where the configuration speaks of more than there is; a Ray cluster has been asked itself."""
     derived = resolved.derived
+    if resolved.config.cluster.kind == "ray":
+        return []
     devices = sorted({one for role in ("actor_train", "actor_infer") for one in derived.devices[role]})
     notes = []
     if device == "cuda" and len(devices) > there:

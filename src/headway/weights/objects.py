@@ -98,12 +98,11 @@ class ObjectTransport:
 
 def read_stored(payload: StoredSlice, timeout_s: float = _READ_S) -> memoryview:
     """The bytes of a bucket, where this node has them; read-only. Raises `TransferError` when they are gone."""
-    import ray
     from ray.exceptions import RayError
 
     try:
-        found = memoryview(ray.get(payload.ref, timeout=timeout_s)).cast("B")
-    except (RayError, ValueError) as error:
+        found = memoryview(payload.ref.future().result(timeout_s)).cast("B")
+    except (RayError, TimeoutError, ValueError) as error:
         why = " ".join(str(error).split())[:300]
         raise TransferError(f"a stored bucket cannot be read: {type(error).__name__}: {why}") from error
     if found.nbytes != payload.size:

@@ -53,13 +53,19 @@ class RayCluster:
             there = tuple(Node(name=node.name, cpus=max(node.cpus, wanted), gpus=node.gpus) for node in there)
         check_rooms(self.rooms, there, address=self.address)
 
+    def room(self, name: str) -> Room:
+        """What a part is given; one that was not planned, as much as the first of its kind."""
+        kind = name.partition("/")[0]
+        alike = [room for other, room in self.rooms.items() if other.partition("/")[0] == kind]
+        return self.rooms.get(name) or (alike[0] if alike else Room(node=0, cpus=1))
+
     async def start(self, spec: ChildSpec) -> Peer:
         """Raises `PeerLost` when there is no room in time, else what the target raised."""
         from headway.cluster.ray.peer import RayPeer
 
         async with self._joining:
             await asyncio.to_thread(self._reserve)
-        room = self.rooms.get(spec.name) or self._like(spec.name)
+        room = self.room(spec.name)
         return await RayPeer.start(
             spec,
             lambda: self._actor(spec.name, room),
@@ -96,12 +102,6 @@ class RayCluster:
                 f"it has {there}, and others use it"
             )
         self._group = group
-
-    def _like(self, name: str) -> Room:
-        """What the first part of the same kind has."""
-        kind = name.partition("/")[0]
-        alike = [room for other, room in self.rooms.items() if other.partition("/")[0] == kind]
-        return alike[0] if alike else Room(node=0, cpus=1)
 
     def _actor(self, name: str, room: Room) -> Any:
         import ray

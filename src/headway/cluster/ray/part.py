@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +45,9 @@ class Part:
             self._take()
             while True:
                 await self._outbox.filled.wait()
-                yield self._outbox.take()
+                parcel = self._outbox.take()
+                yield parcel
+                parcel[1].clear()  # it has left; whoever still has the parcel keeps nothing in the store
 
     async def put(self, number: int, data: bytes, refs: list[Any]) -> None:
         """The `number`th parcel from the driver."""
@@ -70,6 +73,7 @@ def _prepared(setup: Mapping[str, Any]) -> dict[str, Any]:
     if setup["directory"] and Path(setup["directory"]).is_dir():
         os.chdir(setup["directory"])
     sys.path += [path for path in setup["paths"] if path not in sys.path and Path(path).exists()]
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")  # stored weights are only read
     _redirect(setup["output"], setup["inode"], needed=setup["needed"])
     return {"pid": os.getpid(), "node": os.uname().nodename}
 

@@ -91,6 +91,8 @@ class RayPeer:
                 with suppress(Exception):
                     async with asyncio.timeout(grace_s):
                         await self.call("close")
+            else:
+                await asyncio.wait([self._ended], timeout=grace_s)
         finally:
             self.kill()
         await asyncio.shield(self._ended)
@@ -136,8 +138,12 @@ class RayPeer:
         try:
             async for item in self._actor.serve.options(num_returns="streaming").remote():
                 self._arrived(await item)
+                del item  # it keeps what it refers to
         except RayError as error:
             how = _ending(error)
+        except Exception as error:  # nothing that it says can be read any more
+            self.kill()
+            how = f"was not understood, and killed: {type(error).__name__}: {error}"
         self._over(how)
 
     def _arrived(self, parcel: Parcel) -> None:

@@ -1,0 +1,109 @@
+"""What parts of a run are given on a cluster."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import pytest
+
+from headway.build.needs import parts_of
+from headway.build.placement import place
+from headway.build.rooms import device_of, rooms_of
+from headway.cluster.ray.rooms import Node, Room
+from headway.config import ConfigErrors, load
+from headway.errors import ConfigError
+
+THREADS = "strategy_args.strategy_config.num_threads"
+APART: dict[str, Any] = {
+    "async_generation_ratio": 1,
+    "num_gpus_per_node": 2,
+    "actor_train.device_mapping": [0],
+    "actor_infer.device_mapping": [1, 2, 3],
+}
+
+
+def rooms(device: Literal["cpu", "cuda"], **options: Any) -> dict[str, Room]:
+    return rooms_of(load({"cluster": {"kind": "ray"}}, [f"{key}={value}" for key, value in options.items()]), device)
+
+
+def test_a_device_is_a_slot_of_the_node_that_its_number_says() -> None:
+    assert rooms("cpu", **APART) == {
+        "trainer": Room(node=0, cpus=1),
+        "engine/0": Room(node=0, cpus=1),
+        "engine/1": Room(node=1, cpus=1),
+        "engine/2": Room(node=1, cpus=1),
+    }
+    more = rooms("cpu", **APART, **{f"actor_infer.{THREADS}": 4})
+    assert (more["trainer"].cpus, more["engine/2"].cpus) == (1, 4)
+
+
+def test_shares_of_all_devices_are_slots_too() -> None:
+    ratios = {"use_nodes_ratios": "[0.5,0.125,0.125,0.25]", "num_gpus_per_node": 4, "num_nodes": 2}
+    found = rooms("cpu", async_generation_ratio=1, pg_variant="decoupled_ppo", use_kl_loss="true", **ratios)
+    assert found == {
+        "trainer": Room(node=0, cpus=4),
+        "engine/0": Room(node=1, cpus=1),
+        "engine/1": Room(node=1, cpus=1),
+        "logp": Room(node=1, cpus=1),
+        "reference": Room(node=1, cpus=1),
+    }
+
+
+def test_on_gpus_everybody_has_one_and_who_shares_has_a_part_of_it() -> None:
+    assert rooms("cuda", **APART)["engine/1"] == Room(node=1, cpus=1, gpus=1.0)
+    shared = rooms("cuda", async_generation_ratio=1)
+    assert shared == {"trainer": Room(node=0, cpus=1, gpus=0.5), "engine/0": Room(node=0, cpus=1, gpus=0.5)}
+    with pytest.raises(ConfigError, match="training on Ray is on one GPU"):
+        rooms("cuda", **{**APART, "actor_train.device_mapping": [0, 1], "actor_infer.device_mapping": [2, 3]})
+
+
+def test_gpus_are_used_where_the_cluster_has_them() -> None:
+    with_gpus, without = [Node(name="a", cpus=8, gpus=2)], [Node(name="b", cpus=8, gpus=0)]
+    auto, cuda, cpu = (load({"cluster": {"kind": "ray"}, "device": device}) for device in ("auto", "cuda", "cpu"))
+    assert [device_of(one, with_gpus) for one in (auto, cuda, cpu)] == ["cuda", "cuda", "cpu"]
+    assert device_of(auto, without) == "cpu"
+    with pytest.raises(ConfigError, match="the Ray cluster has no GPU"):
+        device_of(cuda, without)
+
+
+def test_a_cluster_of_our_own_is_planned_and_not_started() -> None:
+    pytest.importorskip("ray")
+    import ray
+
+    resolved = load({"cluster": {"kind": "ray", "address": "local"}, "device": "cpu"}, _words(APART))
+    made = place(resolved)
+    assert made.processes and made.replicas == 3 and made.cluster is not None and not ray.is_initialized()
+    assert "on Ray at local, 1 machine: this machine" in made.text and "engine/2 on 1 (1 CPU)" in made.text
+    parts = [(part.name, part.lives, part.memory) for part in parts_of(resolved, made)]
+    assert parts[0] == ("trainer", "actor", "node 0") and parts[-1] == ("engine/2", "actor", "node 1")
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"Ray is not installed.*headway\[ray\]"):
+        place(load({"cluster": {"kind": "ray"}}))
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "problem"),
+    [
+        (["cluster.address=auto"], "cluster.address", "read only by cluster.kind: ray"),
+        (["weight_transfer.transport=object_store"], "weight_transfer.transport", "cluster.kind is local"),
+        (["cluster.kind=ray", "processes=false"], "processes", "on Ray are processes"),
+        (
+            ["cluster.kind=ray", "weight_transfer.transport=shared_memory"],
+            "weight_transfer.transport",
+            "does not reach",
+        ),
+        (["cluster.kind=ray", "actor_infer.strategy_args.strategy_name=vllm"], "cluster.kind", "servers are not"),
+    ],
+)
+def test_what_contradicts_a_cluster_is_refused(words: list[str], key: str, problem: str) -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        load(None, words)
+    assert [one for one in caught.value.problems if one.key == key and problem in str(one)]
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in options.items()]

@@ -1,0 +1,243 @@
+"""Runs on three nodes of Ray, one of which may die; started by `make test-ray`.
+
+The nodes are raylets on this machine. What is checked is read from outside: processes, the ledger as a file, the event
+log, and what Ray itself knows of actors and placement groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+from ray.cluster_utils import Cluster
+
+from headway.cluster.base import ChildSpec
+from headway.cluster.ray.cluster import RayCluster
+from headway.cluster.ray.rooms import Room
+from headway.models.tiny import make_tiny
+
+from ..runs.factory import SMALL, audit, count, events, gone, rows
+
+pytestmark = pytest.mark.ray
+
+STORE_BYTES = 100 << 20
+NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
+STEPS = 12
+MAPPED: dict[str, Any] = {
+    **SMALL,
+    "max_steps": STEPS,
+    "response_length": 24,
+    "processes": True,
+    "num_gpus_per_node": 1,
+    "actor_train.device_mapping": "[0]",
+    "actor_infer.device_mapping": "[1,2]",
+    "actor_train.strategy_args.strategy_config.num_threads": 1,
+    "actor_infer.strategy_args.strategy_config.num_threads": 1,
+    "reliability.restart_backoff_s": 0,
+    "cluster.kind": "ray",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny(directory, steps=0)
+    return directory
+
+
+@pytest.fixture
+def nodes() -> Iterator[Cluster]:
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            cluster.add_node(**NODE)
+        cluster.wait_for_nodes()
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+class Run:
+    """`headway train` on a cluster."""
+
+    def __init__(self, directory: Path, model: Path, **changed: Any) -> None:
+        options = {**MAPPED, "pretrain": model, "output_dir": directory}
+        options.update({key.replace("__", "."): value for key, value in changed.items()})
+        words = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in options.items()]
+        self.directory = directory
+        self._output = directory.with_name(f"{directory.name}-{time.monotonic_ns()}.out").open("w+b")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headway", "train", *words], stdout=self._output, stderr=self._output
+        )
+
+    @property
+    def text(self) -> str:
+        return Path(self._output.name).read_text(encoding="utf-8", errors="replace")
+
+    def until(self, condition: Callable[[], Any], timeout_s: float = 120.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < end, self.text
+            time.sleep(0.05)
+
+    def end(self, timeout_s: float = 240.0) -> int:
+        return self.process.wait(timeout_s)
+
+    def parts(self) -> dict[str, int]:
+        """Processes of trainer and engines, by name."""
+        logs, found = str(self.directory / "logs"), {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                output = str((entry / "fd" / "1").readlink())
+            except OSError:
+                continue
+            if output.startswith(logs):
+                found[Path(output).stem] = int(entry.name)
+        return found
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def check_whole(directory: Path) -> None:
+    """All steps, each sample accounted for, no group twice."""
+    audit(directory)
+    assert events(directory, "run.end")[-1].data["finished"]
+    trained = rows(directory, "SELECT trained_at FROM groups WHERE end = 'trained'")
+    assert sorted(version for (version,) in trained) == sorted([*range(1, STEPS + 1)] * SMALL["rollout_batch_size"])
+
+
+def check_nothing_left(cluster: Cluster) -> None:
+    """Of actors and placement groups, by Ray's own books."""
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    try:
+        end = time.monotonic() + 20
+        while True:
+            groups = {group["state"] for group in ray.util.placement_group_table().values()}
+            actors = {actor["State"] for actor in ray._private.state.actors().values()}
+            if groups <= {"REMOVED"} and actors <= {"DEAD"}:
+                return
+            assert time.monotonic() < end, (groups, actors)
+            time.sleep(0.1)
+    finally:
+        ray.shutdown()
+
+
+def test_every_part_is_on_a_node_of_its_own_and_nothing_is_left(nodes: Cluster, model: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", model, cluster__address=nodes.address)
+    run.until(lambda: count(run.directory, "step.end") >= 2)
+    parts = run.parts()
+    assert set(parts) == {"trainer", "engine-0", "engine-1"}
+    assert len({parent(pid) for pid in parts.values()}) == 3, "two parts have the same raylet"
+    assert run.end() == 0, run.text
+    assert gone(list(parts.values()), 5.0)
+    check_whole(run.directory)
+    check_nothing_left(nodes)
+
+
+@pytest.mark.parametrize("victim", ["engine-1", "trainer"])
+def test_a_run_survives_the_loss_of_a_node(nodes: Cluster, model: Path, tmp_path: Path, victim: str) -> None:
+    for _ in range(1):
+        nodes.add_node(**NODE)  # there is another place
+    run = Run(tmp_path / "run", model, cluster__address=nodes.address, max_steps=STEPS, save_steps=2)
+    run.until(lambda: count(run.directory, "step.end") >= 4)
+    lost = run.parts()[victim]
+    raylet = parent(lost)
+    if raylet == nodes.head_node.all_processes["raylet"][0].process.pid:
+        run.process.kill()
+        pytest.skip("the part is beside the driver: a lost head is the end of the cluster")
+    for pid in (raylet, lost):
+        os.kill(pid, signal.SIGKILL)
+    assert run.end() == 0, run.text
+    downs = [event.who for event in events(run.directory, "down")]
+    assert victim.replace("-", "/", 1) in downs, downs
+    check_whole(run.directory)
+    check_nothing_left(nodes)
+
+
+def test_a_driver_that_was_killed_leaves_nothing_and_goes_on(nodes: Cluster, model: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", model, cluster__address=nodes.address)
+    run.until(lambda: count(run.directory, "step.end") >= 3)
+    parts = list(run.parts().values())
+    assert len(parts) == 3
+    run.process.send_signal(signal.SIGKILL)
+    run.end()
+    assert gone(parts, 15.0), "actors outlive their driver"
+    check_nothing_left(nodes)
+    again = Run(tmp_path / "run", model, cluster__address=nodes.address)
+    assert again.end() == 0, again.text
+    check_whole(run.directory)
+
+
+def raylets() -> set[int]:
+    """Every process of any Ray on this machine."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"/ray/" in line or line.startswith(b"ray::"):
+            found.add(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_cluster_of_our_own_ends_with_the_run(model: Path, tmp_path: Path, how: signal.Signals) -> None:
+    before = raylets()
+    run = Run(tmp_path / "run", model, cluster__address="local", max_steps=500)
+    run.until(lambda: count(run.directory, "step.end") >= 2)
+    ours = raylets() - before
+    assert len(ours) >= 5, "gcs, raylet and three parts"
+    run.process.send_signal(how)
+    run.end(60)
+    assert gone(list(ours), 20.0), f"left behind: {sorted(raylets() & ours)}"
+    audit(run.directory)
+
+
+def test_a_gpu_is_seen_by_who_was_given_it(tmp_path: Path) -> None:
+    """With nodes that only say that they have GPUs: Ray numbers them, and no card is opened."""
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_gpus": 2, "include_dashboard": False})
+    cluster.add_node(**NODE, num_gpus=1)
+    cluster.wait_for_nodes()
+
+    async def scenario() -> None:
+        there = RayCluster(address=cluster.address, timeout_s=60)
+        there.plan(
+            {
+                "trainer": Room(node=0, cpus=1, gpus=0.5),
+                "engine/0": Room(node=0, cpus=1, gpus=0.5),
+                "engine/1": Room(node=1, cpus=1, gpus=1),
+            }
+        )
+        peers = [
+            await there.start(ChildSpec(name=name, target="tests.cluster.targets:service")) for name in there.rooms
+        ]
+        seen = [await peer.call("variable", "CUDA_VISIBLE_DEVICES") for peer in peers]
+        nodes = [parent(peer.pid) for peer in peers]  # type: ignore[attr-defined]
+        assert nodes[0] == nodes[1] != nodes[2]
+        assert seen[0] == seen[1] and all(len(one.split(",")) == 1 and one for one in seen)
+        for peer in peers:
+            await peer.close()
+        await there.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

@@ -86,7 +86,7 @@ def _part(name: str, place: Placement, threads: int, needs: Mapping[str, int]) -
 
 def _actor(name: str, cluster: RayCluster, threads: int, needs: Mapping[str, int]) -> Part:
     """On a node of the run; what is in the memory of a host is in that of its own."""
-    room = cluster.rooms[name]
+    room = cluster.room(name)
     where = f"node {room.node}" if not room.gpus else f"{room.gpus:g} GPU of node {room.node}"
     found = {what.removeprefix(f"{HOST}:"): size for what, size in needs.items()}
     return Part(name=name, lives="actor", memory=where, threads=threads, needs=found)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headway.algorithms import AdvantageParams, token_logps
 from headway.trainers.local import LocalSettings, LocalTrainer, attention
+from headway.trainers.local.optimizer import Optimizer
 from headway.trainers.local.packing import Tree
 from headway.trainers.local.settings import OptimizerSettings
 from headway.weights.device import DeviceArena
@@ -118,16 +119,27 @@ def test_weights_go_from_device_to_device_into_a_running_engine() -> None:
     engines.run(scenario())
 
 
-def test_moments_on_the_host_make_the_same_steps() -> None:
-    async def made(offload: bool) -> dict[str, Tensor]:
-        one = trainer("cuda", "bf16", optimizer=OptimizerSettings(learning_rate=1e-3, offload=offload))
-        for step in range(3):
-            await one.train(batch(step))
-        state = one.learner.trained.optimizer.everything()
+def test_moments_on_the_host_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.trainers.local.optimizer._VISIT_BYTES", 40_000)
+
+    def made(offload: bool) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        live = {
+            f"{kind}/{number}": torch.nn.Parameter(torch.randn(64, 33, device=GPU, dtype=kind))
+            for kind in (torch.bfloat16, torch.float32)
+            for number in range(4)
+        }
+        optimizer = Optimizer(live, OptimizerSettings(learning_rate=1e-3, offload=offload))
+        for version in range(3):
+            sum((one.float() * torch.randn(64, 33, device=GPU)).sum() for one in live.values()).backward()
+            optimizer.ready("a step")
+            optimizer.step(version)
+            optimizer.forget()
+        state = optimizer.everything()
         assert {name for name, tensor in state.items() if not tensor.is_cuda} == {
             name for name in state if offload and name.endswith(("/exp_avg", "/exp_avg_sq"))
         }
         return {name: tensor.cpu() for name, tensor in state.items()}
 
-    plain, offloaded = asyncio.run(made(False)), asyncio.run(made(True))
+    plain, offloaded = made(False), made(True)
     assert all(torch.equal(plain[name], offloaded[name]) for name in plain)

@@ -6,6 +6,7 @@
 #   make check    style and types only
 #   make test-ray runs on three nodes of Ray that may die, all on this machine
 #   make soak     ten thousand random scenarios with faults
+#   make chaos    runs whose engines, trainer, ranks, nodes or controller are killed at random moments: half an hour
 #   make bench    what the quicker benchmarks measure on this machine; BENCHES names others (peer_trl: hours)
 #   make gpu      tests and benchmarks on a GPU, with the interpreter that GPU names (it needs torch, triton)
 #
@@ -25,7 +26,7 @@ BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-images test test-ray check soak bench gpu clean
+.PHONY: help demo demo-images test test-ray check soak chaos bench gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -62,6 +63,9 @@ test-ray: $(READY)
 
 soak: $(READY)
 	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/ledger
+
+chaos: $(READY)
+	$(BIN)/python benchmarks/chaos.py
 
 bench: $(READY)
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done

@@ -1,0 +1,122 @@
+"""Ways to hurt a run, each one entry: what the run is made of, and whom the signal hits.
+
+A new way is a `Kind` in `KINDS`. `victim` is asked at the moment of the kill; `None` there means that nobody of that
+kind is alive right now (it is being restarted), and the kill waits for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from .runs import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What a run stands on, beside this machine."""
+
+    options: Mapping[str, object] = field(default_factory=dict)
+    raylets: frozenset[int] = frozenset()
+    """Processes of nodes that may be lost."""
+
+
+Victim = Callable[[Run, Random, Stage], tuple[str, list[int]] | None]
+"""Name and processes of whom to kill."""
+
+
+@contextmanager
+def nothing() -> Iterator[Stage]:
+    """This machine is enough."""
+    yield Stage()
+
+
+@contextmanager
+def ray_nodes() -> Iterator[Stage]:
+    """A Ray cluster of a head and four nodes on this machine, one of them to spare."""
+    from ray.cluster_utils import Cluster
+
+    node: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(**node) for _ in range(4)]
+        cluster.wait_for_nodes()
+        options = {"cluster.kind": "ray", "cluster.address": cluster.address, "num_gpus_per_node": 1}
+        for role in ("actor_train", "actor_infer"):
+            options[f"{role}.strategy_args.strategy_config.num_threads"] = 1
+        raylets = frozenset(one.all_processes["raylet"][0].process.pid for one in nodes)
+        yield Stage(options=options, raylets=raylets)
+    finally:
+        cluster.shutdown()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One way."""
+
+    name: str
+    victim: Victim
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Of the run, beyond the usual ones."""
+    resumes: bool = False
+    """The run ends with the victim and is begun again with `--resume`."""
+    scales_to: int = 0
+    """Engines that `headway scale` is asked for at the first step; 0: it is not asked."""
+    stage: Callable[[], AbstractContextManager[Stage]] = nothing
+    needs: str = ""
+    """A module without which the kind is left out."""
+
+
+def part(*prefixes: str) -> Victim:
+    """One of the run's own processes whose log is called so."""
+
+    def choose(run: Run, dice: Random, stage: Stage) -> tuple[str, list[int]] | None:
+        there = sorted((name, pid) for name, pid in run.parts().items() if name.startswith(prefixes))
+        if not there:
+            return None
+        name, pid = dice.choice(there)
+        return name, [pid]
+
+    return choose
+
+
+def controller(run: Run, dice: Random, stage: Stage) -> tuple[str, list[int]] | None:
+    """`headway train` itself."""
+    return "controller", [run.pid]
+
+
+def node(run: Run, dice: Random, stage: Stage) -> tuple[str, list[int]] | None:
+    """A node of the cluster with a part of the run on it; the head is not replaced, so it is spared."""
+    there = sorted((name, pid, _parent(pid)) for name, pid in run.parts().items() if _parent(pid) in stage.raylets)
+    if not there:
+        return None
+    name, pid, raylet = dice.choice(there)
+    return f"node of {name}", [raylet, pid]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+ONE_ENGINE = {"num_gpus_per_node": 2, "actor_infer.device_mapping": "[1]"}
+TWO_RANKS = {
+    "actor_train.device_mapping": "[0,1]",
+    "actor_infer.device_mapping": "[2]",
+    "actor_train.training_args.per_device_train_batch_size": 2,
+}
+KINDS = (
+    Kind(name="engine", victim=part("engine-")),
+    Kind(name="trainer", victim=part("trainer")),
+    Kind(name="controller", victim=controller, resumes=True),
+    Kind(name="newcomer", victim=part("engine-2", "engine-3"), scales_to=4),
+    Kind(name="lent engine", victim=part("engine-lent"), options={**ONE_ENGINE, "lend_idle_trainer": "true"}),
+    Kind(name="rank", victim=part("trainer-"), options=TWO_RANKS, needs="headway.build.sharding"),
+    Kind(name="node", victim=node, stage=ray_nodes, needs="ray"),
+)

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from headway.cluster.base import ChildSpec, KeptPeer, Peer, PeerFailed, PeerLost, Start
 from headway.errors import (
@@ -39,6 +39,15 @@ Kind = Literal["policy", "reference", "value"]
 """Log-probabilities now, log-probabilities at the start, or values."""
 
 
+class Kept(Protocol):
+    """One child after the other, or several that live and die together; once lost, down until `restart`."""
+
+    async def start(self) -> None: ...
+    async def ask(self, method: str, *args: Any, otherwise: type[BackendError]) -> Any: ...
+    async def restart(self) -> None: ...
+    async def close(self) -> None: ...
+
+
 class RemoteTrainer:
     """`spec.target` makes the `Trainer` in the child, with a store in shared memory."""
 
@@ -46,14 +55,10 @@ class RemoteTrainer:
         self.name = spec.name
         self.version = 0
         self.source = RemoteSource(self)
-        self._child = KeptPeer(
-            replace(spec, host=TRAINER_HOST),
-            start,
-            crashed=TrainerCrashed,
-            on_note=self._told,
-            greeting="ready",
-            close_s=close_s,
-        )
+        self._child = self._kept(replace(spec, host=TRAINER_HOST), start, close_s)
+
+    def _kept(self, spec: ChildSpec, start: Start, close_s: float) -> Kept:
+        return KeptPeer(spec, start, crashed=TrainerCrashed, on_note=self._told, greeting="ready", close_s=close_s)
 
     async def start(self) -> None:
         """Have the child ready. Raises `ConfigError` when it refuses what it was given, else `TrainerCrashed`."""

@@ -14,7 +14,7 @@ Legend: H heads, L tokens of the pack, D size of a head.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -33,10 +33,18 @@ _UNKNOWN = ("softcap", "s_aux", "position_bias")
 
 def spans_of(pack: Pack, dtype: torch.dtype) -> Spans | None:
     """What `tree_attention` is given beside the trees, once for all layers; None: flash attention is not to be had."""
-    device = pack.token_L.device
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or _flash() is None:
+    if not _flash_serves(pack.token_L.device, dtype):
         return None
-    return Spans.of(pack.trees, device)
+    return Spans.of(pack.trees, pack.token_L.device)
+
+
+def flash_serves(query: Tensor) -> bool:
+    """Whether `flat` can be asked about it."""
+    return _flash_serves(query.device, query.dtype)
+
+
+def _flash_serves(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _flash() is not None
 
 
 @cache
@@ -73,23 +81,28 @@ def tree_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The signature is that of the interface; tensors are [1, H, L, D], the result [1, L, H, D]."""
-    for name in _UNKNOWN:
-        if kwargs.get(name) is not None:
-            raise ConfigError(f"this model's attention uses {name}, which the local trainer does not have")
+    check_known(kwargs)
     if headway_spans is not None:
-        return _flat(query[0], key[0], value[0], headway_spans, sliding_window, scaling)[None], None
+        return flat(query[0], key[0], value[0], headway_spans, sliding_window, scaling)[None], None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     if headway_trees is None:
-        out = _attend(query, key, value, 0, sliding_window, scaling)
+        out = attend(query, key, value, 0, sliding_window, scaling)
     else:
         parts = [_tree(query, key, value, tree, sliding_window, scaling) for tree in headway_trees]
         out = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
     return out.transpose(1, 2).contiguous(), None
 
 
-def _flat(q: Tensor, k: Tensor, v: Tensor, spans: Spans, window: int | None, scaling: float | None) -> Tensor:
+def check_known(kwargs: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where a model asks its attention for something that there is not."""
+    for name in _UNKNOWN:
+        if kwargs.get(name) is not None:
+            raise ConfigError(f"this model's attention uses {name}, which the local trainer does not have")
+
+
+def flat(q: Tensor, k: Tensor, v: Tensor, spans: Spans, window: int | None, scaling: float | None) -> Tensor:
     """[H, L, D] → [L, H, D], all sequences at once."""
     flash = _flash()
     assert flash is not None
@@ -114,22 +127,22 @@ def _tree(query: Tensor, key: Tensor, value: Tensor, tree: Tree, window: int | N
     here = slice(tree.start, tree.start + tree.size)
     q, k, v = query[:, :, here], key[:, :, here], value[:, :, here]
     if len(tree.members) == 1:
-        return _attend(q, k, v, 0, window, scaling)
+        return attend(q, k, v, 0, window, scaling)
     if tree.size <= SMALL and (window is None or tree.size <= window):
         return scaled_dot_product_attention(q, k, v, attn_mask=tree_mask(tree).to(q.device), scale=scaling)
     p = tree.prefix
     shared_k, shared_v = k[:, :, :p], v[:, :, :p]
-    parts = [_attend(q[:, :, :p], shared_k, shared_v, 0, window, scaling)] if p else []
+    parts = [attend(q[:, :, :p], shared_k, shared_v, 0, window, scaling)] if p else []
     start = p
     for length in tree.members:
         own = slice(start, start + length)
         seen_k, seen_v = torch.cat([shared_k, k[:, :, own]], dim=2), torch.cat([shared_v, v[:, :, own]], dim=2)
-        parts.append(_attend(q[:, :, own], seen_k, seen_v, p, window, scaling))
+        parts.append(attend(q[:, :, own], seen_k, seen_v, p, window, scaling))
         start += length
     return torch.cat(parts, dim=2)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, before: int, window: int | None, scaling: float | None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, before: int, window: int | None, scaling: float | None) -> Tensor:
     """Causal attention of queries that come `before` keys later."""
     if window is not None and k.shape[2] <= window:
         window = None

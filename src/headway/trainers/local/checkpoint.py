@@ -28,21 +28,18 @@ from headway.trainers.local.optimizer import overwrite
 
 _FORMAT = 1
 _MARK = "trainer.json"
-_MODEL, _OPTIMIZER, _CRITIC = "model.safetensors", "optimizer.safetensors", "critic.safetensors"
+MODEL, OPTIMIZER, CRITIC = "model.safetensors", "optimizer.safetensors", "critic.safetensors"
 
 
 def save(learner: Learner, directory: Path, tokenizer: Any = None) -> None:
     """Write everything needed to go on from `learner.version`."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _write(learner.policy.weights(), directory / _MODEL)
-        _write_config(learner, directory)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(directory)
+        _write(learner.policy.weights(), directory / MODEL)
+        write_config(learner, directory, tokenizer)
         for name, tensors in _private(learner).items():
             _write(tensors, directory / name)
-        state = {"format": _FORMAT, "version": learner.version, "kl": learner.kl.state()}
-        (directory / _MARK).write_text(json.dumps(state), encoding="utf-8")
+        write_mark(learner, directory)
     except (OSError, SafetensorError) as error:
         raise TrainerError(f"checkpoint {directory}: {error}") from error
 
@@ -50,18 +47,15 @@ def save(learner: Learner, directory: Path, tokenizer: Any = None) -> None:
 def load(learner: Learner, directory: Path) -> None:
     """Become what `save` wrote, or stay as before and raise."""
     try:
-        state = json.loads((directory / _MARK).read_text(encoding="utf-8"))
-        version, kl = int(state["version"]), {str(key): float(value) for key, value in state["kl"].items()}
-        if state["format"] != _FORMAT:
-            raise TrainerError(f"{directory}: format {state['format']}, this build reads {_FORMAT}")
+        version, kl = read_mark(directory)
         live = _private(learner)
         if learner.settings.lora is None:
-            live[_MODEL] = learner.policy.weights()
+            live[MODEL] = learner.policy.weights()
         read = {name: load_file(directory / name) for name in live}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise TrainerError(f"{directory} holds no checkpoint of this trainer: {error!r}") from error
     for name, tensors in live.items():
-        _check(tensors, read[name], directory / name)
+        check(tensors, read[name], directory / name)
     for name, tensors in live.items():
         overwrite(tensors, read[name])
     learner.version = version
@@ -72,9 +66,9 @@ def _private(learner: Learner) -> dict[str, dict[str, Tensor]]:
     """What a user of the model does not need, by file."""
     trained = learner.trained
     adapters = learner.settings.lora is not None
-    files = {_OPTIMIZER: trained.optimizer.everything() if adapters else trained.optimizer.tensors()}
+    files = {OPTIMIZER: trained.optimizer.everything() if adapters else trained.optimizer.tensors()}
     if trained.critic_optimizer is not None:
-        files[_CRITIC] = trained.critic_optimizer.everything()
+        files[CRITIC] = trained.critic_optimizer.everything()
     return files
 
 
@@ -82,15 +76,34 @@ def _write(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
-def _write_config(learner: Learner, directory: Path) -> None:
+def write_mark(learner: Learner, directory: Path) -> None:
+    """When everything else is there."""
+    state = {"format": _FORMAT, "version": learner.version, "kl": learner.kl.state()}
+    (directory / _MARK).write_text(json.dumps(state), encoding="utf-8")
+
+
+def read_mark(directory: Path) -> tuple[int, dict[str, float]]:
+    """Version, and state of who steers the penalty."""
+    state = json.loads((directory / _MARK).read_text(encoding="utf-8"))
+    version, kl = int(state["version"]), {str(key): float(value) for key, value in state["kl"].items()}
+    if state["format"] != _FORMAT:
+        raise TrainerError(f"{directory}: format {state['format']}, this build reads {_FORMAT}")
+    return version, kl
+
+
+def write_config(learner: Learner, directory: Path, tokenizer: Any) -> None:
+    """What `transformers` reads beside the weights."""
     causal = learner.policy.causal
     causal.config.dtype = DTYPES[learner.settings.precision]
     causal.config.save_pretrained(directory)
     if getattr(causal, "generation_config", None) is not None:
         causal.generation_config.save_pretrained(directory)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
 
 
-def _check(live: Mapping[str, Tensor], read: Mapping[str, Tensor], path: Path) -> None:
+def check(live: Mapping[str, Tensor], read: Mapping[str, Tensor], path: Path) -> None:
+    """Raises `TrainerError` unless `read` has the names, shapes and types of `live`."""
     for name in live.keys() ^ read.keys():
         raise TrainerError(f"{path}: {name} is only in {'the model' if name in live else 'the file'}")
     for name, tensor in live.items():

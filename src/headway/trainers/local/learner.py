@@ -20,11 +20,12 @@ from torch import Tensor
 
 from headway.algorithms.kl import FixedKl, KlController
 from headway.errors import ConfigError, ScoringError, TrainerError
-from headway.trainers.local.model import Critic, Policy
+from headway.trainers.local.model import Policy
 from headway.trainers.local.optimizer import Optimizer
-from headway.trainers.local.packing import Pack, packs_of
+from headway.trainers.local.packing import Pack
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.steps import StepLearner, fitting
+from headway.trainers.local.team import ALONE, Team
 from headway.trainers.local.tokens import Row, TokenBatch, rows_of, token_batch
 from headway.trainers.local.update import Trained, advantages_of, read_by_estimators, update
 from headway.trainers.local.work import peak_tflops, weights_at_work
@@ -46,29 +47,34 @@ class Learner(StepLearner):
         *,
         critic_model: Any = None,
         kl: KlController | None = None,
+        team: Team = ALONE,
     ) -> None:
         super().__init__()
         self.settings = settings
         if kl is None and settings.advantages is not None and settings.advantages.kl_penalty is not None:
             raise ConfigError("a token penalty needs a controller that says what it costs", key="make_kl", value=None)
         self.kl = kl or FixedKl(0.0)
+        self.team = team
         frozen = deepcopy(model) if settings.reference and settings.lora is None else None
-        self.policy = Policy(model, settings)
-        self.reference = None if frozen is None else _frozen(frozen, settings)
-        self.critic = None if settings.critic is None else Critic(critic_model or deepcopy(model), settings)
+        judge = None if settings.critic is None else critic_model or deepcopy(model)
+        self.policy = team.policy(model, settings)
+        self.reference = None if frozen is None else _frozen(frozen, settings, team)
+        self.critic = None if judge is None else team.critic(judge, settings)
         self._weights = weights_at_work(self.policy.causal)
         self._peak = peak_tflops(settings.device)
         self.trained = Trained(
             policy=self.policy,
-            optimizer=Optimizer(self.policy.trainable(), settings.optimizer),
+            optimizer=team.optimizer(self.policy.trainable(), settings.optimizer),
             critic=self.critic,
             critic_optimizer=self._critic_optimizer(),
+            team=team,
         )
 
     def _critic_optimizer(self) -> Optimizer | None:
         if self.critic is None or self.settings.critic is None:
             return None
-        return Optimizer({f"critic.{name}": one for name, one in self.critic.named_parameters()}, self.settings.critic)
+        named = {f"critic.{name}": one for name, one in self.critic.named_parameters()}
+        return self.team.optimizer(named, self.settings.critic)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,7 +104,7 @@ class Learner(StepLearner):
             "kl": float(made.kl),
             "micro_batch_tokens": float(self.settings.micro_batch_tokens),
             "tflop": 6e-12 * self._weights * report.packed_tokens,
-            **({} if self._peak is None else {"peak_tflops": self._peak}),
+            **({} if self._peak is None else {"peak_tflops": self._peak * self.team.size}),
         }
 
     def _fitting(self, rows: Sequence[Row], work: Callable[[], T]) -> T:
@@ -106,6 +112,7 @@ class Learner(StepLearner):
         return fitting(work, partial(self._shrink, rows), self.settings.device)
 
     def _shrink(self, rows: Sequence[Row], failure: str) -> None:
+        self.team.out_of_memory(failure)
         longest, tokens = max(len(row.tokens) for row in rows), self.settings.micro_batch_tokens
         if tokens <= longest:
             raise TrainerError(f"a single sample of {longest} tokens does not fit into memory: {failure}")
@@ -136,7 +143,7 @@ class Learner(StepLearner):
         """In the order of actions, without gradients, [N]."""
         forward, inside = self._forward(kind)
         with inside:
-            return self._fitting(rows, lambda: numbers_of(forward, rows, self.settings, gate))
+            return self._fitting(rows, lambda: numbers_of(forward, rows, self.settings, gate, self.team))
 
     def _forward(self, kind: Score) -> tuple[Callable[[Pack], Tensor], Any]:
         if kind == "policy":
@@ -153,15 +160,17 @@ class Learner(StepLearner):
         return lambda pack: reference.logps(pack).logp_N, nullcontext()
 
 
-def numbers_of(forward: Callable[[Pack], Tensor], rows: Sequence[Row], settings: LocalSettings, gate: Gate) -> Tensor:
+def numbers_of(
+    forward: Callable[[Pack], Tensor], rows: Sequence[Row], settings: LocalSettings, gate: Gate, team: Team = ALONE
+) -> Tensor:
     """What `forward` says about every action, in the order of actions, without gradients, [N]."""
     dtype, device = dtype_of(settings), settings.device
     found_N = torch.zeros(sum(len(row.actions) for row in rows), dtype=dtype, device=device)
     with torch.no_grad():
-        for pack in packs_of(rows, budget=settings.micro_batch_tokens, share=settings.share_prompts, device=device):
+        for pack in team.packs(rows, settings):
             gate.check()
             found_N[pack.action_N] = forward(pack).to(dtype)
-    return found_N
+        return team.joined(found_N, found_N[:0])[0]
 
 
 def by_sample(group: SampleGroup, numbers: Iterator[float]) -> list[list[float]]:
@@ -174,7 +183,7 @@ def dtype_of(settings: LocalSettings) -> torch.dtype:
     return torch.float64 if settings.precision == "fp64" else torch.float32
 
 
-def _frozen(model: Any, settings: LocalSettings) -> Policy:
+def _frozen(model: Any, settings: LocalSettings, team: Team) -> Policy:
     for one in model.parameters():
         one.requires_grad_(False)
-    return Policy(model, replace(settings, gradient_checkpointing=False), adapters=False)
+    return team.policy(model, replace(settings, gradient_checkpointing=False), adapters=False)

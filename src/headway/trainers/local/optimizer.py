@@ -43,12 +43,16 @@ class Optimizer:
         for one in self._parameters.values():
             if one.grad is None:
                 one.grad = torch.zeros_like(one)
-        try:
-            limit = self._settings.max_grad_norm
-            return float(nn.utils.clip_grad_norm_(self._parameters.values(), limit, error_if_nonfinite=True))
-        except RuntimeError as error:
+        norm = self._norm()
+        if not bool(norm.isfinite()):
             bad = [name for name, one in self._parameters.items() if not bool(one.grad.isfinite().all())]  # type: ignore[union-attr]
-            raise TrainerError(f"{what}: gradient of {', '.join(bad[:3]) or 'all'} is not finite") from error
+            raise TrainerError(f"{what}: gradient of {', '.join(bad[:3]) or 'all'} is not finite")
+        nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
+        return float(norm)
+
+    def _norm(self) -> Tensor:
+        """Of all gradients together."""
+        return nn.utils.get_total_norm([one.grad for one in self._parameters.values() if one.grad is not None])
 
     def step(self, version: int) -> float:
         """Move the weights, at the rate of `version`, which is returned."""

@@ -10,7 +10,7 @@ Guarantees: every row is in exactly one pack; the same rows give the same packs.
 the actions of a row. Legend: L tokens of a pack, N actions in it.
 """
 
-# ruff: noqa: N815
+# ruff: noqa: N803, N815
 
 from __future__ import annotations
 
@@ -82,12 +82,17 @@ class Spans:
                 keys.append(prefix + length)
                 tokens += [prompt, np.arange(own, own + length)]
                 own += length
+        return cls.between(queries, keys, torch.from_numpy(np.concatenate(tokens)) if shared else None, device)
+
+    @classmethod
+    def between(cls, queries: Sequence[int], keys: Sequence[int], key_K: Tensor | None, device: torch.device) -> Spans:
+        """Of numbers of queries and of the keys that end with them."""
         return cls(
             query_ends=_ends(queries, device),
             key_ends=_ends(keys, device),
             longest_query=max(queries),
             longest_key=max(keys),
-            key_K=torch.from_numpy(np.concatenate(tokens)).to(device) if shared else None,
+            key_K=None if key_K is None else key_K.to(device),
         )
 
 

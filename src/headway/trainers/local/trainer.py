@@ -20,6 +20,7 @@ from headway.errors import BackendError, TrainerCrashed, TrainerError
 from headway.trainers.local import checkpoint
 from headway.trainers.local.learner import Learner, Score
 from headway.trainers.local.settings import LocalSettings
+from headway.trainers.local.team import ALONE, Team
 from headway.trainers.local.worker import Gate, Worker
 from headway.types import Batch, SampleGroup
 from headway.weights.base import WeightSource
@@ -56,11 +57,13 @@ class LocalTrainer:
         make_critic: Callable[[], Any] | None = None,
         make_kl: Callable[[], KlController] | None = None,
         tokenizer: Any = None,
+        team: Team = ALONE,
     ) -> None:
         self._make_model, self._make_critic, self._make_kl = make_model, make_critic, make_kl
         self._settings = settings
         self._store = store
         self._tokenizer = tokenizer
+        self._team = team
         self.source: WeightSource = store
         self.version = 0
         self._worker = Worker(settings.threads, device=settings.device)
@@ -74,6 +77,7 @@ class LocalTrainer:
             self._settings,
             critic_model=self._make_critic() if self._make_critic and self._settings.critic else None,
             kl=self._make_kl() if self._make_kl else None,
+            team=self._team,
         )
 
     @property
@@ -92,8 +96,17 @@ class LocalTrainer:
         """Hold a copy of what `learner` knows, unless it was given up meanwhile."""
         with self._publishing:
             if learner is self._learner:
-                self._store.publish(learner.version, learner.policy.weights())
+                self._hand_over(learner)
                 self.version = learner.version
+
+    def _hand_over(self, learner: Learner) -> None:
+        self._store.publish(learner.version, learner.policy.weights())
+
+    def _write(self, learner: Learner, directory: Path) -> None:
+        checkpoint.save(learner, directory, self._tokenizer)
+
+    def _read(self, learner: Learner, directory: Path) -> None:
+        checkpoint.load(learner, directory)
 
     async def train(self, batch: Batch) -> Mapping[str, float]:
         learner = self.learner
@@ -122,13 +135,13 @@ class LocalTrainer:
 
     async def save(self, directory: Path) -> None:
         learner = self.learner
-        await self._worker.call(lambda gate: checkpoint.save(learner, directory, self._tokenizer))
+        await self._worker.call(lambda gate: self._write(learner, directory))
 
     async def load(self, directory: Path) -> None:
         learner = self.learner
 
         def work(gate: Gate) -> None:
-            checkpoint.load(learner, directory)
+            self._read(learner, directory)
             self._take(learner)
 
         await self._worker.call(work)

@@ -11,7 +11,7 @@ Legend: N actions of the batch, S samples.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import torch
@@ -33,9 +33,10 @@ from headway.algorithms.actions import required
 from headway.errors import TrainerError
 from headway.trainers.local.model import Critic, Policy
 from headway.trainers.local.optimizer import Optimizer
-from headway.trainers.local.packing import Pack, packs_of
+from headway.trainers.local.packing import Pack
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.steps import mini_batches, move
+from headway.trainers.local.team import ALONE, Team
 from headway.trainers.local.tokens import Row, TokenBatch
 from headway.trainers.local.worker import Gate
 
@@ -65,6 +66,7 @@ class Trained:
     optimizer: Optimizer
     critic: Critic | None = None
     critic_optimizer: Optimizer | None = None
+    team: Team = ALONE
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -86,6 +88,20 @@ class Report:
     micro_batches: int = 0
     skipped: set[int] = field(default_factory=set)
     """Rows that had nothing to teach."""
+
+    def join(self, team: Team) -> None:
+        """Take in what the others of the team have counted."""
+        mine = {} if self.sums is None else {one.name: getattr(self.sums, one.name) for one in fields(PolicySums)}
+        most = [name for name in mine if name.endswith("_max")]
+        added = [name for name in mine if name not in most]
+        counted = (self.value_loss, self.entropy, self.packed_tokens, self.micro_batches)
+        sums, largest = team.joined(
+            _numbers([*counted, *(mine[name] for name in added)]), _numbers([mine[name] for name in most])
+        )
+        self.value_loss, self.entropy = float(sums[0]), sums[1]
+        self.packed_tokens, self.micro_batches = int(sums[2]), int(sums[3])
+        if mine:
+            self.sums = PolicySums(**dict(zip([*added, *most], [*sums[len(counted) :], *largest], strict=True)))
 
     def metrics(self, batch: TokenBatch) -> dict[str, float]:
         """By the names they are logged under."""
@@ -109,6 +125,16 @@ class Report:
             "lag_max": float(batch.lag_N.max()),
             "reward": 0.0 if batch.reward_S is None else float(batch.reward_S.mean()),
         }
+
+
+def _numbers(values: Sequence[Tensor | float]) -> Tensor:
+    """One after the other, where the first tensor among them is."""
+    device = next((value.device for value in values if isinstance(value, Tensor)), "cpu")
+    return (
+        torch.tensor([], dtype=torch.float64, device=device)
+        if not values
+        else torch.stack([torch.as_tensor(value, dtype=torch.float64, device=device) for value in values])
+    )
 
 
 def advantages_of(
@@ -152,6 +178,7 @@ def update(
         _gradients(trained, batch, made, rows, settings, report, gate)
 
     move(trained.optimizers, minis, gradients, report, version, gate)
+    report.join(trained.team)
     return report
 
 
@@ -170,17 +197,13 @@ def _gradients(
     totals = BatchTotals.of(made.mask_N & inside_N, batch.sequence_N, len(batch.rows))
     taught = _teaching(rows, made) if settings.skips_zero_advantages else list(rows)
     report.skipped |= {row.first for row in rows} - {row.first for row in taught}
-    for pack in _packs(taught, settings):
+    for pack in trained.team.packs(taught, settings):
         gate.check()
         _policy_part(trained.policy, batch, made, pack, totals, settings, report)
     if trained.critic is not None:
-        for pack in _packs(rows, settings):
+        for pack in trained.team.packs(rows, settings):
             gate.check()
             report.value_loss += _critic_part(trained.critic, batch, made, pack, totals, settings)
-
-
-def _packs(rows: Sequence[Row], settings: LocalSettings) -> list[Pack]:
-    return packs_of(rows, budget=settings.micro_batch_tokens, share=settings.share_prompts, device=settings.device)
 
 
 def _teaching(rows: Sequence[Row], made: Advantages) -> list[Row]:
@@ -221,8 +244,9 @@ def _policy_part(
     result.loss.backward()  # type: ignore[no-untyped-call]
     report.sums = result.sums if report.sums is None else report.sums + result.sums
     report.entropy = report.entropy + (out.entropy_N.detach() * actions.mask_N).sum()
-    report.packed_tokens += pack.token_L.numel()
-    report.micro_batches += 1
+    if at.numel():
+        report.packed_tokens += pack.token_L.numel()
+        report.micro_batches += 1
 
 
 def _critic_part(

@@ -1,0 +1,81 @@
+"""One rank's trainer: the local trainer's face and thread around a learner whose team are the other ranks.
+
+Every rank is asked the same in the same order, and answers the same; rank 0 has the store that engines are served from.
+A rank does not restart itself: ranks live and die together, and the controller starts all of them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.algorithms.kl import KlController
+from headway.errors import TrainerCrashed, TransferError
+from headway.trainers.local.learner import Learner
+from headway.trainers.local.settings import LocalSettings
+from headway.trainers.local.trainer import LocalTrainer
+from headway.trainers.sharded import checkpoint
+from headway.trainers.sharded.model import ShardedPolicy
+from headway.trainers.sharded.ranks import Ranks
+from headway.weights.base import Bucket, Manifest
+from headway.weights.flat import Read, entries_of
+from headway.weights.store import WeightStore
+
+
+class RankTrainer(LocalTrainer):
+    """Of a process that has met the others (`meet`). `store` is where rank 0 publishes, or an `Elsewhere`."""
+
+    def __init__(
+        self,
+        make_model: Callable[[], Any],
+        settings: LocalSettings,
+        store: WeightStore | Elsewhere,
+        ranks: Ranks,
+        *,
+        make_critic: Callable[[], Any] | None = None,
+        make_kl: Callable[[], KlController] | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self._versions, self._ranks = store, ranks
+        super().__init__(
+            make_model, settings, store, make_critic=make_critic, make_kl=make_kl, tokenizer=tokenizer, team=ranks
+        )
+
+    def _hand_over(self, learner: Learner) -> None:
+        policy = learner.policy
+        assert isinstance(policy, ShardedPolicy)
+        self._versions.publish(learner.version, policy.shards(), policy.whole)
+
+    def _write(self, learner: Learner, directory: Path) -> None:
+        checkpoint.save(learner, directory, self._ranks, self._tokenizer)
+
+    def _read(self, learner: Learner, directory: Path) -> None:
+        checkpoint.load(learner, directory, self._ranks)
+
+    async def restart(self) -> None:
+        raise TrainerCrashed("a rank cannot come back alone: all of them are started anew")
+
+
+class Elsewhere:
+    """The store of the ranks that publish nothing: helps to gather what rank 0 publishes, in the same order."""
+
+    def __init__(self, wire: torch.dtype | None) -> None:
+        self._wire = wire
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor], read: Read | None = None) -> None:
+        for entry in entries_of(tensors, self._wire):
+            if read is not None and all(entry.shape):
+                read(entry.name)
+
+    def clear(self) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
+        raise TransferError(f"version {version} is published by rank 0")

@@ -35,6 +35,26 @@ def test_a_held_out_reward_that_fell_names_the_best() -> None:
     assert rows(events)["held-out reward"] == ("0.100 → 0.400", "after step 0 and 2, 9 samples; best 0.900 after 1")
 
 
+def test_engines_that_answer_with_another_policy_are_named() -> None:
+    def told(lag: int, kl: float, optimizer_steps: float = 1.0) -> list[Event]:
+        said = {"train/behaviour_kl": kl, "train/optimizer_steps": optimizer_steps}
+        trained = ev(
+            2, "group.train", "train", group=1, trained=0, oldest=-lag, in_flight=lag, in_queue=0, samples=8, actions=80
+        )
+        return [
+            ev(1, "step.begin", "train", trained=0, groups=1),
+            trained,
+            ev(3, "step.end", "train", trained=1, **said),
+        ]
+
+    assert rows(told(0, 0.215))["engine ≠ trainer"] == (
+        "0.215",
+        "KL a token on the same weights, after step 1; 1 steps",
+    )
+    for quiet in (told(0, 0.001), told(1, 0.215), told(0, 0.215, optimizer_steps=4.0)):
+        assert "engine ≠ trainer" not in rows(quiet)
+
+
 def test_steps_made_again_count_once() -> None:
     value, note = rows(resumed_run(first=12, back_to=10, then=8))["steps"]
     assert value.startswith("18 in") and note.endswith("2 made again after a loss")

@@ -131,6 +131,11 @@ def step_line(monitor: Monitor) -> str:
         f"({number(last.train_s)} training), {number(last.samples / spent_s)} samples/s, "
         f"{number(last.actions / spent_s)} tokens/s ({number(last.generated / spent_s)} generated), "
         f"lag {number(last.lag)}, served {monitor.lag.versions.served}, dropped {monitor.lag.dropped}"
+        + (
+            f", engines and trainer are {number(last.mismatch or 0.0)} nats apart on the same weights"
+            if last.torn
+            else ""
+        )
     )
 
 

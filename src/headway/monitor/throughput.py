@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from headway.monitor.events import Event
 from headway.monitor.window import Handler, WindowClock
 
+_APART = "train/behaviour_kl"
+TORN = 0.02
+"""Rounding to bf16 makes a thousandth, in fp32 a millionth."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
@@ -41,6 +45,14 @@ class StepRecord:
     """What its mathematics needed, in 10¹² operations, where the trainer says so."""
     peak_tflops: float = 0.0
     """What the chip could do in a second; 0: not known."""
+    mismatch: float | None = None
+    """KL of the trainer from the engines under the same weights, a token: only where all samples have lag 0 and one
+    optimizer step was made, so that nothing else can be behind it."""
+
+    @property
+    def torn(self) -> bool:
+        """The engines answered with something else than the policy that is trained."""
+        return self.mismatch is not None and self.mismatch > TORN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +167,7 @@ class ThroughputRecorder:
             lag=step.lag / max(1, step.samples),
             tflop=_number(data.get("train/tflop")) or 0.0,
             peak_tflops=_number(data.get("train/peak_tflops")) or 0.0,
+            mismatch=None if step.lag or data.get("train/optimizer_steps") != 1 else _number(data.get(_APART)),
         )
         self._begun_s = self._resumed_s = None
         self.generated = 0

@@ -31,7 +31,7 @@ class Row(NamedTuple):
 def training_rows(report: RunReport) -> list[Row]:
     """The rows that this run has something to say about."""
     rows = [_held_out(report.validations), _success(report), _reward(report), _steps(report), _speed(report)]
-    rows += [_work(report), _lag(report)]
+    rows += [_work(report), _lag(report), _torn(report)]
     rows += [_dropped(report), _waited(report), _incidents(report)]
     return [row for row in rows if row is not None]
 
@@ -127,6 +127,16 @@ def _lag(report: RunReport) -> Row | None:
         return None
     note = f"versions; {number(lag.mean_in_flight)} while made, {number(lag.mean_in_queue)} while waiting"
     return Row("lag", f"mean {number(lag.mean)}, max {lag.max}", note)
+
+
+def _torn(report: RunReport) -> Row | None:
+    """Only where something is wrong: the same weights must say the same."""
+    torn = [step for step in report.throughput.steps if step.torn]
+    if not torn:
+        return None
+    worst = max(torn, key=lambda step: step.mismatch or 0.0)
+    note = f"KL a token on the same weights, after step {worst.trained}; {len(torn)} steps"
+    return Row("engine ≠ trainer", number(worst.mismatch or 0.0), note)
 
 
 def _dropped(report: RunReport) -> Row | None:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,17 @@ def nodes() -> Iterator[Cluster]:
 class Run:
     """`headway train` on a cluster."""
 
-    def __init__(self, directory: Path, model: Path, **changed: Any) -> None:
+    def __init__(self, directory: Path, model: Path, env: Mapping[str, str] | None = None, **changed: Any) -> None:
         options = {**MAPPED, "pretrain": model, "output_dir": directory}
         options.update({key.replace("__", "."): value for key, value in changed.items()})
         words = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in options.items()]
         self.directory = directory
         self._output = directory.with_name(f"{directory.name}-{time.monotonic_ns()}.out").open("w+b")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headway", "train", *words], stdout=self._output, stderr=self._output
+            [sys.executable, "-m", "headway", "train", *words],
+            stdout=self._output,
+            stderr=self._output,
+            env={**os.environ, **(env or {})},
         )
 
     @property
@@ -152,8 +155,7 @@ def test_every_part_is_on_a_node_of_its_own_and_nothing_is_left(nodes: Cluster, 
 
 @pytest.mark.parametrize("victim", ["engine-1", "trainer"])
 def test_a_run_survives_the_loss_of_a_node(nodes: Cluster, model: Path, tmp_path: Path, victim: str) -> None:
-    for _ in range(1):
-        nodes.add_node(**NODE)  # there is another place
+    nodes.add_node(**NODE)  # there is another place
     run = Run(tmp_path / "run", model, cluster__address=nodes.address, max_steps=STEPS, save_steps=2)
     run.until(lambda: count(run.directory, "step.end") >= 4)
     lost = run.parts()[victim]
@@ -179,7 +181,7 @@ def test_a_driver_that_was_killed_leaves_nothing_and_goes_on(nodes: Cluster, mod
     run.end()
     assert gone(parts, 15.0), "actors outlive their driver"
     check_nothing_left(nodes)
-    again = Run(tmp_path / "run", model, cluster__address=nodes.address)
+    again = Run(tmp_path / "run", model, env={"RAY_ADDRESS": nodes.address})
     assert again.end() == 0, again.text
     check_whole(run.directory)
 

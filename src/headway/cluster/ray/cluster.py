@@ -22,6 +22,8 @@ from headway.cluster.base import ChildSpec, Peer, PeerLost
 from headway.cluster.ray.rooms import Node, Room, amounts, bundles_of, check_rooms
 from headway.cluster.ray.session import LOCAL, connect, disconnect, machine, nodes
 
+_LOOK_S = 1.0
+
 
 class RayCluster:
     """One of our own is started when the first part is; another is connected to when it is first asked for anything."""
@@ -36,6 +38,7 @@ class RayCluster:
         self._joining = asyncio.Lock()
         self._joined = self._ours = False
         self._group: Any = None
+        self._reserved = False
 
     def nodes(self) -> tuple[Node, ...]:
         """The machines of the cluster; of one that would be started, this one. Raises `ConfigError`."""
@@ -64,7 +67,7 @@ class RayCluster:
         from headway.cluster.ray.peer import RayPeer
 
         async with self._joining:
-            await asyncio.to_thread(self._reserve)
+            await self._reserve()
         room = self.room(spec.name)
         return await RayPeer.start(
             spec,
@@ -85,23 +88,27 @@ class RayCluster:
             self._ours = connect(self.address, runtime_env=self._runtime_env, cpus=wanted)
             self._joined = True
 
-    def _reserve(self) -> None:
-        """On a thread: connected, and everything reserved."""
-        from ray.util.placement_group import placement_group, remove_placement_group
-
-        self._join()
-        if self._group is not None or not self.rooms:
+    async def _reserve(self) -> None:
+        """Connected, and everything reserved."""
+        await asyncio.to_thread(self._join)
+        if self._reserved or not self.rooms:
             return
+        from ray.util.placement_group import placement_group
+
         bundles = list(bundles_of(self.rooms).values())
-        group = placement_group(bundles, strategy="SPREAD")
-        if not group.wait(self._timeout_s):
-            remove_placement_group(group)
-            wanted, there = "; ".join(map(amounts, bundles)), ", ".join(node.text for node in nodes())
-            raise PeerLost(
-                f"the Ray cluster at {self.address} had no room after {self._timeout_s:g} s for {wanted}: "
-                f"it has {there}, and others use it"
-            )
-        self._group = group
+        if self._group is None:
+            self._group = await asyncio.to_thread(placement_group, bundles, strategy="SPREAD")
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + self._timeout_s
+        while not await asyncio.to_thread(self._group.wait, _LOOK_S):  # so that whoever is cancelled need not wait long
+            if clock() > end_s:
+                await asyncio.to_thread(self._give_back)
+                wanted, there = "; ".join(map(amounts, bundles)), ", ".join(node.text for node in nodes())
+                raise PeerLost(
+                    f"the Ray cluster at {self.address} had no room after {self._timeout_s:g} s for {wanted}: "
+                    f"it has {there}, and others use it"
+                )
+        self._reserved = True
 
     def _actor(self, name: str, room: Room) -> Any:
         import ray
@@ -117,16 +124,19 @@ class RayCluster:
             )
         return ray.remote(Part).options(enable_task_events=False, **options).remote()
 
-    def _leave(self) -> None:
-        if not self._joined:
-            return
+    def _give_back(self) -> None:
         import ray
         from ray.util.placement_group import remove_placement_group
 
-        group, self._group = self._group, None
+        group, self._group, self._reserved = self._group, None, False
         if group is not None and ray.is_initialized():
             with suppress(Exception):  # the cluster may be gone; what is ours goes with the job in any case
                 remove_placement_group(group)
+
+    def _leave(self) -> None:
+        if not self._joined:
+            return
+        self._give_back()
         if self._ours:
             disconnect()
         self._joined = self._ours = False

@@ -60,7 +60,11 @@ class RayPeer:
             encode(dict(spec.args))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"not JSON: {error}", key=f"{spec.name}.args", value=dict(spec.args)) from error
-        peer = cls(spec, actor(), output_file(spec.log))
+        try:
+            made = actor()
+        except (RayError, RuntimeError, ValueError) as error:
+            raise PeerLost(f"{spec.name} cannot be placed: {error}") from error
+        peer = cls(spec, made, output_file(spec.log))
         try:
             async with asyncio.timeout(timeout_s):
                 await peer._prepare(here)
@@ -95,7 +99,7 @@ class RayPeer:
                 await asyncio.wait([self._ended], timeout=grace_s)
         finally:
             self.kill()
-        await asyncio.shield(self._ended)
+        await self._gone()
 
     def kill(self) -> None:
         if not self._ended.done():
@@ -118,7 +122,15 @@ class RayPeer:
 
     async def _end(self) -> None:
         self.kill()
-        await asyncio.shield(self._ended)
+        await self._gone()
+
+    async def _gone(self) -> None:
+        """Killed. Ray may take long to say so of a node that is lost, and nobody needs to hear it."""
+        await asyncio.wait([self._ended], timeout=_END_S)
+        if not self._ended.done():
+            if self._listening is not None:
+                self._listening.cancel()
+            self._over("was killed, and Ray has not confirmed it")
 
     def _send(self, message: Any) -> None:
         self._outbox.send(message)

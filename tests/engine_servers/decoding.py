@@ -74,6 +74,8 @@ class Decoder:
         self.midway = asyncio.Event()
         """Somebody has made a dozen tokens."""
         self.hung = False
+        self.torn = False
+        """A load has failed half-way."""
         self.loads: list[str] = []
         self.loaded_while_running = 0
         self.prefixes: dict[tuple[str, tuple[int, ...]], str] = {}

@@ -25,6 +25,10 @@ from .decoding import Decoder, Sequence, Table, Transformer, counting_rows
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+OWN_END = 42
+"""Ends an answer of a vLLM, whatever is asked for, unless it is told to ignore that."""
+
+
 class Standin:
     """One server, of any kind. Dies and comes back on the same port; what it had learnt is gone then."""
 
@@ -128,6 +132,13 @@ class Standin:
             self.decoder.abort([sequence])
         return response
 
+    async def told(self, request: web.Request, event: Any) -> web.StreamResponse:
+        """A stream of one event."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode())
+        return response
+
     async def body(self, request: web.Request) -> dict[str, Any]:
         body: dict[str, Any] = await request.json()
         self.asked.append(body)
@@ -135,7 +146,7 @@ class Standin:
 
 
 class VllmStandin(Standin):
-    """With `VLLM_SERVER_DEV_MODE=1` unless `dev_mode` is false."""
+    """With `VLLM_SERVER_DEV_MODE=1` unless `dev_mode` is false. Without a model after a load that failed."""
 
     def routes(self) -> dict[str, Handler]:
         always: dict[str, Handler] = {
@@ -166,6 +177,9 @@ class VllmStandin(Standin):
             said = f"temperature must be in [0, 2], got {body['temperature']}. (parameter=temperature)"
             return web.json_response({"error": {"message": said, "type": "BadRequestError", "code": 400}}, status=400)
         assert body["stream"] and body["return_token_ids"] and body["logprobs"] is not None
+        if self.decoder.torn:
+            self.sick = "yes"
+            return await self.told(request, {"error": {"message": "EngineCore encountered an issue.", "code": 500}})
         name = f"cmpl-{body['request_id']}"
         sequence = Sequence(
             key=f"{name}-0",
@@ -173,7 +187,7 @@ class VllmStandin(Standin):
             count=body["max_tokens"],
             temperature=body["temperature"],
             top_k=body["top_k"],
-            ends=set(body["stop_token_ids"]),
+            ends={*body["stop_token_ids"], *([] if body.get("ignore_eos") else [OWN_END])},
             salt=body.get("cache_salt", ""),
         )
 
@@ -220,6 +234,7 @@ class VllmStandin(Standin):
                 raise RuntimeError("CUDA error")
             self.decoder.load(Path(body["kwargs"]["weights_path"]))
         except Exception as error:
+            self.decoder.torn = True
             said = f"Call to collective_rpc method failed: Worker failed with error '{error}', please check"
             about = {"message": said, "type": "InternalServerError", "param": None, "code": 500}
             return web.json_response({"error": about}, status=500)
@@ -364,6 +379,7 @@ def serve_model(kind: str, port: int, model: str) -> None:
 if __name__ == "__main__":
     options = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=False))
     if os.environ.get("STANDIN_FAILS"):
+        print("(Worker pid=7) ERROR 12:50:33 [executor.py:953] OSError: no such file", *["traceback"] * 20, sep="\n")
         print("loading weights", flush=True)
         sys.exit("RuntimeError: no kernel image is available")
     rows = counting_rows(64)

@@ -132,6 +132,10 @@ def test_a_version_that_is_not_loaded_whole_is_served_to_nobody(kind: str) -> No
         assert {run.version for run in progress.runs} == {0}
         assert engine.receiver.version == -1
         standin.broken_load = False
+        if kind == "vllm":  # it has no model any more
+            with pytest.raises(EngineCrashed, match="EngineCore encountered an issue"):
+                await engine.restart()
+            await standin.crash()  # and its owner starts it again
         await engine.restart()
         await factory.serve(engine, 1)
         assert await engine.generate(factory.request(), progress) is FinishReason.STOP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -36,8 +37,12 @@ def children(pid: int) -> list[int]:
 
 
 def gone(pid: int, within_s: float = 10.0) -> bool:
+    return gone_from(Path(f"/proc/{pid}"), within_s)
+
+
+def gone_from(path: Path, within_s: float = 10.0) -> bool:
     deadline = time.monotonic() + within_s
-    while Path(f"/proc/{pid}").exists():
+    while path.exists():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
@@ -72,13 +77,16 @@ def test_a_server_that_is_killed_is_missed_at_once_and_comes_back_empty(tmp_path
     factory.run(scenario())
 
 
-def test_a_server_that_does_not_come_up_shows_its_last_lines() -> None:
+def test_a_server_that_does_not_come_up_shows_its_last_lines_and_what_came_before_them() -> None:
     async def scenario() -> None:
         site = Site("vllm")
         try:
             server = OwnedServer("engine/0", lambda port: standin(port, STANDIN_FAILS="1"))
-            with pytest.raises(EngineCrashed, match=r"exit code 1\n  \| loading weights\n  \| RuntimeError: no kernel"):
+            with pytest.raises(EngineCrashed, match=r"loading weights\n  \| RuntimeError: no kernel") as crash:
                 await site.over(server, "engine/0", FAST).start()
+            assert "exit code 1\n  | OSError: no such file\n  | …\n  | traceback" in str(crash.value), (
+                "the cause comes first"
+            )
         finally:
             await site.close()
 
@@ -115,3 +123,31 @@ def test_a_server_ends_with_us_and_all_its_children_do_however_we_end(tmp_path: 
         server, grandchild = children(guard)[0], int(child.read_text())
         parent.kill()
     assert gone(guard) and gone(server) and gone(grandchild)
+
+
+SHARING = """
+import time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=16)
+print(memory.name, flush=True)
+time.sleep(1000)
+"""
+
+
+@LINUX
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_shared_memory_of_a_server_that_ends_is_taken_away(tmp_path: Path, how: str) -> None:
+    log = tmp_path / "server.log"
+
+    async def scenario() -> None:
+        server = OwnedServer("engine/0", lambda port: ([sys.executable, "-c", SHARING], {}), log=log)
+        await server.start()
+        while not log.read_text().endswith("\n"):  # noqa: ASYNC110 — nobody tells
+            await asyncio.sleep(0.01)
+        if how == "killed":
+            os.kill(children(server.pid)[0], signal.SIGKILL)
+            assert "signal 9" in await server.ending(10.0)
+        await server.close()
+
+    factory.run(scenario())
+    assert gone_from(Path("/dev/shm") / log.read_text().split()[0])

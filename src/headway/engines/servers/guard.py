@@ -3,7 +3,8 @@
 It starts the command in a session of its own and holds the reading end of a pipe whose other end only our process has.
 When that closes, however we ended, it ends the whole process group of the server: politely, then by force. When the
 server ends first, what is left of its group is killed and the guard ends with the server's exit code. On Linux the
-kernel ends the server with the guard. Runs as a plain script: it must start fast and import nothing of ours.
+kernel ends the server with the guard, and one kind of process is spared: the one that takes away the shared memory of
+the others, once they are gone, and ends then. Runs as a plain script: it must start fast and import nothing of ours.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_SPARED = b"multiprocessing.resource_tracker"
+_ROUNDS = 100
+"""Of looking who is left, ten milliseconds each."""
 
 
 def main(lifeline: int, grace_s: float, command: list[str]) -> int:
@@ -32,7 +37,7 @@ def main(lifeline: int, grace_s: float, command: list[str]) -> int:
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_guard)
     threading.Thread(target=watch, args=(lifeline, grace_s, server), daemon=True).start()
     os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
-    end(server.pid, signal.SIGKILL)  # its group, while its number is nobody else's
+    end_by_force(server.pid)  # its group, while its number is nobody else's
     code = server.wait()
     return code if code >= 0 else 128 - code
 
@@ -43,13 +48,38 @@ def watch(lifeline: int, grace_s: float, server: subprocess.Popen[bytes]) -> Non
         pass
     end(server.pid, signal.SIGTERM)
     threading.Event().wait(grace_s)
-    end(server.pid, signal.SIGKILL)
+    end_by_force(server.pid)
 
 
 def end(group: int, number: signal.Signals) -> None:
     """A signal to everybody who is left."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def end_by_force(group: int) -> None:
+    """Everybody but those who tidy up after the others; really everybody where that cannot be told."""
+    for _ in range(_ROUNDS if sys.platform == "linux" else 0):
+        left = members(group)
+        if not left:
+            return
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        threading.Event().wait(0.01)
+    end(group, signal.SIGKILL)
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group that run and are not spared."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, theirs = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:3]
+            spared = _SPARED in (entry / "cmdline").read_bytes()
+            if int(theirs) == group and state not in b"ZX" and not spared:
+                found.append(int(entry.name))
+    return found
 
 
 if __name__ == "__main__":

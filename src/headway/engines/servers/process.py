@@ -25,7 +25,8 @@ from headway.engines.servers import guard
 from headway.errors import EngineCrashed
 
 _GRACE_S = 5.0
-_CAUSE = re.compile(rb"\b[\w.]*(?:Error|Exception): .+")
+_CAUSE = re.compile(rb"(?m)^(?:.*\] )?([\w.]*(?:Error|Exception): .+)$")
+"""The last line of a traceback, also behind what a log puts before every line."""
 _CAUSES, _LONGEST_CAUSE, _READ_BYTES = 3, 400, 1 << 18
 
 Command = Callable[[int], tuple[list[str], Mapping[str, str]]]
@@ -168,7 +169,7 @@ def _causes(output: IO[bytes], begin: int) -> list[str]:
     with suppress(OSError, ValueError):
         size = os.fstat(output.fileno()).st_size
         data = os.pread(output.fileno(), _READ_BYTES, max(begin, size - _READ_BYTES))
-        found = (match.group()[:_LONGEST_CAUSE].decode("utf-8", "replace").strip() for match in _CAUSE.finditer(data))
+        found = (match[1][:_LONGEST_CAUSE].decode("utf-8", "replace").strip() for match in _CAUSE.finditer(data))
         return list(dict.fromkeys(found))[:_CAUSES]
     return []
 

@@ -8,6 +8,8 @@ Log-probabilities are after the temperature, unless the server runs with `SGLANG
 out before it is used. They are before top-k, top-p and min-p: with one of these, the behaviour policy is said to be
 wider than what was drawn from, other than with vLLM and with our own engine.
 
+Its tokenizer's end of text ends an answer beside the tokens that are asked for: `ignore_eos` would ignore those, too.
+
 A flip is `/abort_request` for all, which hands out what running requests have, `/pause_generation`,
 `/update_weights_from_disk` with a label and a flush of the cache, `/continue_generation`. The abort goes first because
 a pause looks for running requests once a second only. `extra_key` keeps prefixes of different weights apart.

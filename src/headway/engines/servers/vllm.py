@@ -2,7 +2,8 @@
 
 Requests are `/v1/completions` with token ids for a prompt; `return_token_ids` and `logprobs: 0` bring the ids and the
 log-probabilities of what was drawn in every event. Everything that a checkpoint's `generation_config` could change is
-said in each request. No `seed` is sent: with one, vLLM on a CPU has been seen to die.
+said in each request, and its own end of text is ignored: what ends an answer is in `stop_token_ids`. No `seed` is sent:
+with one, vLLM on a CPU has been seen to die.
 
 Log-probabilities are those of `--logprobs-mode`. Its default, `raw_logprobs`, is before the temperature;
 `processed_logprobs` is after temperature, top-k, top-p and min-p: those of what was drawn from, as our own engine says
@@ -52,6 +53,7 @@ class Vllm:
             "prompt": list(asked.prompt),
             "max_tokens": asked.count,
             **asked.drawing(),
+            "ignore_eos": True,
             "logprobs": 0,
             "return_token_ids": True,
             "cache_salt": asked.label,

@@ -75,11 +75,11 @@ class Run:
 
     def look(self) -> bool:
         """Read what there is; whether there is more than the last time."""
-        code, log = self.process.poll(), self._directory / "events.jsonl"
-        if code and not self.cell.failed:
+        log, failed = self._directory / "events.jsonl", bool(self.process.poll()) and not self.cell.failed
+        if failed:
             self.cell = Cell(**{**asdict(self.cell), "failed": self._output.read_text(encoding="utf-8")[-600:]})
         if not log.exists() or log.stat().st_size == self._size:
-            return False
+            return failed
         self._size = log.stat().st_size
         with log.open(encoding="utf-8") as lines:
             points = list(scalars_of(read_events(lines)))

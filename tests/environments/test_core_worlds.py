@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,19 @@ def test_maps_come_from_the_seed_and_can_be_crossed() -> None:
     assert len({fixed.reset(seed, {}) for seed in range(4)}) == 1
     with pytest.raises(ConfigError, match="cannot be reached"):
         world.reset(0, {"map": ["SH", "HG"]})
+
+
+def test_start_and_goal_may_be_anywhere_and_every_move_is_the_right_one_equally_often() -> None:
+    world, moves, starts = lake(view="near", anywhere=True), Counter[str](), set[str]()
+    for seed in range(200):
+        text = world.reset(seed, {})
+        assert text == world.reset(seed, {}), "the seed says everything"
+        starts.add(text)
+        moves.update(text.partition(".")[0].removeprefix("The goal is ").split(" and "))
+    assert set(moves) == {"Left", "Down", "Right", "Up"} and max(moves.values()) < 1.5 * min(moves.values()), moves
+    assert len(starts) > 20
+    corners = {lake(view="near").reset(seed, {}).partition(".")[0] for seed in range(20)}
+    assert corners == {"The goal is Down and Right"}
 
 
 def test_frozen_lake_speaks_the_words_of_its_options() -> None:

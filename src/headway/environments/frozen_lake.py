@@ -1,16 +1,18 @@
 """FrozenLake in words: cross the ice to the goal without falling into a hole.
 
 Maps are made from the seed and can always be crossed; walking and slipping are gymnasium's own. Options are those of
-ROLL's environment of the same name, and two more: `view`, how the lake is told (`grid`: all of it; `near`: which way
-the goal is, and where there is ice around), and `progress`, a reward for coming nearer, without which a small model
-does not begin to learn. What progress adds up to over an episode depends only on where it ends, so walking to and fro
-earns nothing.
+ROLL's environment of the same name, and three more: `view`, how the lake is told (`grid`: all of it; `near`: which way
+the goal is, and where there is ice around); `progress`, a reward for coming nearer, without which a small model does
+not begin to learn; and `anywhere`, start and goal on any two cells instead of opposite corners, so that no move is
+right more often than another. What progress adds up to over an episode depends only on where it ends, so walking to and
+fro earns nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
 from headway.environments.text import Reply
@@ -43,6 +45,7 @@ class FrozenLake:
         map_seed: int | None = None,
         view: str = "grid",
         progress: float = 0.0,
+        anywhere: bool = False,
         action_lookup: Mapping[int, str] | Sequence[str] = _MOVES,
         action_pattern: str | None = None,
         grid_lookup: Mapping[int, str] | None = None,
@@ -59,7 +62,7 @@ class FrozenLake:
         if render_mode != "text":
             raise ConfigError("only text can be read", key="render_mode", value=render_mode, hint="text")
         self._size, self._p, self._slips, self._map_seed = size, p, is_slippery, map_seed
-        self._near, self._progress = view == "near", progress
+        self._near, self._progress, self._anywhere = view == "near", progress, anywhere
         self._moves = _words(action_lookup)
         self._pattern = None if action_pattern is None else re.compile(action_pattern, re.DOTALL)
         self._word = re.compile(rf"\b({'|'.join(map(re.escape, self._moves))})\b", re.IGNORECASE)
@@ -80,7 +83,11 @@ class FrozenLake:
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-        drawn = data.get("map") or generate_random_map(self._size, self._p, _seed32(seed, self._map_seed))
+        drawn = data.get("map")
+        if drawn is None:
+            number = _seed32(seed, self._map_seed)
+            drawn = generate_random_map(self._size, self._p, number)
+            drawn = _moved(drawn, Random(number)) if self._anywhere else drawn
         self._lake: Any = FrozenLakeEnv(desc=drawn, is_slippery=self._slips)
         state, _ = self._lake.reset(seed=_seed32(seed, None))
         self._rows = [str(row) for row in drawn]
@@ -152,6 +159,15 @@ def _words(given: Mapping[int, str] | Sequence[str]) -> tuple[str, ...]:
 
 def _seed32(seed: int, fixed: int | None) -> int:
     return (seed if fixed is None else fixed) % 2**32
+
+
+def _moved(rows: Sequence[str], random: Random) -> list[str]:
+    """The same lake with start and goal on two cells between which there is a way."""
+    start, goal = random.sample(sorted(_distances(rows)), 2)
+    letters = [list(row.replace("S", "F").replace("G", "F")) for row in rows]
+    for (row, column), letter in ((start, "S"), (goal, "G")):
+        letters[row][column] = letter
+    return ["".join(row) for row in letters]
 
 
 def _distances(rows: Sequence[str]) -> dict[tuple[int, int], int]:

@@ -169,7 +169,8 @@ class Bench:
         """Through the object store of a Ray of its own."""
         import ray
 
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=5 * self.version.size)
+        room = max(5 * self.version.size, 256 * _MB)
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=room)
         try:
             return self.updates("Ray's object store", ObjectTransport(), arena=ObjectArena())
         finally:

@@ -14,10 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from headway.cluster.wire import decode, encode
+from headway.engines.servers.receiver import DirectoryReceiver
 from headway.errors import TransferError
 from headway.weights.base import Bucket, FileSlice, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.disk import DiskSource, DiskTransport, VersionDirectory, seeded
 from headway.weights.receiver import SpareReceiver
+from headway.weights.segment import SharedReader
 from headway.weights.store import SharedArena, WeightStore
 from headway.weights.transport import InProcessTransport
 
@@ -73,6 +75,23 @@ class TestReadBack(TestDisk):
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
         return directory_in(self.path), InProcessTransport(), SpareReceiver(Serving().switch)
+
+
+def test_servers_read_versions_from_files_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        served: list[tuple[int, Path]] = []
+
+        async def switch(version: int, path: Path) -> None:
+            served.append((version, path))
+
+        receiver = DirectoryReceiver(tmp_path / "served", switch, read=SharedReader().buffer)
+        source = DiskSource(published(wire=None), directory_in(tmp_path / "versions"))
+        await updated(source, receiver, 2, DiskTransport())
+        ((version, path),) = served
+        found = {name: one for file in path.glob("*.safetensors") for name, one in load_file(file).items()}
+        assert version == receiver.version == 2 and equal(found, weights(2))
+
+    asyncio.run(scenario())
 
 
 def test_what_is_on_the_disk_is_a_sharded_model_that_others_load(tmp_path: Path) -> None:

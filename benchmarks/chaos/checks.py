@@ -15,7 +15,8 @@ from headway.ledger import Ledger
 
 from .runs import ALPHA, GROUPS, MEMBERS, STEPS, Run, in_use, segments
 
-_GONE_S = 5.0
+GONE_S = 5.0
+"""How long what a run has started may take to be gone with it."""
 
 
 @dataclass
@@ -124,7 +125,7 @@ def _examine_history(run: Run, found: Finding) -> None:
 
 def _examine_machine(run: Run, segments_before: set[str], found: Finding) -> None:
     """No process of the run and none of its memory is left."""
-    deadline = time.monotonic() + _GONE_S
+    deadline = time.monotonic() + GONE_S
     while (left := run.left()) and time.monotonic() < deadline:
         time.sleep(0.02)
     for pid in left:

@@ -1,0 +1,108 @@
+"""The chaos benchmark finds what it looks for: each promise that was broken on purpose is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.chaos import checks
+from benchmarks.chaos.checks import Promises, examine
+from benchmarks.chaos.runs import GROUPS, MARK, MEMBERS, STEPS, Run, segments
+
+from headway.ledger import Ledger
+from headway.types import DropReason, Episode, FinishReason, Generation, Task, Turn, VersionRun
+
+Row = tuple[str, str, dict[str, Any]]
+
+
+def episode(sample: str) -> Episode:
+    made = Generation(actions=(1,), logps=(-1.0,), runs=(VersionRun(version=0, count=1),), finish=FinishReason.STOP)
+    return Episode(sample_id=sample, task=Task(position=0), turns=(Turn(observation=(), generation=made),))
+
+
+def make_run(
+    directory: Path, *, lag: int = 1, twice: bool = False, left_out: int = 0, open_sample: bool = False
+) -> Run:
+    """A run that is over, as its files tell it."""
+    directory.mkdir()
+    ledger = Ledger(directory / "ledger.sqlite")
+    rows: list[Row] = [("run.begin", "run", {"trained": 0})]
+    for step in range(STEPS - left_out):
+        rows.append(("step.begin", "train", {"trained": step}))
+        for number in range(GROUPS):
+            group = step * GROUPS + number
+            samples = [f"{group}.{member}" for member in range(MEMBERS)]
+            ledger.start_group(group, group)
+            for sample in samples:
+                ledger.start_sample(sample, group)
+                ledger.finish_sample(episode(sample))
+            ledger.train_group(group, samples, step + 1)
+            told = 0 if twice and step == 1 else group
+            rows.append(("group.train", "train", {"group": told, "trained": step, "oldest": max(step - lag, -lag)}))
+        rows.append(("step.end", "train", {"trained": step + 1}))
+    ledger.start_group(10_000, 10_000)
+    ledger.start_sample("10000.0", 10_000)
+    if not open_sample:
+        ledger.drop_group(10_000, DropReason.SURPLUS_GROUP)
+    ledger.close()
+    text = "".join(json.dumps([at, *row]) + "\n" for at, row in enumerate(rows))
+    (directory / "events.jsonl").write_text(text, encoding="utf-8")
+    return Run(directory, [])
+
+
+def problems(run: Run) -> list[str]:
+    return examine(run, Promises(run), segments()).problems
+
+
+def test_a_run_that_kept_its_promises_has_no_problem(tmp_path: Path) -> None:
+    assert problems(make_run(tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        ({"lag": 2}, "a sample was trained 2 versions late"),
+        ({"twice": True}, "groups [0] were trained twice"),
+        ({"left_out": 1}, f"samples trained of {STEPS * GROUPS * MEMBERS}"),
+        ({"open_sample": True}, "1 samples have no end"),
+    ],
+)
+def test_a_broken_promise_is_named(tmp_path: Path, broken: dict[str, Any], named: str) -> None:
+    assert any(named in problem for problem in problems(make_run(tmp_path / "run", **broken)))
+
+
+def test_a_finished_sample_that_is_gone_is_missed(tmp_path: Path) -> None:
+    run = Run(tmp_path, [])
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.start_group(0, 0)
+    ledger.start_sample("0.0", 0)
+    ledger.finish_sample(episode("0.0"))
+    ledger.close()
+    promises = Promises(run)
+    assert promises.look() == []
+    (tmp_path / "ledger.sqlite").unlink()
+    Ledger(tmp_path / "ledger.sqlite").close()
+    assert promises.look() == ["sample 0.0 was finished and is lost"]
+
+
+def test_a_process_that_is_left_is_found_whoever_its_parent_is_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "GONE_S", 0.05)
+    run = make_run(tmp_path / "run")
+    grandchild = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    subprocess.run([sys.executable, "-c", grandchild], env={MARK: run.mark}, check=True)
+    deadline = time.monotonic() + 10
+    while not run.left():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (pid,) = run.left()
+    assert f"process {pid} is left" in problems(run)
+    while run.left():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

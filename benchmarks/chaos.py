@@ -58,6 +58,7 @@ class Row:
 
 def main() -> int:
     args = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     kinds = [kind for kind in KINDS if kind.name in args.only and (not kind.needs or find_spec(kind.needs))]
     room = Path(tempfile.mkdtemp(prefix="chaos-"))
     model, rows, console = _model(room), list[Row](), Console(width=140, highlight=False)
@@ -79,7 +80,13 @@ def hurt(kind: Kind, seed: int, directory: Path, model: Path) -> Row:
     """One run, one kill, and what came of it."""
     before = segments()
     with kind.stage() as stage:
-        return _hurt_on(stage, kind, seed, Run(directory, _words(kind, stage, seed, directory, model)), before)
+        run = Run(directory, _words(kind, stage, seed, directory, model))
+        try:
+            return _hurt_on(stage, kind, seed, run, before)
+        finally:  # also when somebody interrupts
+            for pid in run.left():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _hurt_on(stage: Stage, kind: Kind, seed: int, run: Run, before: set[str]) -> Row:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError, RewardError
+from headway.rewards import chat
 from headway.rewards.images.picture import image_from_base64
 from headway.rewards.images.remote import image_server
 from headway.rewards.images.vision import vision_judge
@@ -142,3 +143,14 @@ def test_the_scorer_of_the_examples_speaks_the_protocol() -> None:
         running.server_close()
     assert isinstance(score, Score) and 0.5 < score.value <= 1.0 and 0.0 < score.parts["ink"] < 0.5
     assert "error" in scorer.verdict({"png": "?", "task": {}})
+
+
+def test_what_a_connection_needs_is_made_once_not_for_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    make = chat.urllib.request.build_opener
+    monkeypatch.setattr(chat.urllib.request, "build_opener", lambda *handlers: made.append(1) or make(*handlers))
+    chat._opener.cache_clear()
+    with server(lambda body: {"scores": [0.5] * len(body["samples"])}) as url:
+        for _ in range(3):
+            assert scored(image_server(url=url), PICTURE).value == 0.5
+    assert len(made) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from tests.runs.factory import Runs, audit, count, events, gone, parts, segments
@@ -9,7 +10,7 @@ from tests.runs.factory import Runs, audit, count, events, gone, parts, segments
 
 def test_engines_join_and_leave_a_run_at_work(runs: Runs, tmp_path: Path) -> None:
     before = segments()
-    run = runs.train(tmp_path / "run", max_steps=60, processes=True, response_length=24)
+    run = runs.train(tmp_path / "run", max_steps=5000, processes=True, response_length=24)
     assert run.until(lambda: count(run.directory, "step.end") >= 1), run.text
 
     def scale(engines: int) -> tuple[int, str]:
@@ -21,14 +22,18 @@ def test_engines_join_and_leave_a_run_at_work(runs: Runs, tmp_path: Path) -> Non
     assert code == 0 and "engine/1 joins" in said, said
     assert run.until(lambda: count(run.directory, "up") >= 1), run.text
     assert run.until(lambda: "engine-1" in parts(run))
-    leaver = parts(run)["engine-0"]
+    stays, leaver = parts(run)["engine-0"], parts(run)["engine-1"]
     now = count(run.directory, "step.end")
     assert run.until(lambda: count(run.directory, "step.end") >= now + 3), run.text
     code, said = scale(1)
     assert code == 0 and "engine/1 leaves" in said, said
-    assert "engine-0" in parts(run) and parts(run)["engine-0"] == leaver
-    assert run.end() == 0, run.text
-    assert gone([leaver], 2.0) and segments() <= before
+    assert run.until(lambda: not Path(f"/proc/{leaver}").exists()), "its process ends while the run goes on"
+    assert parts(run)["engine-0"] == stays
+    now = count(run.directory, "step.end")
+    assert run.until(lambda: count(run.directory, "step.end") >= now + 2), run.text
+    run.kill(signal.SIGINT)
+    assert run.end() == 1, run.text
+    assert gone([stays], 2.0) and segments() <= before
     audit(run.directory)
     (joined,), (up,), (left,) = (events(run.directory, kind) for kind in ("join", "up", "leave"))
     assert joined.who == up.who == left.who == "engine/1"
@@ -60,10 +65,9 @@ def test_an_engine_on_the_trainers_devices_works_between_steps(runs: Runs, tmp_p
     audit(run.directory)
     lent = [e for e in events(run.directory, "request.end") if e.who == "engine/lent-0"]
     assert sum(e.data["actions"] for e in lent) > 0
-    begun, busy = 0.0, False
+    busy = False
     for event in events(run.directory, "step.begin", "step.end", "request.start"):
         busy = event.kind == "step.begin" or (busy and event.kind != "step.end")
-        begun = event.time_s if event.kind == "step.begin" else begun
         assert not (busy and event.who == "engine/lent-0"), "it is given work while its devices train"
     assert not events(run.directory, "down", "error")
 

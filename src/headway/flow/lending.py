@@ -26,7 +26,9 @@ class Lending:
         """The devices are needed now, by whoever owns the lock."""
         keep = self._lock.owner != "train"
         lent = [replica for replica in self._hub.replicas if replica.lent]
-        await asyncio.gather(*(self._hub.step_aside(replica, keep=keep) for replica in lent))
+        for replica in lent:
+            self._hub.recall(replica)
+        await asyncio.gather(*(self._hub.make_way(replica, keep=keep) for replica in lent))
         self._on_change()
 
     async def lend(self) -> None:

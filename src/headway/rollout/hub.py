@@ -223,11 +223,14 @@ class InferenceHub:
             return False
         return True
 
-    async def step_aside(self, replica: Replica, *, keep: bool) -> None:
-        """The devices are wanted: no work from now on. With `keep` its requests wait where they are (it will not be
-        for long), otherwise they go on elsewhere; one that does not let go of them is restarted."""
+    def recall(self, replica: Replica) -> None:
+        """The devices are wanted: it gets no more work; `make_way` sees to the work that it has."""
         replica.away = True
         self._router.withdraw(replica)
+
+    async def make_way(self, replica: Replica, *, keep: bool) -> None:
+        """With `keep` its requests wait where they are (it will not be for long), otherwise they go on elsewhere; a
+        replica that does not let go of them is restarted."""
         await self._keep(replica, keep)
         if not keep and replica.health is Health.UP and not await self.empty(replica):
             self.fail(replica, EngineCrashed(f"{replica.name} does not make way for the trainer"))

@@ -1,0 +1,168 @@
+"""What a real vLLM makes is what its weights make, and carries their version."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from headway.engines.base import Progress, Request
+from headway.errors import EngineCrashed, TransferError
+from headway.types import FinishReason, SamplingParams
+from tests.engines import factory
+
+from .place import SIZE, Place, Watched
+
+FLIPS, REQUESTS, LENGTH = 4, 4, 400
+
+
+def asked(count: int, prompt: tuple[int, ...] = (1, 2, 3), name: str = "a", **params: object) -> Request:
+    options = SamplingParams(max_new_tokens=count, **params)  # type: ignore[arg-type]
+    return Request(request_id=name, session=name, prompt=prompt, params=options)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probabilities_are_those_of_the_model_after_the_temperature(place: Place, temperature: float) -> None:
+    async def scenario() -> None:
+        engine = place.engine()
+        await factory.serve(engine, place.random, 0)
+        requests = [asked(60, (5, 9, n), str(n), temperature=temperature) for n in range(6)]
+        for request, progress in zip(requests, await factory.together(engine, requests), strict=True):
+            assert len(progress.actions) == 60
+            assert factory.worst(place.random, request, progress) < 1e-3
+
+    place.run(scenario())
+
+
+def test_log_probabilities_are_those_of_what_was_drawn_from(place: Place) -> None:
+    """After top-k: one of three, and their probabilities are one together."""
+
+    async def scenario() -> None:
+        engine = place.engine()
+        await factory.serve(engine, place.random, 0)
+        progress, request = Progress(), asked(40, temperature=1.5, top_k=3)
+        assert await engine.generate(request, progress) is FinishReason.LENGTH
+        full = factory.full_logps(place.random, request.prompt, progress.actions, 1.5)
+        best = full.topk(3, dim=-1)
+        chosen = torch.tensor(list(progress.actions))[:, None]
+        assert (best.indices == chosen).any(dim=-1).all()
+        exact = full.gather(1, chosen)[:, 0] - best.values.logsumexp(-1)
+        assert float((exact - torch.tensor(list(progress.logps))).abs().max()) < 1e-3
+
+    place.run(scenario())
+
+
+def test_a_greedy_request_takes_the_likeliest(place: Place) -> None:
+    async def scenario() -> None:
+        engine = place.engine()
+        await factory.serve(engine, place.random, 0)
+        progress, request = Progress(), asked(40, temperature=0.0)
+        await engine.generate(request, progress)
+        full = factory.full_logps(place.random, request.prompt, progress.actions)
+        assert full.argmax(-1).tolist() == list(progress.actions)
+
+    place.run(scenario())
+
+
+def test_a_stop_string_ends_an_answer_with_the_token_that_completes_it(place: Place) -> None:
+    from headway.models.tiny import make_tokenizer
+
+    tokenizer = make_tokenizer()
+    stop = tokenizer.decode([30, 31])
+
+    async def scenario() -> None:
+        engine = place.engine(decode=tokenizer.decode)
+        await factory.serve(engine, place.counting, 0)
+        progress = Progress()
+        assert await engine.generate(asked(60, (20,), stop=(stop,)), progress) is FinishReason.STOP
+        assert list(progress.actions) == list(range(21, 32))
+
+    place.run(scenario())
+
+
+def always(token: int) -> PreTrainedModel:
+    """A version that says one thing: its own number."""
+    model = factory.counting_model(SIZE)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.fill_(1.0)
+        head = model.get_output_embeddings().weight
+        head.zero_()
+        head[token] = 1.0
+    return model
+
+
+async def ask(engine: Watched, name: str, progress: Progress) -> None:
+    """To the end, also where somebody aborts it on the way."""
+    while await engine.generate(asked(LENGTH, name=name), progress) is FinishReason.ABORTED:
+        pass
+
+
+async def disturb(engine: Watched, watched: Progress, chance: random.Random) -> None:
+    """Again and again, whenever some tokens more have been made."""
+    for version in range(1, FLIPS + 1):
+        wanted = min(len(watched.actions) + chance.randrange(5, 20), LENGTH)
+        while len(watched.actions) < wanted:  # noqa: ASYNC110 — nobody tells
+            await asyncio.sleep(0.002)
+        paused = chance.random() < 0.5
+        if paused:
+            await engine.pause()
+        if chance.random() < 0.7:
+            await engine.abort(str(chance.randrange(REQUESTS)))
+        await factory.serve(engine, always(version), version)
+        if paused:
+            await engine.resume()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_token_carries_the_version_that_made_it(place: Place, seed: int) -> None:
+    async def scenario() -> None:
+        engine = place.engine()
+        await factory.serve(engine, always(0), 0)
+        parts = [Progress() for _ in range(REQUESTS)]
+        async with asyncio.TaskGroup() as tasks:
+            for number, progress in enumerate(parts):
+                tasks.create_task(ask(engine, str(number), progress))
+            tasks.create_task(disturb(engine, parts[0], random.Random(seed)))
+        for progress in parts:
+            said = [run.version for run in progress.runs for _ in range(run.count)]
+            assert list(progress.actions) == said and len(said) == LENGTH
+        assert len({run.version for progress in parts for run in progress.runs}) > 2
+
+    place.run(scenario())
+
+
+def other_names() -> PreTrainedModel:
+    return factory.make_model("qwen3", hidden_size=SIZE, vocab_size=SIZE, num_hidden_layers=1, head_dim=128)
+
+
+def test_weights_whose_names_do_not_match_never_reach_the_server(place: Place) -> None:
+    async def scenario() -> None:
+        engine = place.engine()
+        await factory.serve(engine, place.counting, 0)
+        with pytest.raises(TransferError, match=r"version 1 has also .*q_norm.weight"):
+            await factory.serve(engine, other_names(), 1)
+        tied = factory.make_model(hidden_size=SIZE, vocab_size=SIZE, num_hidden_layers=1, tie_word_embeddings=True)
+        with pytest.raises(TransferError, match=r"version 1 lacks lm_head.weight"):
+            await factory.serve(engine, tied, 1)
+        assert await engine.generate(asked(5), Progress()) is FinishReason.LENGTH, "it serves what it had"
+        assert engine.receiver.version == 0
+
+    place.run(scenario())
+
+
+def test_what_the_server_says_about_weights_that_it_cannot_load_is_told(place: Place) -> None:
+    async def scenario() -> None:
+        engine = place.engine(beside=None)
+        await factory.serve(engine, place.counting, 0)
+        with pytest.raises(EngineCrashed, match=r"no module or parameter named .*_norm"):
+            await factory.serve(engine, other_names(), 1)
+        assert engine.receiver.version == -1
+        with pytest.raises(EngineCrashed):
+            await engine.generate(asked(5), Progress())
+        place.kill("engine/0")  # it has no model any more: whoever asks it for a token ends it
+        assert "signal 9" in await place.kept["engine/0"].ending(20.0)
+
+    place.run(scenario())

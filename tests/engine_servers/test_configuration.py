@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -103,11 +104,14 @@ def test_a_temperature_that_vllm_refuses_is_refused_before_anything_starts() -> 
 def test_a_server_is_started_with_what_a_run_needs(dialect: Dialect, wanted: list[str]) -> None:
     resolved = given(dialect.name, launch=True, server_python="/venv/bin/python", server_args={"enforce_eager": True})
     servers = Servers(resolved=resolved, model=Path("/model"), device="cpu", replicas=1, slots=8)
-    line, environment = command(servers, dialect, 0, 9)
+    line, found = command(servers, dialect, 0, 9)
+    environment = dict(found)
     assert line[:2] == ["/venv/bin/python", "-m"]
     text = " ".join(line)
     assert all(part in text for part in [*wanted, "/model", "--dtype float32", "--enforce-eager"]), text
     if dialect.name == "vllm":
+        path = environment.pop("PYTHONPATH").partition(os.pathsep)[0]
+        assert (Path(path) / "headway_worker.py").exists() and "--worker-extension-cls headway_worker.Loading" in text
         assert environment == {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         assert "--kv-cache-memory-bytes" not in text, "nobody knows what this model needs"
 

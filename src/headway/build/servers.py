@@ -151,7 +151,8 @@ def _dialect(resolved: Resolved) -> Dialect:
     from headway.engines.servers.sglang import Sglang
     from headway.engines.servers.vllm import Vllm
 
-    return Vllm() if resolved.derived.strategies["actor_infer"] == "vllm" else Sglang()
+    ours = resolved.config.actor_infer.strategy_args.strategy_config.launch
+    return Vllm(ours=ours) if resolved.derived.strategies["actor_infer"] == "vllm" else Sglang()
 
 
 def _server(servers: Servers, dialect: Dialect, number: int) -> Server:

@@ -11,10 +11,14 @@ them. Servers that we launch have it, others are asked before they are used.
 
 A flip is `/pause?mode=abort`, which hands out what running requests have, `/collective_rpc` with `reload_weights`,
 `/reset_prefix_cache`, `/update_weight_version`, `/resume`. `cache_salt` keeps prefixes of different weights apart.
+
+Servers that we launch load with a method of our own (`beside_vllm`): on a CPU `reload_weights` leaves the output layer
+as it was where that is tied to the embedding.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,11 +28,12 @@ from headway.engines.servers.dialect import Asked, Launch, Told, flags
 from headway.engines.servers.link import Link, ServerLost
 from headway.types import FinishReason, SamplingParams
 
+_BESIDE = Path(__file__).parent / "beside_vllm"
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 
 
 class Vllm:
-    """A `Dialect`."""
+    """A `Dialect`. `ours`: the server is one that `command` has started."""
 
     name = "vllm"
     package = "vllm"
@@ -37,8 +42,8 @@ class Vllm:
     probe = SamplingParams(max_new_tokens=8, top_k=1)
     """Temperatures above 2 are refused; of one token that can be drawn the log-probability is 0."""
 
-    def __init__(self) -> None:
-        self._model = ""
+    def __init__(self, *, ours: bool = False) -> None:
+        self._model, self._ours = "", ours
 
     async def greet(self, link: Link, timeout_s: float) -> None:
         models = await link.get("/v1/models", timeout_s=timeout_s)
@@ -88,7 +93,8 @@ class Vllm:
         await link.post("/resume", timeout_s=timeout_s)
 
     async def load(self, link: Link, directory: Path, label: str, timeout_s: float) -> None:
-        order = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}, "timeout": timeout_s}
+        method = "headway_load" if self._ours else "reload_weights"
+        order = {"method": method, "kwargs": {"weights_path": str(directory)}, "timeout": timeout_s}
         await link.post("/collective_rpc", order, timeout_s=timeout_s)
         answer = await link.post("/reset_prefix_cache", timeout_s=timeout_s)
         if isinstance(answer, dict) and answer.get("success") is False:
@@ -112,10 +118,13 @@ class Vllm:
             "kv-cache-memory-bytes": launch.cache_bytes or None,
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
+            "worker-extension-cls": "headway_worker.Loading",
             **dict(launch.extra),
         }
         line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(options)]
-        return line, {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **_on_cores(launch.threads)}
+        path = os.pathsep.join(filter(None, [str(_BESIDE), os.environ.get("PYTHONPATH", "")]))
+        always = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
+        return line, {**always, **_on_cores(launch.threads)}
 
 
 def _on_cores(threads: int) -> dict[str, str]:

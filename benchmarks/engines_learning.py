@@ -90,6 +90,7 @@ def curves(log: Path) -> dict[str, Any]:
         "training_s": times_s[-1] - served_s,
         "load_s": loads_s(events),
         "lag": mean(event.data["train/lag_mean"] for event in steps),
+        "kl": [event.data["train/behaviour_kl"] for event in steps],
         "fresh_steps": len(fresh),
         "mismatch_kl": mean(data["train/behaviour_kl"] for data in fresh) if fresh else None,
         "mismatch_ratio_mean": mean(data["train/ratio_mean"] for data in fresh) if fresh else None,

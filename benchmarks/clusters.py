@@ -1,13 +1,13 @@
 """The same run as processes of this machine and as actors on three nodes of Ray: what does the cluster cost?
 
-    python benchmarks/clusters.py                      # a tiny model, some minutes
-    python benchmarks/clusters.py --steps 20 --seeds 1 2 3
+    python benchmarks/clusters.py                      # a tiny model learns to add, some minutes
+    python benchmarks/clusters.py --example --model smollm2-135m-instruct --steps 4 --seeds 1 --store-mb 2000
 
-Every run is `headway train examples/arithmetic.yaml` with one trainer and two engines of one thread each, in a process
-of its own, first local and then on Ray, for every seed; the order turns around with every seed. The three nodes are
-three raylets on this machine with a store each (`ray.cluster_utils.Cluster`): bytes between them go through the
-loopback interface, so a network is not measured. The nodes are there before a run begins. Times are from the second
-step to the last: starting is a number of its own. An update is from the end of a step until the last engine serves it.
+Every run is `headway train` with one trainer and two engines of one thread each, in a process of its own, local and on
+Ray for every seed, in turns which is first. The three nodes are three raylets on this machine with a store each
+(`ray.cluster_utils.Cluster`): bytes between them go through the loopback interface, so a network is not measured. The
+nodes are there before a run begins. Times are from the first step to the last: starting is a number of its own. An
+update is from the end of a step until the last engine serves its weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,21 @@ from rich.table import Table
 from headway.monitor.events import Event, read_events
 
 ROOT = Path(__file__).parents[1]
-STORE_BYTES = 300 << 20
+SUMS = {
+    "async_generation_ratio": 1,
+    "pg_variant": "tis",
+    "rollout_batch_size": 16,
+    "num_return_sequences_in_group": 8,
+    "prompt_length": 48,
+    "response_length": 4,
+    "actor_train.model_args.disable_gradient_checkpointing": "true",
+    "actor_train.training_args.learning_rate": 1e-3,
+    "actor_train.training_args.per_device_train_batch_size": 16,
+    "actor_train.data_args.file_name": "addition",
+    "rewards.arithmetic.reward_fn": "numeric",
+    "rewards.arithmetic.tag_included": "addition",
+}
+"""What `tiny-sums` learns within a minute."""
 THREADS = "strategy_args.strategy_config.num_threads"
 
 
@@ -40,7 +54,7 @@ def main() -> None:
     """Run every pair, print one table."""
     args = _arguments()
     found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="headway-clusters-") as scratch, three_nodes() as address:
+    with tempfile.TemporaryDirectory(prefix="headway-clusters-") as scratch, three_nodes(args) as address:
         for turn, seed in enumerate(args.seeds):
             kinds = ("local", "ray") if turn % 2 == 0 else ("ray", "local")
             for kind in kinds:
@@ -50,15 +64,15 @@ def main() -> None:
 
 
 @contextmanager
-def three_nodes() -> Iterator[str]:
+def three_nodes(args: argparse.Namespace) -> Iterator[str]:
     """Raylets of one slot each on this machine; the address of their head."""
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
+    node = {"num_cpus": 1, "object_store_memory": args.store_mb << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
         for _ in range(2):
-            cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+            cluster.add_node(**node)
         cluster.wait_for_nodes()
         yield cluster.address
     finally:
@@ -67,12 +81,13 @@ def three_nodes() -> Iterator[str]:
 
 def run(args: argparse.Namespace, directory: Path, kind: str, seed: int, address: str) -> dict[str, Any]:
     """One of them: its curves, and how long things took."""
+    task = [str(ROOT / "examples" / "arithmetic.yaml")] if args.example else [f"{k}={v}" for k, v in SUMS.items()]
     words = [
         f"output_dir={directory}",
         f"pretrain={args.model}",
         f"seed={seed}",
         f"max_steps={args.steps}",
-        f"eval_steps={args.steps}",
+        f"eval_steps={max(args.steps // 4, 1)}",
         "save_steps=0",
         "track_with=[]",
         "device=cpu",
@@ -86,7 +101,7 @@ def run(args: argparse.Namespace, directory: Path, kind: str, seed: int, address
     ]
     began_s = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "headway", "train", str(ROOT / "examples" / "arithmetic.yaml"), *words],
+        [sys.executable, "-m", "headway", "train", *task, *words],
         capture_output=True,
         text=True,
         check=False,
@@ -145,7 +160,9 @@ def show(args: argparse.Namespace, found: list[dict[str, Any]]) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny-sums")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--example", action="store_true", help="examples/arithmetic.yaml instead of sums")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--store-mb", type=int, default=300, help="object store of each node")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="more of the configuration")
     return parser.parse_args()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,10 @@ from headway.cluster.wire import decode, deliver, encode, error_from_wire, frame
 from headway.errors import ConfigError
 
 _END_S = 5.0
+_BECAUSE = re.compile(r"The actor (?:is dead|died) because (.*)")
+_ADVICE = re.compile(
+    r" (?:Some common causes|To troubleshoot|Please check|The actor never ran|The task may or may not)"
+)
 
 
 class RayPeer:
@@ -152,6 +157,7 @@ class RayPeer:
                 self._arrived(await item)
                 del item  # it keeps what it refers to
         except RayError as error:
+            self.kill()  # it may live on where nobody can hear it
             how = _ending(error)
         except Exception as error:  # nothing that it says can be read any more
             self.kill()
@@ -195,8 +201,5 @@ def _setup(spec: ChildSpec, output: IO[bytes], *, here: bool) -> dict[str, Any]:
 def _ending(error: RayError) -> str:
     """Of Ray's pages on why an actor is gone, the sentence that says it."""
     text = " ".join(str(error).split())
-    _, found, reason = text.partition("The actor is dead because ")
-    reason = reason if found else text
-    for end in (" Some common causes", " To troubleshoot", " Please check", " The actor never ran"):
-        reason = reason.partition(end)[0]
-    return f"ended: {reason.rstrip('. ')}"
+    found = _BECAUSE.search(text)
+    return f"ended: {_ADVICE.split(found[1] if found else text)[0].rstrip('. ')}"

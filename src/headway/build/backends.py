@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from headway.data import Sources
 from headway.engines.base import Engine
 from headway.engines.remote import RemoteEngine
 from headway.environments.base import EnvironmentFactory, SingleTurn
+from headway.errors import BackendError
 from headway.flow.backends import Backends, Reserve
 from headway.rewards.registry import make_rewards
 from headway.trainers.base import Scorer, Trainer
 from headway.trainers.remote import Kind, RemoteScorer, RemoteTrainer, ReplicaScorer
+from headway.trainers.sharded.remote import RankedTrainer
 from headway.types import Task
 from headway.weights.base import WeightSource, WeightTransport
 
@@ -58,9 +60,9 @@ class Machinery:
     """Closed when the parts on it are."""
 
     async def start(self) -> None:
-        """Have every process ready, all at once. Raises what keeps one of them from coming up."""
+        """Have every process ready, all at once. Raises what keeps one of them from coming up, twice."""
         parts = (self.trainer, *self.engines, *self.lent, self.ref_logp, self.logp)
-        starts = [start() for part in parts if (start := getattr(part, "start", None)) is not None]
+        starts = [_started(part) for part in parts if hasattr(part, "start")]
         for outcome in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -79,6 +81,16 @@ class Machinery:
             close()
         if self.cluster is not None:
             await self.cluster.close()
+
+
+async def _started(part: Any) -> None:
+    """A process that is killed while it starts gets another try; one that refuses what it was given does not."""
+    try:
+        await part.start()
+    except BackendError:
+        if not hasattr(part, "restart"):
+            raise
+        await part.restart()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +201,7 @@ def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: P
 def _with_child(
     resolved: Resolved, place: Placement, train: PartArgs, engines: list[Engine], logs: Path | None
 ) -> Machinery:
-    trainer, derived = RemoteTrainer(_spec("trainer", "trainer", train, place, logs), place.start), resolved.derived
+    trainer, derived = _trainer(train, place, logs), resolved.derived
 
     def scorer(role: str, kind: Kind, needed: bool) -> Scorer | None:
         if not needed:
@@ -209,6 +221,18 @@ def _with_child(
         critic=RemoteScorer(trainer, "value") if derived.needs_critic else None,
         cluster=place.cluster,
     )
+
+
+def _trainer(train: PartArgs, place: Placement, logs: Path | None) -> RemoteTrainer:
+    """One process, or ranks."""
+    if place.ranks == 1:
+        return RemoteTrainer(_spec("trainer", "trainer", train, place, logs), place.start)
+
+    def each(spec: ChildSpec, rank: int) -> ChildSpec:
+        here = _spec(spec.name, "rank", train, place, logs)
+        return replace(spec, env=here.env, log=here.log)
+
+    return RankedTrainer(_spec("trainer", "rank", train, place, logs), place.start, ranks=place.ranks, each=each)
 
 
 def make_served(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> Served:

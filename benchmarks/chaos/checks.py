@@ -124,12 +124,17 @@ def _examine_history(run: Run, found: Finding) -> None:
 
 
 def _examine_machine(run: Run, segments_before: set[str], found: Finding) -> None:
-    """No process of the run and none of its memory is left."""
+    """No process of the run and none of its memory is left. What others on this machine have made meanwhile has
+    somebody who uses it, or goes as it came."""
     deadline = time.monotonic() + GONE_S
-    while (left := run.left()) and time.monotonic() < deadline:
+    while (left := _left(run, segments_before)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    for pid in left:
-        found.problems.append(f"process {pid} is left")
+    found.problems += left
+    for pid in run.left():
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    found.problems += [f"segment {name} is left" for name in segments() - segments_before if not in_use(name)]
+
+
+def _left(run: Run, segments_before: set[str]) -> list[str]:
+    abandoned = [name for name in sorted(segments() - segments_before) if not in_use(name)]
+    return [f"process {pid} is left" for pid in run.left()] + [f"segment {name} is left" for name in abandoned]

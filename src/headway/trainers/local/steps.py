@@ -90,6 +90,8 @@ def move(
             norms = [one.ready(f"step {version + 1}") for one in optimizers]
             gate.commit()
             rates = [one.step(version) for one in optimizers]
+            for one in optimizers:
+                one.forget()
             report.steps += 1
             report.grad_norm += norms[0]
             report.learning_rate = rates[0]

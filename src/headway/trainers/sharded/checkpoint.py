@@ -10,6 +10,7 @@ Guarantees: names, shapes and types are checked before the first weight is chang
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,11 +18,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_pieces
+from torch.distributed.checkpoint.state_dict_saver import save as save_pieces
+from torch.distributed.tensor import DTensor
 
 from headway.errors import TrainerCrashed, TrainerError
 from headway.trainers.local.checkpoint import (
@@ -134,21 +138,39 @@ def _write(tensors: dict[str, Tensor], directory: Path, name: str, ranks: Ranks)
     room = directory / _PIECES / name
     writer = HuggingFaceStorageWriter(str(room), save_distributed=True, enable_consolidation=True)
     try:
-        dcp.save(tensors, storage_writer=writer)
-    except dcp.api.CheckpointException as error:
+        save_pieces(tensors, storage_writer=writer)
+    except CheckpointException as error:
         raise TrainerError(f"checkpoint {directory}: {_first(error)}") from error
 
     def name_it() -> None:
         (whole,) = room.glob("*.safetensors")
+        _write_numbers({key: one for key, one in tensors.items() if not one.ndim}, whole)
         whole.rename(directory / name)
 
     _agreed(name_it if ranks.first else _nothing, directory)
 
 
+def _write_numbers(numbers: Mapping[str, Tensor], path: Path) -> None:
+    """Into the places that tensors without dimensions have in a file: putting pieces together leaves those out."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        for name, number in numbers.items():
+            file.seek(8 + length + header[name]["data_offsets"][0])
+            file.write(number.detach().cpu().numpy().tobytes())
+
+
 def _read(tensors: dict[str, Tensor], path: Path) -> None:
+    """Pieces by those who hold them, and by every rank what is not cut."""
     try:
-        dcp.load(tensors, storage_reader=_OneFile(path))
-    except dcp.api.CheckpointException as error:
+        load_pieces(
+            {name: one for name, one in tensors.items() if isinstance(one, DTensor)}, storage_reader=_OneFile(path)
+        )
+        with safe_open(path, framework="pt") as file, torch.no_grad():
+            for name, one in tensors.items():
+                if not isinstance(one, DTensor):
+                    one.copy_(file.get_tensor(name))
+    except CheckpointException as error:
         raise TrainerCrashed(f"{path} was read in part: {_first(error)}") from error
 
 
@@ -157,7 +179,7 @@ class _OneFile(HuggingFaceStorageReader):
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path.parent))
-        self.fs = _Only(self.fs, str(path))
+        self.fs: Any = _Only(self.fs, str(path))
 
 
 class _Only:
@@ -202,7 +224,7 @@ def _agreed(work: Callable[[], None], directory: Path) -> None:
         raise TrainerError(first)
 
 
-def _first(error: dcp.api.CheckpointException) -> str:
+def _first(error: CheckpointException) -> str:
     rank, failure = next(iter(error.failures.items()))
     return f"rank {rank}: {failure[0]!r}"
 

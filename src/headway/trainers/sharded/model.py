@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from headway.algorithms import TokenLogps, token_logps
 from headway.trainers.local import norms
@@ -97,11 +97,12 @@ class ShardedPolicy(Policy):
         """One of `shards`, gathered and with its adapter; all ranks ask for the same at the same time."""
         found = whole(self._shards[name])
         layer, _, last = name.rpartition(".")
-        owner = dict(self.causal.named_modules()).get(layer)
+        owner: Any = dict(self.causal.named_modules()).get(layer)
         if last != "weight" or not hasattr(owner, "get_delta_weight"):
             return found
         down, up = (whole(side["default"].weight) for side in (owner.lora_A, owner.lora_B))
-        return found + (up @ down * owner.scaling["default"]).to(found.dtype)
+        more: Tensor = up @ down * owner.scaling["default"]
+        return found + more.to(found.dtype)
 
     def weights(self) -> dict[str, Tensor]:
         """All of them at once: for models that a host has room for."""
@@ -161,7 +162,7 @@ def _cut(
     for module in (*layers, root):
         fully_shard(module, mesh=cut.shard, reshard_after_forward=True, mp_policy=policy)
     for module in root.modules():
-        if hasattr(module, "set_gradient_divide_factor"):
+        if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # denominators are those of the whole batch already
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
     return root

@@ -40,10 +40,13 @@ def piece_of(tensor: Tensor) -> Piece:
     if not isinstance(tensor, DTensor):
         raise TypeError(f"a tensor of {tuple(tensor.shape)} is not cut")
     with torch.no_grad():
-        return Piece(local=tensor.detach().to_local(), like=tensor.detach())
+        like: Any = tensor.detach()
+        return Piece(local=like.to_local(), like=like)
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of it, gathered; every rank that holds a piece must ask."""
     with torch.no_grad():
-        return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+        found: Any = tensor.detach()
+        everything: Tensor = found.full_tensor() if isinstance(tensor, DTensor) else found
+        return everything

@@ -96,7 +96,7 @@ def meet(rank: int, ranks: int, path: Path, device: str) -> None:
     cuda = torch.device(device).type == "cuda"
     if cuda:
         torch.cuda.set_device(device)
-    store = dist.FileStore(str(path), ranks)
+    store = dist.FileStore(str(path), ranks)  # type: ignore[attr-defined]
     dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
 
 

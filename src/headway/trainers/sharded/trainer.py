@@ -6,34 +6,43 @@ A rank does not restart itself: ranks live and die together, and the controller 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from headway.algorithms.kl import KlController
-from headway.errors import TrainerCrashed, TransferError
+from headway.errors import TrainerCrashed
 from headway.trainers.local.learner import Learner
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.trainer import LocalTrainer
 from headway.trainers.sharded import checkpoint
 from headway.trainers.sharded.model import ShardedPolicy
 from headway.trainers.sharded.ranks import Ranks
-from headway.weights.base import Bucket, Manifest
-from headway.weights.flat import Read, entries_of
-from headway.weights.store import WeightStore
+from headway.weights.base import WeightSource
+
+
+class GatheringStore(WeightSource, Protocol):
+    """A store that asks for tensors by name, one after the other; the same names in the same order on every rank."""
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor] | None = None) -> None:
+        """Hold a copy of what `read` gives as `version`; `tensors` says which there are."""
+        ...
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        ...
 
 
 class RankTrainer(LocalTrainer):
-    """Of a process that has met the others (`meet`). `store` is where rank 0 publishes, or an `Elsewhere`."""
+    """Of a process that has met the others (`meet`). Rank 0 has a store, the others a `weights.elsewhere.Elsewhere`."""
 
     def __init__(
         self,
         make_model: Callable[[], Any],
         settings: LocalSettings,
-        store: WeightStore | Elsewhere,
+        store: GatheringStore,
         ranks: Ranks,
         *,
         make_critic: Callable[[], Any] | None = None,
@@ -58,24 +67,3 @@ class RankTrainer(LocalTrainer):
 
     async def restart(self) -> None:
         raise TrainerCrashed("a rank cannot come back alone: all of them are started anew")
-
-
-class Elsewhere:
-    """The store of the ranks that publish nothing: helps to gather what rank 0 publishes, in the same order."""
-
-    def __init__(self, wire: torch.dtype | None) -> None:
-        self._wire = wire
-
-    def publish(self, version: int, tensors: Mapping[str, Tensor], read: Read | None = None) -> None:
-        for entry in entries_of(tensors, self._wire):
-            if read is not None and all(entry.shape):
-                read(entry.name)
-
-    def clear(self) -> None:
-        """Nothing is held."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
-        raise TransferError(f"version {version} is published by rank 0")

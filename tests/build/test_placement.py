@@ -82,7 +82,6 @@ def test_one_gpu_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     ("gpus", "options", "message"),
     [
         (2, {}, "this machine has 2 GPUs"),
-        (4, {"actor_train.device_mapping": [0, 3]}, "training is on one GPU in this build"),
         (
             4,
             {"actor_infer.strategy_args.strategy_config.tensor_parallel_size": 2},

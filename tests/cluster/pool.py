@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import IO, Any, NoReturn
 
 from headway.cluster import child
@@ -30,7 +30,9 @@ _MODULES = ("tests.contracts.remote_targets", "tests.engines.factory", "tests.tr
 class Pool:
     """Give `start` to whoever starts children; run everything on the pool's loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """`modules` are imported before children are forked, beside the usual ones."""
+        self._modules = modules
         self._runner = asyncio.Runner()
         self._template: Template | None = None
 
@@ -40,7 +42,7 @@ class Pool:
                 await scenario
 
         if self._template is None:
-            self._template = Template()
+            self._template = Template(*self._modules)
         self._runner.run(bounded())
 
     async def start(self, spec: ChildSpec) -> Child:
@@ -56,11 +58,12 @@ class Pool:
 class Template:
     """A process that has imported everything, and forks on request."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.cluster.pool", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+                [sys.executable, "-m", "tests.cluster.pool", str(theirs.fileno()), *modules],
+                pass_fds=[theirs.fileno()],
             )
         self._socket = ours
         self._turn = threading.Lock()
@@ -95,9 +98,9 @@ class Forked:
         return self._template.wait(self.pid)
 
 
-def serve(end: socket.socket) -> NoReturn:
+def serve(end: socket.socket, modules: Sequence[str]) -> NoReturn:
     """The template's main loop: fork, and reap."""
-    for name in _MODULES:
+    for name in (*_MODULES, *modules):
         importlib.import_module(name)
     gc.freeze()  # what was imported is not looked through again by every child, nor copied for it
     template = os.getpid()
@@ -128,4 +131,4 @@ def become(descriptor: int, output: int, parent: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.build.parts import PartArgs, make_engine, make_replica, make_trainer
@@ -20,6 +21,19 @@ def trainer(args: Mapping[str, Any]) -> Trainer:
     resolved = part.resolved()
     made = make_trainer(part, make_store(resolved, part.device, route))
     made.source = source_of(made.source, resolved, route)
+    return made
+
+
+def rank(args: Mapping[str, Any]) -> Trainer:
+    """One rank of the trainer; the first publishes versions for other processes."""
+    from headway.build.parts import make_rank
+
+    part, route = PartArgs.from_json(args["part"]), Route(**args["route"])
+    resolved = part.resolved()
+    store = make_store(resolved, part.device, route) if args["rank"] == 0 else None
+    made = make_rank(part, store, rank=args["rank"], ranks=args["ranks"], meeting=Path(args["meeting"]))
+    if store is not None:
+        made.source = source_of(made.source, resolved, route)
     return made
 
 

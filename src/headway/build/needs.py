@@ -15,6 +15,7 @@ from headway.build.parts import engine_slots, versions_on_device
 from headway.build.placement import LENT, Placement
 from headway.build.rooms import own_replica
 from headway.build.servers import serves
+from headway.build.sharding import rank_names
 from headway.cluster.ray.cluster import RayCluster
 from headway.config import Resolved
 from headway.errors import ConfigError
@@ -48,7 +49,10 @@ class Part:
 def parts_of(resolved: Resolved, place: Placement, policy: Policy | None = None) -> list[Part]:
     """Every part, in the order in which they start. Without a policy there are no shapes, and so no needs."""
     shape = None if policy is None else _Shape.of(resolved, place, policy)
-    found = [_part("trainer", place, place.train_threads, {} if shape is None else shape.trainer())]
+    found = [
+        _part(name, place, place.train_threads, {} if shape is None else shape.rank(number))
+        for number, name in enumerate(rank_names(place.ranks))
+    ]
     for number in range(place.replicas):
         if serves(resolved):
             where = resolved.config.actor_infer.strategy_args.strategy_config.url
@@ -152,6 +156,16 @@ class _Shape:
             found["critic"] = (self.computed + 12) * self.critic
         found |= self._versions()
         return found
+
+    def rank(self, number: int) -> dict[str, int]:
+        """One of the trainer's processes: its share of everything, and for the first the versions."""
+        ranks, whole = self.place.ranks, self.trainer()
+        if ranks == 1:
+            return whole
+        whole["weights"] = 4 * self.parameters
+        versions = {what: size for what, size in whole.items() if what.endswith("versions")}
+        shared = {what: -(-size // ranks) for what, size in whole.items() if what not in versions}
+        return shared | versions if number == 0 else shared
 
     def engine(self) -> dict[str, int]:
         found = {"weights": _SETS * self.served * self.parameters}

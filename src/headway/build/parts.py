@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.build.placement import Device
-from headway.build.transfer import store_of
+from headway.build.transfer import store_of, wire_of
 from headway.config import Resolved, load
 
 if TYPE_CHECKING:
     from headway.engines.native import NativeEngine
     from headway.trainers.local import LocalSettings, LocalTrainer
     from headway.trainers.local.replica import PolicyReplica
+    from headway.trainers.sharded.trainer import RankTrainer
     from headway.weights.base import WeightReceiver
     from headway.weights.store import WeightStore
 
@@ -70,22 +72,43 @@ def args_of(resolved: Resolved, *, model: str, critic: str | None, device: Devic
 
 def make_trainer(args: PartArgs, store: WeightStore) -> LocalTrainer:
     """The policy being trained, publishing into `store`."""
-    import torch
-
-    from headway.algorithms import kl_controller
-    from headway.models import load_model, load_tokenizer
     from headway.trainers.local import LocalTrainer
 
+    return LocalTrainer(_loader(args.model), _local_settings(args), store, **_beside(args))
+
+
+def make_rank(args: PartArgs, store: WeightStore | None, *, rank: int, ranks: int, meeting: Path) -> RankTrainer:
+    """One of many processes that hold the policy together; rank 0 publishes into `store`."""
+    from headway.build.sharding import layout_of
+    from headway.trainers.sharded.ranks import Ranks, meet
+    from headway.trainers.sharded.trainer import RankTrainer
+    from headway.weights.elsewhere import Elsewhere
+
+    meet(rank, ranks, meeting, args.device)
+    team = Ranks(layout_of(args.resolved(), ranks), args.device)
+    kept = Elsewhere(wire_of(args.resolved(), args.device)) if store is None else store
+    return RankTrainer(_loader(args.model), _local_settings(args), kept, team, **_beside(args))
+
+
+def _loader(directory: str) -> Callable[[], Any]:
+    import torch
+
+    from headway.models import load_model
+
+    return partial(load_model, directory, torch.float32)
+
+
+def _beside(args: PartArgs) -> dict[str, Any]:
+    """What a trainer has beside its model."""
+    from headway.algorithms import kl_controller
+    from headway.models import load_tokenizer
+
     config = args.resolved().config
-    model = partial(load_model, args.model, torch.float32)
-    return LocalTrainer(
-        model,
-        _local_settings(args),
-        store,
-        make_critic=partial(load_model, args.critic, torch.float32) if args.critic else None,
-        make_kl=lambda: kl_controller(config),
-        tokenizer=load_tokenizer(args.model),
-    )
+    return {
+        "make_critic": _loader(args.critic) if args.critic else None,
+        "make_kl": lambda: kl_controller(config),
+        "tokenizer": load_tokenizer(args.model),
+    }
 
 
 def make_replica(args: PartArgs, *, follows: Callable[[Any], Any] | None = None) -> PolicyReplica:

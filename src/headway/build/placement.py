@@ -19,6 +19,7 @@ from typing import Literal
 
 from headway.build.rooms import device_of, rooms_of
 from headway.build.servers import check_servers, serves
+from headway.build.sharding import check_ranks, rank_names, ranks_of
 from headway.build.ways import Route, route_of, without_trainer
 from headway.cluster.base import Start
 from headway.cluster.process import Child
@@ -51,6 +52,8 @@ class Placement:
     """Where the parts are started, if that is not this machine."""
     route: Route = field(default_factory=Route)
     """How weights get from the trainer into the engines."""
+    ranks: int = 1
+    """Processes of the trainer; more than one are called `trainer/0` and so on."""
 
     @property
     def start(self) -> Start:
@@ -68,9 +71,11 @@ class Placement:
             return _text_on(self.cluster, self)
         where = "processes" if self.processes else "threads of one process"
         if self.cards:
-            where += f" on GPUs {', '.join(f'{name} {card}' for name, card in self.cards.items())}"
+            apart = {name: card for name, card in self.cards.items() if self.ranks == 1 or name != "trainer"}
+            where += f" on GPUs {', '.join(f'{name} {card}' for name, card in apart.items())}"
         engines = f"{self.replicas} engine{'s' if self.replicas > 1 else ''} × {self.infer_threads}"
-        return f"{self.device}: trainer × {self.train_threads} and {engines} CPU threads, as {where}"
+        trainer = f"{self.ranks} ranks of the trainer" if self.ranks > 1 else "trainer"
+        return f"{self.device}: {trainer} × {self.train_threads} and {engines} CPU threads, as {where}"
 
 
 def place(resolved: Resolved) -> Placement:
@@ -93,10 +98,14 @@ def _placed(resolved: Resolved) -> Placement:
     cards = _cards(resolved) if device == "cuda" and config.processes is not False else {}
     _check_lending(resolved, device, cards)
     train = cores if whole or servers else max(cores - half * replicas, 1)
+    ranks = ranks_of(resolved, device, cards)
+    processes = config.processes if config.processes is not None else device == "cpu" or bool(cards)
+    check_ranks(resolved, ranks, device=device, processes=processes)
     return Placement(
         device=device,
-        processes=config.processes if config.processes is not None else device == "cpu" or bool(cards),
-        train_threads=config.actor_train.strategy_args.strategy_config.num_threads or train,
+        processes=processes,
+        ranks=ranks,
+        train_threads=config.actor_train.strategy_args.strategy_config.num_threads or max(train // ranks, 1),
         infer_threads=config.actor_infer.strategy_args.strategy_config.num_threads or infer,
         replicas=replicas,
         cards=cards,
@@ -157,15 +166,10 @@ def _cards(resolved: Resolved) -> dict[str, int]:
     ):
         if max(devices[role]) >= there:
             raise ConfigError(f"this machine has {there} GPUs", key=f"{role}.device_mapping", value=list(devices[role]))
-    if len(devices["actor_train"]) > 1:
-        raise ConfigError(
-            "training is on one GPU in this build",
-            key="actor_train.device_mapping",
-            value=list(devices["actor_train"]),
-            hint=str([devices["actor_train"][0]]),
-        )
+    found = dict(zip(rank_names(len(devices["actor_train"])), devices["actor_train"], strict=True))
+    found["trainer"] = devices["actor_train"][0]
     if serves(resolved):  # they see to their own GPUs
-        return {"trainer": devices["actor_train"][0]}
+        return found
     if len(devices["actor_infer"]) != resolved.derived.replicas:
         raise ConfigError(
             "an engine of this build is on one GPU",
@@ -173,7 +177,6 @@ def _cards(resolved: Resolved) -> dict[str, int]:
             value=list(devices["actor_infer"]),
             hint="as many GPUs as engines, without tensor parallelism",
         )
-    found = {"trainer": devices["actor_train"][0]}
     found |= {f"engine/{number}": card for number, card in enumerate(devices["actor_infer"])}
     if config.lend_idle_trainer:
         found[LENT] = found["trainer"]

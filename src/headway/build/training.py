@@ -23,6 +23,7 @@ from headway.build.placement import Placement, place
 from headway.build.rundir import EVENTS, RunDirectory
 from headway.build.samples import DrawingLog, SampleLog
 from headway.build.settings import settings_of
+from headway.build.sharding import check_model
 from headway.build.transfer import check_directory
 from headway.config import Resolved
 from headway.data import Sources, fingerprint, make_sources
@@ -72,6 +73,7 @@ def prepare(resolved: Resolved) -> Prepared:
     where, kind = place(resolved), kind_of(resolved)
     policy = kind.find_policy(resolved)
     _check_context(resolved, policy)
+    check_model(resolved, where.ranks, policy.path)
     sources = episodes(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
     kind.check_sources(policy, sources)
     return Prepared(resolved=resolved, policy=policy, sources=sources, place=where)

@@ -1,0 +1,102 @@
+"""What the ranks of the tests are: small trainers, whole and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.algorithms import AdvantageParams
+from headway.errors import ConfigError, TrainerError
+from headway.trainers.local import LocalSettings, LocalTrainer, LoraSettings, OptimizerSettings
+from headway.trainers.sharded.layout import Layout
+from headway.trainers.sharded.ranks import Ranks, meet
+from headway.trainers.sharded.trainer import RankTrainer
+from headway.types import Batch
+from headway.weights.elsewhere import Elsewhere
+from headway.weights.store import SharedArena, WeightStore
+
+from .factory import VOCABULARY, tiny
+
+
+def qwen3(*, seed: int = 0) -> Any:
+    """With norms of queries and keys, untied, with a bias nowhere."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=256,
+            tie_word_embeddings=False,
+        )
+    )
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if name.endswith("norm.weight"):
+                one.uniform_(0.5, 1.5)
+    return model
+
+
+MODELS = {"llama": tiny, "qwen3": qwen3}
+
+
+def settings_of(args: Mapping[str, Any]) -> LocalSettings:
+    lora = {"lora": LoraSettings(rank=2, alpha=4.0)} if args.get("lora") else {}
+    return LocalSettings(
+        advantages=AdvantageParams(adv_estimator="gae" if args.get("critic") else "grpo"),
+        optimizer=OptimizerSettings(learning_rate=1e-2, weight_decay=0.1),
+        micro_batch_tokens=args.get("tokens", 64),
+        reference=args.get("reference", False),
+        gradient_checkpointing=args.get("checkpointing", False),
+        mini_batch_samples=args.get("mini"),
+        critic=OptimizerSettings(learning_rate=1e-2) if args.get("critic") else None,
+        precision=args.get("precision", "fp64"),
+        **lora,
+    )
+
+
+def store() -> WeightStore:
+    return WeightStore(bucket_mb=0.01, wire=None, arena=SharedArena())
+
+
+def whole(args: Mapping[str, Any]) -> LocalTrainer:
+    return LocalTrainer(MODELS[args.get("model", "llama")], settings_of(args), store())
+
+
+def rank(args: Mapping[str, Any]) -> RankTrainer:
+    layout = Layout(ranks=args["ranks"], tensor=args.get("tensor", 1), context=args.get("context", 1))
+    meet(args["rank"], args["ranks"], Path(args["meeting"]), "cpu")
+    ranks = Ranks(layout, "cpu")
+    model = partial(MODELS[args.get("model", "llama")])
+    return RankTrainer(model, settings_of(args), store() if ranks.first else Elsewhere(None), ranks)
+
+
+class _Unlucky(RankTrainer):
+    async def train(self, batch: Batch) -> Mapping[str, float]:
+        if self._ranks.first:
+            return await super().train(batch)
+        raise TrainerError("not enough memory")
+
+
+def failing(args: Mapping[str, Any]) -> RankTrainer:
+    """The others wait for rank 1 in the middle of a step."""
+    made = rank(args)
+    made.__class__ = _Unlucky
+    return made
+
+
+def refusing(args: Mapping[str, Any]) -> RankTrainer:
+    """The others wait for rank 1 before there is anything to do."""
+    if args["rank"] == 1:
+        raise ConfigError("rank 1 does not like it", key="rank", value=1)
+    return rank(args)

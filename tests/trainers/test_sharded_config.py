@@ -1,0 +1,106 @@
+"""What is said about ranks in a configuration: how many there are, what they share, and what they refuse to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.build import placement
+from headway.build.needs import parts_of
+from headway.build.placement import place, seen_by
+from headway.build.sharding import check_model, layout_of
+from headway.config import load
+from headway.errors import ConfigError
+
+SIZES = "actor_train.strategy_args.strategy_config"
+APART = {
+    "device": "cpu",
+    "async_generation_ratio": 1,
+    "allow_uncorrected_async": True,
+    "actor_train.device_mapping": [0, 1, 2, 3],
+    "actor_infer.device_mapping": [4],
+}
+
+
+def test_every_device_of_the_trainer_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "usable_cores", lambda: 16)
+    resolved = load({**APART, f"{SIZES}.tensor_model_parallel_size": 2})
+    made = place(resolved)
+    assert (made.ranks, made.train_threads, made.processes) == (4, 2, True)
+    assert "4 ranks of the trainer × 2" in made.text
+    assert layout_of(resolved, made.ranks).text == "data 2 × tensor 2"
+    names = [part.name for part in parts_of(resolved, made)]
+    assert names == ["trainer/0", "trainer/1", "trainer/2", "trainer/3", "engine/0"]
+
+
+def test_a_trainer_that_was_given_no_devices_is_one_process() -> None:
+    made = place(load({"device": "cpu", "num_gpus_per_node": 8}))
+    assert made.ranks == 1 and parts_of(load({}), made)[0].name == "trainer"
+
+
+def test_every_rank_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    made = place(load({**APART, "device": "cuda"}))
+    assert made.ranks == 4 and made.processes
+    assert [seen_by(made, f"trainer/{rank}")["CUDA_VISIBLE_DEVICES"] for rank in range(4)] == ["0", "1", "2", "3"]
+    assert "trainer/3 3" in made.text and "trainer 0" not in made.text
+
+
+@pytest.mark.parametrize("name", ["megatron_train", "deepspeed_train"])
+def test_sizes_of_other_trainers_are_taken_over_with_one_line(name: str) -> None:
+    resolved = load({**APART, "actor_train.strategy_args.strategy_name": name, f"{SIZES}.context_parallel_size": 2})
+    assert sum(f"{name} is not in this build, fsdp2_train is used instead" in note for note in resolved.notes) == 1
+    assert layout_of(resolved, place(resolved).ranks).text == "data 2 × context 2"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({f"{SIZES}.pipeline_model_parallel_size": 2}, "one device after the other"),
+        ({f"{SIZES}.expert_model_parallel_size": 2}, "experts"),
+        ({f"{SIZES}.tensor_model_parallel_size": 3}, "not whole copies"),
+        ({f"{SIZES}.context_parallel_size": 8}, "not whole copies"),
+        ({"processes": False}, "ranks of the trainer are processes"),
+        ({f"{SIZES}.tensor_model_parallel_size": 2, "actor_train.model_args.lora_rank": 4}, "adapters"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        place(load({**APART, **options}))
+
+
+def model(directory: Path, kind: str, **shape: Any) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    usual = {"vocab_size": 8, "hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1}
+    config = AutoConfig.for_model(kind, **{**usual, "num_attention_heads": 6, **shape})
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "size", "message"),
+    [
+        ("llama", {"num_key_value_heads": 2}, 2, None),
+        ("qwen3", {"num_key_value_heads": 2, "head_dim": 4}, 2, None),
+        ("mistral", {"num_key_value_heads": 2, "head_dim": 4}, 2, None),
+        ("qwen2", {"num_key_value_heads": 1}, 2, "num_key_value_heads"),
+        ("phi3", {"num_key_value_heads": 2, "pad_token_id": 0}, 2, "neither cut by columns nor by rows"),
+    ],
+)
+def test_models_whose_layers_cannot_be_shared_are_refused(
+    tmp_path: Path, kind: str, shape: dict[str, Any], size: int, message: str | None
+) -> None:
+    resolved = load({**APART, f"{SIZES}.tensor_model_parallel_size": size})
+    path = model(tmp_path, kind, **shape)
+    if message is None:
+        check_model(resolved, 4, path)
+        return
+    with pytest.raises(ConfigError, match=message):
+        check_model(resolved, 4, path)

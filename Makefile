@@ -4,6 +4,7 @@
 #   make demo-images  a small flow model learns to write legibly, on the CPU, in minutes; the page shows before and after
 #   make test     everything a change must pass
 #   make check    style and types only
+#   make test-sharded  trainers of up to four ranks: weights, layers and sequences cut in every way
 #   make test-ray runs on three nodes of Ray that may die, all on this machine
 #   make test-vllm  engines over a real vLLM on the CPU, in an environment of its own (2 GB, ten minutes on idle cores)
 #   make soak     ten thousand random scenarios with faults
@@ -29,7 +30,7 @@ BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-images test test-vllm test-ray check soak chaos bench gpu clean
+.PHONY: help demo demo-images test test-vllm test-ray test-sharded check soak chaos bench gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -60,6 +61,9 @@ check: $(READY)
 # Neighbours stay in one process: they share models and processes.
 test: check
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
+
+test-sharded: $(READY)
+	$(BIN)/pytest -m 'sharded or not sharded' -p no:xdist --tb=native tests/trainers/test_sharded.py
 
 test-ray: $(READY)
 	$(BIN)/pytest -m 'ray or not ray' -p no:xdist --tb=native tests/cluster/test_ray.py tests/cluster/test_ray_nodes.py

@@ -114,7 +114,7 @@ CASES: list[Any] = [
     pytest.param(2, {"mini": 4, "checkpointing": True, "tokens": 40}, id="weights-cut-in-2"),
     pytest.param(2, {"tensor": 2, "model": "qwen3", "tokens": 40}, id="layers-cut-in-2"),
     pytest.param(2, {"context": 2, "tokens": 200, "checkpointing": True}, id="sequences-cut-in-2"),
-    pytest.param(2, {"lora": True, "reference": True, "precision": "fp32"}, id="adapters-on-2"),
+    pytest.param(2, {"lora": True, "reference": True, "precision": "fp32"}, id="adapters-on-2", marks=more),
     pytest.param(3, {"tokens": 30}, id="weights-cut-in-3", marks=more),
     pytest.param(4, {"tensor": 2, "model": "qwen3", "mini": 6}, id="weights-and-layers", marks=more),
     pytest.param(4, {"tensor": 2, "context": 2, "model": "qwen3"}, id="layers-and-sequences", marks=more),

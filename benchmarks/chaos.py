@@ -181,7 +181,7 @@ def _table(rows: Sequence[Row]) -> Table:
             str(sum(not row.problems for row in ours)),
             str(sum(row.restarts for row in ours)),
             str(max(row.lag for row in ours)),
-            str(sum(row.samples.get("dropped", 0) for row in ours)),
+            str(sum(count for row in ours for end, count in row.samples.items() if end.startswith("dropped"))),
             f"{sorted(row.wall_s for row in ours)[len(ours) // 2]:.1f}",
         )
     return table

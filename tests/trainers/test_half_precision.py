@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from headway.trainers.local.attention import tree_mask
 from headway.trainers.local.optimizer import Optimizer, copied
 from headway.trainers.local.packing import Spans, Tree
 from headway.trainers.local.settings import OptimizerSettings
+from headway.trainers.local.steps import move
+from headway.trainers.local.update import Report
+from headway.trainers.local.worker import Gate
 from headway.weights.store import WeightStore
 
 from .factory import batch, tiny
@@ -47,6 +51,19 @@ def test_gradients_are_added_up_in_single_precision() -> None:
     for _ in range(1000):
         (live * 1.0).sum().backward()  # type: ignore[no-untyped-call]
     assert optimizer.ready("a step") == pytest.approx(2000.0)  # 256 + 1 is 256 in bf16
+
+
+def test_every_mini_batch_begins_without_gradients() -> None:
+    live = torch.nn.Parameter(torch.ones(3))
+    optimizer, before = Optimizer({"live": live}, SLOW), []
+
+    def gradients(rows: Sequence[int]) -> None:
+        before.append(live.grad)
+        live.sum().backward()  # type: ignore[no-untyped-call]
+
+    report = Report()
+    move([optimizer], [[1], [2], [3]], gradients, report, 0, Gate())
+    assert before == [None, None, None] and report.steps == 3 and live.grad is None
 
 
 def test_moments_on_the_host_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,8 +177,16 @@ def _held_out(resolved: Resolved, kinds: list[Kind], starts: Starts) -> SizedSou
     for kind in judged:
         rows = starts.held_out.get(kind.tag)
         size = each if rows is None else min(each, len(rows)) if wanted else len(rows)
-        named = {"seed": resolved.config.seed, "identity": _identity(kind), "data": {HELD_OUT: True}}
-        sources.append(EpisodeSource(kind.tag, size=size, rows=rows, **named))
+        sources.append(
+            EpisodeSource(
+                kind.tag,
+                seed=resolved.config.seed,
+                identity=_identity(kind),
+                size=size,
+                data={HELD_OUT: True},
+                rows=rows,
+            )
+        )
     return HeldOutSource(sources)
 
 

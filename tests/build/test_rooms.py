@@ -15,6 +15,10 @@ from headway.config import ConfigErrors, load
 from headway.errors import ConfigError
 
 THREADS = "strategy_args.strategy_config.num_threads"
+SERVER = [
+    "actor_infer.strategy_args.strategy_name=vllm",
+    "actor_infer.strategy_args.strategy_config.url=[http://127.0.0.1:1]",
+]
 APART: dict[str, Any] = {
     "async_generation_ratio": 1,
     "num_gpus_per_node": 2,
@@ -96,7 +100,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
             "weight_transfer.transport",
             "does not reach",
         ),
-        (["cluster.kind=ray", "actor_infer.strategy_args.strategy_name=vllm"], "cluster.kind", "servers are not"),
+        (["cluster.kind=ray", *SERVER], "cluster.kind", "servers are not started on Ray"),
     ],
 )
 def test_what_contradicts_a_cluster_is_refused(words: list[str], key: str, problem: str) -> None:

@@ -31,6 +31,7 @@ def cell(simulated: float, *, checked: bool = True) -> Cell:
     return Cell(table="t", row="r", column="c", published=100.0, simulated=simulated, checked=checked)
 
 
+@pytest.mark.soak
 def test_the_resource_split_is_reproduced() -> None:
     """Up to the best split; `benchmarks/scaling.py --quick` has all of them."""
     cells = list(islice(tables.split(), 3))

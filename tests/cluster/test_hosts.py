@@ -86,7 +86,7 @@ def test_a_new_version_is_told_once_and_before_the_answer() -> None:
 def test_weights_on_the_heap_and_scores_of_who_has_none_are_refused() -> None:
     async def scenario() -> None:
         host = TrainerHost(Counter(payload=b"heap"), lambda note: None)
-        with pytest.raises(TransferError, match="SharedArena"):
+        with pytest.raises(TransferError, match="no other process sees it"):
             await host.gather(0)
         group = SampleGroup(group_id=1, task=Task(position=0), samples=())
         with pytest.raises(ScoringError, match="cannot score"):

@@ -122,7 +122,7 @@ class WeightUpdater:
 
     async def _load(self, replica: Replica, feed: Feed) -> None:
         """Into one replica: every bucket, then the flip."""
-        manifest = await _next(feed, Manifest)
+        life, manifest = replica.life, await _next(feed, Manifest)
         assert manifest is not None
         receiver = replica.engine.receiver
         span = self._begin(f"load {replica.name}", manifest.version)
@@ -132,7 +132,7 @@ class WeightUpdater:
                 await replica.settle()
             await receiver.begin(manifest)
             while (bucket := await _next(feed, Bucket)) is not None:
-                await self._carry(bucket, replica)
+                await self._carry(bucket, replica, life)
             await receiver.flip()
         finally:
             self._end(f"load {replica.name}", span)
@@ -141,8 +141,8 @@ class WeightUpdater:
                 limit = self._settings.reliability.abort_timeout_s
                 await _within(replica.settle(), limit, f"going on of {replica.name}")
 
-    async def _carry(self, bucket: Bucket, replica: Replica) -> None:
-        """One bucket, sent and loaded; again when it was lost, late or damaged."""
+    async def _carry(self, bucket: Bucket, replica: Replica, life: int) -> None:
+        """One bucket, sent and loaded; again when it was lost, late or damaged, and the replica is still there."""
         receiver = replica.engine.receiver
         reliability = self._settings.reliability
         limit = reliability.transfer_timeout_s / (reliability.transfer_retries + 1)
@@ -155,6 +155,8 @@ class WeightUpdater:
                 await _within(once(), limit, f"bucket {bucket.index} to {replica.name}")
                 return
             except TransferError as error:
+                if replica.life != life:
+                    raise
                 self._events.emit("error", replica.name, error=type(error).__name__, message=str(error))
                 if attempt == reliability.transfer_retries:
                     raise

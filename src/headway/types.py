@@ -173,6 +173,32 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Partial(Generation):
+    """The turn that an interrupted episode was in, and the turns before it. Filled by `generate`.
+
+    A `finish` other than aborted: the turn is whole, and only the environment has not answered yet.
+    """
+
+    before: tuple[Turn, ...] = ()
+    """Whole turns from the beginning of the episode, each of which the environment has answered."""
+    observation: Sequence[int] = ()
+    """What this turn began with."""
+
+    @classmethod
+    def of(cls, made: Generation, *, before: tuple[Turn, ...], observation: Sequence[int]) -> Partial:
+        """`made`, as the answer to `observation` after the turns `before`."""
+        return cls(
+            actions=made.actions,
+            logps=made.logps,
+            runs=made.runs,
+            finish=made.finish,
+            text=made.text,
+            before=before,
+            observation=observation,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """One run of one agent from reset to done. Filled by `generate`."""
 

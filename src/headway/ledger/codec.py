@@ -18,11 +18,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.errors import LedgerError
-from headway.types import DenoisingStep, Episode, FinishReason, Generation, Image, Repeated, Task, Turn, VersionRun
+from headway.types import (
+    DenoisingStep,
+    Episode,
+    FinishReason,
+    Generation,
+    Image,
+    Partial,
+    Repeated,
+    Task,
+    Turn,
+    VersionRun,
+)
 
 _MAGIC = b"HW1"
 _HEADER_AT = len(_MAGIC) + 4
 _FORMATS = {"i4": "i", "i8": "q", "f8": "d"}
+_WORDS_OF_A_GENERATION = 5
 
 
 def encode_episode(episode: Episode) -> bytes:
@@ -32,15 +44,7 @@ def encode_episode(episode: Episode) -> bytes:
     header = [
         episode.sample_id,
         [task.position, task.domain, _put(task.prompt, blocks), task.data],
-        [
-            [
-                _put(turn.observation, blocks),
-                _put_generation(turn.generation, blocks),
-                turn.reward,
-                *([turn.fresh, turn.state] if turn.fresh or turn.state else []),
-            ]
-            for turn in episode.turns
-        ],
+        [_put_turn(turn, blocks) for turn in episode.turns],
         episode.truncated,
         episode.info,
     ]
@@ -54,31 +58,50 @@ def decode_episode(blob: bytes) -> Episode:
     return Episode(
         sample_id=sample_id,
         task=Task(position=position, domain=domain, prompt=reader.take(prompt), data=data),
-        turns=tuple(
-            Turn(
-                observation=reader.take(observation),
-                generation=_take_generation(generation, reader),
-                reward=reward,
-                fresh=bool(more and more[0]),
-                state=more[1] if len(more) > 1 else "",
-            )
-            for observation, generation, reward, *more in turns
-        ),
+        turns=tuple(_take_turn(turn, reader) for turn in turns),
         truncated=truncated,
         info=info,
     )
 
 
 def encode_generation(generation: Generation) -> bytes:
-    """`generation` as one blob."""
+    """`generation` as one blob, with the turns before it where it is a `Partial`."""
     blocks: list[bytes] = []
-    return _pack(_put_generation(generation, blocks), blocks, what="a partial generation")
+    header = _put_generation(generation, blocks)
+    if isinstance(generation, Partial):
+        header += ([_put_turn(turn, blocks) for turn in generation.before], _put(generation.observation, blocks))
+    return _pack(header, blocks, what="a partial generation")
 
 
 def decode_generation(blob: bytes) -> Generation:
     """The generation `encode_generation` was given."""
     header, reader = _unpack(blob)
-    return _take_generation(header, reader)
+    made = _take_generation(header[:_WORDS_OF_A_GENERATION], reader)
+    if len(header) == _WORDS_OF_A_GENERATION:
+        return made
+    turns, observation = header[_WORDS_OF_A_GENERATION:]
+    before = tuple(_take_turn(turn, reader) for turn in turns)
+    return Partial.of(made, before=before, observation=reader.take(observation))
+
+
+def _put_turn(turn: Turn, blocks: list[bytes]) -> list[Any]:
+    return [
+        _put(turn.observation, blocks),
+        _put_generation(turn.generation, blocks),
+        turn.reward,
+        *([turn.fresh, turn.state] if turn.fresh or turn.state else []),
+    ]
+
+
+def _take_turn(header: list[Any], reader: _Reader) -> Turn:
+    observation, generation, reward, *more = header
+    return Turn(
+        observation=reader.take(observation),
+        generation=_take_generation(generation, reader),
+        reward=reward,
+        fresh=bool(more and more[0]),
+        state=more[1] if len(more) > 1 else "",
+    )
 
 
 def _put_generation(generation: Generation, blocks: list[bytes]) -> list[Any]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from headway.ledger.codec import decode_episode, decode_generation
-from headway.types import DropReason, Episode, Generation, Score, VersionRun, extend_runs
+from headway.types import DropReason, Episode, Generation, Partial, Score, Turn, VersionRun, extend_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class RestoredGroup:
     grades: dict[str, tuple[Score, float]]
     """Score and advantage by sample id; empty when the group was not graded."""
     partials: dict[str, Generation]
-    """What is left of members that were still being made."""
+    """What is left of members that were still being made; of those beyond their first turn, a `Partial`."""
     open: tuple[str, ...]
     """Members started and not finished."""
     members_started: int
@@ -181,16 +181,19 @@ def _pending(db: sqlite3.Connection) -> tuple[int, ...]:
 
 
 def _rebased_episode(episode: Episode, lineage: int, restores: dict[int, int]) -> Episode:
-    turns = tuple(
-        replace(turn, generation=_rebased_partial(turn.generation, lineage, restores)) for turn in episode.turns
-    )
-    return replace(episode, turns=turns)
+    return replace(episode, turns=_rebased_turns(episode.turns, lineage, restores))
+
+
+def _rebased_turns(turns: Iterable[Turn], lineage: int, restores: dict[int, int]) -> tuple[Turn, ...]:
+    return tuple(replace(turn, generation=_rebased_partial(turn.generation, lineage, restores)) for turn in turns)
 
 
 def _rebased_partial(generation: Generation, lineage: int, restores: dict[int, int]) -> Generation:
     since = [version for number, version in restores.items() if number > lineage]
     if not since:
         return generation
+    if isinstance(generation, Partial):
+        generation = replace(generation, before=_rebased_turns(generation.before, lineage, restores))
     return rebased_generation(generation, ancestor=min(since), base=restores.get(lineage))
 
 

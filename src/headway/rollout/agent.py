@@ -1,6 +1,8 @@
 """EnvironmentAgent: one episode. Ask the hub, step the environment, until done.
 
-A bad episode is data: whatever an environment raises becomes `EnvironmentFailed`, and the run goes on.
+A bad episode is data: whatever an environment raises becomes `EnvironmentFailed`, and the run goes on. An episode that
+another process had begun is played again up to where it was, with the turns that were made there; an environment that
+says anything else than it did then cannot be gone on with, and `ReplayDiffers` says so.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from headway.rollout.deadline import within
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Lane
 from headway.settings import RunSettings
-from headway.types import Episode, FinishReason, Generation, SamplingParams, Task, Turn, joined
+from headway.types import Episode, FinishReason, Generation, Partial, SamplingParams, Task, Turn, joined
 
 T = TypeVar("T")
 Decode = Callable[[Sequence[Any]], str]
 """Actions → what they say."""
+
+
+class ReplayDiffers(EnvironmentFailed):
+    """An environment does not play an episode the way it did before: it can only be begun anew."""
 
 
 class EnvironmentAgent:
@@ -33,10 +39,14 @@ class EnvironmentAgent:
         "_barrier",
         "_bound",
         "_decode",
+        "_expected",
         "_hub",
         "_lane",
+        "_made",
         "_oldest",
+        "_past",
         "_priority",
+        "_seen",
         "_settings",
         "_spent_s",
         "complaint",
@@ -62,19 +72,44 @@ class EnvironmentAgent:
     ) -> None:
         self.sample_id = sample_id
         self.task = task
-        self.turns: list[Turn] = []
-        self._oldest: int | None = None
-        self._spent_s = 0.0
         self.complaint = ""
         """What went wrong after the episode was over; it is not lost for that."""
-        self.progress = Progress()
+        self.begin_anew()
         if partial is not None:
-            self.progress.actions, self.progress.logps = partial.actions, partial.logps
-            self.progress.runs = partial.runs
-            self.progress.started = min((run.version for run in partial.runs), default=None)
+            self._take_up(partial)
         self._hub, self._settings = hub, settings
         self._lane, self._priority, self._bound = lane, priority, bound
         self._barrier, self._decode = barrier, decode
+
+    def begin_anew(self) -> None:
+        """Forget whatever was played."""
+        self.turns: list[Turn] = []
+        self.progress = Progress()
+        self._spent_s = 0.0
+        self._oldest: int | None = None
+        self._made: Generation | None = None
+        """The turn that the environment is being asked about."""
+        self._past: tuple[Turn, ...] = ()
+        """Turns of an earlier process."""
+        self._expected: Sequence[int] | None = None
+        """What the turn after them began with there."""
+        self._seen: Sequence[int] = ()
+        """What the present turn began with."""
+
+    def _take_up(self, partial: Generation) -> None:
+        self.progress.actions, self.progress.logps = partial.actions, partial.logps
+        self.progress.runs = partial.runs
+        self.progress.started = min((run.version for run in partial.runs), default=None)
+        if isinstance(partial, Partial):
+            self._past, self._expected = partial.before, partial.observation
+            made = (partial, *(turn.generation for turn in self._past))
+            self._oldest = min((run.version for generation in made for run in generation.runs), default=None)
+            whole = partial.finish is not FinishReason.ABORTED
+            self._made = self.progress.generation(partial.finish, partial.text) if whole else None
+
+    @property
+    def _replaying(self) -> bool:
+        return len(self.turns) < len(self._past)
 
     @property
     def oldest(self) -> int | None:
@@ -82,11 +117,14 @@ class EnvironmentAgent:
         return self._oldest if self._oldest is not None else self.progress.started
 
     @property
-    def partial(self) -> Generation | None:
-        """What can be continued in another process: the first turn's actions, before any step was taken."""
-        if self.turns or not len(self.progress.actions):
+    def partial(self) -> Partial | None:
+        """What can be continued in another process."""
+        before = self._past if self._replaying else tuple(self.turns)
+        if not before and not len(self.progress.actions):
             return None
-        return self.progress.generation(FinishReason.ABORTED)
+        seen = self._seen if self._expected is None else self._expected
+        made = self._made or self.progress.generation(FinishReason.ABORTED)
+        return Partial.of(made, before=before, observation=seen)
 
     async def run(self, environment: Environment) -> Episode:
         """Play to the end. Raises `EnvironmentFailed` or `EngineError`; always closes the environment."""
@@ -112,19 +150,21 @@ class EnvironmentAgent:
         observation = await self._guard("reset", environment.reset(self.task))
         context: Sequence[Any] = ()
         while True:
+            self._look(observation)
             context = observation.tokens if observation.fresh else joined(context, observation.tokens)
-            generation = await self._act(context, observation)
+            replayed = self._replaying
+            generation = self._past[len(self.turns)].generation if replayed else await self._act(context, observation)
             outcome = await self._guard("step", environment.step(generation))
-            self.turns.append(
-                Turn(
-                    observation=observation.tokens,
-                    generation=generation,
-                    reward=outcome.reward,
-                    fresh=observation.fresh,
-                    state=observation.state,
-                )
+            turn = Turn(
+                observation=observation.tokens,
+                generation=generation,
+                reward=outcome.reward,
+                fresh=observation.fresh,
+                state=observation.state,
             )
-            self._spent_s += self.progress.spent_s
+            if replayed and (turn.reward != self._past[len(self.turns)].reward or outcome.done):
+                raise self._differs("gives another reward, or ends the episode")
+            self.turns.append(turn)
             if outcome.done:
                 self._check_info(outcome.info)
                 return Episode(
@@ -135,14 +175,33 @@ class EnvironmentAgent:
                     info=outcome.info,
                 )
             context = joined(context, generation.actions)
+            observation, self._seen = outcome, outcome.tokens
+            if replayed:
+                continue
+            self._spent_s += self.progress.spent_s
             self._oldest = self.oldest
-            self.progress = Progress()
+            self.progress, self._made = Progress(), None
             self._check_time()
-            observation = outcome
             if self._barrier is not None:
                 await self._barrier.arrive()
 
+    def _look(self, observation: Observation) -> None:
+        """See that an episode of an earlier process begins its turns as it did there."""
+        self._seen = observation.tokens
+        expected = self._past[len(self.turns)].observation if self._replaying else self._expected
+        if expected is not None and list(expected) != list(observation.tokens):
+            raise self._differs("says something else")
+        if not self._replaying:
+            self._expected = None
+
+    def _differs(self, how: str) -> ReplayDiffers:
+        turn, played = len(self.turns) + 1, len(self._past)
+        return ReplayDiffers(f"{self.sample_id}: begun anew after {played} turns: in turn {turn} the environment {how}")
+
     async def _act(self, context: Sequence[Any], observation: Observation) -> Generation:
+        """The turn of the policy; none is made again that is whole."""
+        if self._made is not None:
+            return self._made
         request = Request(
             request_id=f"{self.sample_id}/{len(self.turns)}",
             session=self.sample_id,
@@ -154,7 +213,8 @@ class EnvironmentAgent:
         finish = await self._hub.generate(
             request, self.progress, lane=self._lane, priority=self._priority, bound=self._bound
         )
-        return self.progress.generation(finish, self._text())
+        self._made = self.progress.generation(finish, self._text())
+        return self._made
 
     def _text(self) -> str:
         if self._decode is None:

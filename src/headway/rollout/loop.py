@@ -19,14 +19,14 @@ from headway.environments.base import Environment, EnvironmentFactory, outcome_o
 from headway.errors import EngineCrashed, EngineError, EnvironmentFailed, RewardError
 from headway.monitor.events import EventLog
 from headway.rewards.base import Reward
-from headway.rollout.agent import Decode, EnvironmentAgent, is_cancelled
+from headway.rollout.agent import Decode, EnvironmentAgent, ReplayDiffers, is_cancelled
 from headway.rollout.barrier import TurnBarrier
 from headway.rollout.deadline import within
 from headway.rollout.hub import InferenceHub
 from headway.rollout.replica import Lane
 from headway.rollout.tasks import spawn
 from headway.settings import RunSettings
-from headway.types import DropReason, Episode, Generation, Score, Task
+from headway.types import DropReason, Episode, Generation, Partial, Score, Task
 
 
 class SampleBook(Protocol):
@@ -66,8 +66,8 @@ class GroupRun:
             versions.append(unstarted if agent.oldest is None else agent.oldest)
         return min(versions, default=unstarted)
 
-    def partials(self) -> dict[str, Generation]:
-        """What members still playing have made so far, where it can be continued."""
+    def partials(self) -> dict[str, Partial]:
+        """What members still playing have made so far."""
         found = {sample_id: agent.partial for sample_id, agent in self.agents.items()}
         return {sample_id: partial for sample_id, partial in found.items() if partial is not None}
 
@@ -211,7 +211,7 @@ class RolloutLoop:
     async def _play(self, run: GroupRun, agent: EnvironmentAgent) -> None:
         """One member: episode, hand-over, verdict."""
         try:
-            episode = await agent.run(self._environment(run.task))
+            episode = await self._episode(run, agent)
         except (EnvironmentFailed, EngineError) as error:
             reason = DropReason.ENGINE_FAILED if isinstance(error, EngineError) else DropReason.ENVIRONMENT_FAILED
             self._complain(type(error).__name__, str(error))
@@ -233,6 +233,15 @@ class RolloutLoop:
             await self._score(episode, future)
         else:
             self._hand_over_if_full(run)
+
+    async def _episode(self, run: GroupRun, agent: EnvironmentAgent) -> Episode:
+        """Played on where an earlier process was, or from the beginning where that cannot be."""
+        try:
+            return await agent.run(self._environment(run.task))
+        except ReplayDiffers as error:
+            self._complain(type(error).__name__, str(error))
+            agent.begin_anew()
+            return await agent.run(self._environment(run.task))
 
     def _environment(self, task: Task) -> Environment:
         try:

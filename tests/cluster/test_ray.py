@@ -108,9 +108,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def _referenced() -> set[str]:
     """Objects that this process still keeps in the store."""
+    import ray
     from ray._private.internal_api import memory_summary
 
-    return {word for line in memory_summary(stats_only=False).splitlines() for word in line.split()}
+    here = ray.get_runtime_context().gcs_address  # or it asks the cluster that was started here last, which may be dead
+    return {word for line in memory_summary(here, stats_only=False).splitlines() for word in line.split()}
 
 
 def test_a_run_that_does_not_fit_now_is_told_what_there_is() -> None:

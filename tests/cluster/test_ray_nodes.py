@@ -29,7 +29,7 @@ from headway.cluster.ray.cluster import RayCluster
 from headway.cluster.ray.rooms import Room
 from headway.models.tiny import make_tiny
 
-from ..runs.factory import SMALL, audit, count, events, gone, rows
+from ..runs.factory import SMALL, audit, count, events, gone, parts_in, rows
 
 pytestmark = pytest.mark.ray
 
@@ -102,16 +102,7 @@ class Run:
         return self.process.wait(timeout_s)
 
     def parts(self) -> dict[str, int]:
-        """Processes of trainer and engines, by name."""
-        logs, found = str(self.directory / "logs"), {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                output = str((entry / "fd" / "1").readlink())
-            except OSError:
-                continue
-            if output.startswith(logs):
-                found[Path(output).stem] = int(entry.name)
-        return found
+        return parts_in(self.directory)
 
 
 def test_what_there_is_and_would_go_where_is_said_without_starting_anything(nodes: Cluster, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from ..engines import factory as engines
 from ..trainers import factory as trainers
 from .engine_contract import EngineContract
 from .remote_targets import tiny_trainer
-from .trainer_contract import TrainerContract
+from .trainer_contract import TrainerContract, Watched
 from .weights_contract import WeightsContract
 
 LENGTH = EngineContract.LENGTH
@@ -233,25 +233,6 @@ class TestRemoteReceiver(Closing, WeightsContract):
 
     def corrupted(self, bucket: Bucket) -> Bucket:
         return replace(bucket, payload=replace(bucket.payload, start=bucket.payload.start + 4))
-
-
-class Watched(RemoteTrainer):
-    """Knows the checksums of its newest weights."""
-
-    contents: tuple[str, ...] = ()
-
-    async def note(self) -> None:
-        manifest, _ = await self.source.gather(self.version)
-        self.contents = manifest.checksums
-
-    async def train(self, batch: Batch) -> Any:
-        found = await super().train(batch)
-        await self.note()
-        return found
-
-    async def load(self, directory: Path) -> None:
-        await super().load(directory)
-        await self.note()
 
 
 class TestRemoteTrainer(Closing, TrainerContract):

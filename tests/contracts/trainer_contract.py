@@ -12,7 +12,27 @@ import pytest
 
 from headway.errors import TrainerCrashed, TrainerError, TransferError
 from headway.trainers.base import Trainer
+from headway.trainers.remote import RemoteTrainer
 from headway.types import Batch
+
+
+class Watched(RemoteTrainer):
+    """Knows the checksums of its newest weights."""
+
+    contents: tuple[str, ...] = ()
+
+    async def note(self) -> None:
+        manifest, _ = await self.source.gather(self.version)
+        self.contents = manifest.checksums
+
+    async def train(self, batch: Batch) -> Any:
+        found = await super().train(batch)
+        await self.note()
+        return found
+
+    async def load(self, directory: Path) -> None:
+        await super().load(directory)
+        await self.note()
 
 
 class TrainerContract(ABC):

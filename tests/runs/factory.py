@@ -144,8 +144,12 @@ def rows(directory: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 def parts(run: Run) -> dict[str, int]:
+    return parts_in(run.directory)
+
+
+def parts_in(directory: Path) -> dict[str, int]:
     """The processes of a run's trainer and engines, by name: who has its logs open and is not the run."""
-    logs, found = str(run.directory / "logs"), {}
+    logs, found = str(directory / "logs"), {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             output = str((entry / "fd" / "1").readlink())

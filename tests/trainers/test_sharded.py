@@ -25,7 +25,7 @@ from headway.weights.flat import layout_of, unpack
 from headway.weights.segment import SharedReader
 
 from ..cluster.pool import Pool
-from ..contracts.trainer_contract import TrainerContract
+from ..contracts.trainer_contract import TrainerContract, Watched
 from . import factory
 from .sharded_targets import whole
 
@@ -43,24 +43,7 @@ def closing() -> Iterator[None]:
     pool().close()
 
 
-class Watched(RankedTrainer):
-    """Knows the checksums of its newest weights."""
-
-    contents: tuple[str, ...] = ()
-
-    async def note(self) -> None:
-        manifest, _ = await self.source.gather(self.version)
-        self.contents = manifest.checksums
-
-    async def train(self, batch: Batch) -> Mapping[str, float]:
-        found = await super().train(batch)
-        await self.note()
-        return found
-
-    async def load(self, directory: Path) -> None:
-        await super().load(directory)
-        await self.note()
-
+class WatchedRanks(Watched, RankedTrainer):
     @property
     def pids(self) -> list[int]:
         assert isinstance(self._child, KeptRanks)
@@ -71,7 +54,7 @@ class Ranked:
     """Runs a scenario on the pool's loop and closes what it has made."""
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
-        self.made: list[Watched] = []
+        self.made: list[WatchedRanks] = []
         pool().run(self.closed(scenario))
 
     async def closed(self, scenario: Coroutine[Any, Any, None]) -> None:
@@ -80,13 +63,13 @@ class Ranked:
         finally:
             await asyncio.gather(*(trainer.close() for trainer in self.made))
 
-    def ranked(self, ranks: int = 2, *, target: str = "rank", grace_s: float = 10.0, **args: Any) -> Watched:
+    def ranked(self, ranks: int = 2, *, target: str = "rank", grace_s: float = 10.0, **args: Any) -> WatchedRanks:
         spec = ChildSpec(name="trainer", target=f"tests.trainers.sharded_targets:{target}", args=args)
-        self.made.append(Watched(spec, pool().start, ranks=ranks, grace_s=grace_s))
+        self.made.append(WatchedRanks(spec, pool().start, ranks=ranks, grace_s=grace_s))
         return self.made[-1]
 
 
-def kill(trainer: Watched, rank: int) -> None:
+def kill(trainer: WatchedRanks, rank: int) -> None:
     os.kill(trainer.pids[rank], signal.SIGKILL)
 
 
@@ -304,11 +287,11 @@ class TestRankedTrainer(Ranked, TrainerContract):
         return factory.batch(trained)
 
     async def crash(self, trainer: Trainer) -> None:
-        assert isinstance(trainer, Watched)
+        assert isinstance(trainer, WatchedRanks)
         kill(trainer, 1)
 
     def contents(self, trainer: Trainer) -> object:
-        assert isinstance(trainer, Watched)
+        assert isinstance(trainer, WatchedRanks)
         return trainer.contents
 
 

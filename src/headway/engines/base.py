@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from headway.errors import EngineError
 from headway.types import FinishReason, Generation, SamplingParams, VersionRun, extend_runs, joined
 from headway.weights.base import WeightReceiver
 
@@ -113,3 +114,15 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Release everything. Idempotent."""
         ...
+
+
+def check_request(request: Request, where: str, *, version: int, running: bool, decodes: bool) -> None:
+    """Whether an engine that serves `version` can take it. Raises `EngineError`."""
+    if version < 0:
+        raise EngineError(f"{where}: no weights to serve it with")
+    if running:
+        raise EngineError(f"{where} is already running")
+    if not len(request.prompt):
+        raise EngineError(f"{where}: the prompt is empty")
+    if request.params.stop and not decodes:
+        raise EngineError(f"{where}: stop strings need a tokenizer, and there is none")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from headway.engines.base import Progress, Request
+from headway.engines.base import Progress, Request, check_request
 from headway.engines.native import blocks
 from headway.engines.native.core import Core, StepCore
 from headway.engines.native.linears import fastest_layout
@@ -216,14 +216,13 @@ class NativeEngine:
         """The request as a sequence of this replica's, or why not."""
         self._check_up()
         where = f"{self.name}: {request.request_id}"
-        if self._receiver.version < 0:
-            raise EngineError(f"{where}: no weights to serve it with")
-        if request.request_id in self._by_id:
-            raise EngineError(f"{where} is already running")
-        if not len(request.prompt):
-            raise EngineError(f"{where}: the prompt is empty")
-        if request.params.stop and self._decode is None:
-            raise EngineError(f"{where}: stop strings need a tokenizer, and there is none")
+        check_request(
+            request,
+            where,
+            version=self._receiver.version,
+            running=request.request_id in self._by_id,
+            decodes=self._decode is not None,
+        )
         length, room = len(request.prompt) + len(progress.actions), self._settings.slot_tokens
         if length >= room:
             parts = f"{len(request.prompt)} of the prompt and {len(progress.actions)} generated"

@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from headway.engines.base import Progress, Request
+from headway.engines.base import Progress, Request, check_request
 from headway.engines.servers.dialect import Asked, Dialect
 from headway.engines.servers.link import Link, ServerLost, ServerRefused
 from headway.engines.servers.process import Server
@@ -169,14 +169,13 @@ class ServerEngine:
         """Or why not."""
         self._check_up()
         where = f"{self.name}: {request.request_id}"
-        if self.receiver.version < 0:
-            raise EngineError(f"{where}: no weights to serve it with")
-        if request.request_id in self._tickets:
-            raise EngineError(f"{where} is already running")
-        if not len(request.prompt):
-            raise EngineError(f"{where}: the prompt is empty")
-        if request.params.stop and self._decode is None:
-            raise EngineError(f"{where}: stop strings need a tokenizer, and there is none")
+        check_request(
+            request,
+            where,
+            version=self.receiver.version,
+            running=request.request_id in self._tickets,
+            decodes=self._decode is not None,
+        )
         length, room = len(request.prompt) + len(progress.actions), self._settings.context_tokens
         if length >= room:
             raise EngineError(f"{where}: {length} tokens leave no room in a context of {room}")

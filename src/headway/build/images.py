@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.build.backends import Machinery, Policy, Served
-from headway.build.parts import PartArgs, args_of, engine_slots
+from headway.build.parts import PartArgs, args_of, engine_slots, own_store
 from headway.build.placement import Device, Placement
 from headway.build.transfer import EngineEnd, make_store, make_transport, source_of, store_of
 from headway.build.ways import Route
@@ -99,7 +99,7 @@ def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: P
     if place.processes:
         trainer: Trainer = RemoteTrainer(_spec("trainer", "trainer", part, place, logs), place.start)
     else:
-        trainer = make_trainer(part, store_of(resolved, place.device, None))
+        trainer = make_trainer(part, own_store(resolved, place.device, policy.parameters))
     transport = make_transport(resolved, place.route)
     return Machinery(trainer=trainer, engines=engines, transport=transport, cluster=place.cluster)
 

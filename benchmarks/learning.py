@@ -54,13 +54,14 @@ def run(args: argparse.Namespace, scratch: Path, alpha: float, loss: str, seed: 
         *args.set,
         *extra.split(),
     ]
+    path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     began_s = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "headway", "train", str(args.example), *overrides],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": path},
     )
     cell = {"alpha": alpha, "loss": loss, "seed": seed, "extra": extra, "process_s": time.monotonic() - began_s}
     if done.returncode:

@@ -162,13 +162,14 @@ def run(args: argparse.Namespace, directory: Path, task: list[str], seed: int) -
         f"{STRATEGY}.strategy_config.num_threads=1",
         *args.set,
     ]
+    path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     began_s = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "headway", "train", *task, *words],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": path},
     )
     cell = {"process_s": round(time.monotonic() - began_s, 1)}
     if done.returncode:

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
@@ -14,9 +15,12 @@ from headway.errors import HeadwayError
 from headway.ledger import Ledger
 
 from .runs import ALPHA, GROUPS, MEMBERS, STEPS, Run, in_use, segments
+from .stages import Stage
 
 GONE_S = 5.0
 """How long what a run has started may take to be gone with it."""
+STAGE_GONE_S = 40.0
+"""How long what a stage has started may take: agents of Ray look for their raylet now and then."""
 
 
 @dataclass
@@ -39,7 +43,7 @@ class Promises:
         self._run, self._finished = run, set[str]()
 
     def look(self) -> list[str]:
-        """After a kill, and at the end."""
+        """Before a kill, after one that ends the run, and at the end."""
         path = self._run.directory / "ledger.sqlite"
         if not path.exists():
             return []
@@ -63,14 +67,20 @@ def _accounted(end: tuple[str | None, str | None] | None, kept: bool) -> bool:
     return end[0] == "trained" or (end[0] == "dropped" and bool(end[1])) or kept
 
 
-def examine(run: Run, promises: Promises, segments_before: set[str]) -> Finding:
-    """Everything, after its last life."""
+def examine(run: Run, promises: Promises, stage: Stage, segments_before: set[str]) -> Finding:
+    """Everything, after its last life, while its stage still stands."""
     found = Finding()
     found.problems += promises.look()
     _examine_ledger(run, found)
     _examine_history(run, found)
     _examine_machine(run, segments_before, found)
+    found.problems += stage.books()
     return found
+
+
+def examine_after(stage: Stage, segments_before: set[str]) -> list[str]:
+    """What a stage that was taken down has left: processes, and memory that nobody uses."""
+    return _waited(lambda: stage.left() + _abandoned(segments_before), STAGE_GONE_S)
 
 
 def _examine_ledger(run: Run, found: Finding) -> None:
@@ -124,17 +134,23 @@ def _examine_history(run: Run, found: Finding) -> None:
 
 
 def _examine_machine(run: Run, segments_before: set[str], found: Finding) -> None:
-    """No process of the run and none of its memory is left. What others on this machine have made meanwhile has
-    somebody who uses it, or goes as it came."""
-    deadline = time.monotonic() + GONE_S
-    while (left := _left(run, segments_before)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    found.problems += left
+    """No process of the run and none of its memory is left; what a stage that still stands uses is not left."""
+
+    def left() -> list[str]:
+        return [f"process {pid} is left" for pid in run.left()] + _abandoned(segments_before)
+
+    found.problems += _waited(left, GONE_S)
     for pid in run.left():
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _left(run: Run, segments_before: set[str]) -> list[str]:
-    abandoned = [name for name in sorted(segments() - segments_before) if not in_use(name)]
-    return [f"process {pid} is left" for pid in run.left()] + [f"segment {name} is left" for name in abandoned]
+def _waited(left: Callable[[], list[str]], longest_s: float) -> list[str]:
+    deadline = time.monotonic() + longest_s
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def _abandoned(segments_before: set[str]) -> list[str]:
+    return [f"segment {name} is left" for name in sorted(segments() - segments_before) if not in_use(name)]

@@ -6,52 +6,16 @@ kind is alive right now (it is being restarted), and the kill waits for one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
-from typing import Any
 
-from .runs import Run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """What a run stands on, beside this machine."""
-
-    options: Mapping[str, object] = field(default_factory=dict)
-    raylets: frozenset[int] = frozenset()
-    """Processes of nodes that may be lost."""
-
+from .runs import Run, children, parent
+from .stages import Stage, nothing, ray_nodes
 
 Victim = Callable[[Run, Random, Stage], tuple[str, list[int]] | None]
 """Name and processes of whom to kill."""
-
-
-@contextmanager
-def nothing() -> Iterator[Stage]:
-    """This machine is enough."""
-    yield Stage()
-
-
-@contextmanager
-def ray_nodes() -> Iterator[Stage]:
-    """A Ray cluster of a head and four nodes on this machine, one of them to spare."""
-    from ray.cluster_utils import Cluster
-
-    node: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    try:
-        nodes = [cluster.add_node(**node) for _ in range(4)]
-        cluster.wait_for_nodes()
-        options = {"cluster.kind": "ray", "cluster.address": cluster.address, "num_gpus_per_node": 1}
-        for role in ("actor_train", "actor_infer"):
-            options[f"{role}.strategy_args.strategy_config.num_threads"] = 1
-        raylets = frozenset(one.all_processes["raylet"][0].process.pid for one in nodes)
-        yield Stage(options=options, raylets=raylets)
-    finally:
-        cluster.shutdown()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +54,12 @@ def controller(run: Run, dice: Random, stage: Stage) -> tuple[str, list[int]] | 
 
 
 def node(run: Run, dice: Random, stage: Stage) -> tuple[str, list[int]] | None:
-    """A node of the cluster with a part of the run on it; the head is not replaced, so it is spared."""
-    there = sorted((name, pid, _parent(pid)) for name, pid in run.parts().items() if _parent(pid) in stage.raylets)
+    """A node of the cluster with a part of the run on it, all its processes; the head is not replaced: it is spared."""
+    there = sorted((name, parent(pid)) for name, pid in run.parts().items() if parent(pid) in stage.raylets)
     if not there:
         return None
-    name, pid, raylet = dice.choice(there)
-    return f"node of {name}", [raylet, pid]
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    name, raylet = dice.choice(there)
+    return f"node of {name}", [raylet, *children(raylet)]
 
 
 ONE_ENGINE = {"num_gpus_per_node": 2, "actor_infer.device_mapping": "[1]"}
@@ -119,4 +76,5 @@ KINDS = (
     Kind(name="lent engine", victim=part("engine-lent"), options={**ONE_ENGINE, "lend_idle_trainer": "true"}),
     Kind(name="rank", victim=part("trainer-"), options=TWO_RANKS, needs="headway.build.sharding"),
     Kind(name="node", victim=node, stage=ray_nodes, needs="ray"),
+    Kind(name="driver", victim=controller, resumes=True, stage=ray_nodes, needs="ray"),
 )

@@ -124,14 +124,33 @@ class Run:
         return sorted({*marked(self.mark), *self.parts().values()})
 
 
-def marked(mark: str) -> list[int]:
-    """Processes alive that were started by a run with this mark, however far down."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+def marked(mark: str, name: str = MARK) -> list[int]:
+    """Processes alive that were started by what has this mark, however far down."""
+    wanted, found = f"{name}={mark}".encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return sorted(found)
+
+
+def parent(pid: int) -> int:
+    """0 where there is none any more."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def children(pid: int) -> list[int]:
+    """And theirs."""
+    of: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        of.setdefault(parent(int(entry.name)), []).append(int(entry.name))
+    found = [pid]
+    for one in found:  # grows as it goes
+        found += of.get(one, [])
+    return found[1:]
 
 
 def segments() -> set[str]:

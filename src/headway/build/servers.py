@@ -26,6 +26,7 @@ from headway.errors import ConfigError
 if TYPE_CHECKING:
     from headway.engines.base import Engine
     from headway.engines.servers.dialect import Dialect
+    from headway.engines.servers.launch import Launch
     from headway.engines.servers.process import Server
 
 _KEY = "actor_infer.strategy_args.strategy_config"
@@ -170,27 +171,31 @@ def _server(servers: Servers, dialect: Dialect, number: int) -> Server:
 
 def command(servers: Servers, dialect: Dialect, number: int, port: int) -> tuple[list[str], Mapping[str, str]]:
     """How server `number` is started, and what is added to its environment."""
-    from headway.engines.servers.dialect import Launch
+    config = servers.resolved.config.actor_infer.strategy_args.strategy_config
+    (_, *line), environment = dialect.command(launch_of(servers, port))
+    return [config.server_python or sys.executable, *line], {**environment, **cards_of(servers, number)}
+
+
+def launch_of(servers: Servers, port: int = 0) -> Launch:
+    """What each of them is started with."""
+    from headway.engines.servers.launch import Launch
 
     resolved, infer = servers.resolved, servers.resolved.config.actor_infer
     config, on_cpu = infer.strategy_args.strategy_config, servers.device == "cpu"
     tokens = resolved.derived.sequence_length
-    (_, *line), environment = dialect.command(
-        Launch(
-            model=str(servers.model),
-            port=port,
-            slots=servers.slots,
-            context_tokens=tokens,
-            dtype="float32" if on_cpu else _DTYPES[infer.model_args.dtype],
-            tensor_parallel=config.tensor_model_parallel_size,
-            memory_share=config.gpu_memory_utilization,
-            cache_bytes=cache_bytes(servers.model, servers.slots, tokens) if on_cpu else 0,
-            threads=servers.threads if on_cpu else 0,
-            seed=resolved.config.seed,
-            extra=config.server_args,
-        )
+    return Launch(
+        model=str(servers.model),
+        port=port,
+        slots=servers.slots,
+        context_tokens=tokens,
+        dtype="float32" if on_cpu else _DTYPES[infer.model_args.dtype],
+        tensor_parallel=config.tensor_model_parallel_size,
+        memory_share=config.gpu_memory_utilization,
+        cache_bytes=cache_bytes(servers.model, servers.slots, tokens) if on_cpu else 0,
+        threads=servers.threads if on_cpu else 0,
+        seed=resolved.config.seed,
+        extra=config.server_args,
     )
-    return [config.server_python or sys.executable, *line], {**environment, **_cards(servers, number)}
 
 
 def cache_bytes(model: Path, slots: int, context_tokens: int) -> int:
@@ -207,7 +212,7 @@ def cache_bytes(model: Path, slots: int, context_tokens: int) -> int:
     return 0
 
 
-def _cards(servers: Servers, number: int) -> dict[str, str]:
+def cards_of(servers: Servers, number: int) -> dict[str, str]:
     """The GPUs that a server sees; all of them where none are mapped."""
     resolved = servers.resolved
     if servers.device == "cpu" or resolved.config.actor_infer.device_mapping is None:

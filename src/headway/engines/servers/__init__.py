@@ -2,6 +2,7 @@
 
 engine     requests, pauses, flips, crashes: what the hub sees; the same for every server
 dialect    what differs from server to server, as one protocol
+launch     what a server of our own is started with
 vllm       that of vLLM, with its development endpoints
 sglang     that of SGLang
 link       HTTP: calls with deadlines, streams, and what can go wrong with either

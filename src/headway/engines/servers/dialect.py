@@ -8,10 +8,11 @@ server's model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from headway.engines.servers.launch import Launch
 from headway.engines.servers.link import Link
 from headway.types import FinishReason, SamplingParams
 
@@ -56,28 +57,6 @@ class Told:
     finish: FinishReason | None = None
     label: str | None = None
     """Of the weights, where the server says so in every event."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What a server is started with."""
-
-    model: str
-    """Directory."""
-    port: int
-    slots: int
-    context_tokens: int
-    dtype: str
-    tensor_parallel: int = 1
-    memory_share: float = 0.8
-    """Of a device's memory."""
-    cache_bytes: int = 0
-    """Of KV cache, where the device is the machine itself; 0: what `memory_share` leaves."""
-    threads: int = 0
-    """Of the CPU, where that is the device; 0: the server decides."""
-    seed: int = 0
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of its command line, without dashes; `true` is an option without a value."""
 
 
 class Dialect(Protocol):
@@ -132,15 +111,3 @@ class Dialect(Protocol):
     def command(self, launch: Launch) -> tuple[list[str], dict[str, str]]:
         """How one is started: command line and additions to the environment."""
         ...
-
-
-def flags(options: Mapping[str, Any]) -> list[str]:
-    """Options of a command line: `{"max_num_seqs": 8, "enforce-eager": True}` → `--max-num-seqs 8 --enforce-eager`."""
-    found: list[str] = []
-    for name, value in options.items():
-        if value is None or value is False:
-            continue
-        found.append("--" + name.replace("_", "-"))
-        if value is not True:
-            found.append(str(value))
-    return found

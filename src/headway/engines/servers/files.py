@@ -51,7 +51,7 @@ class Draft:
         self._final = root / f"v{manifest.version}"
         self._path = root / f"v{manifest.version}.part"
         if beside is not None:
-            _check_names(manifest, beside)
+            check_names(manifest, beside)
         try:
             shutil.rmtree(self._path, ignore_errors=True)
             self._path.mkdir(parents=True)
@@ -100,7 +100,8 @@ def remove_others(root: Path, kept: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _check_names(manifest: Manifest, model: Path) -> None:
+def check_names(manifest: Manifest, model: Path) -> None:
+    """That a version has the tensors that the model's files have. Raises `TransferError`."""
     ours, theirs = {tensor.name for tensor in manifest.tensors}, _names(model)
     if not theirs:
         return

@@ -156,12 +156,13 @@ class OwnedServer:
 
     def last_lines(self) -> str:
         """Of its output, for people, and the first errors in it."""
-        if self._output is None:
-            return ""
-        tail = last_lines(self._output)
-        return (
-            "".join(f"\n  | {cause}\n  | …" for cause in _causes(self._output, self._begin) if cause not in tail) + tail
-        )
+        return "" if self._output is None else told(self._output, self._begin)
+
+
+def told(output: IO[bytes], begin: int = 0) -> str:
+    """Its last lines, for people, and the first errors from `begin` on."""
+    tail = last_lines(output)
+    return "".join(f"\n  | {cause}\n  | …" for cause in _causes(output, begin) if cause not in tail) + tail
 
 
 def _causes(output: IO[bytes], begin: int) -> list[str]:

@@ -22,7 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.engines.servers.dialect import Asked, Launch, Told, flags
+from headway.engines.servers.dialect import Asked, Told
+from headway.engines.servers.launch import Launch, flags
 from headway.engines.servers.link import Link, ServerLost, ServerRefused
 from headway.types import FinishReason, SamplingParams
 

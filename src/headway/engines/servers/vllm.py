@@ -24,7 +24,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.engines.servers.dialect import Asked, Launch, Told, flags
+from headway.engines.servers.dialect import Asked, Told
+from headway.engines.servers.launch import Launch, flags, vllm_environment, vllm_options
 from headway.engines.servers.link import Link, ServerLost
 from headway.types import FinishReason, SamplingParams
 
@@ -106,33 +107,12 @@ class Vllm:
 
     def command(self, launch: Launch) -> tuple[list[str], dict[str, str]]:
         options = {
-            "model": launch.model,
+            **vllm_options(launch),
             "host": "127.0.0.1",
             "port": launch.port,
-            "dtype": launch.dtype,
-            "seed": launch.seed,
-            "max-num-seqs": launch.slots,
-            "max-model-len": launch.context_tokens,
-            "tensor-parallel-size": launch.tensor_parallel,
-            "gpu-memory-utilization": launch.memory_share,
-            "kv-cache-memory-bytes": launch.cache_bytes or None,
-            "logprobs-mode": "processed_logprobs",
-            "generation-config": "vllm",
-            "worker-extension-cls": "headway_worker.Loading",
-            **dict(launch.extra),
+            "worker_extension_cls": "headway_worker.Loading",
+            **launch.further(),
         }
         line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(options)]
         path = os.pathsep.join(filter(None, [str(_BESIDE), os.environ.get("PYTHONPATH", "")]))
-        always = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
-        return line, {**always, **_on_cores(launch.threads)}
-
-
-def _on_cores(threads: int) -> dict[str, str]:
-    """As many threads as it was given, which sleep when they wait. By itself it takes all cores but one for its own."""
-    if not threads:
-        return {}
-    return {
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
+        return line, {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path, **vllm_environment(launch)}

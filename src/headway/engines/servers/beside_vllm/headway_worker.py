@@ -14,8 +14,12 @@ class Loading:
     """Mixed into every worker; its methods are called by name."""
 
     def headway_load(self: Any, weights_path: str) -> None:
-        """`reload_weights`, and pack again whatever reads the weights of another layer."""
+        """`reload_weights` from a directory, as a whole."""
         self.reload_weights(weights_path=weights_path)
+        self.headway_pack()
+
+    def headway_pack(self: Any) -> None:
+        """Pack again whatever reads the weights of another layer."""
         for layer in self.model_runner.get_model().modules():
             if hasattr(layer, "cpu_linear") and type(layer).__name__ == "ParallelLMHead":
                 layer.quant_method.process_weights_after_loading(layer)

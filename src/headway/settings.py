@@ -53,6 +53,8 @@ class RunSettings:
     """Trainer and engines share devices and take turns."""
     save_steps: int = 0
     """Checkpoint every so many steps; 0: only at the end and at a clean stop."""
+    keep_checkpoints: int = 0
+    """Whole checkpoints that are kept, the newest ones; 0: all."""
     eval_steps: int = 0
     eval_tasks: int = 0
     eval_at_start: bool = False
@@ -68,7 +70,7 @@ class RunSettings:
         for key in ("groups_per_step", "group_size", "max_steps"):
             if getattr(self, key) < 1:
                 raise ConfigError("must be at least 1", key=key, value=getattr(self, key))
-        for key in ("alpha", "spare_groups", "spare_members", "save_steps", "eval_steps", "window"):
+        for key in ("alpha", "spare_groups", "spare_members", "save_steps", "keep_checkpoints", "eval_steps", "window"):
             if getattr(self, key) < 0:
                 raise ConfigError("must not be negative", key=key, value=getattr(self, key))
         if self.depth is not None and not 0 <= self.depth <= self.alpha:

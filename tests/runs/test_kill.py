@@ -20,6 +20,7 @@ ALPHA, STEPS, GROUPS, MEMBERS = 1, 32, 2, 2
 OPTIONS: dict[str, Any] = {
     "max_steps": STEPS,
     "save_steps": 2,
+    "save_total_limit": 2,
     "eval_steps": 3,
     "response_length": 24,
     "async_generation_ratio": ALPHA,
@@ -61,6 +62,7 @@ MOMENTS: tuple[Moment, ...] = (
     event("validate.end", 0.02),
     event("step.end", 0.05),
     event("checkpoint", 0.02),
+    entry("a checkpoint half removed", 0.002, "SELECT ifnull(min(version), 0) FROM checkpoints"),
     entry("a group begun", 0.02, "SELECT count(*) FROM groups"),
     entry("a sample finished", 0.02, "SELECT ifnull(max(row), 0) FROM payloads"),
     entry("a group graded", 0.02, "SELECT ifnull(max(group_id), 0) FROM grades"),
@@ -140,5 +142,7 @@ def test_a_run_that_is_killed_twenty_times_finishes_as_if_it_had_not_been(runs: 
     books.look()
     check_history(directory)
     assert segments() <= before, "shared memory is left behind"
-    for checkpoint in sorted((directory / "checkpoints").iterdir())[-2:]:
+    left = sorted((directory / "checkpoints").iterdir())
+    assert [path.name for path in left] == [f"step-{STEPS - 2:08d}", f"step-{STEPS:08d}"]
+    for checkpoint in left:
         assert runs.template.call("tests.runs.factory:check_checkpoint", str(checkpoint)) == 0

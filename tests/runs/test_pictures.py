@@ -51,7 +51,8 @@ def begin(runs: Runs, directory: Path, model: Path, **changed: Any) -> Run:
 
 
 def test_a_killed_run_goes_on_and_trains_everything_once(runs: Runs, model: Path, tmp_path: Path) -> None:
-    options = {"max_steps": 4, "save_steps": 2, "async_generation_ratio": 1, "processes": True}
+    options = {"max_steps": 4, "save_steps": 2, "save_total_limit": 1}
+    options |= {"async_generation_ratio": 1, "processes": True}
     run = begin(runs, tmp_path / "run", model, **options)
     assert run.until(lambda: count(run.directory, "step.end") >= 2), run.text
     children = list(parts(run).values())
@@ -68,6 +69,7 @@ def test_a_killed_run_goes_on_and_trains_everything_once(runs: Runs, model: Path
     for episode in kept:
         actions = episode.turns[0].generation.actions
         assert sum(step.trained for step in actions) == 2 and actions[-1].image is not None
+    assert [path.name for path in (run.directory / "checkpoints").iterdir()] == ["step-00000004"]
     lags = [event.data["train/lag_max"] for event in events(run.directory, "step.end")]
     assert max(lags) == 1.0
 

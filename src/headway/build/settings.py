@@ -29,6 +29,7 @@ def settings_of(resolved: Resolved, *, held_out: int = 0) -> RunSettings:
         dual_buffer=config.enable_dual_buffer,
         colocated=derived.hybrid,
         save_steps=config.save_steps,
+        keep_checkpoints=config.save_total_limit,
         eval_steps=config.eval_steps,
         eval_tasks=config.val_batch_size or held_out,
         eval_at_start=config.eval_at_start,

@@ -178,6 +178,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "trainer.use_nodes_ratios": (Rule("use_nodes_ratios"),),
     "trainer.total_training_steps": (Rule("max_steps"),),
     "trainer.save_freq": (Rule("save_steps", _off_below_zero(0)),),
+    "trainer.max_actor_ckpt_to_keep": (Rule("save_total_limit", _off_below_zero(0)),),
     "trainer.test_freq": (Rule("eval_steps", _off_below_zero(0)),),
     "trainer.val_before_train": (Rule("eval_at_start"),),
     "trainer.experiment_name": (Rule("exp_name"),),
@@ -186,6 +187,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "trainer.resume_from_path": (Rule("resume", lambda value: UNSET if value is None else value),),
     # Synonyms in the first dialect
     "resume_from_checkpoint": (Rule("resume", _resume),),
+    "max_ckpt_to_keep": (Rule("save_total_limit", _off_below_zero(0)),),
+    "*.training_args.save_total_limit": (Rule("save_total_limit", _off_below_zero(0)),),
     "max_grad_norm": (Rule(_TRAIN + "max_grad_norm"),),
     "is_offload_optimizer_states_in_train_step": (Rule(_TRAIN + "offload_optimizer"),),
     "max_running_requests": (Rule(_INFER_SIZES + "max_num_seqs"),),

@@ -44,6 +44,8 @@ class Config:
     """Training steps of the run."""
     save_steps: Amount = 50
     """Steps between checkpoints. 0: only at the end."""
+    save_total_limit: Amount = 5
+    """Checkpoints that are kept, the newest ones; older ones are removed when the next is whole. 0: all."""
     logging_steps: Count = 1
     """Steps between lines of the log."""
     track_with: tuple[Literal["tensorboard", "wandb", "trackio", "jsonl"], ...] = ("tensorboard",)

@@ -46,6 +46,7 @@ class Journal:
         self.spent_groups: list[tuple[int, int, int]] = []
         self.spent_grades: list[tuple[int]] = []
         self.checkpoints: list[tuple[int, str]] = []
+        self.forgotten: list[tuple[int]] = []
         self._writes: tuple[tuple[list[Any], str], ...] = (
             (self.groups, "INSERT INTO groups (group_id, position) VALUES (?, ?)"),
             (self.samples, "INSERT INTO samples (row, sample_id, group_id) VALUES (?, ?, ?)"),
@@ -60,6 +61,7 @@ class Journal:
             (self.spent_groups, f"DELETE FROM payloads WHERE {_MEMBERS}"),
             (self.spent_grades, "DELETE FROM grades WHERE group_id = ?"),
             (self.checkpoints, "INSERT OR REPLACE INTO checkpoints VALUES (?, ?)"),
+            (self.forgotten, "DELETE FROM checkpoints WHERE version = ?"),
         )
 
     def changed(self) -> None:

@@ -170,6 +170,23 @@ class Ledger:
         found = self._journal.db.execute("SELECT version, directory FROM checkpoints ORDER BY version DESC")
         return [(int(version), str(directory)) for version, directory in found]
 
+    def forget_checkpoint(self, version: int) -> None:
+        """The checkpoint `version` is no longer on disk: nobody goes back to it. Flushes.
+
+        What a restore needs is kept for the newest alone, so an older one takes nothing with it.
+        """
+        newest = self.last_checkpoint()
+        if newest is None or version >= newest[0]:
+            raise LedgerError(f"checkpoint {version} cannot be forgotten: no newer one is on disk")
+        self._journal.forgotten.append((version,))
+        self.flush()
+
+    @property
+    def run(self) -> str:
+        """Tells what this run wrote from what others did, wherever its directory is moved to."""
+        (found,) = self._journal.db.execute("SELECT value FROM meta WHERE key = 'run'").fetchone()
+        return str(found)
+
     def restore(self, version: int) -> Restored:
         """Go on from the trainer's checkpoint `version`: in a new process, or in this one when its trainer was lost.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import uuid
 import weakref
 from pathlib import Path
 from typing import IO
@@ -99,6 +100,8 @@ def _check(db: sqlite3.Connection, path: Path | str) -> None:
         )
     if schema < SCHEMA:
         raise LedgerError(f"{path}: schema {schema} is not known to this Headway; choose another run directory")
+    if db.execute("SELECT 1 FROM meta WHERE key = 'run'").fetchone() is None:
+        db.execute("INSERT INTO meta VALUES ('run', ?)", (uuid.uuid4().hex,))
 
 
 def newest_of(path: Path) -> tuple[int, str] | None:

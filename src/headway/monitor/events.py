@@ -23,7 +23,7 @@ data holds JSON scalars only, in the order given, so that a log is reproducible 
 | `retry` / `restart` / `down` / `up` | who | `attempt` or `reason`; `version` for an engine that is up again |
 | `join` / `leave` | engine | `engines` (of the run, with or without it); a newcomer serves when it is `up` |
 | `degrade` / `restore` | `recovery` | `level` |
-| `checkpoint` | `flow` | `trained` |
+| `checkpoint` / `checkpoint.remove` | `flow` | `trained` |
 | `validate.begin` / `validate.end` | `validate` | `trained`; at the end `reward`, `samples`, the outcomes of episodes |
 | `stall` | `flow` | `graph` |
 | `run.begin` | `run` | `resumed`, `trained`, and what is known about the run, such as `steps` and `machine` |

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ import torch
 from headway.algorithms import AdvantageParams
 from headway.errors import ConfigError, TrainerError
 from headway.trainers.local import LocalSettings, LocalTrainer, LoraSettings, OptimizerSettings
+from headway.trainers.sharded.host import Rank
 from headway.trainers.sharded.layout import Layout
-from headway.trainers.sharded.ranks import Ranks, meet
+from headway.trainers.sharded.ranks import Ranks
 from headway.trainers.sharded.trainer import RankTrainer
 from headway.types import Batch
 from headway.weights.elsewhere import Elsewhere
+from headway.weights.objects import ObjectArena
 from headway.weights.store import SharedArena, WeightStore
 
 from .factory import VOCABULARY, tiny
@@ -65,20 +67,22 @@ def settings_of(args: Mapping[str, Any]) -> LocalSettings:
     )
 
 
-def store() -> WeightStore:
-    return WeightStore(bucket_mb=0.01, wire=None, arena=SharedArena())
+def store(args: Mapping[str, Any]) -> WeightStore:
+    arena: Any = ObjectArena() if args.get("objects") else SharedArena()
+    return WeightStore(bucket_mb=0.01, wire=None, arena=arena)
 
 
 def whole(args: Mapping[str, Any]) -> LocalTrainer:
-    return LocalTrainer(MODELS[args.get("model", "llama")], settings_of(args), store())
+    return LocalTrainer(MODELS[args.get("model", "llama")], settings_of(args), store({}))
 
 
-def rank(args: Mapping[str, Any]) -> RankTrainer:
-    layout = Layout(ranks=args["ranks"], tensor=args.get("tensor", 1), context=args.get("context", 1))
-    meet(args["rank"], args["ranks"], Path(args["meeting"]), "cpu")
-    ranks = Ranks(layout, "cpu")
-    model = partial(MODELS[args.get("model", "llama")])
-    return RankTrainer(model, settings_of(args), store() if ranks.first else Elsewhere(None), ranks)
+def rank(args: Mapping[str, Any], kind: type[RankTrainer] = RankTrainer) -> Rank:
+    def make() -> RankTrainer:
+        ranks = Ranks(Layout(ranks=args["ranks"], tensor=args.get("tensor", 1), context=args.get("context", 1)), "cpu")
+        model = partial(MODELS[args.get("model", "llama")])
+        return kind(model, settings_of(args), store(args) if ranks.first else Elsewhere(None), ranks)
+
+    return Rank(number=args["rank"], ranks=args["ranks"], device="cpu", make=make)
 
 
 class _Unlucky(RankTrainer):
@@ -88,15 +92,29 @@ class _Unlucky(RankTrainer):
         raise TrainerError("not enough memory")
 
 
-def failing(args: Mapping[str, Any]) -> RankTrainer:
+def failing(args: Mapping[str, Any]) -> Rank:
     """The others wait for rank 1 in the middle of a step."""
-    made = rank(args)
-    made.__class__ = _Unlucky
-    return made
+    return rank(args, _Unlucky)
 
 
-def refusing(args: Mapping[str, Any]) -> RankTrainer:
+def refusing(args: Mapping[str, Any]) -> Rank:
     """The others wait for rank 1 before there is anything to do."""
     if args["rank"] == 1:
         raise ConfigError("rank 1 does not like it", key="rank", value=1)
     return rank(args)
+
+
+def _refuses() -> RankTrainer:
+    raise ConfigError("rank 1 does not like it", key="rank", value=1)
+
+
+def regretting(args: Mapping[str, Any]) -> Rank:
+    """The same when they have met: the others wait for rank 1 with their model in hand."""
+    made = rank(args)
+    return replace(made, make=_refuses) if made.number == 1 else made
+
+
+def missing(args: Mapping[str, Any]) -> Rank:
+    """There is one rank more than come."""
+    made = rank(args)
+    return replace(made, ranks=made.ranks + 1)

@@ -63,9 +63,11 @@ class Ranked:
         finally:
             await asyncio.gather(*(trainer.close() for trainer in self.made))
 
-    def ranked(self, ranks: int = 2, *, target: str = "rank", grace_s: float = 10.0, **args: Any) -> WatchedRanks:
+    def ranked(
+        self, ranks: int = 2, *, target: str = "rank", grace_s: float = 10.0, meet_s: float = 120.0, **args: Any
+    ) -> WatchedRanks:
         spec = ChildSpec(name="trainer", target=f"tests.trainers.sharded_targets:{target}", args=args)
-        self.made.append(WatchedRanks(spec, pool().start, ranks=ranks, grace_s=grace_s))
+        self.made.append(WatchedRanks(spec, pool().start, ranks=ranks, grace_s=grace_s, meet_s=meet_s))
         return self.made[-1]
 
 
@@ -254,13 +256,43 @@ class TestLife(Ranked):
 
         self.run(scenario())
 
-    def test_a_rank_that_does_not_come_up_says_why_and_leaves_nobody(self) -> None:
+    @pytest.mark.parametrize("target", ["refusing", "regretting"])
+    def test_a_rank_that_does_not_come_up_says_why_and_leaves_nobody(self, target: str) -> None:
         async def scenario() -> None:
-            trainer = self.ranked(2, target="refusing")
+            trainer = self.ranked(2, target=target)
             with pytest.raises(ConfigError, match="rank 1 does not like it"):
                 await trainer.start()
             with pytest.raises(TrainerCrashed, match="does not come up"):
                 await trainer.train(factory.batch(0))
+
+        self.run(scenario())
+
+    def test_ranks_that_do_not_meet_in_time_are_ended_and_come_back(self) -> None:
+        async def scenario() -> None:
+            trainer = self.ranked(2, target="missing", meet_s=0.3)
+            with pytest.raises(TrainerCrashed, match=r"ranks on 127\.0\.0\.1 were not ready after 0\.3 s; they meet"):
+                await trainer.train(factory.batch(0))
+            pids = trainer.pids
+            with pytest.raises(TrainerCrashed, match="not ready"):
+                await trainer.restart()
+            assert gone(pids)
+
+        self.run(scenario())
+
+    def test_a_start_that_is_called_off_leaves_nobody_and_can_be_made_again(self) -> None:
+        async def scenario() -> None:
+            trainer = self.ranked(2)
+            start = asyncio.create_task(trainer.start())
+            while not trainer.pids:  # noqa: ASYNC110 - they are there, and about to meet
+                await asyncio.sleep(0.001)
+            pids = trainer.pids
+            start.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await start
+            while not gone(pids):  # noqa: ASYNC110 - the kernel ends them in its own time
+                await asyncio.sleep(0.01)
+            await trainer.train(factory.batch(0))
+            assert trainer.version == 1
 
         self.run(scenario())
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.build.parts import PartArgs, make_engine, make_replica, make_trainer
+from headway.build.parts import PartArgs, make_engine, make_rank, make_replica, make_trainer
 from headway.build.transfer import EngineEnd, make_store, source_of
 from headway.build.ways import Route
 
 if TYPE_CHECKING:
     from headway.engines.base import Engine
     from headway.trainers.base import Scorer, Trainer
+    from headway.trainers.sharded.host import Rank
 
 
 def trainer(args: Mapping[str, Any]) -> Trainer:
@@ -24,17 +24,21 @@ def trainer(args: Mapping[str, Any]) -> Trainer:
     return made
 
 
-def rank(args: Mapping[str, Any]) -> Trainer:
+def rank(args: Mapping[str, Any]) -> Rank:
     """One rank of the trainer; the first publishes versions for other processes."""
-    from headway.build.parts import make_rank
+    from headway.trainers.sharded.host import Rank
 
     part, route = PartArgs.from_json(args["part"]), Route(**args["route"])
-    resolved = part.resolved()
-    store = make_store(resolved, part.device, route) if args["rank"] == 0 else None
-    made = make_rank(part, store, rank=args["rank"], ranks=args["ranks"], meeting=Path(args["meeting"]))
-    if store is not None:
+    resolved, number, ranks = part.resolved(), args["rank"], args["ranks"]
+
+    def make() -> Trainer:
+        if number:
+            return make_rank(part, None, ranks)
+        made = make_rank(part, make_store(resolved, part.device, route), ranks)
         made.source = source_of(made.source, resolved, route)
-    return made
+        return made
+
+    return Rank(number=number, ranks=ranks, device=part.device, make=make)
 
 
 async def engine(args: Mapping[str, Any]) -> Engine:

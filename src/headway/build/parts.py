@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.build.placement import Device
@@ -77,14 +76,13 @@ def make_trainer(args: PartArgs, store: WeightStore) -> LocalTrainer:
     return LocalTrainer(_loader(args.model), _local_settings(args), store, **_beside(args))
 
 
-def make_rank(args: PartArgs, store: WeightStore | None, *, rank: int, ranks: int, meeting: Path) -> RankTrainer:
-    """One of many processes that hold the policy together; rank 0 publishes into `store`."""
+def make_rank(args: PartArgs, store: WeightStore | None, ranks: int) -> RankTrainer:
+    """One of many processes that hold the policy together, and have met; rank 0 publishes into `store`."""
     from headway.build.sharding import layout_of
-    from headway.trainers.sharded.ranks import Ranks, meet
+    from headway.trainers.sharded.ranks import Ranks
     from headway.trainers.sharded.trainer import RankTrainer
     from headway.weights.elsewhere import Elsewhere
 
-    meet(rank, ranks, meeting, args.device)
     team = Ranks(layout_of(args.resolved(), ranks), args.device)
     kept = Elsewhere(wire_of(args.resolved(), args.device)) if store is None else store
     return RankTrainer(_loader(args.model), _local_settings(args), kept, team, **_beside(args))

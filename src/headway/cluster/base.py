@@ -184,6 +184,8 @@ class Peer(Protocol):
     """Called with everything the peer tells unasked."""
     on_end: Callable[[str], None]
     """Called when the peer has ended, with how, before those who wait for it are told."""
+    host: str
+    """The address of its machine, as other peers of the run reach it."""
 
     @property
     def alive(self) -> bool:

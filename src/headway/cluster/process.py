@@ -28,6 +28,7 @@ from headway.errors import ConfigError
 
 __all__ = ["Child", "ChildSpec"]
 
+LOOPBACK = "127.0.0.1"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Read by libraries when they are loaded. On ARM, oneDNN listens to nothing else."""
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -56,6 +57,7 @@ class Child:
     def __init__(self, spec: ChildSpec, process: Process, output: IO[bytes]) -> None:
         self.spec = spec
         self.pid = process.pid
+        self.host = LOOPBACK
         self.on_note: Callable[[Any], None] = lambda note: None
         self.on_end: Callable[[str], None] = lambda how: None
         self._process = process

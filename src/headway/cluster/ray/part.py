@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from headway.cluster.child import Server
 from headway.cluster.ray.outbox import Outbox, Parcel
 from headway.cluster.wire import decode, deliver, encode, error_to_wire, frames
@@ -75,7 +77,7 @@ def _prepared(setup: Mapping[str, Any]) -> dict[str, Any]:
     sys.path += [path for path in setup["paths"] if path not in sys.path and Path(path).exists()]
     warnings.filterwarnings("ignore", message="The given buffer is not writable")  # stored weights are only read
     _redirect(setup["output"], setup["inode"], needed=setup["needed"])
-    return {"pid": os.getpid(), "node": os.uname().nodename}
+    return {"pid": os.getpid(), "node": os.uname().nodename, "host": ray.util.get_node_ip_address()}
 
 
 def _redirect(output: str, inode: int, *, needed: bool) -> None:

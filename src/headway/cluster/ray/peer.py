@@ -41,7 +41,7 @@ class RayPeer:
         self.spec = spec
         self.pid = 0
         """On its node."""
-        self.node = ""
+        self.node = self.host = ""
         self.on_note: Callable[[Any], None] = lambda note: None
         self.on_end: Callable[[str], None] = lambda how: None
         self._actor, self._output = actor, output
@@ -123,7 +123,7 @@ class RayPeer:
         kind, value = decode(memoryview(answer)[8:])
         if kind == "fail":
             raise error_from_wire(value)
-        self.pid, self.node = value["pid"], value["node"]
+        self.pid, self.node, self.host = value["pid"], value["node"], value["host"]
 
     async def _end(self) -> None:
         self.kill()

@@ -1,16 +1,12 @@
-"""One rank among its peers: the process group, its meshes, and the team that a learner asks.
+"""One rank among its peers: its meshes, and the team that a learner asks.
 
 Guarantees: every rank makes the same collective calls in the same order, whatever share of the samples it has: shares
-are filled up with packs without actions. A step is the step of one process, up to rounding. Peers meet in a file that
-nobody else knows; whoever does not come, or dies later, is the controller's business, which ends all of them.
+are filled up with packs without actions. A step is the step of one process, up to rounding.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,12 +24,9 @@ from headway.trainers.sharded.layout import Layout
 from headway.trainers.sharded.model import Cut, ShardedCritic, ShardedPolicy
 from headway.trainers.sharded.optimizer import ShardedOptimizer
 
-_PATIENCE = timedelta(hours=2)
-"""Of a collective: those who wait for a dead rank are killed, so that only a slow one is waited for."""
-
 
 class Ranks:
-    """The `Team` of a rank. Made once in a process, after `meet`."""
+    """The `Team` of a rank. Made once in a process, after the others were met."""
 
     def __init__(self, layout: Layout, device: str) -> None:
         self.layout, self.size = layout, layout.ranks
@@ -86,18 +79,6 @@ class Ranks:
             f"rank {self.rank} is out of memory ({failure}); a smaller per_device_train_batch_size of actor_train, "
             "or more ranks, need less"
         )
-
-
-def meet(rank: int, ranks: int, path: Path, device: str) -> None:
-    """Wait for the other ranks, in a file that does not exist before the first of them comes."""
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
-        logging.ERROR
-    )  # gathers in two steps are meant
-    cuda = torch.device(device).type == "cuda"
-    if cuda:
-        torch.cuda.set_device(device)
-    store = dist.FileStore(str(path), ranks)  # type: ignore[attr-defined]
-    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
 
 
 def _group_of(sets: Sequence[Sequence[int]], rank: int) -> Any:

@@ -2,8 +2,9 @@
 
     trainer = RankedTrainer(ChildSpec(name="trainer", target="package.module:make_rank", …), Child.start, ranks=4)
 
-Every call that ranks compute together goes to all of them at once, in one order; rank 0 answers. Each is given its
-number (`rank`), their number (`ranks`) and the path of a file to meet in (`meeting`), a new one for every life.
+Wherever `start` puts them: each is given its number (`rank`) and their number (`ranks`), rank 0 is asked for an address
+on its machine, and all of them meet there. From then on every call that ranks compute together goes to all of them at
+once, in one order; rank 0 answers.
 
 Guarantees: ranks live and die together. When one ends, the others, who may wait for it in the middle of a step, are
 killed at once, and whoever waits here is told `TrainerCrashed` with how it ended. The same where one fails and the
@@ -14,24 +15,25 @@ the answer. A step that was sent is not called back: cancelled here, it is compl
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, Start
 from headway.errors import BackendError, ConfigError, HeadwayError, TrainerCrashed
 from headway.trainers.remote import Kept, RemoteTrainer
 
+RANK_HOST = "headway.trainers.sharded.host:RankHost"
 _OF_RANK_0 = frozenset({"gather"})
 """What is asked of rank 0 alone: it concerns nothing but its store."""
 
 
 class RankedTrainer(RemoteTrainer):
-    """`spec` is that of every rank but for its number; `each` adds what else differs, such as the environment."""
+    """`spec` is that of every rank but for its number; `each` adds what else differs, such as the environment.
+
+    `meet_s`: how long they may take to meet and to read the model, once their processes are there.
+    """
 
     def __init__(
         self,
@@ -40,15 +42,27 @@ class RankedTrainer(RemoteTrainer):
         *,
         ranks: int,
         each: Callable[[ChildSpec, int], ChildSpec] = lambda spec, rank: spec,
+        meet_s: float = 120.0,
         close_s: float = 5.0,
         grace_s: float = 10.0,
     ) -> None:
-        self._ranks, self._each, self._grace_s = ranks, each, grace_s
+        self._ranks, self._each, self._meet_s, self._grace_s = ranks, each, meet_s, grace_s
         super().__init__(spec, start, close_s=close_s)
 
     def _kept(self, spec: ChildSpec, start: Start, close_s: float) -> Kept:
-        specs = [self._each(replace(spec, name=f"{spec.name}/{rank}"), rank) for rank in range(self._ranks)]
-        return KeptRanks(spec.name, specs, start, on_note=self._told, close_s=close_s, grace_s=self._grace_s)
+        return KeptRanks(
+            spec.name,
+            [self._spec(spec, rank) for rank in range(self._ranks)],
+            start,
+            on_note=self._told,
+            meet_s=self._meet_s,
+            close_s=close_s,
+            grace_s=self._grace_s,
+        )
+
+    def _spec(self, spec: ChildSpec, rank: int) -> ChildSpec:
+        args = {**spec.args, "rank": rank, "ranks": self._ranks}
+        return self._each(replace(spec, name=f"{spec.name}/{rank}", host=RANK_HOST, args=args), rank)
 
 
 class KeptRanks:
@@ -61,15 +75,14 @@ class KeptRanks:
         start: Start,
         *,
         on_note: Callable[[Any], None],
+        meet_s: float,
         close_s: float,
         grace_s: float,
     ) -> None:
         self.name = name
         self._specs, self._start, self._on_note = list(specs), start, on_note
-        self._close_s, self._grace_s = close_s, grace_s
+        self._meet_s, self._close_s, self._grace_s = meet_s, close_s, grace_s
         self._peers: list[Peer] = []
-        self._room: Path | None = None
-        """Where the file lies that ranks meet in: groups are made in it as long as they live."""
         self._starting = asyncio.Lock()
         self._work: set[asyncio.Future[Any]] = set()
         """Calls that go on when whoever made them is gone."""
@@ -111,22 +124,32 @@ class KeptRanks:
             self._check()
             if not self._peers:
                 try:
-                    self._peers = await self._met()
-                    for peer in self._peers:
-                        peer.on_end = self._lose
-                    self._peers[0].on_note = self._on_note
-                    await asyncio.gather(*(peer.call("ready") for peer in self._peers))
+                    self._peers = await _all_or_none([self._start(spec) for spec in self._specs])
+                    await self._meet()
                 except HeadwayError as error:
                     self._lose(f"{self.name} does not come up: {error}")
                     raise TrainerCrashed(self._down) from error
+                except BaseException:  # some may have met, and some not
+                    for peer in self._forget():
+                        peer.kill()
+                    raise
             return self._peers
 
-    async def _met(self) -> list[Peer]:
-        """All started, and known to each other."""
-        self._room = Path(tempfile.mkdtemp(prefix="headway-ranks-"))
-        common: Mapping[str, Any] = {"ranks": len(self._specs), "meeting": str(self._room / "meeting")}
-        specs = [replace(spec, args={**spec.args, **common, "rank": rank}) for rank, spec in enumerate(self._specs)]
-        return await _all_or_none([self._start(spec) for spec in specs])
+    async def _meet(self) -> None:
+        """All known to each other, each with its trainer."""
+        first = self._peers[0]
+        first.on_note = self._on_note
+        for peer in self._peers:
+            peer.on_end = self._lose
+        where = first.host
+        try:
+            async with asyncio.timeout(self._meet_s):
+                where = await first.call("open", where)
+                await asyncio.gather(*(peer.call("meet", where, peer.host) for peer in self._peers))
+                await asyncio.gather(*(peer.call("ready") for peer in self._peers))
+        except TimeoutError:
+            hosts = ", ".join(dict.fromkeys(peer.host for peer in self._peers))
+            raise PeerLost(f"ranks on {hosts} were not ready after {self._meet_s:g} s; they meet at {where}") from None
 
     async def _answer(self, method: str, calls: Sequence[asyncio.Future[Any]], otherwise: type[BackendError]) -> Any:
         _, late = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
@@ -155,18 +178,19 @@ class KeptRanks:
             work.exception()  # seen
 
     async def _leave(self, reason: str, *, kill: bool) -> None:
+        peers = self._forget()
+        if kill:
+            for peer in peers:
+                peer.kill()
+        self._down = reason
+        await asyncio.gather(*(peer.close(0.0 if kill else self._close_s) for peer in peers))
+
+    def _forget(self) -> list[Peer]:
+        """Those there were; what becomes of them is nothing to us."""
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.on_end = lambda how: None
-            if kill:
-                peer.kill()
-        self._down = reason
-        try:
-            await asyncio.gather(*(peer.close(0.0 if kill else self._close_s) for peer in peers))
-        finally:
-            room, self._room = self._room, None
-            if room is not None:
-                shutil.rmtree(room, ignore_errors=True)
+        return peers
 
     def _lose(self, reason: str) -> None:
         """End all of them; the first reason is the one that counts."""

@@ -36,7 +36,7 @@ class GatheringStore(WeightSource, Protocol):
 
 
 class RankTrainer(LocalTrainer):
-    """Of a process that has met the others (`meet`). Rank 0 has a store, the others a `weights.elsewhere.Elsewhere`."""
+    """Of a process that has met the others. Rank 0 has a store, the others a `weights.elsewhere.Elsewhere`."""
 
     def __init__(
         self,

@@ -55,6 +55,8 @@ class Row:
     seed: int
     victim: str = ""
     after_step: int = 0
+    promised: int = 0
+    """Samples that were finished when the kill came."""
     wall_s: float = 0.0
     lag: int = 0
     restarts: int = 0
@@ -153,6 +155,7 @@ def _strike(run: Run, kind: Kind, stage: Stage, dice: Random, row: Row, promises
     if not run.until(somebody, LONGEST_S):
         return ["nobody to kill was found before the run ended"]
     promises.look()
+    row.promised = len(promises)
     row.victim, pids = chosen[0]
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -192,7 +195,8 @@ def _line(row: Row) -> str:
 
 def _table(rows: Sequence[Row]) -> Table:
     table = Table(title=f"{len(rows)} runs of {STEPS} steps, one SIGKILL each")
-    for name in ("killed", "runs", "ended all steps, nothing wrong", "restarts", "worst lag", "dropped", "median s"):
+    headings = ("killed", "runs", "ended all steps, nothing wrong", "restarts", "worst lag")
+    for name in (*headings, "finished before", "dropped", "median s"):
         table.add_column(name, justify="left" if name == "killed" else "right")
     for kind in dict.fromkeys(row.kind for row in rows):
         ours = [row for row in rows if row.kind == kind]
@@ -202,6 +206,7 @@ def _table(rows: Sequence[Row]) -> Table:
             str(sum(not row.problems for row in ours)),
             str(sum(row.restarts for row in ours)),
             str(max(row.lag for row in ours)),
+            str(sum(row.promised for row in ours)),
             str(sum(count for row in ours for end, count in row.samples.items() if end.startswith("dropped"))),
             f"{sorted(row.wall_s for row in ours)[len(ours) // 2]:.1f}",
         )

@@ -42,20 +42,25 @@ class Promises:
     def __init__(self, run: Run) -> None:
         self._run, self._finished = run, set[str]()
 
+    def __len__(self) -> int:
+        return len(self._finished)
+
     def look(self) -> list[str]:
         """Before a kill, after one that ends the run, and at the end."""
         path = self._run.directory / "ledger.sqlite"
         if not path.exists():
             return []
-        with closing(sqlite3.connect(path)) as db:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:  # what is to be recovered stays as it is
             try:
                 ends = {
                     name: (end, reason)
                     for name, end, reason in db.execute("SELECT sample_id, end, reason FROM samples")
                 }
                 kept = {name for (name,) in db.execute("SELECT sample_id FROM payloads JOIN samples USING (row)")}
-            except sqlite3.OperationalError:  # killed before its tables were made
-                return []
+            except sqlite3.OperationalError as error:
+                if "no such table" not in str(error):
+                    raise
+                return []  # killed before they were made
         lost = [name for name in sorted(self._finished) if not _accounted(ends.get(name), name in kept)]
         self._finished |= kept
         return [f"sample {name} was finished and is lost" for name in lost]

@@ -10,6 +10,7 @@ import pytest
 from headway.build.needs import parts_of
 from headway.build.placement import place
 from headway.build.rooms import device_of, rooms_of
+from headway.build.sharding import ranks_of
 from headway.cluster.ray.rooms import Node, Room
 from headway.config import ConfigErrors, load
 from headway.errors import ConfigError
@@ -28,7 +29,8 @@ APART: dict[str, Any] = {
 
 
 def rooms(device: Literal["cpu", "cuda"], **options: Any) -> dict[str, Room]:
-    return rooms_of(load({"cluster": {"kind": "ray"}}, [f"{key}={value}" for key, value in options.items()]), device)
+    resolved = load({"cluster": {"kind": "ray"}}, [f"{key}={value}" for key, value in options.items()])
+    return rooms_of(resolved, device, ranks_of(resolved, device, apart=True))
 
 
 def test_a_device_is_a_slot_of_the_node_that_its_number_says() -> None:
@@ -58,8 +60,35 @@ def test_on_gpus_everybody_has_one_and_who_shares_has_a_part_of_it() -> None:
     assert rooms("cuda", **APART)["engine/1"] == Room(node=1, cpus=1, gpus=1.0)
     shared = rooms("cuda", async_generation_ratio=1)
     assert shared == {"trainer": Room(node=0, cpus=1, gpus=0.5), "engine/0": Room(node=0, cpus=1, gpus=0.5)}
-    with pytest.raises(ConfigError, match="training on Ray is on one GPU"):
-        rooms("cuda", **{**APART, "actor_train.device_mapping": [0, 1], "actor_infer.device_mapping": [2, 3]})
+    with pytest.raises(ConfigError, match="an engine of this build is on one GPU"):
+        rooms("cuda", **APART, **{"actor_infer.strategy_args.strategy_config.tensor_model_parallel_size": 3})
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0.0), ("cuda", 1.0)])
+def test_ranks_of_a_trainer_are_on_the_nodes_of_their_devices(device: Literal["cpu", "cuda"], gpus: float) -> None:
+    found = rooms(device, **{**APART, "actor_train.device_mapping": [1, 2], "actor_infer.device_mapping": [0, 3]})
+    assert found == {
+        "trainer/0": Room(node=0, cpus=1, gpus=gpus),
+        "trainer/1": Room(node=1, cpus=1, gpus=gpus),
+        "engine/0": Room(node=0, cpus=1, gpus=gpus),
+        "engine/1": Room(node=1, cpus=1, gpus=gpus),
+    }
+
+
+def test_on_gpus_ranks_share_with_engines_where_nothing_else_is_said() -> None:
+    shared = rooms("cuda", num_gpus_per_node=2)
+    assert shared == {
+        name: Room(node=0, cpus=1, gpus=0.5) for name in ("trainer/0", "trainer/1", "engine/0", "engine/1")
+    }
+
+
+def test_sizes_make_ranks_of_slots_that_nobody_mapped() -> None:
+    sizes = {"actor_train.strategy_args.strategy_config.context_parallel_size": 2}
+    found = rooms("cpu", **sizes, num_gpus_per_node=4)
+    assert {name: room for name, room in found.items() if name.startswith("trainer")} == {
+        "trainer/0": Room(node=0, cpus=2),
+        "trainer/1": Room(node=0, cpus=2),
+    }
 
 
 def test_gpus_are_used_where_the_cluster_has_them() -> None:
@@ -81,6 +110,26 @@ def test_a_cluster_of_our_own_is_planned_and_not_started() -> None:
     assert "on Ray at local, 1 machine: this machine" in made.text and "engine/2 on 1 (1 CPU)" in made.text
     parts = [(part.name, part.lives, part.memory) for part in parts_of(resolved, made)]
     assert parts[0] == ("trainer", "actor", "node 0") and parts[-1] == ("engine/2", "actor", "node 1")
+
+
+def test_ranks_on_a_cluster_are_shown_with_devices_nodes_and_layout() -> None:
+    pytest.importorskip("ray")
+    ranked = {
+        **APART,
+        "actor_train.device_mapping": [0, 1, 2, 3],
+        "actor_infer.device_mapping": [4],
+        "actor_train.strategy_args.strategy_config.tensor_model_parallel_size": 2,
+    }
+    resolved = load({"cluster": {"kind": "ray", "address": "local"}, "device": "cpu"}, _words(ranked))
+    made = place(resolved)
+    assert (made.ranks, made.train_threads) == (4, 1) and "4 ranks of the trainer: data 2 × tensor 2" in made.text
+    assert made.layout.sizes == {"ranks": 4, "data": 2, "context": 1, "tensor": 2, "shards": 2}
+    shown = [(part.name, part.memory, part.rank and part.rank.text) for part in parts_of(resolved, made)]
+    assert shown[1:3] == [
+        ("trainer/1", "node 0", "device 1: data 0, context 0, tensor 1"),
+        ("trainer/2", "node 1", "device 2: data 1, context 0, tensor 0"),
+    ]
+    assert shown[-1] == ("engine/0", "node 2", None)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,17 @@ def test_a_configuration_is_placed_without_reading_its_model(
     assert not (tmp_path / "run").exists() and not list(tmp_path.glob(".headway*")), "nothing is left behind"
 
 
+@pytest.mark.usefixtures("quick")
+def test_ranks_are_shown_with_their_devices_and_shares(capsys: pytest.CaptureFixture[str]) -> None:
+    mapped = ("device=cpu", "actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[2]")
+    found = facts(capsys, ARITHMETIC, *mapped)
+    assert found["layout"] == {"ranks": 2, "data": 2, "context": 1, "tensor": 1, "shards": 2}
+    assert found["parts"][1]["rank"] == {"devices": [1], "data": 1, "context": 0, "tensor": 0}
+    assert "rank" not in found["parts"][2]
+    assert main(["cluster", "check", ARITHMETIC, *mapped]) == 0
+    assert "device 1: data 1, context 0, tensor 0" in capsys.readouterr().out
+
+
 def test_what_cannot_be_placed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cluster", "check", ARITHMETIC, "async_generation_ratoi=2"]) == 2
     assert "async_generation_ratoi" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from headway.build.sharding import check_model, layout_of
 from headway.config import load
 from headway.errors import ConfigError
 
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 SIZES = "actor_train.strategy_args.strategy_config"
 APART = {
     "device": "cpu",
@@ -30,15 +31,57 @@ def test_every_device_of_the_trainer_is_a_rank(monkeypatch: pytest.MonkeyPatch) 
     resolved = load({**APART, f"{SIZES}.tensor_model_parallel_size": 2})
     made = place(resolved)
     assert (made.ranks, made.train_threads, made.processes) == (4, 2, True)
-    assert "4 ranks of the trainer × 2" in made.text
-    assert layout_of(resolved, made.ranks).text == "data 2 × tensor 2"
-    names = [part.name for part in parts_of(resolved, made)]
-    assert names == ["trainer/0", "trainer/1", "trainer/2", "trainer/3", "engine/0"]
+    assert "4 ranks of the trainer × 2 (data 2 × tensor 2)" in made.text
+    shown = [(part.name, part.rank and part.rank.text) for part in parts_of(resolved, made)]
+    assert shown == [
+        ("trainer/0", "device 0: data 0, context 0, tensor 0"),
+        ("trainer/1", "device 1: data 0, context 0, tensor 1"),
+        ("trainer/2", "device 2: data 1, context 0, tensor 0"),
+        ("trainer/3", "device 3: data 1, context 0, tensor 1"),
+        ("engine/0", None),
+    ]
 
 
 def test_a_trainer_that_was_given_no_devices_is_one_process() -> None:
     made = place(load({"device": "cpu", "num_gpus_per_node": 8}))
     assert made.ranks == 1 and parts_of(load({}), made)[0].name == "trainer"
+
+
+@pytest.mark.parametrize("name", ["tensor_model_parallel_size", "context_parallel_size"])
+def test_on_a_cpu_sizes_make_the_ranks_that_they_need(name: str) -> None:
+    made = place(load({"device": "cpu", "num_gpus_per_node": 8, f"{SIZES}.{name}": 2}))
+    assert made.ranks == 2 and made.layout.text == f"{name.partition('_')[0]} 2"
+    with pytest.raises(ConfigError, match="2 ranks of the trainer are processes") as refused:
+        place(load({"device": "cpu", "num_gpus_per_node": 8, f"{SIZES}.{name}": 2, "processes": False}))
+    assert f"{SIZES}.{name}: 1" in refused.value.hint
+    with pytest.raises(ConfigError, match=f"{name} = 2: 1 devices are not whole copies.*or a multiple of 2 devices"):
+        load({f"{SIZES}.{name}": 2})
+
+
+@pytest.mark.parametrize(("gpus", "options"), [(1, {}), (8, {"processes": False}), (8, {"hybrid_engine": True})])
+@pytest.mark.parametrize("name", ["tensor_model_parallel_size", "context_parallel_size"])
+def test_sizes_that_one_process_would_ignore_are_refused(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, options: dict[str, Any], name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    given = {**APART, "device": "cuda", **options}
+    if "hybrid_engine" in options:
+        given["actor_infer.device_mapping"] = given["actor_train.device_mapping"]
+    assert place(load(given)).ranks == 1, "with sizes of 1, many devices are one process"
+    with pytest.raises(ConfigError, match="the trainer would be one process here") as refused:
+        place(load({**given, f"{SIZES}.{name}": 2}))
+    assert (refused.value.key, refused.value.value) == (f"{SIZES}.{name}", 2)
+    assert refused.value.hint.startswith("1, or actor_train.device_mapping with GPUs of this machine")
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_configuration_for_a_cluster_is_placed_on_one_machine(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(cuda))
+    for name in ("frozen_lake_async", "webshop_async"):
+        made = place(load(str(CONFIGS / f"{name}.yaml")))
+        assert (made.device, made.ranks) == (("cuda", 1) if cuda else ("cpu", 4))
 
 
 def test_every_rank_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +143,7 @@ def test_models_whose_layers_cannot_be_shared_are_refused(
     resolved = load({**APART, f"{SIZES}.tensor_model_parallel_size": size})
     path = model(tmp_path, kind, **shape)
     if message is None:
-        check_model(resolved, 4, path)
+        check_model(layout_of(resolved, 4), path)
         return
     with pytest.raises(ConfigError, match=message):
-        check_model(resolved, 4, path)
+        check_model(layout_of(resolved, 4), path)

@@ -201,7 +201,7 @@ def make_machinery(resolved: Resolved, policy: Policy, place: Placement, logs: P
 def _with_child(
     resolved: Resolved, place: Placement, train: PartArgs, engines: list[Engine], logs: Path | None
 ) -> Machinery:
-    trainer, derived = _trainer(train, place, logs), resolved.derived
+    trainer, derived = _trainer(resolved, train, place, logs), resolved.derived
 
     def scorer(role: str, kind: Kind, needed: bool) -> Scorer | None:
         if not needed:
@@ -223,7 +223,7 @@ def _with_child(
     )
 
 
-def _trainer(train: PartArgs, place: Placement, logs: Path | None) -> RemoteTrainer:
+def _trainer(resolved: Resolved, train: PartArgs, place: Placement, logs: Path | None) -> RemoteTrainer:
     """One process, or ranks."""
     if place.ranks == 1:
         return RemoteTrainer(_spec("trainer", "trainer", train, place, logs), place.start)
@@ -232,7 +232,13 @@ def _trainer(train: PartArgs, place: Placement, logs: Path | None) -> RemoteTrai
         here = _spec(spec.name, "rank", train, place, logs)
         return replace(spec, env=here.env, log=here.log)
 
-    return RankedTrainer(_spec("trainer", "rank", train, place, logs), place.start, ranks=place.ranks, each=each)
+    return RankedTrainer(
+        _spec("trainer", "rank", train, place, logs),
+        place.start,
+        ranks=place.ranks,
+        each=each,
+        meet_s=resolved.config.cluster.start_timeout_s,
+    )
 
 
 def make_served(resolved: Resolved, policy: Policy, place: Placement, logs: Path | None) -> Served:

@@ -8,17 +8,18 @@ fit will not run, and one that barely fits may not either. Servers (vLLM, SGLang
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.build.backends import Policy
 from headway.build.parts import engine_slots, versions_on_device
 from headway.build.placement import LENT, Placement
-from headway.build.rooms import own_replica
+from headway.build.rooms import devices_of_parts, own_replica
 from headway.build.servers import serves
 from headway.build.sharding import rank_names
 from headway.cluster.ray.cluster import RayCluster
 from headway.config import Resolved
 from headway.errors import ConfigError
+from headway.trainers.sharded.layout import Seat
 
 HOST = "host"
 _SHARED_VERSIONS, _HEAP_VERSIONS = 3, 2
@@ -26,6 +27,21 @@ _LANDED = 2
 """Versions that an engine holds where they were broadcast to; one more where it keeps what it serves, for a delta."""
 _SETS = 2
 """Of an engine's weights: those that are served, and those that arrive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """One rank of a trainer: its devices, by their numbers in the run, and its share of a step."""
+
+    devices: tuple[int, ...]
+    seat: Seat
+
+    @property
+    def text(self) -> str:
+        """`device 5: data 1, context 0, tensor 0`."""
+        noun = "device" if len(self.devices) == 1 else "devices"
+        share = ", ".join(f"{name} {number}" for name, number in self.seat._asdict().items())
+        return f"{noun} {', '.join(map(str, self.devices))}: {share}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +56,8 @@ class Part:
     threads: int
     needs: Mapping[str, int]
     """Bytes, by what they are for; in the memory of the host whatever begins with `host:`."""
+    rank: RankPlace | None = None
+    """Of a trainer that has several."""
 
     @property
     def total(self) -> int:
@@ -49,10 +67,12 @@ class Part:
 def parts_of(resolved: Resolved, place: Placement, policy: Policy | None = None) -> list[Part]:
     """Every part, in the order in which they start. Without a policy there are no shapes, and so no needs."""
     shape = None if policy is None else _Shape.of(resolved, place, policy)
-    found = [
-        _part(name, place, place.train_threads, {} if shape is None else shape.rank(number))
-        for number, name in enumerate(rank_names(place.ranks))
-    ]
+    held = devices_of_parts(resolved, place.ranks)
+    found = []
+    for number, name in enumerate(rank_names(place.ranks)):
+        part = _part(name, place, place.train_threads, {} if shape is None else shape.rank(number))
+        rank = RankPlace(devices=held[name], seat=place.layout.seat(number)) if place.ranks > 1 else None
+        found.append(replace(part, rank=rank))
     for number in range(place.replicas):
         if serves(resolved):
             where = resolved.config.actor_infer.strategy_args.strategy_config.url
@@ -66,7 +86,7 @@ def parts_of(resolved: Resolved, place: Placement, policy: Policy | None = None)
     for role, wanted in _scorers(resolved, place).items():
         if wanted:
             found.append(_part(role, place, place.train_threads, {} if shape is None else shape.scorer(role)))
-    return found
+    return found if place.cluster is None else [_on_its_gpu(part, place.cluster, held) for part in found]
 
 
 def totals(parts: list[Part]) -> dict[str, int]:
@@ -90,10 +110,13 @@ def _part(name: str, place: Placement, threads: int, needs: Mapping[str, int]) -
 
 def _actor(name: str, cluster: RayCluster, threads: int, needs: Mapping[str, int]) -> Part:
     """On a node of the run; what is in the memory of a host is in that of its own."""
-    room = cluster.room(name)
-    where = f"node {room.node}" if not room.gpus else f"{room.gpus:g} GPU of node {room.node}"
     found = {what.removeprefix(f"{HOST}:"): size for what, size in needs.items()}
-    return Part(name=name, lives="actor", memory=where, threads=threads, needs=found)
+    return Part(name=name, lives="actor", memory=f"node {cluster.room(name).node}", threads=threads, needs=found)
+
+
+def _on_its_gpu(part: Part, cluster: RayCluster, held: Mapping[str, tuple[int, ...]]) -> Part:
+    """By the number that it has in the run: parts of one number share one."""
+    return replace(part, memory=f"GPU {held[part.name][0]}, {part.memory}") if cluster.room(part.name).gpus else part
 
 
 def _scorers(resolved: Resolved, place: Placement) -> dict[str, bool]:

@@ -28,6 +28,7 @@ from headway.cluster.ray.rooms import amounts
 from headway.cluster.ray.session import check_installed, resolve
 from headway.config import Resolved
 from headway.errors import ConfigError
+from headway.trainers.sharded.layout import Layout
 
 Device = Literal["cpu", "cuda"]
 LENT = "engine/lent-0"
@@ -52,8 +53,13 @@ class Placement:
     """Where the parts are started, if that is not this machine."""
     route: Route = field(default_factory=Route)
     """How weights get from the trainer into the engines."""
-    ranks: int = 1
-    """Processes of the trainer; more than one are called `trainer/0` and so on."""
+    layout: Layout = field(default_factory=lambda: Layout(ranks=1))
+    """How processes of the trainer share a step; more than one are called `trainer/0` and so on."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the trainer."""
+        return self.layout.ranks
 
     @property
     def start(self) -> Start:
@@ -75,7 +81,8 @@ class Placement:
             where += f" on GPUs {', '.join(f'{name} {card}' for name, card in apart.items())}"
         engines = f"{self.replicas} engine{'s' if self.replicas > 1 else ''} × {self.infer_threads}"
         trainer = f"{self.ranks} ranks of the trainer" if self.ranks > 1 else "trainer"
-        return f"{self.device}: {trainer} × {self.train_threads} and {engines} CPU threads, as {where}"
+        shared = f" ({self.layout.text})" if self.ranks > 1 else ""
+        return f"{self.device}: {trainer} × {self.train_threads}{shared} and {engines} CPU threads, as {where}"
 
 
 def place(resolved: Resolved) -> Placement:
@@ -98,13 +105,12 @@ def _placed(resolved: Resolved) -> Placement:
     cards = _cards(resolved) if device == "cuda" and config.processes is not False else {}
     _check_lending(resolved, device, cards)
     train = cores if whole or servers else max(cores - half * replicas, 1)
-    ranks = ranks_of(resolved, device, cards)
+    ranks = ranks_of(resolved, device, apart=device == "cpu" or bool(cards))
     processes = config.processes if config.processes is not None else device == "cpu" or bool(cards)
-    check_ranks(resolved, ranks, device=device, processes=processes)
     return Placement(
         device=device,
         processes=processes,
-        ranks=ranks,
+        layout=check_ranks(resolved, ranks, device=device, processes=processes),
         train_threads=config.actor_train.strategy_args.strategy_config.num_threads or max(train // ranks, 1),
         infer_threads=config.actor_infer.strategy_args.strategy_config.num_threads or infer,
         replicas=replicas,
@@ -134,12 +140,14 @@ def _on_ray(resolved: Resolved) -> Placement:
     )
     device = device_of(resolved, cluster.nodes())
     _check_lending(resolved, device, {})
-    rooms = rooms_of(resolved, device)
+    layout = check_ranks(resolved, ranks_of(resolved, device, apart=True), device=device, processes=True)
+    rooms = rooms_of(resolved, device, layout.ranks)
     cluster.plan(rooms)
     return Placement(
         device=device,
         processes=True,
-        train_threads=rooms["trainer"].cpus,
+        layout=layout,
+        train_threads=rooms[rank_names(layout.ranks)[0]].cpus,
         infer_threads=rooms["engine/0"].cpus,
         replicas=resolved.derived.replicas,
         cluster=cluster,
@@ -150,7 +158,8 @@ def _text_on(cluster: RayCluster, place: Placement) -> str:
     nodes = cluster.nodes()
     parts = ", ".join(f"{name} on {room.node} ({amounts(room.resources)})" for name, room in cluster.rooms.items())
     machines = f"{len(nodes)} machine{'' if len(nodes) == 1 else 's'}: {', '.join(node.text for node in nodes)}"
-    return f"{place.device} on Ray at {cluster.address}, {machines}; by nodes of the run: {parts}"
+    ranks = f"; {place.ranks} ranks of the trainer: {place.layout.text}" if place.ranks > 1 else ""
+    return f"{place.device} on Ray at {cluster.address}, {machines}; by nodes of the run: {parts}{ranks}"
 
 
 def _cards(resolved: Resolved) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """What each part of a run is given on a cluster, from `device_mapping`, `use_nodes_ratios` and `num_gpus_per_node`.
 
 A device is a GPU where models run on GPUs, else a CPU slot. Parts that share a GPU have equal shares of it. The number
-of a part's first device says on which node of the run it is.
+of a part's first device says on which node of the run it is; ranks of a trainer are parts, and may be on several.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from headway.build.sharding import rank_devices
 from headway.cluster.ray.rooms import Node, Room
 from headway.config import Resolved
 from headway.errors import ConfigError
@@ -32,9 +33,9 @@ def device_of(resolved: Resolved, nodes: Sequence[Node]) -> Literal["cpu", "cuda
     return "cuda" if gpus and wanted != "cpu" else "cpu"
 
 
-def rooms_of(resolved: Resolved, device: Literal["cpu", "cuda"]) -> dict[str, Room]:
+def rooms_of(resolved: Resolved, device: Literal["cpu", "cuda"], ranks: int) -> dict[str, Room]:
     """By the name of the part. Raises `ConfigError` for parts that would need several GPUs."""
-    held = _devices_of_parts(resolved)
+    held = devices_of_parts(resolved, ranks)
     if device == "cuda":
         _check_single(resolved, held)
     sharing = Counter(devices[0] for devices in held.values())
@@ -52,9 +53,10 @@ def threads_of(resolved: Resolved, name: str, devices: int, device: Literal["cpu
     return role.strategy_args.strategy_config.num_threads or (devices if device == "cpu" else 1)
 
 
-def _devices_of_parts(resolved: Resolved) -> dict[str, tuple[int, ...]]:
+def devices_of_parts(resolved: Resolved, ranks: int) -> dict[str, tuple[int, ...]]:
+    """Numbers of the run's devices, by the name of the part."""
     devices, derived = resolved.derived.devices, resolved.derived
-    found = {"trainer": tuple(devices["actor_train"])}
+    found = rank_devices(resolved, ranks)
     each = len(devices["actor_infer"]) // derived.replicas
     for number in range(derived.replicas):
         found[f"engine/{number}"] = tuple(devices["actor_infer"][number * each : (number + 1) * each])
@@ -65,13 +67,6 @@ def _devices_of_parts(resolved: Resolved) -> dict[str, tuple[int, ...]]:
 
 
 def _check_single(resolved: Resolved, held: Mapping[str, tuple[int, ...]]) -> None:
-    if len(held["trainer"]) > 1:
-        raise ConfigError(
-            "training on Ray is on one GPU in this build",
-            key="actor_train.device_mapping",
-            value=list(held["trainer"]),
-            hint=str([held["trainer"][0]]),
-        )
     if len(held["engine/0"]) > 1:
         raise ConfigError(
             "an engine of this build is on one GPU",

@@ -59,7 +59,8 @@ def run_check(args: argparse.Namespace) -> int:
     where = place(resolved)
     parts, notes = parts_of(resolved, where), _asked(resolved, len(facts["gpus"]), where.device)
     if args.json:
-        found = {**facts, "placement": where.text, "parts": as_json(parts), "notes": notes, **_nodes(where)}
+        placed = {"placement": where.text, "layout": where.layout.sizes, "parts": as_json(parts), "notes": notes}
+        found = {**facts, **placed, **_nodes(where)}
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
     _explain(parts, where.text, notes, console)
@@ -100,7 +101,8 @@ def _asked(resolved: Resolved, there: int, device: str) -> list[str]:
     if derived.num_nodes > 1:
         notes.append(f"it speaks of {derived.num_nodes} machines, and this is one of them")
     if device == "cpu" and len(devices) > 1:
-        notes.append(f"its {len(devices)} devices are roles on one CPU here: they tell who shares with whom")
+        shares = "they tell who shares with whom, and how many ranks a trainer has"
+        notes.append(f"its {len(devices)} devices are shares of one CPU here: {shares}")
     return notes
 
 

@@ -29,6 +29,7 @@ def as_json(parts: Sequence[Part]) -> list[dict[str, object]]:
             "memory": part.memory,
             "threads": part.threads,
             "needs": dict(part.needs),
+            **({"rank": {"devices": part.rank.devices, **part.rank.seat._asdict()}} if part.rank else {}),
         }
         for part in parts
     ]
@@ -47,6 +48,9 @@ def _table(parts: Sequence[Part]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="Where the parts go", title_justify="left")
     for heading in ("part", "lives as", "on", "threads"):
         table.add_column(heading, no_wrap=True, justify="right" if heading == "threads" else "left")
+    ranked = any(part.rank for part in parts)
+    if ranked:
+        table.add_column("rank", no_wrap=True)
     table.add_column("needs", justify="right", no_wrap=True)
     table.add_column("for")
     for part in parts:
@@ -56,6 +60,7 @@ def _table(parts: Sequence[Part]) -> Table:
             part.lives,
             part.memory,
             str(part.threads) if part.threads else "–",
+            *([part.rank.text if part.rank else "–"] if ranked else []),
             size_text(part.total) if part.needs else "–",
             what or "–",
         )

@@ -18,6 +18,11 @@ from headway.config.draft import Draft
 from headway.errors import ConfigError
 
 _ACCUMULATION = "actor_train.training_args.gradient_accumulation_steps"
+_SIZES = {
+    "tensor": "tensor_model_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+    "context": "context_parallel_size",
+}
 _MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
@@ -79,14 +84,15 @@ def _copies(draft: Draft, role: str, devices: Mapping[str, tuple[int, ...]]) -> 
     sizes = (
         draft.config.actor_train if role == "actor_train" else draft.config.actor_infer
     ).strategy_args.strategy_config
-    factors = {"tensor": sizes.tensor_model_parallel_size, "pipeline": sizes.pipeline_model_parallel_size}
-    if role == "actor_train":
-        factors["context"] = sizes.context_parallel_size
+    cut = ("tensor", "pipeline", "context") if role == "actor_train" else ("tensor", "pipeline")
+    factors = {name: int(getattr(sizes, _SIZES[name])) for name in cut}
     one, count = math.prod(factors.values()), len(devices[role])
     if count % one:
         product = " × ".join(f"{name} {size}" for name, size in factors.items())
         problem = f"{count} devices are not whole copies of the model, one copy takes {product} = {one}"
-        draft.refuse(f"{role}.strategy_args.strategy_config.tensor_model_parallel_size", problem)
+        largest = max(factors, key=lambda name: factors[name])
+        hint = f"1, or a multiple of {one} devices in {role}.device_mapping"
+        draft.refuse(f"{role}.strategy_args.strategy_config.{_SIZES[largest]}", problem, hint)
     return max(1, count // one)
 
 

@@ -63,7 +63,13 @@ class Layout:
         return list(found.values())
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """All of them, by name; `shards` are the pieces that weights are cut into, beside `tensor`."""
+        cut = {"data": self.data, "context": self.context, "tensor": self.tensor}
+        return {"ranks": self.ranks, **cut, "shards": self.shards}
+
+    @property
     def text(self) -> str:
         """One phrase for people."""
-        sizes = {"data": self.data, "context": self.context, "tensor": self.tensor}
-        return " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank"
+        cut = [f"{name} {self.sizes[name]}" for name in ("data", "context", "tensor") if self.sizes[name] > 1]
+        return " × ".join(cut) or "one rank"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,13 +12,27 @@ from typing import Any
 
 import pytest
 from benchmarks.chaos import checks
-from benchmarks.chaos.checks import Promises, examine
-from benchmarks.chaos.runs import GROUPS, MARK, MEMBERS, STEPS, Run, segments
+from benchmarks.chaos.checks import Promises, examine, examine_after
+from benchmarks.chaos.runs import GROUPS, MARK, MEMBERS, STEPS, Run, children, segments
+from benchmarks.chaos.stages import MARK as STAGE_MARK
+from benchmarks.chaos.stages import Stage
 
 from headway.ledger import Ledger
 from headway.types import DropReason, Episode, FinishReason, Generation, Task, Turn, VersionRun
 
 Row = tuple[str, str, dict[str, Any]]
+WRITES_AND_DIES = """
+import os, sqlite3
+db = sqlite3.connect("ledger.sqlite")
+db.executescript('''
+    PRAGMA journal_mode = WAL;
+    CREATE TABLE samples (row, sample_id, end, reason);
+    CREATE TABLE payloads (row);
+    INSERT INTO samples VALUES (1, "0.0", NULL, NULL);
+    INSERT INTO payloads VALUES (1);
+''')
+os.kill(os.getpid(), 9)
+"""
 
 
 def episode(sample: str) -> Episode:
@@ -55,8 +70,8 @@ def make_run(
     return Run(directory, [])
 
 
-def problems(run: Run) -> list[str]:
-    return examine(run, Promises(run), segments()).problems
+def problems(run: Run, stage: Stage | None = None) -> list[str]:
+    return examine(run, Promises(run), stage or Stage(), segments()).problems
 
 
 def test_a_run_that_kept_its_promises_has_no_problem(tmp_path: Path) -> None:
@@ -88,6 +103,33 @@ def test_a_finished_sample_that_is_gone_is_missed(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").unlink()
     Ledger(tmp_path / "ledger.sqlite").close()
     assert promises.look() == ["sample 0.0 was finished and is lost"]
+
+
+def test_a_look_recovers_nothing_that_a_killed_run_has_left_to_recover(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", WRITES_AND_DIES], cwd=tmp_path, check=False)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.endswith("-shm")}
+    promises = Promises(Run(tmp_path, []))
+    assert promises.look() == [] and len(promises) == 1
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before and "ledger.sqlite-wal" in before
+
+
+def test_what_a_stage_still_has_of_a_run_and_what_is_left_of_a_stage_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert problems(make_run(tmp_path / "run"), Stage(books=lambda: ["actor a is left"])) == ["actor a is left"]
+    monkeypatch.setattr(checks, "STAGE_GONE_S", 0.05)
+    stage = Stage(mark=tmp_path.name)
+    with subprocess.Popen([sys.executable, "-c", "input()"], env={STAGE_MARK: stage.mark}, stdin=-1) as process:
+        assert f"process {process.pid} of the stage is left" in examine_after(stage, segments())
+    assert stage.left() == []
+
+
+def test_a_node_is_lost_with_all_its_processes() -> None:
+    nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(flush=True); input()'])"
+    with subprocess.Popen([sys.executable, "-c", nested], stdin=-1, stdout=-1) as process:
+        assert process.stdout and process.stdout.readline()
+        (grandchild,) = children(process.pid)
+        assert grandchild in children(os.getpid()) and process.pid in children(os.getpid())
 
 
 def test_a_process_that_is_left_is_found_whoever_its_parent_is_and_ended(

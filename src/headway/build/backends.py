@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headway.build.inside import make_inside
 from headway.build.parts import PartArgs, args_of, engine_slots, make_engine
 from headway.build.placement import Placement, seen_by
 from headway.build.rooms import own_replica
-from headway.build.servers import Servers, make_servers, serves
+from headway.build.servers import Servers, make_servers, serves, serves_inside
 from headway.build.transfer import make_store, make_transport
 from headway.cluster.base import ChildSpec
 from headway.cluster.ray.cluster import RayCluster
@@ -278,7 +279,7 @@ def _engines(resolved: Resolved, policy: Policy, place: Placement, logs: Path | 
             threads=place.infer_threads,
             logs=logs,
         )
-        return make_servers(common)
+        return make_inside(common, place.route) if serves_inside(resolved) else make_servers(common)
     return [make_own_engine(resolved, policy, place, logs, f"engine/{n}") for n in range(place.replicas)]
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from headway.build.rooms import device_of, rooms_of
-from headway.build.servers import check_servers, serves
+from headway.build.servers import check_servers, serves, serves_inside
 from headway.build.sharding import check_ranks, rank_names, ranks_of
 from headway.build.ways import Route, route_of, without_trainer
 from headway.cluster.base import Start
@@ -106,7 +106,8 @@ def _placed(resolved: Resolved) -> Placement:
     _check_lending(resolved, device, cards)
     train = cores if whole or servers else max(cores - half * replicas, 1)
     ranks = ranks_of(resolved, device, apart=device == "cpu" or bool(cards))
-    processes = config.processes if config.processes is not None else device == "cpu" or bool(cards)
+    apart = device == "cpu" or bool(cards) or serves_inside(resolved)
+    processes = config.processes if config.processes is not None else apart
     return Placement(
         device=device,
         processes=processes,

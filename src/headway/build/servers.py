@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cluster.interpreter import OLDEST
 from headway.config import Resolved
 from headway.errors import ConfigError
 
@@ -40,9 +41,14 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def serves(resolved: Resolved) -> bool:
-    """Whether the engines of this run are servers."""
+    """Whether the engines of this run are somebody else's, in whatever process."""
     config = resolved.config.actor_infer.strategy_args.strategy_config
-    return bool(config.url or config.launch)
+    return bool(config.url or config.launch or config.in_process)
+
+
+def serves_inside(resolved: Resolved) -> bool:
+    """Whether they run in engine processes of ours."""
+    return resolved.config.actor_infer.strategy_args.strategy_config.in_process
 
 
 def serves_by_url(resolved: Resolved) -> bool:
@@ -55,12 +61,15 @@ def check_servers(resolved: Resolved) -> None:
     config = resolved.config.actor_infer.strategy_args.strategy_config
     if not serves(resolved):
         return
-    if find_spec("aiohttp") is None:
+    if not config.in_process and find_spec("aiohttp") is None:
         key, value = (f"{_KEY}.url", list(config.url)) if config.url else (f"{_KEY}.launch", True)
         raise ConfigError("servers are reached with aiohttp", key=key, value=value, hint="pip install 'headway[serve]'")
     _check_temperatures(resolved)
-    if config.launch:
-        _check_package(resolved.derived.strategies["actor_infer"], config.server_python)
+    if config.launch or config.in_process:
+        key = f"{_KEY}.{'launch' if config.launch else 'in_process'}"
+        _check_package(resolved.derived.strategies["actor_infer"], config.server_python, key)
+    if config.in_process and resolved.config.processes is False:
+        raise ConfigError("vLLM has a process of its own", key="processes", value=False, hint="leave it out")
 
 
 def _check_temperatures(resolved: Resolved) -> None:
@@ -78,21 +87,30 @@ def _check_temperatures(resolved: Resolved) -> None:
             )
 
 
-def _check_package(package: str, python: str | None) -> None:
+def _check_package(package: str, python: str | None, key: str) -> None:
     if python is not None:
         if shutil.which(python) is None:
             raise ConfigError("is no program", key=f"{_KEY}.server_python", value=python, hint="…/bin/python")
         code = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
-        there = subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
+        there = _exit_code(python, code) == 0
+        oldest = ".".join(map(str, OLDEST))
+        if key.endswith("in_process") and _exit_code(python, f"import sys; sys.exit(sys.version_info < {OLDEST})"):
+            raise ConfigError(
+                f"Headway runs in it, and needs Python {oldest}", key=f"{_KEY}.server_python", value=python
+            )
     else:
         there = find_spec(package) is not None
     if not there:
         raise ConfigError(
             f"{package} is not installed for {python or sys.executable}",
-            key=f"{_KEY}.launch",
+            key=key,
             value=True,
             hint=f"server_python: the interpreter of an environment that has {package}; or url: a server that runs",
         )
+
+
+def _exit_code(python: str, code: str) -> int:
+    return subprocess.run([python, "-c", code], check=False, capture_output=True).returncode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,10 +145,12 @@ class StrategyConfig:
     """Servers that run already, each an engine. Read for actor_infer with vllm or sglang; see docs/servers.md."""
     launch: bool = False
     """Start a vllm or sglang server for each engine, and end it with the run. Read for actor_infer."""
+    in_process: bool = False
+    """Run vllm in each engine's own process instead of a server, without HTTP. Read for actor_infer."""
     server_python: str | None = None
-    """Interpreter that has the package of a launched server. null: the one that runs Headway."""
+    """Interpreter that has vllm or sglang, where we start it. null: the one that runs Headway."""
     server_args: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of a launched server's command line, without dashes."""
+    """Further options of what we start: of its command line, without dashes, or of vllm's engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Names of back ends, and which of them stands in for one that this build does not have.
 
 A stand-in is used only where it does the same work; one note says so. Unknown names are errors. vLLM and SGLang are
-servers: our own engine stands in for them unless it is said where they are (`url`) or that they are to be started
-(`launch`).
+servers: our own engine stands in for them unless it is said where they are (`url`), that they are to be started
+(`launch`), or that vLLM runs in the processes of our engines (`in_process`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BUILT_IN = frozenset({"fsdp2_train", "native"})
 """Back ends that come with Headway."""
 
 SERVERS = ("vllm", "sglang")
-"""Engines of others, behind HTTP."""
+"""Engines of others."""
 
 _TRAIN = MappingProxyType(
     {"fsdp2_train": "fsdp2_train", "megatron_train": "fsdp2_train", "deepspeed_train": "fsdp2_train"}
@@ -51,30 +51,42 @@ def strategy_for(role: str, name: str, available: Collection[str] = BUILT_IN) ->
     stand_in = known[name] if known[name] in available or known is not _SCORE else "native"
     if stand_in not in available:
         raise ConfigError("this build cannot serve it", key=key, value=name, hint="one of " + ", ".join(available))
-    how = "used as a server where strategy_config has url or launch" if name in SERVERS else "not in this build"
+    ways = "url, launch or in_process" if name == "vllm" else "url or launch"
+    how = f"used as a server where strategy_config has {ways}" if name in SERVERS else "not in this build"
     return stand_in, f"{key}: {name} is {how}, {stand_in} is used instead"
 
 
 def wants_server(config: StrategyConfig) -> bool:
     """Whether a role is said to be served by somebody else's engine."""
-    return bool(config.url or config.launch)
+    return bool(_ways(config))
+
+
+def _ways(config: StrategyConfig) -> dict[str, object]:
+    """Ways to have it that are asked for; a run has one."""
+    said = {"url": list(config.url), "launch": config.launch, "in_process": config.in_process}
+    return {name: value for name, value in said.items() if value}
 
 
 def server_problems(role: str, name: str | None, config: StrategyConfig) -> list[ConfigError]:
     """What is wrong with what is said about servers; nothing where nothing is said."""
-    base, found = f"{role}.strategy_args", []
+    base, found, ways = f"{role}.strategy_args", [], _ways(config)
     start = f"{base}.strategy_config"
-    key, value = (f"{start}.url", list(config.url)) if config.url else (f"{start}.launch", config.launch)
-    if wants_server(config) and role != "actor_infer":
+    way, value = next(iter(ways.items()), ("", None))
+    key = f"{start}.{way}"
+    if ways and role != "actor_infer":
         found.append(ConfigError("only engines can be servers", key=key, value=value, hint="actor_infer"))
-    if wants_server(config) and name not in SERVERS:
+    if ways and name not in SERVERS:
         hint = "one of " + ", ".join(SERVERS)
         problem = f"{key} is given, and this is no server"
         found.append(ConfigError(problem, key=f"{base}.strategy_name", value=name, hint=hint))
-    if config.url and config.launch:
-        problem = "a server either runs already or is started by us"
-        found.append(ConfigError(problem, key=key, value=value, hint="url or launch"))
-    if (config.server_args or config.server_python) and not config.launch:
+    if len(ways) > 1:
+        problem = "a server either runs already or is started by us, in one way"
+        found.append(ConfigError(problem, key=key, value=value, hint=" or ".join(ways)))
+    if config.in_process and name == "sglang":
+        found.append(
+            ConfigError("only vllm runs in our processes", key=f"{start}.in_process", value=True, hint="launch")
+        )
+    if (config.server_args or config.server_python) and not (config.launch or config.in_process):
         part = "server_args" if config.server_args else "server_python"
         problem, given = "is for servers that we start", getattr(config, part)
         found.append(ConfigError(problem, key=f"{start}.{part}", value=given, hint="launch: true"))

@@ -1,0 +1,32 @@
+"""What the children of these tests serve, under vLLM's interpreter: engine after engine over one vLLM.
+
+Imports nothing that only our own environment has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway.build.inside import engine_over, make_llm
+from headway.engines.inside_vllm.engine import InsideEngine
+from headway.engines.inside_vllm.family import hold_together
+
+_made: list[InsideEngine] = []
+
+
+async def engine(args: Mapping[str, Any]) -> InsideEngine:
+    """Without weights or requests; the vLLM of the one before it goes on."""
+    if not _made:
+        hold_together()
+        core: Any = make_llm(args)
+    else:
+        before = _made.pop()
+        for request_id in list(before._tickets):
+            await before.abort(request_id)
+        await before.resume()
+        core = before._core
+    found = engine_over(core, args)
+    assert isinstance(found, InsideEngine)
+    _made.append(found)
+    return found

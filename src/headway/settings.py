@@ -16,6 +16,11 @@ from headway.types import SamplingParams
 
 __all__ = ["Reliability", "RunSettings"]
 
+_NOT_NEGATIVE = (
+    *("alpha", "window", "spare_groups", "spare_members", "max_gen_batches"),
+    *("save_steps", "keep_checkpoints", "eval_steps"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
@@ -41,6 +46,8 @@ class RunSettings:
     with_reward: bool = True
     """Score a sample the moment it ends, not when its group reaches the reward stage."""
     filter_zero_variance: bool = True
+    max_gen_batches: int = 0
+    """Batches' worth of groups that one step may cost where groups without spread are replaced; 0: any number."""
     scheduling: Literal["queue", "batch"] = "queue"
     """`batch`: start groups a whole batch at a time and wait for all of it, as naive systems do."""
     replicate: bool = True
@@ -70,7 +77,7 @@ class RunSettings:
         for key in ("groups_per_step", "group_size", "max_steps"):
             if getattr(self, key) < 1:
                 raise ConfigError("must be at least 1", key=key, value=getattr(self, key))
-        for key in ("alpha", "spare_groups", "spare_members", "save_steps", "keep_checkpoints", "eval_steps", "window"):
+        for key in _NOT_NEGATIVE:
             if getattr(self, key) < 0:
                 raise ConfigError("must not be negative", key=key, value=getattr(self, key))
         if self.depth is not None and not 0 <= self.depth <= self.alpha:

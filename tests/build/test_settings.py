@@ -32,6 +32,8 @@ def settings(**options: Any) -> RunSettings:
         ({"save_steps": 7, "eval_steps": 3, "val_batch_size": 5}, {"save_steps": 7, "eval_steps": 3, "eval_tasks": 5}),
         ({"max_steps": 9, "seed": 3}, {"max_steps": 9, "seed": 3}),
         ({"save_total_limit": 2}, {"keep_checkpoints": 2}),
+        ({}, {"max_gen_batches": 10, "keep_checkpoints": 5}),
+        ({"max_num_gen_batches": 0}, {"max_gen_batches": 0}),
     ],
 )
 def test_an_option_arrives_at_the_scheduler(options: dict[str, Any], expected: dict[str, Any]) -> None:

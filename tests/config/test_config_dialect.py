@@ -56,6 +56,7 @@ TRANSLATED: list[tuple[str, Any, str, Any]] = [
     ("algorithm.use_kl_in_reward", True, "add_token_level_kl", True),
     ("algorithm.kl_ctrl.kl_coef", 0.1, "init_kl_coef", 0.1),
     ("algorithm.norm_adv_by_std_in_grpo", False, "norm_std_type", "none"),
+    ("algorithm.filter_groups.max_num_gen_batches", 3, "max_num_gen_batches", 3),
     ("critic.optim.lr", 1e-5, "critic.training_args.learning_rate", 1e-5),
     ("critic.strategy", "fsdp", "critic.strategy_args.strategy_name", "fsdp2_train"),
     ("trainer.n_gpus_per_node", 4, "num_gpus_per_node", 4),

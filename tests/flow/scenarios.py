@@ -127,6 +127,14 @@ def random_changes(rng: Rng) -> tuple[EngineChange, ...]:
     return tuple(changes)
 
 
+def bounded(rng: Rng, settings: RunSettings, simulation: SimulationConfig) -> tuple[RunSettings, SimulationConfig]:
+    """Some keep few checkpoints; some have mostly groups with equal rewards, and a bound on replacing them."""
+    keep, most = pick(rng, 0, 1, 2), pick(rng, 0, 1, 2, 4)
+    if most:
+        simulation = replace(simulation, reward=replace(simulation.reward, zero_variance_share=0.8))
+    return replace(settings, keep_checkpoints=keep, max_gen_batches=most), simulation  # type: ignore[arg-type]
+
+
 def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:
     """A small world, and something wrong with it."""
     rng = seeded(seed, "scenario")
@@ -136,8 +144,9 @@ def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:
     colocated = rng.random() < 0.25
     infer = tuple(range(engines)) if colocated else tuple(range(2, 2 + engines))
     elastic = seeded(seed, "elastic")
+    settings, simulation = bounded(seeded(seed, "bounds"), random_settings(rng), simulation)
     return Scenario(
-        settings=random_settings(rng),
+        settings=settings,
         simulation=replace(simulation, faults=broken, changes=random_changes(elastic)),
         train_devices=infer if colocated else (0, 1),
         infer_devices=infer,

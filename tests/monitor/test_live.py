@@ -126,6 +126,21 @@ def test_lines_have_the_held_out_reward_when_there_was_one() -> None:
     assert [line for line in lines if "step 5:" in line and "held-out" not in line and "tokens/s" in line]
 
 
+def test_a_line_says_when_a_step_was_filled_with_groups_that_teach_nothing() -> None:
+    stream = io.StringIO()
+    monitor = Monitor()
+    live = LiveDisplay(monitor, Console(file=stream, force_terminal=False, width=80))
+    for event in toy_run(steps=2):
+        last = event.kind == "step.end" and event.data["trained"] == 2
+        shown = event._replace(data={**event.data, "replaced": 18, "filled": 1}) if last else event
+        monitor(shown)
+        live(shown)
+    first, second = [line for line in stream.getvalue().splitlines() if "] step " in line]
+    groups = monitor.throughput.steps[-1].groups
+    assert second.endswith(f", 1 of {groups} groups with equal rewards (18 were replaced)")
+    assert "equal rewards" not in first
+
+
 def test_a_sparkline_has_the_shape_of_its_values() -> None:
     assert sparkline([]) == ""
     assert sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"

@@ -57,6 +57,15 @@ def test_every_number_of_a_step_is_what_its_name_says() -> None:
     )
 
 
+def test_a_group_with_equal_rewards_that_fills_a_step_has_no_spread() -> None:
+    events = one_step()
+    events[3] = ev(102, "group.ready", "reward", group=1, reward=0.5, equal=True)
+    events[-1] = ev(110, "step.end", "train", trained=7, groups=2, replaced=1, filled=1)
+    *_, point = scalars_of(events)
+    assert point.values["groups/with_spread"] == 0.0
+    assert (point.values["groups/replaced"], point.values["groups/filled"]) == (1, 1)
+
+
 def test_counts_start_again_with_every_step_and_a_known_reason_goes_to_zero() -> None:
     events = [*one_step(), *[Event(event.time_s + 10, *event[1:]) for event in one_step()[7:]]]
     events[-1] = ev(120, "step.end", "train", trained=8, groups=2)

@@ -23,6 +23,7 @@ def settings_of(resolved: Resolved, *, held_out: int = 0) -> RunSettings:
         spare_members=derived.members_started - derived.group_size,
         with_reward=config.with_reward,
         filter_zero_variance=derived.filter_zero_variance,
+        max_gen_batches=config.max_num_gen_batches,
         scheduling=config.rollout_scheduling,
         replicate=config.is_num_return_sequences_expand,
         turn_barrier=config.env_scheduling == "barrier",

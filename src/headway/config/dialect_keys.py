@@ -172,6 +172,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "algorithm.kl_ctrl.kl_coef": (Rule("init_kl_coef"),),
     "algorithm.kl_ctrl.horizon": (Rule("kl_horizon"),),
     "algorithm.filter_groups.enable": (Rule("filter_zero_variance"),),
+    "algorithm.filter_groups.max_num_gen_batches": (Rule("max_num_gen_batches", _off_below_zero(0)),),
     # trainer
     "trainer.nnodes": (Rule("num_nodes"),),
     "trainer.n_gpus_per_node": (Rule("num_gpus_per_node"),),

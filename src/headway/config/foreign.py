@@ -160,6 +160,8 @@ FOREIGN: dict[str, str] = {
     "data.filter_overlong_prompts_workers": "prompts are prepared as they are read",
     "data.truncation": "prompts are checked against prompt_length as they are read, never cut",
     "data.trust_remote_code": "code that comes with a dataset is never run",
+    "data.gen_batch_size": "a prompt is drawn whenever a slot is free",
+    "algorithm.filter_groups.metric": "groups are filtered by their rewards",
     "trainer.logger": _OWN_TRACKING,
     "trainer.project_name": _OWN_TRACKING,
     "trainer.log_val_generations": "validation samples are in the ledger",

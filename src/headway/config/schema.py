@@ -107,6 +107,8 @@ class Config:
     """Score a sample the moment it ends, not when its group has ended."""
     filter_zero_variance: bool = True
     """Drop groups whose rewards are all equal, and replace them."""
+    max_num_gen_batches: Amount = 10
+    """Batches' worth of groups made for one step at most; then those with equal rewards fill it. 0: any number."""
     pause_generation_for_validation: bool = False
     """Pause training rollouts while validation runs."""
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from headway.cluster.base import DevicePools
 from headway.data.cursor import Cursor
-from headway.errors import BackendError, RunStopped
+from headway.errors import BackendError
 from headway.flow.backends import Backends
 from headway.flow.books import Books
 from headway.flow.headway import Headway, Place, Ticket
 from headway.flow.recovery import Level, Recovery
+from headway.flow.spread import Spread
 from headway.flow.supervisor import Supervisor
 from headway.flow.updates import WeightUpdater
 from headway.ledger import Ledger, Restored
@@ -28,9 +29,6 @@ from headway.rollout.replica import Replica
 from headway.rollout.signal import Signal
 from headway.settings import RunSettings
 from headway.types import Batch, DropReason, EpisodeGroup, Generation, SampleGroup, Task
-
-FRUITLESS_BATCHES = 100
-"""Batches' worth of groups with equal rewards, one after the other, after which a run is stopped."""
 
 
 class Line:
@@ -68,7 +66,9 @@ class Line:
         self.next_group = restored.next_group_id
         self.capacity = settings.slots + settings.spare_groups + len(restored.groups) + 1
         """Groups that can be in the line at once: no channel of groups is ever full."""
-        self._given_up = self._fruitless = 0
+        self.spread = Spread(settings)
+        """Which groups without spread are replaced."""
+        self._given_up = 0
         self.on_generated: Callable[[EpisodeGroup], None] = lambda group: None
         """Set by the generate stage: where finished groups go."""
         self.on_validate: Callable[[int], None] = lambda trained: None
@@ -152,18 +152,11 @@ class Line:
             return
         self.loop.cancel(group_id)
         self.books.drop_group(group_id, reason, who)
-        if reason is DropReason.ZERO_VARIANCE:
-            self._count_fruitless()
+        self.spread.forget(group_id)
         if reason.regenerates:
             self.cursor.requeue(ticket.task.position)
             self.requeued.notify()
         self.headway.drop(ticket)
-
-    def _count_fruitless(self) -> None:
-        """Groups that teach nothing are normal; nothing but such groups is a run that goes nowhere."""
-        self._fruitless += 1
-        if self._fruitless >= FRUITLESS_BATCHES * self.settings.groups_per_step:
-            raise RunStopped(f"the last {self._fruitless} groups had equal rewards throughout: nothing to learn from")
 
     def replace_member(self, group_id: int, sample_id: str, reason: DropReason) -> None:
         """A member turned out to be unusable after the group was handed over: it flies again with another."""
@@ -227,7 +220,8 @@ class Line:
 
     def group_ready(self, group: SampleGroup) -> None:
         """A group has come down the whole line."""
-        self._given_up = self._fruitless = 0
+        self._given_up = 0
+        self.spread.arrived(group.group_id)
         self.recovery.progress()
         self.headway.ready(group)
 

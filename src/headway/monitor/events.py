@@ -11,10 +11,11 @@ data holds JSON scalars only, in the order given, so that a log is reproducible 
 | `sample.finish` | `generate` | `sample`, `actions`, `oldest`, `newest`; of an episode `success`, `turns`, `invalid` |
 | `sample.end` | who ended it | `sample`, `end` (`trained`, `dropped`, `saved`), `reason` for a drop |
 | `sample.reopen` | `restore` | `sample`: goes on in a new line; an end it had is undone |
-| `group.ready` | `reward` | `group`, `reward` (mean) |
+| `group.ready` | `reward` | `group`, `reward` (mean); `equal` where all are and it is kept to fill a batch |
 | `group.drop` | who dropped it | `group`, `reason` |
 | `group.train` | `train` | `group`, `trained`, `oldest`, `in_flight`, `in_queue` (lag split), `samples`, `actions` |
-| `step.begin` / `step.end` | `train` | `trained` (before / after), `groups`, and metrics at the end |
+| `step.begin` / `step.end` | `train` | `trained` (before / after), `groups`, and metrics at the end; of groups with \
+equal rewards, `replaced` for it and `filled` in |
 | `served` | engine | `version`, `trained` |
 | `request.start` / `request.end` | engine | `request`, and `actions`, `finish` at the end |
 | `span.begin` / `span.end` | role such as `param_update`, `ref_logp` | `span` (unique), `name` |

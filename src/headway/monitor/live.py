@@ -131,12 +131,20 @@ def step_line(monitor: Monitor) -> str:
         f"({number(last.train_s)} training), {number(last.samples / spent_s)} samples/s, "
         f"{number(last.actions / spent_s)} tokens/s ({number(last.generated / spent_s)} generated), "
         f"lag {number(last.lag)}, served {monitor.lag.versions.served}, dropped {monitor.lag.dropped}"
+        + _filled(last)
         + (
             f", engines and trainer are {number(last.mismatch or 0.0)} nats apart on the same weights"
             if last.torn
             else ""
         )
     )
+
+
+def _filled(step: StepRecord) -> str:
+    """Only where the limit of replacing was reached."""
+    if not step.filled:
+        return ""
+    return f", {step.filled} of {step.groups} groups with equal rewards ({step.replaced} were replaced)"
 
 
 def validation_line(validation: Validation, episodes: Sequence[Outcomes] = ()) -> str:

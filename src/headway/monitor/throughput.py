@@ -41,6 +41,10 @@ class StepRecord:
     """Actions of the requests that ended since the end of the step before, validation's included."""
     lag: float = 0.0
     """Mean over its samples, in versions."""
+    replaced: int = 0
+    """Groups with equal rewards that others were made for."""
+    filled: int = 0
+    """Such groups that it was trained on, for want of others."""
     tflop: float = 0.0
     """What its mathematics needed, in 10¹² operations, where the trainer says so."""
     peak_tflops: float = 0.0
@@ -165,6 +169,8 @@ class ThroughputRecorder:
             reward=step.reward / step.rewarded if reported is None and step.rewarded else reported,
             generated=self.generated,
             lag=step.lag / max(1, step.samples),
+            replaced=data.get("replaced", 0),
+            filled=data.get("filled", 0),
             tflop=_number(data.get("train/tflop")) or 0.0,
             peak_tflops=_number(data.get("train/peak_tflops")) or 0.0,
             mismatch=None if step.lag or data.get("train/optimizer_steps") != 1 else _number(data.get(_APART)),

@@ -74,7 +74,7 @@ def workload_of(scenario: Scenario) -> Workload:
         prompt_mean=sum(prompts) / len(prompts),
         environment_mean_s=sum(waits) / len(waits),
         environment_most_s=max(waits),
-        kept=max(1.0 - dropped, 0.01),
+        kept=max(1.0 - dropped, 1.0 / (settings.max_gen_batches or 100)),
     )
 
 

@@ -27,7 +27,8 @@ class RewardStage(Stage[SampleGroup, SampleGroup]):
         if scores is None:
             return None
         rewards = [score.value for score in scores]
-        if self.line.settings.filter_zero_variance and len(rewards) > 1 and teaches_nothing(rewards):
+        equal = self.line.settings.filter_zero_variance and len(rewards) > 1 and teaches_nothing(rewards)
+        if equal and not self.line.spread.wants(item.group_id, self.line.headway.ready_count):
             self.line.drop(item.group_id, DropReason.ZERO_VARIANCE, who=self.role)
             return None
         advantages = self.line.backends.estimator(rewards)
@@ -38,7 +39,8 @@ class RewardStage(Stage[SampleGroup, SampleGroup]):
         self.line.loop.close(item.group_id)
         graded = replace(item, samples=samples)
         self.line.books.grade(graded)
-        self.line.events.emit("group.ready", self.role, group=item.group_id, reward=sum(rewards) / len(rewards))
+        told = {"equal": True} if equal else {}
+        self.line.events.emit("group.ready", self.role, group=item.group_id, reward=sum(rewards) / len(rewards), **told)
         return graded
 
     async def _scores(self, group: SampleGroup) -> list[Score] | None:

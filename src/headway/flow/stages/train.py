@@ -63,6 +63,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
         line, headway = self.line, self.line.headway
         reliability = line.settings.reliability
         headway.begin_step(tickets)
+        spread = line.spread.take(ticket.number for ticket in tickets) if line.settings.filter_zero_variance else {}
         groups = tuple(ticket.group for ticket in tickets if ticket.group is not None)
         batch = Batch(trained=headway.trained, groups=groups)
         self._report(tickets, batch)
@@ -72,7 +73,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
             headway.end_step(tickets)  # at once: between the update and its record there is no point to be stopped at
             line.books.train(groups, headway.trained)
             line.versions_changed()
-            self._report_end(batch, headway.trained, metrics)
+            self._report_end(batch, headway.trained, spread, metrics)
             line.on_trained(batch, headway.trained)
         return Snapshot(version=headway.trained, metrics=metrics)
 
@@ -113,7 +114,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
                 actions=group.actions,
             )
 
-    def _report_end(self, batch: Batch, trained: int, metrics: Mapping[str, float]) -> None:
+    def _report_end(self, batch: Batch, trained: int, spread: Mapping[str, int], metrics: Mapping[str, float]) -> None:
         samples = [sample for group in batch.groups for sample in group.samples]
         rewards = [sample.score.value for sample in samples if sample.score is not None]
         self.line.events.emit(
@@ -124,6 +125,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
             samples=len(samples),
             actions=batch.actions,
             reward=sum(rewards) / max(len(rewards), 1),
+            **spread,
             **{f"train/{name}": value for name, value in metrics.items()},
         )
 

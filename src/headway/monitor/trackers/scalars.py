@@ -11,6 +11,7 @@
 | `episode/success`, `episode/turns`, `episode/invalid` | of episodes that ended: share that succeeded, mean number of \
 turns, share of turns not understood; `held_out/…` the same of validation |
 | `groups/with_spread` | share of judged groups whose rewards differ; 1 where equal ones are not filtered |
+| `groups/replaced`, `groups/filled` | with equal rewards: replaced for the step; trained all the same, to fill it |
 | `drops/<reason>` | samples dropped since the step before; from the first drop of that reason on |
 | `train/<metric>` | as the trainer reports it |
 
@@ -95,7 +96,9 @@ class ScalarMeter:
             self._episodes.add(event.data)
 
     def _group_ready(self, event: Event) -> None:
-        self._ready += 1
+        equal = event.data.get("equal", False)
+        self._ready += not equal
+        self._equal += equal
 
     def _group_drop(self, event: Event) -> None:
         self._equal += event.data.get("reason") == _EQUAL_REWARDS
@@ -128,6 +131,7 @@ class ScalarMeter:
             values["time/wait_s"] = max(0.0, self._begun_s - before_s)
             values |= self._trained_values(spent_s)
         values |= self._made_values(spent_s)
+        values |= {f"groups/{name}": data[name] for name in ("replaced", "filled") if name in data}
         values |= {name: value for name, value in data.items() if name.startswith("train/") and _is_number(value)}
         outcomes = self._episodes.take(step)
         if outcomes is not None:

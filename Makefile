@@ -66,7 +66,7 @@ test-sharded: $(READY)
 	$(BIN)/pytest -m 'sharded or not sharded' -p no:xdist --tb=native tests/trainers/test_sharded.py
 
 test-ray: $(READY)
-	$(BIN)/pytest -m 'ray or not ray' -p no:xdist --tb=native tests/cluster/test_ray.py tests/cluster/test_ray_nodes.py
+	$(BIN)/pytest -m 'ray or not ray' -p no:xdist --tb=native tests/cluster/test_ray.py tests/cluster/test_ray_nodes.py tests/cluster/test_ray_ranks.py
 
 # It pins another transformers, and three processes import it at every start: this one is compiled. The three packages
 # that it is rid of load libraries that not every machine has, and are for pictures and sound.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -64,6 +65,11 @@ class Service:
             "configurations": lambda: ConfigErrors([ConfigError("one", key="a", value=1), ConfigError("two")]),
         }
         raise failures[kind]()
+
+    async def listen(self, host: str) -> int:
+        """The port of a listener there."""
+        self.listening = socket.create_server((host, 0))
+        return int(self.listening.getsockname()[1])
 
     async def variable(self, name: str) -> str:
         return os.environ.get(name, "")

@@ -51,6 +51,14 @@ MAPPED: dict[str, Any] = {
 }
 
 
+RANKS: dict[str, Any] = {
+    "actor_train__device_mapping": "[0,1]",
+    "actor_infer__device_mapping": "[2]",
+    "actor_train__training_args__per_device_train_batch_size": 2,
+}
+"""A trainer of two ranks on two nodes, an engine on the third."""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model") / "tiny"
@@ -138,16 +146,21 @@ def check_nothing_left(cluster: Cluster) -> None:
     """Of actors and placement groups, by Ray's own books."""
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     try:
-        end = time.monotonic() + 20
-        while True:
-            groups = {group["state"] for group in ray.util.placement_group_table().values()}
-            actors = {actor["State"] for actor in ray._private.state.actors().values()}
-            if groups <= {"REMOVED"} and actors <= {"DEAD"}:
-                return
-            assert time.monotonic() < end, (groups, actors)
-            time.sleep(0.1)
+        nothing_left()
     finally:
         ray.shutdown()
+
+
+def nothing_left() -> None:
+    """The same where this process is connected."""
+    end = time.monotonic() + 20
+    while True:
+        groups = {group["state"] for group in ray.util.placement_group_table().values()}
+        actors = {actor["State"] for actor in ray._private.state.actors().values()}
+        if groups <= {"REMOVED"} and actors <= {"DEAD"}:
+            return
+        assert time.monotonic() < end, (groups, actors)
+        time.sleep(0.1)
 
 
 def test_every_part_is_on_a_node_of_its_own_and_nothing_is_left(nodes: Cluster, model: Path, tmp_path: Path) -> None:
@@ -180,8 +193,35 @@ def test_a_run_survives_the_loss_of_a_node(nodes: Cluster, model: Path, tmp_path
     check_nothing_left(nodes)
 
 
-def test_a_driver_that_was_killed_leaves_nothing_and_goes_on(nodes: Cluster, model: Path, tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", model, cluster__address=nodes.address)
+def test_ranks_survive_the_death_of_one_of_them_and_of_its_node(nodes: Cluster, model: Path, tmp_path: Path) -> None:
+    nodes.add_node(**NODE)  # there is another place
+    run = Run(tmp_path / "run", model, cluster__address=nodes.address, save_steps=2, **RANKS)
+    run.until(lambda: count(run.directory, "checkpoint") >= 1)
+    first = ranks_of(run)
+    assert len({parent(pid) for pid in first}) == 2, "two ranks have the same raylet"
+    os.kill(first[1], signal.SIGKILL)
+    run.until(lambda: len(ranks_of(run)) == 2 and not {*ranks_of(run)} & {*first})
+    assert gone(first, 10.0), "a rank outlives the others"
+    run.until(lambda: count(run.directory, "checkpoint") >= 2)
+    head = nodes.head_node.all_processes["raylet"][0].process.pid
+    lost = next(pid for pid in ranks_of(run) if parent(pid) != head)
+    for pid in (parent(lost), lost):
+        os.kill(pid, signal.SIGKILL)
+    assert run.end() == 0, run.text
+    assert [event.who for event in events(run.directory, "up")].count("trainer") >= 2, "it came back twice"
+    check_whole(run.directory)
+    check_nothing_left(nodes)
+
+
+def ranks_of(run: Run) -> list[int]:
+    return [pid for name, pid in sorted(run.parts().items()) if name.startswith("trainer-")]
+
+
+@pytest.mark.parametrize("mapped", [{}, RANKS], ids=["one trainer", "ranks"])
+def test_a_driver_that_was_killed_leaves_nothing_and_goes_on(
+    nodes: Cluster, model: Path, tmp_path: Path, mapped: dict[str, Any]
+) -> None:
+    run = Run(tmp_path / "run", model, cluster__address=nodes.address, **mapped)
     run.until(lambda: count(run.directory, "step.end") >= 3)
     parts = list(run.parts().values())
     assert len(parts) == 3
@@ -189,7 +229,7 @@ def test_a_driver_that_was_killed_leaves_nothing_and_goes_on(nodes: Cluster, mod
     run.end()
     assert gone(parts, 15.0), "actors outlive their driver"
     check_nothing_left(nodes)
-    again = Run(tmp_path / "run", model, env={"RAY_ADDRESS": nodes.address})
+    again = Run(tmp_path / "run", model, env={"RAY_ADDRESS": nodes.address}, **mapped)
     assert again.end() == 0, again.text
     check_whole(run.directory)
 

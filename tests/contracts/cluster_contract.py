@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from pathlib import Path
@@ -43,7 +44,9 @@ class ClusterContract(ABC):
     async def service(self, **options: Any) -> Peer:
         return await self.start(self.spec(**options))
 
-    def test_a_part_has_its_arguments_threads_and_environment_and_is_closed_in_order(self, tmp_path: Path) -> None:
+    def test_a_part_has_arguments_threads_environment_and_address_and_is_closed_in_order(
+        self, tmp_path: Path
+    ) -> None:
         async def scenario() -> None:
             log = tmp_path / "logs" / "child.log"
             peer = await self.service(args={"a": [1, {"b": None}]}, threads=3, env={"COLOUR": "blue"}, log=log)
@@ -52,6 +55,7 @@ class ClusterContract(ABC):
             wanted = {f"{name}_NUM_THREADS": "3" for name in ("OMP", "MKL", "OPENBLAS")} | {"COLOUR": "blue"}
             assert found["environment"] == wanted
             assert peer.alive
+            socket.create_connection((peer.host, await peer.call("listen", peer.host)), timeout=5).close()
             await asyncio.gather(peer.close(), peer.close())
             await peer.close()
             peer.kill()

@@ -100,12 +100,12 @@ class Inside:
 
     def engine(self, name: str = "engine/0", ends: tuple[int, ...] = ()) -> Watched:
         """Without weights, over the child of this name."""
-        spec = inside_spec(servers(self.place.model), Route(way="shared_memory"), 0)
+        spec = inside_spec(servers(self.place.model), Route(way="shared_memory"), 0, ends)
         changed = replace(
             spec,
             name=name,
             target="tests.vllm.inside_target:engine",
-            args={**spec.args, "name": name, "ends": list(ends)},
+            args={**spec.args, "name": name},
             env={**spec.env, "PYTHONPATH": os.pathsep.join((_alone().name, str(ROOT)))},
             log=self.place.root / f"{name.replace('/', '-')}-inside.log",
         )

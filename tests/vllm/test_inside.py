@@ -237,7 +237,7 @@ def told_at_the_start(place: Place, tmp_path: Path, model: Path, **args: object)
     async def scenario() -> None:
         from headway.build.ways import Route
 
-        spec = inside_spec(servers(model, tmp_path, **args), Route(way="shared_memory"), 0)
+        spec = inside_spec(servers(model, tmp_path, **args), Route(way="shared_memory"), 0, ())
         engine = RemoteEngine(spec, 8, start)
         try:
             await engine.start()
@@ -270,7 +270,7 @@ from headway.engines.remote import RemoteEngine
 from tests.vllm.inside import inside_spec, servers, start
 
 async def main():
-    engine = RemoteEngine(inside_spec(servers(Path(sys.argv[1])), Route(way="shared_memory"), 0), 8, start)
+    engine = RemoteEngine(inside_spec(servers(Path(sys.argv[1])), Route(way="shared_memory"), 0, ()), 8, start)
     await engine.start()
     print(engine._child._peer.pid, flush=True)
     time.sleep(1000)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -37,19 +37,18 @@ _WORKER = "headway.build.inside_worker.Loading"
 def make_inside(servers: Servers, route: Route) -> list[Engine]:
     """One for each replica; nothing is started yet."""
     from headway.engines.remote import RemoteEngine
+    from headway.models import end_tokens
 
     python = servers.resolved.config.actor_infer.strategy_args.strategy_config.server_python
     spawn = None if python is None else under(python)
     start = partial(Child.start, timeout_s=_START_S, spawn=spawn)
-    return [
-        RemoteEngine(inside_spec(servers, route, number), servers.slots, start) for number in range(servers.replicas)
-    ]
+    specs = [inside_spec(servers, route, number, end_tokens(servers.model)) for number in range(servers.replicas)]
+    return [RemoteEngine(spec, servers.slots, start) for spec in specs]
 
 
-def inside_spec(servers: Servers, route: Route, number: int) -> ChildSpec:
-    """Engine `number` as a child."""
+def inside_spec(servers: Servers, route: Route, number: int, ends: Iterable[int]) -> ChildSpec:
+    """Engine `number` as a child; `ends` are tokens that end an answer."""
     from headway.engines.servers.launch import vllm_environment
-    from headway.models import end_tokens
 
     name, launch = f"engine/{number}", launch_of(servers)
     return ChildSpec(
@@ -58,7 +57,7 @@ def inside_spec(servers: Servers, route: Route, number: int) -> ChildSpec:
         args={
             "name": name,
             "launch": {**asdict(launch), "extra": dict(launch.extra)},
-            "ends": sorted(end_tokens(servers.model)),
+            "ends": sorted(ends),
             "route": route.to_json(),
         },
         threads=max(servers.threads, 1),

@@ -30,7 +30,7 @@ def under(python: str) -> Spawn:
 
     def spawned(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> Process:
         return subprocess.Popen(
-            [python, "-m", "headway.cluster.child", str(theirs.fileno()), str(os.getpid())],
+            [python, "-P", "-m", "headway.cluster.child", str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

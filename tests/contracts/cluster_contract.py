@@ -44,9 +44,7 @@ class ClusterContract(ABC):
     async def service(self, **options: Any) -> Peer:
         return await self.start(self.spec(**options))
 
-    def test_a_part_has_arguments_threads_environment_and_address_and_is_closed_in_order(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_part_has_arguments_threads_environment_and_address_and_is_closed_in_order(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             log = tmp_path / "logs" / "child.log"
             peer = await self.service(args={"a": [1, {"b": None}]}, threads=3, env={"COLOUR": "blue"}, log=log)

@@ -122,7 +122,8 @@ def test_ranks_on_a_cluster_are_shown_with_devices_nodes_and_layout() -> None:
     }
     resolved = load({"cluster": {"kind": "ray", "address": "local"}, "device": "cpu"}, _words(ranked))
     made = place(resolved)
-    assert (made.ranks, made.train_threads) == (4, 1) and "4 ranks of the trainer: data 2 × tensor 2" in made.text
+    assert (made.ranks, made.train_threads) == (4, 1)
+    assert "4 ranks of the trainer: data 2 × tensor 2, weights in 2 shards" in made.text
     assert made.layout.sizes == {"ranks": 4, "data": 2, "context": 1, "tensor": 2, "shards": 2}
     shown = [(part.name, part.memory, part.rank and part.rank.text) for part in parts_of(resolved, made)]
     assert shown[1:3] == [

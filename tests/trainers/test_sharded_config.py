@@ -31,7 +31,7 @@ def test_every_device_of_the_trainer_is_a_rank(monkeypatch: pytest.MonkeyPatch) 
     resolved = load({**APART, f"{SIZES}.tensor_model_parallel_size": 2})
     made = place(resolved)
     assert (made.ranks, made.train_threads, made.processes) == (4, 2, True)
-    assert "4 ranks of the trainer × 2 (data 2 × tensor 2)" in made.text
+    assert "4 ranks of the trainer × 2 (data 2 × tensor 2, weights in 2 shards)" in made.text
     shown = [(part.name, part.rank and part.rank.text) for part in parts_of(resolved, made)]
     assert shown == [
         ("trainer/0", "device 0: data 0, context 0, tensor 0"),

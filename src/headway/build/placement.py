@@ -81,7 +81,7 @@ class Placement:
             where += f" on GPUs {', '.join(f'{name} {card}' for name, card in apart.items())}"
         engines = f"{self.replicas} engine{'s' if self.replicas > 1 else ''} × {self.infer_threads}"
         trainer = f"{self.ranks} ranks of the trainer" if self.ranks > 1 else "trainer"
-        shared = f" ({self.layout.text})" if self.ranks > 1 else ""
+        shared = f" ({self.layout.summary})" if self.ranks > 1 else ""
         return f"{self.device}: {trainer} × {self.train_threads}{shared} and {engines} CPU threads, as {where}"
 
 
@@ -159,7 +159,7 @@ def _text_on(cluster: RayCluster, place: Placement) -> str:
     nodes = cluster.nodes()
     parts = ", ".join(f"{name} on {room.node} ({amounts(room.resources)})" for name, room in cluster.rooms.items())
     machines = f"{len(nodes)} machine{'' if len(nodes) == 1 else 's'}: {', '.join(node.text for node in nodes)}"
-    ranks = f"; {place.ranks} ranks of the trainer: {place.layout.text}" if place.ranks > 1 else ""
+    ranks = f"; {place.ranks} ranks of the trainer: {place.layout.summary}" if place.ranks > 1 else ""
     return f"{place.device} on Ray at {cluster.address}, {machines}; by nodes of the run: {parts}{ranks}"
 
 

@@ -73,3 +73,8 @@ class Layout:
         """One phrase for people."""
         cut = [f"{name} {self.sizes[name]}" for name in ("data", "context", "tensor") if self.sizes[name] > 1]
         return " × ".join(cut) or "one rank"
+
+    @property
+    def summary(self) -> str:
+        """The same, and what becomes of the weights."""
+        return self.text + (f", weights in {self.shards} shards" if self.shards > 1 else "")

@@ -76,5 +76,6 @@ KINDS = (
     Kind(name="lent engine", victim=part("engine-lent"), options={**ONE_ENGINE, "lend_idle_trainer": "true"}),
     Kind(name="rank", victim=part("trainer-"), options=TWO_RANKS, needs="headway.build.sharding"),
     Kind(name="node", victim=node, stage=ray_nodes, needs="ray"),
+    Kind(name="node with ranks", victim=node, options=TWO_RANKS, stage=ray_nodes, needs="ray"),
     Kind(name="driver", victim=controller, resumes=True, stage=ray_nodes, needs="ray"),
 )

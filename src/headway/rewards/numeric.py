@@ -1,4 +1,4 @@
-"""Numbers in texts, compared as numbers: `1,234.50` is 1234.5, `3/4` is 0.75, `#### 42` is 42."""
+"""Numbers in texts, compared as numbers: `1,234.50` is 1234.5, `3/4` and `\\frac{3}{4}` are 0.75, `#### 42` is 42."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from headway.rewards.text import expected, extractor
 
 _NUMBER = re.compile(
     r"(?:(?<![\w.,)\]}])[-+])?"  # a sign, unless something stands before it that makes it an operation
-    r"(?:(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+)"
+    r"(?:(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+)"
     r"(?:[eE][-+]?\d+)?"
     r"(?:\s?/\s?\d+)?"
 )
+_PLAIN = (
+    (re.compile("[\N{MINUS SIGN}\N{EN DASH}]"), "-"),
+    (re.compile(r"(?<=\d)(?:\{,\}|,\\!)(?=\d)"), ","),
+    (re.compile(r"(?<![\d}])\\[dt]?frac\{\s*(\d+)\s*\}\{\s*(\d+)\s*\}"), r"\1/\2"),
+    (re.compile(r"-\s?\\?[$€£](?=\d)"), "-"),
+)
+"""What LaTeX and accountants write otherwise: separators, fractions, a sign before the currency."""
 _ONLY = re.compile(rf"[$€£]?\s?({_NUMBER.pattern})\s?(?:%|\.)?")
 _LONGEST = 60
 """Digits and signs of one number. What is longer is no answer, and must not cost time."""
@@ -57,7 +64,8 @@ def numeric(
 
 def number_in(text: str, take: str = "last") -> Decimal | None:
     """The number that `text` names, or `None`."""
-    text = text.replace("\N{MINUS SIGN}", "-").replace("\N{EN DASH}", "-")
+    for written, plain in _PLAIN:
+        text = written.sub(plain, text)
     if take == "only":
         match = _ONLY.fullmatch(text.strip())
         return _value(match.group(1)) if match else None

@@ -41,7 +41,7 @@ from chaos.runs import OPTIONS, STEPS, Run, segments
 from chaos.stages import Stage
 
 ALONE = "HEADWAY_CHAOS_ALONE"
-LONGEST_S = 240.0
+LONGEST_S = 600.0
 """Of a run; one that takes longer hangs."""
 MOST_AFTER_S = 0.6
 """Between the step that was drawn and the kill."""

@@ -67,6 +67,16 @@ def test_the_written_configuration_is_the_same_configuration(tmp_path: Path) -> 
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["rewards"]["sums"]["reward_args"] == {"take": "first"}
 
 
+def test_what_follows_from_an_override_follows_anew_when_a_run_goes_on(tmp_path: Path) -> None:
+    begun = configuration(async_generation_ratio=1, prompt_length=16, response_length=4, output_dir="runs/here")
+    with RunDirectory(tmp_path) as directory:
+        directory.identify(begun, {"pretrain": "model"})
+    overrides = ["async_generation_ratio=2", "response_length=8", "rollout_batch_size=4", "output_dir=runs/moved"]
+    again = load(str(tmp_path / "config.yaml"), overrides)
+    assert (again.derived.depth, again.derived.sequence_length, again.derived.mini_batch_samples) == (2, 24, 16)
+    assert again.config.checkpoint_dir == "runs/moved/checkpoints"
+
+
 @pytest.mark.parametrize(
     ("identity", "options", "key"),
     [

@@ -1,6 +1,6 @@
 """The directory of a run: one run at a time, and everything that is needed to go on with it.
 
-    config.yaml       the configuration as it was understood; enough to run it again
+    config.yaml       the configuration as it was given, overrides included; enough to run it again
     events.jsonl      everything that happened; a resumed run appends
     ledger.sqlite     where every sample is
     samples.jsonl     a few answers of every step
@@ -154,7 +154,7 @@ class RunDirectory:
         else:
             _write(path, json.dumps(mine, indent=2) + "\n")
         tree: dict[str, Any] = {}
-        for key, value in resolved.changed().items():
+        for key, value in resolved.given().items():
             _nest(tree, key, value)
         _write(self.path / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 

@@ -101,6 +101,11 @@ class Resolved:
         usual = dict(leaves(Config()))
         return {key: plain(value) for key, value, origin in self.rows() if origin != "default" or key not in usual}
 
+    def given(self) -> dict[str, Any]:
+        """The same without what was derived: loaded with other overrides, what follows from them follows anew."""
+        followed = {key for key, origin in self.provenance.items() if origin.startswith("derived: ")}
+        return {key: value for key, value in self.changed().items() if key not in followed}
+
 
 def leaves(block: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Dotted keys and values below a dataclass."""

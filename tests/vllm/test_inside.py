@@ -182,10 +182,10 @@ def test_a_pause_keeps_requests_and_their_kv_where_they_are(inside: Inside) -> N
     async def scenario() -> None:
         engine, model = inside.engine(), inside.place.random
         await serve(engine, model, 0)
-        progress, request = Progress(), asked(300, (5, 9, 1))
+        progress, request = Progress(), asked(450, (5, 9, 1))
         task = asyncio.create_task(engine.generate(request, progress))
         for _ in range(3):
-            await engine.made(len(progress.actions) + 20)
+            await engine.made(min(len(progress.actions) + 20, 450))
             await engine.pause()
             kept = len(progress.actions)
             await asyncio.sleep(0.2)

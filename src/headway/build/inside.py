@@ -100,7 +100,6 @@ def engine_over(core: Llm, args: Mapping[str, Any]) -> Engine:
     from headway.weights.segment import Segment
 
     name, launch = args["name"], Launch(**args["launch"])
-    end = EngineEnd.of(Route(**args["route"]), name, "cpu")
     return InsideEngine(
         name,
         core,
@@ -108,8 +107,7 @@ def engine_over(core: Llm, args: Mapping[str, Any]) -> Engine:
         context_tokens=launch.context_tokens,
         room=Segment.create,
         check=lambda manifest: check_names(manifest, Path(launch.model)),
-        read=end.read,
-        around=end.around,
+        read=EngineEnd.of(Route(**args["route"]), name, "cpu").read,
         ends=args["ends"],
         decode=core.decode,
         on_down=_leave,

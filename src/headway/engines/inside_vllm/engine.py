@@ -25,7 +25,7 @@ from headway.engines.servers.stops import Stops
 from headway.engines.servers.ticket import Ticket
 from headway.errors import EngineCrashed, EngineError
 from headway.types import FinishReason
-from headway.weights.base import Manifest, WeightReceiver
+from headway.weights.base import Manifest
 
 
 class InsideEngine:
@@ -41,7 +41,6 @@ class InsideEngine:
         room: Callable[[int], Room],
         check: Callable[[Manifest], None] = lambda manifest: None,
         read: Callable[[Any], Any] = memoryview,
-        around: Callable[[WeightReceiver], WeightReceiver] = lambda receiver: receiver,
         ends: Iterable[int] = (),
         decode: Callable[[list[int]], str] | None = None,
         on_down: Callable[[str], None] = lambda why: None,
@@ -49,8 +48,7 @@ class InsideEngine:
         self.name = name
         self.slots = slots
         self._core, self._context_tokens = core, context_tokens
-        self._inner = RoomReceiver(self._switch, room=room, check=check, read=read)
-        self.receiver = around(self._inner)
+        self.receiver = RoomReceiver(self._switch, room=room, check=check, read=read)
         self._ends, self._decode, self._on_down = sorted(set(ends)), decode, on_down
         self._numbers = count()
         self._tickets: dict[str, Ticket] = {}
@@ -118,7 +116,7 @@ class InsideEngine:
             ticket.aborted = True
             ticket.interrupt()
             await ticket.over.wait()
-        self._inner.reset(gone=True)
+        self.receiver.reset(gone=True)
         await self._core.close()
 
     # Requests.
@@ -244,7 +242,7 @@ class InsideEngine:
         if self._closed or self._down is not None:
             return
         self._down, self._serving = crash, -1
-        self._inner.reset(gone=True)
+        self.receiver.reset(gone=True)
         for ticket in list(self._tickets.values()):
             ticket.error = crash
             ticket.interrupt()

@@ -99,14 +99,14 @@ class Run:
     def text(self) -> str:
         return Path(self._output.name).read_text(encoding="utf-8", errors="replace")
 
-    def until(self, condition: Callable[[], Any], timeout_s: float = 120.0) -> None:
+    def until(self, condition: Callable[[], Any], timeout_s: float = 240.0) -> None:
         end = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, self.text
             assert time.monotonic() < end, self.text
             time.sleep(0.05)
 
-    def end(self, timeout_s: float = 240.0) -> int:
+    def end(self, timeout_s: float = 300.0) -> int:
         return self.process.wait(timeout_s)
 
     def parts(self) -> dict[str, int]:

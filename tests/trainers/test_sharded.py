@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.cluster.base import ChildSpec
+from headway.cluster.base import ChildSpec, Start
+from headway.cluster.process import Child
 from headway.errors import ConfigError, ScoringError, TrainerCrashed, TrainerError
 from headway.trainers.base import Trainer
 from headway.trainers.remote import Kind, RemoteScorer
@@ -64,10 +65,17 @@ class Ranked:
             await asyncio.gather(*(trainer.close() for trainer in self.made))
 
     def ranked(
-        self, ranks: int = 2, *, target: str = "rank", grace_s: float = 10.0, meet_s: float = 120.0, **args: Any
+        self,
+        ranks: int = 2,
+        *,
+        target: str = "rank",
+        start: Start | None = None,
+        grace_s: float = 10.0,
+        meet_s: float = 120.0,
+        **args: Any,
     ) -> WatchedRanks:
         spec = ChildSpec(name="trainer", target=f"tests.trainers.sharded_targets:{target}", args=args)
-        self.made.append(WatchedRanks(spec, pool().start, ranks=ranks, grace_s=grace_s, meet_s=meet_s))
+        self.made.append(WatchedRanks(spec, start or pool().start, ranks=ranks, grace_s=grace_s, meet_s=meet_s))
         return self.made[-1]
 
 
@@ -276,6 +284,30 @@ class TestLife(Ranked):
             with pytest.raises(TrainerCrashed, match="not ready"):
                 await trainer.restart()
             assert gone(pids)
+
+        self.run(scenario())
+
+    def test_a_trainer_that_is_closed_while_it_comes_up_leaves_nobody(self) -> None:
+        async def scenario() -> None:
+            started: list[Child] = []
+            closed = asyncio.Event()
+
+            async def start(spec: ChildSpec) -> Child:
+                child = await pool().start(spec)
+                started.append(child)
+                await closed.wait()
+                return child
+
+            trainer = self.ranked(2, start=start)
+            coming = asyncio.create_task(trainer.start())
+            while len(started) < 2:  # noqa: ASYNC110 - both are there
+                await asyncio.sleep(0.001)
+            await trainer.close()
+            closed.set()
+            with pytest.raises(TrainerCrashed, match="trainer is closed"):
+                await coming
+            while not gone([child.pid for child in started]):  # noqa: ASYNC110 - in the kernel's own time
+                await asyncio.sleep(0.01)
 
         self.run(scenario())
 

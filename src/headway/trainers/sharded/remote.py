@@ -137,6 +137,7 @@ class KeptRanks:
 
     async def _meet(self) -> None:
         """All known to each other, each with its trainer."""
+        self._check()  # closed, while they were started
         first = self._peers[0]
         first.on_note = self._on_note
         for peer in self._peers:

@@ -69,7 +69,6 @@ ARITHMETIC = [str(ROOT / "examples" / "arithmetic.yaml")]
 def main() -> None:
     """Run every cell, or draw what was written; print one table for each task."""
     args = arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nodes and servers end with us
     if args.draw:
         found = [json.loads(line) for path in args.draw for line in path.read_text(encoding="utf-8").splitlines()]
     else:
@@ -89,6 +88,7 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-backends-")))
         address = stack.enter_context(three_nodes(args.store_mb)) if "ray" in args.backends else ""
         task = [*SUMS, *sums_in(scratch)] if args.task == "sums" else ARITHMETIC
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # nodes and servers end with us; Ray has set its own
         for turn, seed in enumerate(args.seeds):
             for backend in turned(args.backends, turn):
                 found.append(

@@ -8,9 +8,10 @@ of Ray, and with vLLM as its engine; what that costs in seconds is in the same t
 
 Every run is `headway train` in a process of its own, with one trainer and two engines of a thread each; which back end
 is first changes from seed to seed. The three nodes are three raylets of this machine with a store each
-(`ray.cluster_utils.Cluster`), there before a run begins: no network is measured. With vLLM each engine is a server that
-the run starts. Validation draws at temperature 1, for `arithmetic` on problems never trained on; for `sums` on the
-hundred there are, because so small a model learns them by heart.
+(`ray.cluster_utils.Cluster`), there before a run begins: no network is measured. With `vllm` each engine is a server
+that the run starts, with `vllm inside` it runs vLLM in its own process. Validation draws at temperature 1, for
+`arithmetic` on problems never trained on; for `sums` on the hundred there are, because so small a model learns them by
+heart.
 
 **Noise.** A seed is the problems, their order, and what our own engine draws; asynchrony is not in it, and on vLLM the
 tokens are not either. So runs of one back end differ, and the question is whether back ends differ by more. A run's
@@ -46,7 +47,7 @@ from rich.table import Table
 from headway.monitor.events import Event, read_events
 
 ROOT = Path(__file__).parents[1]
-BACKENDS = ("local", "ray", "vllm")
+BACKENDS = ("local", "ray", "vllm", "vllm inside")
 STRATEGY = "actor_infer.strategy_args"
 SUMS = [
     "async_generation_ratio=1",
@@ -92,7 +93,12 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
         for turn, seed in enumerate(args.seeds):
             for backend in turned(args.backends, turn):
                 found.append(
-                    run(args, scratch / f"{backend}-{seed}", [*task, *words_for(backend, args, address)], seed)
+                    run(
+                        args,
+                        scratch / f"{backend.replace(' ', '-')}-{seed}",
+                        [*task, *words_for(backend, args, address)],
+                        seed,
+                    )
                 )
                 found[-1] = {"task": args.task, "backend": backend, "seed": seed, **found[-1], **machine()}
                 print(json.dumps(found[-1]), file=sys.stderr, flush=True)
@@ -148,7 +154,7 @@ def words_for(backend: str, args: argparse.Namespace, address: str) -> list[str]
     return [
         "processes=true",
         f"{STRATEGY}.strategy_name=vllm",
-        f"{STRATEGY}.strategy_config.launch=true",
+        f"{STRATEGY}.strategy_config.{'in_process' if backend == 'vllm inside' else 'launch'}=true",
         f"{STRATEGY}.strategy_config.server_python={args.vllm_python}",
         f"{STRATEGY}.strategy_config.server_args={{enforce-eager: true}}",
     ]
@@ -272,10 +278,8 @@ def compare(cells: list[dict[str, Any]]) -> None:
     noise = sqrt(mean(stdev(column) ** 2 for column in columns))
     for name, column in zip(backends, columns, strict=True):
         print(f"{name}: level {mean(column):.3f}, standard deviation over {len(rows)} seeds {stdev(column):.3f}")
-    print(
-        f"means of back ends lie {apart(rows):.3f} apart; one mean is {noise / sqrt(len(rows)):.3f} exact by its seeds"
-    )
-    print(f"exchanged at random within seeds, they lie at least as far apart in {share_as_far(rows):.0%} of all ways")
+    print(f"means of back ends lie {apart(rows):.3f} apart, p = {share_as_far(rows):.2f}")
+    print(f"standard error of a difference of two, by the spread of seeds: {noise * sqrt(2 / len(rows)):.3f}")
 
 
 def apart(rows: Iterable[Iterable[float]]) -> float:

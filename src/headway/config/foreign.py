@@ -14,7 +14,7 @@ from headway.errors import ConfigError
 _OWN_WORKERS = "classes of another framework; subclass a stage instead"
 _ENVIRON = "environment variables are set by whoever starts the run"
 _OWN_TRACKING = "metrics go to the run directory and to what `track_with` names; `headway report` shows them"
-_OWN_PROFILE = "the event log is the profile; see `headway dashboard`"
+_OWN_PROFILE = "the event log is the profile; see `headway report`"
 _RAY = "processes and their deadlines are set by `reliability`"
 
 FOREIGN: dict[str, str] = {
@@ -156,9 +156,9 @@ FOREIGN: dict[str, str] = {
     "data.reward_fn_key": "the domain of a task picks its reward",
     "data.return_raw_chat": "prompts are token ids from the start",
     "data.return_raw_input_ids": "prompts are token ids from the start",
-    "data.filter_overlong_prompts": "prompts are checked against prompt_length as they are read",
+    "data.filter_overlong_prompts": "prompts over prompt_length are left out; see actor_train.data_args.too_long",
     "data.filter_overlong_prompts_workers": "prompts are prepared as they are read",
-    "data.truncation": "prompts are checked against prompt_length as they are read, never cut",
+    "data.truncation": "see actor_train.data_args.too_long: drop, error or truncate",
     "data.trust_remote_code": "code that comes with a dataset is never run",
     "data.gen_batch_size": "a prompt is drawn whenever a slot is free",
     "algorithm.filter_groups.metric": "groups are filtered by their rewards",

@@ -31,7 +31,7 @@ class Config:
 
     # The run.
     exp_name: str = "headway"
-    """Name of the run, in logs and on the dashboard."""
+    """Name of the run, where it is shown and in trackers."""
     seed: Amount = 42
     """Where all randomness comes from."""
     output_dir: str = "./output"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from headway.config.document import Entries, Entry, KeyPath, dotted
 from headway.config.schema import Config
 from headway.config.shapes import Shape, fields_of, options
+from headway.config.trl import HERE
 from headway.errors import ConfigError
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ Node = Entry | dict[str, Any]
 
 _BAD = object()
 _MOST_DEVICES = 1_000_000
+_SAMPLING = "actor_infer.generating_args."
 _RANGE_TEXT = re.compile(r"(?:list\s*\(\s*)?range\s*\(\s*([0-9,\s]*)\)\s*\)?")
 
 
@@ -175,12 +177,19 @@ def _as_node(value: Any, origin: str) -> Node:
 def suggestion(path: KeyPath, block: type) -> str:
     """What an unknown key of `block` may have been meant to be."""
     names = list(fields_of(block))
+    if len(path) == 1 and path[0] in HERE:
+        return f"TRL's {path[0]} is {HERE[path[0]]} here"
+    if elsewhere := _elsewhere(path):
+        return f"did you mean {elsewhere}?"
     if close := get_close_matches(path[-1], names, 1, 0.6):
         return f"did you mean {dotted((*path[:-1], close[0]))}?"
-    for option in options(Config):
-        if option.key.rpartition(".")[2] == path[-1]:
-            return f"did you mean {option.key}?"
     return f"known here: {', '.join(names)}" if len(names) <= 12 else "`headway config explain` lists every key"
+
+
+def _elsewhere(path: KeyPath) -> str | None:
+    """The key with the same last part: below the same role where there is one, else of the role that samples."""
+    found = [option.key for option in options(Config) if option.key.rpartition(".")[2] == path[-1]]
+    return max(found, key=lambda key: (key.startswith(f"{path[0]}."), key.startswith(_SAMPLING)), default=None)
 
 
 def _scalar(shape: Shape, value: Any) -> Any:

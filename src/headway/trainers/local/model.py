@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from headway.algorithms import TokenLogps, token_logps
 from headway.errors import ConfigError
+from headway.models.suitability import check_attention
 from headway.trainers.local import attention, lora, norms
 from headway.trainers.local.packing import Pack, packs_of
 from headway.trainers.local.settings import LocalSettings, Precision
@@ -116,20 +117,26 @@ class Critic(nn.Module):
 
 
 def prepared(model: Any, settings: LocalSettings) -> Any:
-    """In the right precision and place, without dropout, with our attention, checkpointing if asked for."""
+    """In the right precision and place, with our attention, checkpointing if asked for.
+
+    Nothing random is left (dropout, jitter of routers): of all modules only those that checkpoint are in training mode.
+    """
+    check_attention(model)
     attention.register()
     model.to(device=settings.device)
     for one in model.parameters():  # buffers stay as they are: angles of rotations do not bear rounding
         one.data = one.data.to(DTYPES[settings.precision])
     model.set_attn_implementation(attention.NAME)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     if torch.device(settings.device).type == "cuda":
         norms.fuse(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
+    for module in model.modules():
+        module.training = bool(getattr(module, "gradient_checkpointing", False))
+        for name in [name for name in vars(module) if "dropout" in name]:
+            if isinstance(getattr(module, name), float):  # of layers that checkpoint and drop out themselves
+                setattr(module, name, 0.0)
+    return model
 
 
 def hidden_of(backbone: Any, pack: Pack) -> Tensor:

@@ -1,0 +1,77 @@
+"""Architectures of others behind the trainer: windows, and whatever is random in them while they are trained."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from headway.trainers.local.model import Policy
+from headway.trainers.local.packing import packs_of
+from headway.trainers.local.settings import LocalSettings
+from headway.trainers.local.tokens import Row
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "phi3": {"sliding_window": 5},
+    "seed_oss": {"residual_dropout": 0.5, "attention_dropout": 0.5},
+    "opt": {"dropout": 0.5, "attention_dropout": 0.5, "ffn_dim": 32, "word_embed_proj_dim": 32},
+    "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.5, "input_jitter_noise": 0.5},
+}
+
+
+def made(kind: str) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=23,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        **FAMILIES[kind],
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(4 if one.ndim > 1 else 1)
+    return model
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_is_trained_is_what_the_plain_model_says_and_layers_are_checkpointed(kind: str) -> None:
+    model = made(kind)
+    lines = [tuple((7 * step + 3 * line * (step > 8)) % 23 for step in range(21 + line)) for line in range(2)]
+    rows, first, wanted = [], 0, []
+    for line in lines:
+        actions = tuple(range(9, len(line)))
+        rows.append(Row(sample_id="x", group=0, tokens=line, actions=actions, first=first))
+        first += len(actions)
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([line]), use_cache=False).logits[0].log_softmax(-1)
+        wanted += [float(logits[place - 1, line[place]]) for place in actions]
+    policy = Policy(deepcopy(model), LocalSettings(gradient_checkpointing=True))
+    again: list[None] = []
+    for module in policy.causal.modules():
+        if getattr(module, "gradient_checkpointing", False) and hasattr(module, "_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = _counted(module._gradient_checkpointing_func, again)
+    found = policy.logps(packs_of(rows, budget=100)[0]).logp_N
+    assert found.tolist() == pytest.approx(wanted, abs=1e-4)
+    assert len(again) == 2, "once a layer"
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert all(bool(one.grad.isfinite().all()) for one in policy.trainable().values() if one.grad is not None)
+
+
+def _counted(checkpoint: Any, calls: list[None]) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return checkpoint(*args, **kwargs)
+
+    return call

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,13 @@ async def serve(engine: RemoteEngine, model: Any, version: int) -> None:
         await engine.receiver.flip()
     finally:
         store.close()
+
+
+def shared_by(pids: list[int]) -> set[Path]:
+    """Shared memory with a name that these processes have open; others on this machine have theirs."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            found |= {Path(line.split()[5]) for line in lines if "/dev/shm/psm_" in line}
+    return found

@@ -25,7 +25,7 @@ from tests.contracts.engine_contract import EngineContract
 from tests.contracts.weights_contract import WeightsContract
 from tests.engines import factory
 
-from .inside import Inside, Watched, inside_spec, serve, servers, start
+from .inside import Inside, Watched, inside_spec, serve, servers, shared_by, start
 from .place import SIZE, Place, family, gone, save
 from .test_tokens import FLIPS, LENGTH, REQUESTS, always, asked, other_names
 
@@ -283,7 +283,6 @@ def test_all_its_processes_end_with_us_when_we_are_killed_and_leave_no_shared_me
     import subprocess
     import sys
 
-    before = shared()
     line = [sys.executable, "-c", PARENT, str(place.model)]
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -291,11 +290,7 @@ def test_all_its_processes_end_with_us_when_we_are_killed_and_leave_no_shared_me
         assert parent.stdout is not None
         everybody = family(int(parent.stdout.readline()))
         assert len(everybody) >= 5, "ours, vLLM's core and worker, a leash and a tracker"
-        left = shared() - before
+        left = shared_by(everybody)
         parent.send_signal(signal.SIGKILL)
     assert gone(everybody)
-    assert left and not left & shared()
-
-
-def shared() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    assert left and not any(path.exists() for path in left)

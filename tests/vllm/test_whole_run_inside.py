@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.factory import Run, Runs, audit, count, events, segments
+from tests.runs.factory import Run, Runs, audit, count, events
 from tests.vllm import test_whole_run as over_http
+from tests.vllm.inside import shared_by
 from tests.vllm.place import BASE, PYTHON, family, gone
 
 
@@ -28,12 +29,8 @@ def engine_of(run: Run) -> list[int]:
     return []
 
 
-def shared() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("psm_*")}
-
-
 def test_a_run_trains_on_a_vllm_of_its_engine_and_outlives_its_death(runs: Runs, tmp_path: Path) -> None:
-    model, directory, before = tmp_path / "model", tmp_path / "run", segments()
+    model, directory = tmp_path / "model", tmp_path / "run"
     assert runs.template.call(f"{over_http.__name__}:save_model", str(model)) == 0
     run = Runs(runs.template, model).train(
         directory,
@@ -50,6 +47,7 @@ def test_a_run_trains_on_a_vllm_of_its_engine_and_outlives_its_death(runs: Runs,
     assert run.until(lambda: count(directory, "step.end") >= 2, 400.0), run.text
     first = engine_of(run)
     assert len(first) >= 5, "ours, vLLM's core and worker, a leash and a tracker"
+    left = shared_by(first)
     os.kill(first[0], signal.SIGKILL)
     assert run.until(lambda: gone(first, 0.0), 60.0), run.text
     assert run.until(lambda: len(engine_of(run)) >= 5, 200.0), run.text
@@ -65,4 +63,4 @@ def test_a_run_trains_on_a_vllm_of_its_engine_and_outlives_its_death(runs: Runs,
     for step in fresh:  # vLLM's log-probabilities are the trainer's own; embedding and output layer are tied
         assert step["train/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
         assert step["train/ratio_max"] == pytest.approx(1.0, abs=2e-3)
-    assert segments() <= before
+    assert left and not any(path.exists() for path in left)

@@ -57,6 +57,14 @@ def test_loading_what_was_resolved_gives_the_same_again(name: str) -> None:
     assert (again.config, again.derived) == (first.config, first.derived)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_devices_that_are_shared_are_shared_again(ahead: int) -> None:
+    first = load({"num_gpus_per_node": 4, "async_generation_ratio": ahead, "allow_uncorrected_async": True})
+    again = load(first.changed())
+    assert (again.config, again.derived) == (first.config, first.derived)
+    assert again.derived.devices["actor_train"] == again.derived.devices["actor_infer"] == (0, 1, 2, 3)
+
+
 def test_blocks_that_exist_only_by_name_survive_the_round_trip() -> None:
     first = load({"custom_envs": {"lake": {}}, "train_infer_correction": {"filters": [{"ratio_low": 0.5}]}})
     assert load(first.changed()).config == first.config

@@ -97,9 +97,17 @@ class Resolved:
         return [(key, value, self.provenance.get(key, "default")) for key, value in leaves(self.config)]
 
     def changed(self) -> dict[str, Any]:
-        """Every leaf that is not as in an empty configuration: enough to load the same one again."""
+        """Every leaf that is not as in an empty configuration: enough to load the same one again.
+
+        A derived `hybrid_engine` is left out: given, `false` would part devices that are shared.
+        """
         usual = dict(leaves(Config()))
-        return {key: plain(value) for key, value, origin in self.rows() if origin != "default" or key not in usual}
+        return {
+            key: plain(value)
+            for key, value, origin in self.rows()
+            if (origin != "default" or key not in usual)
+            and not (key == "hybrid_engine" and origin.startswith("derived: "))
+        }
 
     def given(self) -> dict[str, Any]:
         """The same without what was derived: loaded with other overrides, what follows from them follows anew."""

@@ -65,7 +65,8 @@ def _hint(kind: str) -> str:
 
 def _from_file(file: Path, path: str, key: str) -> Any:
     if not file.is_file():
-        raise ConfigError("there is no such file", key=key, value=path)
+        where = "" if file.is_absolute() else f" in {Path.cwd()}"
+        raise ConfigError(f"there is no such file{where}", key=key, value=path)
     name = f"headway_user_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file.resolve())
     assert spec is not None and spec.loader is not None

@@ -17,6 +17,7 @@ from headway.own_code import own
 from headway.rewards.base import EpisodeReturn, Reward
 from headway.rewards.compose import Part, RoutedReward
 from headway.rewards.exact import exact
+from headway.rewards.foreign import adapted
 from headway.rewards.function import FunctionReward
 from headway.rewards.images.compressibility import compressibility
 from headway.rewards.images.ocr import ocr
@@ -74,12 +75,12 @@ def make_reward(reward_fn: str, reward_args: Mapping[str, Any] | None = None, *,
     """One reward. `answer`: the data's answer column, for rewards that compare and are not told another."""
     given = dict(reward_args or {})
     if ":" in reward_fn:
-        return _users(reward_fn, given)
+        return _users(reward_fn, given, answer or "answer")
     factory = _FACTORIES.get(reward_fn)
     if factory is None:
         close = get_close_matches(reward_fn, _FACTORIES, n=1)
         meant = f", did you mean {close[0]!r}?" if close else ""
-        hint = f"one of {', '.join(reward_names())}, or module:function of your own"
+        hint = f"one of {', '.join(reward_names())}, or module:function or file.py:function of your own"
         raise ConfigError(f"is no reward{meant}", key="reward_fn", value=reward_fn, hint=hint)
     known = inspect.signature(factory).parameters
     if answer is not None and "answer" in known:
@@ -97,15 +98,16 @@ def make_rewards(rewards: Mapping[str, RewardConfig], *, answer: str | None = No
         try:
             reward = make_reward(config.reward_fn or name, config.reward_args, answer=answer)
         except ConfigError as error:
-            raise ConfigError(str(error), key=f"rewards.{name}", value=config.reward_fn) from error
+            raise ConfigError(f"rewards.{name}{'.' if error.key else ': '}{error}") from error
         parts[name] = Part(name=name, reward=reward, weight=config.weight, domains=frozenset(config.tag_included))
     return RoutedReward(parts)
 
 
-def _users(path: str, given: dict[str, Any]) -> Reward:
+def _users(path: str, given: dict[str, Any], answer: str) -> Reward:
     """The user's own: a function `(text or image, task_data, **reward_args)`, or a class with `score(episode)`.
 
-    One whose first parameter is called `image` gets the picture, as an array `uint8 [height, width, 3]`.
+    One whose first parameter is called `image` gets the picture, as an array `uint8 [height, width, 3]`. Functions of
+    verl's and TRL's kind are called as they expect.
     """
     concurrency = given.pop("concurrency", 8)
     found = own(path, key="reward_fn", kind="function")
@@ -114,6 +116,9 @@ def _users(path: str, given: dict[str, Any]) -> Reward:
         return cast(Reward, found(**given))
     if not callable(found):
         raise ConfigError(f"is a {type(found).__name__}, not a function", key="reward_fn", value=path)
+    if (theirs := adapted(found, answer)) is not None:
+        _check_arguments(found, path, (), given, partly=True)
+        return FunctionReward(path, theirs, given, concurrency=concurrency)
     _check_arguments(found, path, ("text", {}), given)
     shown = _pixels if _first_parameter(found) == "image" else final_text
     return FunctionReward(path, found, given, concurrency=concurrency, shown=shown)
@@ -130,13 +135,15 @@ def _first_parameter(function: Callable[..., Any]) -> str:
         return ""
 
 
-def _check_arguments(function: Callable[..., Any], name: str, leading: tuple[Any, ...], given: dict[str, Any]) -> None:
+def _check_arguments(
+    function: Callable[..., Any], name: str, leading: tuple[Any, ...], given: dict[str, Any], *, partly: bool = False
+) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return  # written in C: it will say itself what is wrong
     try:
-        signature.bind(*leading, **given)
+        (signature.bind_partial if partly else signature.bind)(*leading, **given)
     except TypeError as error:
         takes = ", ".join(list(signature.parameters)[len(leading) :]) or "none"
         hint = f"arguments of {name}: {takes}"

@@ -172,7 +172,7 @@ def test_needs_are_those_of_the_shapes(model: Path) -> None:
     in_flight = 2 * 2 * 4  # (1 + α) · groups · members
     assert found["engine/0"] == {
         "weights": 2 * 4 * count,
-        "KV": 4 * 2 * LAYERS * HEADS * HEAD_SIZE * in_flight * 96,
+        "KV": 4 * 2 * LAYERS * HEADS * HEAD_SIZE * (in_flight + in_flight // 8) * 96,  # and prompts of groups
     }
     assert found["engine/1"] == found["engine/0"]
 

@@ -172,14 +172,22 @@ def make_engine(model: PreTrainedModel, *, name: str = "engine/0", **options: An
 
 
 def request(
-    name: str = "a", prompt: Sequence[int] = (1, 2, 3), *, group: int = -1, count: int = 20, **params: Any
+    name: str = "a",
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    group: int = -1,
+    count: int = 20,
+    session: str = "",
+    goes_on: bool = False,
+    **params: Any,
 ) -> Request:
     return Request(
         request_id=name,
-        session=name,
+        session=session or name,
         prompt=list(prompt),
         params=SamplingParams(max_new_tokens=count, **params),
         prefix_key=group,
+        goes_on=goes_on,
     )
 
 

@@ -46,8 +46,8 @@ class Bench:
         self.scheduler = Scheduler(self.settings, self.memory, eos=frozenset({0}))
         self.sequences: dict[int, Sequence] = {}
 
-    def add(self, number: int, prompt: list[int], *, group: int = -1, count: int = 5) -> Sequence:
-        asked = request(str(number), prompt, group=group, count=count)
+    def add(self, number: int, prompt: list[int], *, group: int = -1, count: int = 5, session: str = "") -> Sequence:
+        asked = request(str(number), prompt, group=group, count=count, session=session, goes_on=bool(session))
         sequence = Sequence(asked, (), number=number, slot_tokens=self.settings.slot_tokens)
         self.sequences[number] = sequence
         self.scheduler.add(sequence)
@@ -113,6 +113,7 @@ def test_when_the_one_who_fills_leaves_another_takes_over() -> None:
 
 
 def test_any_order_of_joining_leaving_and_flipping_keeps_every_slot_to_its_owner() -> None:
+    continued = 0
     for seed in range(60):
         chance = random.Random(seed)
         bench = Bench(
@@ -124,8 +125,13 @@ def test_any_order_of_joining_leaving_and_flipping_keeps_every_slot_to_its_owner
         while waiting or bench.scheduler.busy:
             for _ in range(min(len(waiting), chance.randint(0, 3))):
                 number = waiting.pop(0)
-                prompt = [number // 4 + 1] * chance.choice((1, 7, 20))
-                bench.add(number, prompt, group=number // 4, count=chance.randint(1, 15))
+                if number % 3:
+                    prompt = [number // 4 + 1] * chance.choice((1, 7, 20))
+                    bench.add(number, prompt, group=number // 4, count=chance.randint(1, 15))
+                    continue
+                episode, last = f"e{number % 2}", bench.sequences.get(number - 6)
+                said = last.tokens[: chance.choice((3, 25))] if last is not None else []
+                bench.add(number, [*said, number], count=chance.randint(1, 15), session=episode)
             _, news = bench.step(chance)
             if chance.random() < 0.1 and (gone := bench.scheduler.remove(chance.randrange(30))):
                 news.append(gone)
@@ -141,6 +147,8 @@ def test_any_order_of_joining_leaving_and_flipping_keeps_every_slot_to_its_owner
         assert len(ended) == 30
         assert all(made[number] == sequence.actions for number, sequence in bench.sequences.items())
         assert sum(map(len, bench.memory.kept.values())) <= 30
+        continued += bench.scheduler.continued
+    assert continued > 60
 
 
 def test_rows_are_cut_where_padding_would_cost_more_than_a_call() -> None:

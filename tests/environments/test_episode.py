@@ -97,6 +97,13 @@ def test_without_history_every_turn_begins_anew() -> None:
     assert TOKENIZER.decode(third.tokens) == f"{start}3: No.</s>\n<assistant>"
 
 
+def test_engines_are_told_which_turns_another_one_follows_on() -> None:
+    seen = asyncio.run(play(episode(max_steps=3), "1", "2"))
+    assert [one.goes_on for one in seen] == [True, True, False]
+    seen = asyncio.run(play(episode(history=False, max_steps=3), "1", "2"))
+    assert [one.goes_on for one in seen] == [False, False, False]
+
+
 def test_the_run_may_say_it_in_its_own_words() -> None:
     frame = "{observation} ({actions_left} left, {max_response_length} tokens)"
     first, second = asyncio.run(play(episode(instructions="", template=frame, max_tokens=5), "1"))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from headway.build.backends import Policy
-from headway.build.parts import engine_slots, versions_on_device
+from headway.build.parts import engine_slots, kept_tokens, versions_on_device
 from headway.build.placement import LENT, Placement
 from headway.build.rooms import devices_of_parts, own_replica
 from headway.build.servers import serves
@@ -193,8 +193,8 @@ class _Shape:
     def engine(self) -> dict[str, int]:
         found = {"weights": _SETS * self.served * self.parameters}
         if self.kv_per_token:
-            slots = engine_slots(self.resolved, self.place.device)
-            found["KV"] = self.kv_per_token * slots * self.resolved.derived.sequence_length
+            slots, kept = (of(self.resolved, self.place.device) for of in (engine_slots, kept_tokens))
+            found["KV"] = self.kv_per_token * (slots * self.resolved.derived.sequence_length + kept)
         copies = _LANDED * (self.place.route.way == "broadcast") + self.place.route.delta
         if copies:
             found[f"{HOST}:versions"] = copies * self.served * self.parameters

@@ -141,6 +141,13 @@ def engine_slots(resolved: Resolved, device: Device) -> int:
     return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MOST_SLOTS[device])
 
 
+def kept_tokens(resolved: Resolved, device: Device) -> int:
+    """KV beside the slots: of prompts that groups share, and of episodes while their environments are at work."""
+    slots, longest = engine_slots(resolved, device), resolved.derived.sequence_length
+    goes_on = any(custom.history for custom in resolved.config.custom_envs.values())
+    return max(slots // 2 if goes_on else slots // 8, 1) * longest
+
+
 def make_engine(
     args: PartArgs,
     name: str,
@@ -160,6 +167,7 @@ def make_engine(
         NativeSettings(
             slots=engine_slots(resolved, args.device),
             slot_tokens=resolved.derived.sequence_length,
+            prefix_tokens=kept_tokens(resolved, args.device),
             threads=args.threads,
             seed=resolved.config.seed,
             device=args.device,

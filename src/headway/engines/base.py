@@ -28,6 +28,8 @@ class Request:
     params: SamplingParams
     prefix_key: int = -1
     """Requests with the same key share a prompt (members of a group): prefill may be shared. −1: none."""
+    goes_on: bool = False
+    """The next request of the session begins with all of this one: what was computed for it may be kept until then."""
     hint: Any = None
     """Opaque to the hub; a simulated engine reads the length to produce from it."""
 

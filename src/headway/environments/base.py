@@ -17,6 +17,8 @@ class Observation:
     """Appended to the context before the next turn; never trained."""
     fresh: bool = False
     """The context begins anew with `tokens`: the next turn sees nothing of those before it."""
+    goes_on: bool = False
+    """Likely not the last turn, and the one after it will see all of this one: engines may keep what they computed."""
     state: str = ""
     """Equal for equal states, where `tokens` also hold what is not of the state. Empty: not known."""
     reward: float = 0.0

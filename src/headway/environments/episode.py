@@ -148,6 +148,7 @@ class TextEpisode:
             tokens=tokens,
             reward=reward,
             fresh=fresh,
+            goes_on=self._rules.history and self._turns + 1 != (self._rules.max_steps or self._traits.max_steps),
             state=blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
             most_tokens=room if wanted is None else min(room, wanted),
             stop=self._traits.stop,

@@ -208,6 +208,7 @@ class EnvironmentAgent:
             prompt=context,
             params=_params(observation, self._settings.sampling),
             prefix_key=self._priority if observation.fresh or not self.turns else -1,
+            goes_on=observation.goes_on,
             hint=observation.hint,
         )
         finish = await self._hub.generate(

@@ -148,6 +148,7 @@ class ForeignEnvironment:
                 return Observation(
                     tokens=context.new,
                     fresh=context.fresh,
+                    goes_on=self._turns + 1 != self._agents.max_turns,
                     most_tokens=min(limits, default=None),
                     stop=ask.sampling.stop,
                 )

@@ -89,6 +89,11 @@ class Scheduler:
         """Prompts that were not filled because a sibling had filled them."""
         return self._prefixes.hits
 
+    @property
+    def continued(self) -> int:
+        """Turns that were not filled from their episode's beginning."""
+        return self._prefixes.continued
+
     def add(self, sequence: Sequence) -> None:
         """A new request, or one that goes on."""
         self._all[sequence.number] = sequence
@@ -195,7 +200,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, finish: FinishReason) -> Delivery:
         del self._all[sequence.number]
-        self._prefixes.left(sequence)
+        self._prefixes.left(sequence, whole=finish is not FinishReason.ABORTED)
         if sequence.row >= 0:
             self._slots.release(sequence)
             if sequence in self._filling:

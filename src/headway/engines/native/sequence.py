@@ -20,8 +20,10 @@ class Sequence:
 
     __slots__ = (
         "cached",
+        "era",
         "fresh",
         "fresh_logps",
+        "goes_on",
         "key",
         "limit",
         "number",
@@ -30,6 +32,7 @@ class Sequence:
         "prompt_length",
         "request_id",
         "row",
+        "session",
         "stops",
         "tokens",
     )
@@ -49,6 +52,9 @@ class Sequence:
         """Tokens at which it ends by length."""
         self.prefix = tuple(prompt) if request.prefix_key >= 0 else None
         """What others may share with it."""
+        self.session, self.goes_on = request.session, request.goes_on
+        self.era = -1
+        """Under which weights it began; `Prefixes` counts."""
         self.stops = self.params.stop
         self.key = int.from_bytes(blake2b(f"{seed}/{self.request_id}".encode(), digest_size=8).digest(), "big")
         self.row = -1

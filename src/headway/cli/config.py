@@ -33,7 +33,9 @@ def add_parser(subparsers: _SubParsers) -> None:
     """Add `config` with `check` and `explain`."""
     parser = subparsers.add_parser("config", help="check or explain a configuration")
     actions = parser.add_subparsers(dest="action", required=True)
-    check = actions.add_parser("check", help="say whether it can run, and every reason why not")
+    check = actions.add_parser(
+        "check", help="say what is wrong with the options; model, data and rewards are looked for by train --dry-run"
+    )
     check.add_argument("arguments", nargs="*", metavar="FILE|key=value", help=_WHAT)
     check.set_defaults(run=run_check)
     explain = actions.add_parser("explain", help="show every value and where it came from")

@@ -4,6 +4,7 @@
     headway eval run.yaml pretrain=MODEL        any model, on the tasks and rewards of a configuration
     headway eval runs/mine --answers 8          also how often one of eight is right
 
+Without held-out tasks those of training are taken, and a note on standard error says so.
 Prints the mean reward with its standard error, per domain where there are several; of agents also how many episodes
 succeeded, how long they were, and which share of the turns was not understood. `--out` keeps every answer.
 """
@@ -33,6 +34,10 @@ from headway.rollout.evaluation import Judged, outcomes
 
 _OUTCOMES = ("success", "turns", "invalid")
 """Of episodes in environments."""
+_TRAINED_ON = (
+    "note: nothing is held out, so these are tasks that are trained on "
+    "(actor_train.data_args.holdout, or validation.data_args.file_name)"
+)
 
 if TYPE_CHECKING:
     _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -56,6 +61,8 @@ def run_eval(args: argparse.Namespace) -> int:
     resolved = configured([*args.arguments, *_newest(args.arguments)])
     prepared = prepare(resolved)
     tasks = held_out(prepared, args.limit)
+    if prepared.sources.validation is None:
+        print(_TRAINED_ON, file=sys.stderr)
     with _opened(args.out) as out:
         judged = asyncio.run(evaluate(prepared, tasks, answers=args.answers))
         if out is not None:

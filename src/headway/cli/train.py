@@ -146,10 +146,7 @@ async def _shown(prepared: Prepared, directory: RunDirectory, console: Console) 
             directory,
             sinks=[monitor, *trackers, live],
             tick=live.tick,
-            on_interrupt=lambda name: console.print(
-                f"{name}: the run stops after this step, with a checkpoint; once more, and it stops at once",
-                markup=False,
-            ),
+            on_interrupt=lambda name: console.print(f"{name}: {_STOPPING}", markup=False),
         )
 
 

@@ -377,6 +377,20 @@ def test_a_model_that_cannot_be_packed_is_refused() -> None:
         LocalTrainer(lambda: model, settings(), WeightStore())
 
 
+@pytest.mark.parametrize(
+    ("targets", "tied", "problem"),
+    [
+        (("q_proj", "lm_head"), False, "the head has no adapters"),
+        (("q_proj", "embed_tokens"), True, "the head has no adapters"),
+        (("nonsense",), True, "nonsense.* not found"),
+    ],
+)
+def test_adapters_that_would_not_be_trained_are_refused(targets: tuple[str, ...], tied: bool, problem: str) -> None:
+    pytest.importorskip("peft")
+    with pytest.raises(ConfigError, match=f"lora_target.*{problem}"):
+        trainer(settings(lora=LoraSettings(rank=2, targets=targets)), tied=tied)
+
+
 def test_the_learning_rate_is_a_function_of_the_version() -> None:
     common = {"learning_rate": 1.0, "warmup_steps": 2, "max_steps": 6}
     rates = {

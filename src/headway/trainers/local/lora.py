@@ -32,7 +32,22 @@ def attach(model: Any, settings: LoraSettings) -> Any:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        return get_peft_model(model, config)
+        try:
+            made = get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigError(str(error), key="lora_target", value=list(settings.targets)) from error
+    _check_head(model, settings)
+    return made
+
+
+def _check_head(model: Any, settings: LoraSettings) -> None:
+    """Log-probabilities are made with the head's own weights: an adapter there would never be trained."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head.weight.data_ptr() == embedding.weight.data_ptr()
+    if hasattr(head, "get_delta_weight") or (tied and hasattr(embedding, "get_delta_weight")):
+        raise ConfigError(
+            "the head has no adapters", key="lora_target", value=list(settings.targets), hint="without it"
+        )
 
 
 def merged(model: Any) -> dict[str, Tensor]:

@@ -144,6 +144,8 @@ def test_a_mini_batch_in_prompts_becomes_accumulation() -> None:
     resolved = load(None, [*lines, ACTOR + "ppo_micro_batch_size_per_gpu=4"])
     assert resolved.config.actor_train.training_args.gradient_accumulation_steps == 16 * 8 // (4 * 8)
     assert (resolved.derived.mini_batch_samples, resolved.derived.optimizer_steps) == (128, 4)
+    again = load(None, resolved.given())
+    assert again.derived.optimizer_steps == 4, "a run that is resumed takes the steps it took"
 
 
 def test_a_mini_batch_that_does_not_divide_is_refused() -> None:

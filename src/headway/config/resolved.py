@@ -110,8 +110,15 @@ class Resolved:
         }
 
     def given(self) -> dict[str, Any]:
-        """The same without what was derived: loaded with other overrides, what follows from them follows anew."""
-        followed = {key for key, origin in self.provenance.items() if origin.startswith("derived: ")}
+        """The same without what was derived: loaded with other overrides, what follows from them follows anew.
+
+        What was translated from a key of the second dialect was given, and that key is not in here.
+        """
+        followed = {
+            key
+            for key, origin in self.provenance.items()
+            if origin.startswith("derived: ") and not origin.startswith("derived: translated from ")
+        }
         return {key: value for key, value in self.changed().items() if key not in followed}
 
 

@@ -6,7 +6,7 @@
 #   make check    style and types only
 #   make test-sharded  trainers of up to four ranks: weights, layers and sequences cut in every way
 #   make test-ray runs on three nodes of Ray that may die, all on this machine
-#   make test-vllm  engines over a real vLLM on the CPU, in an environment of its own (2 GB, ten minutes on idle cores)
+#   make test-vllm  engines over a real vLLM on the CPU, in an environment of its own (2 GB, a quarter of an hour on idle cores)
 #   make soak     ten thousand random scenarios with faults
 #   make chaos    runs whose engines, trainer, ranks, nodes or controller are killed at random moments: half an hour
 #   make bench    what the quicker benchmarks measure on this machine; BENCHES names others (peer_trl: hours)

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headway.errors import ConfigError
-from headway.models.suitability import check_attention
+from headway.models.suitability import check_attention, check_rotation
 
 SHAPE = {
     "vocab_size": 23,
@@ -44,3 +44,24 @@ def test_full_and_sliding_attention_will_do(kind: str) -> None:
 def test_what_mixes_tokens_in_another_way_is_refused_by_name(kind: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=f"ForCausalLM cannot be used here: .*{problem}"):
         check_attention(made(kind, **options))
+
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+    "original_max_position_embeddings": 16,
+}
+
+
+def test_a_rotation_that_changes_with_the_longest_sequence_is_refused_beyond_that_length() -> None:
+    model = made("phi3", rope_parameters=LONG, original_max_position_embeddings=16)
+    check_rotation(model, 16)
+    with pytest.raises(ConfigError, match="sequence_length = 17: Phi3ForCausalLM rotates positions by longrope"):
+        check_rotation(model, 17)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "opt"])
+def test_rotations_that_are_a_table_go_on_for_any_length(kind: str) -> None:
+    check_rotation(made(kind, **({"ffn_dim": 32, "word_embed_proj_dim": 32} if kind == "opt" else {})), 1_000_000)

@@ -2,7 +2,8 @@
 
 Trainers and engines put attention of their own into a model, and with it they decide who sees whom. Layers that mix
 tokens in another way (convolutions, recurrences, linear attention) or do not ask that attention (ALiBi, windows that
-are in a mask alone) would see the tokens of others, and forget their own, without any error.
+are in a mask alone) would see the tokens of others, and forget their own, without any error. Rotations
+that depend on the longest sequence of a forward would make the answer to one prompt depend on others beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _KNOWN = frozenset({"full_attention", "sliding_attention"})
+_BY_LENGTH = frozenset({"dynamic", "longrope"})
+"""Rotations that are other ones as soon as a sequence is longer than in pretraining."""
 
 
 def check_attention(model: PreTrainedModel) -> None:
@@ -31,3 +34,17 @@ def check_attention(model: PreTrainedModel) -> None:
         name = type(model).__name__
         hint = "a decoder whose layers are full or sliding attention, such as Llama, Qwen3, Gemma 3 or Mistral"
         raise ConfigError(f"{name} cannot be used here: {problem}", key="pretrain", value=name, hint=hint)
+
+
+def check_rotation(model: PreTrainedModel, longest: int) -> None:
+    """Raises `ConfigError` where a sequence of `longest` tokens would change how shorter ones beside it are rotated."""
+    config = model.config.get_text_config()
+    given = getattr(config, "rope_parameters", None) or {}
+    for rotation in given.values() if given and all(isinstance(one, dict) for one in given.values()) else [given]:
+        if rotation.get("rope_type") not in _BY_LENGTH:
+            continue
+        limit = rotation.get("original_max_position_embeddings") or config.max_position_embeddings
+        if longest > limit:
+            name, kind = type(model).__name__, rotation["rope_type"]
+            problem = f"{name} rotates positions by {kind}, otherwise where any sequence has more than {limit} tokens"
+            raise ConfigError(problem, key="sequence_length", value=longest, hint=f"at most {limit}")

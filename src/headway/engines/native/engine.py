@@ -31,7 +31,7 @@ from headway.engines.native.staging import Read
 from headway.engines.native.stops import Decode, StopStrings
 from headway.engines.native.worker import Worker
 from headway.errors import EngineCrashed, EngineError
-from headway.models.suitability import check_attention
+from headway.models.suitability import check_attention, check_rotation
 from headway.types import FinishReason
 from headway.weights.base import WeightReceiver
 
@@ -260,6 +260,7 @@ class NativeEngine:
         torch.set_num_threads(self._settings.threads)
         model = self._model()
         check_attention(model)
+        check_rotation(model, self._settings.slot_tokens)
         self._ends = self._eos if self._eos is not None else _ends_of(model)
         stopped = StopStrings(self._decode) if self._decode is not None else lambda sequence: False
         parameters, core = self._assemble(model, self._settings, self._ends, stopped)

@@ -125,6 +125,24 @@ def poison(made: LocalTrainer) -> None:
     head.register_hook(lambda grad: grad * float("nan"))
 
 
+def test_a_model_with_contradictory_generation_settings_can_be_saved(tmp_path: Path) -> None:
+    from transformers import GenerationConfig
+
+    def model() -> Any:
+        made = tiny()
+        made.generation_config = GenerationConfig(eos_token_id=[2, 5], do_sample=False, temperature=0.6)
+        return made
+
+    async def scenario() -> None:
+        made = LocalTrainer(model, settings(), WeightStore(bucket_mb=0.01, wire=None))
+        await made.save(tmp_path)
+        assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == [2, 5]
+        await made.load(tmp_path)
+        await made.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("options", [settings(), settings(epochs=3)])
 def test_a_step_with_a_gradient_that_is_not_finite_is_refused(options: LocalSettings) -> None:
     async def scenario() -> None:

@@ -40,7 +40,7 @@ def save(learner: Learner, directory: Path, tokenizer: Any = None) -> None:
         for name, tensors in _private(learner).items():
             _write(tensors, directory / name)
         write_mark(learner, directory)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise TrainerError(f"checkpoint {directory}: {error}") from error
 
 
@@ -97,7 +97,8 @@ def write_config(learner: Learner, directory: Path, tokenizer: Any) -> None:
     causal.config.dtype = DTYPES[learner.settings.precision]
     causal.config.save_pretrained(directory)
     if getattr(causal, "generation_config", None) is not None:
-        causal.generation_config.save_pretrained(directory)
+        # As it came: `save_pretrained` refuses what many published models have, such as a temperature without sampling.
+        causal.generation_config.to_json_file(directory / "generation_config.json")
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
 

@@ -82,3 +82,10 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process(tmp_path: Path) -> No
     for name in ("events.jsonl", "report.json", "trace.json", "timeline.html"):
         first, second = ((tmp_path / seed / name).read_bytes() for seed in ("1", "20"))
         assert first and first == second, name
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "config", "cluster", "simulate"])
+def test_the_help_of_a_command_shows_how_it_is_called(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert f"\n    headway {command} " in capsys.readouterr().out

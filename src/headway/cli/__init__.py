@@ -44,11 +44,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="headway",
         description="Asynchronous RL post-training: rollout runs ahead of training by a bounded distance.",
+        epilog="`headway COMMAND --help` has examples; docs/start.md is where to begin.",
     )
     parser.add_argument("--version", action="version", version=f"headway {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (train, scale, eval, play, serve, report, config, simulate, plan, pretrain, cluster):
         command.add_parser(commands)
+        told = commands.choices[command.__name__.rpartition(".")[2]]
+        told.description, told.formatter_class = command.__doc__, argparse.RawDescriptionHelpFormatter
     args, rest = parser.parse_known_args(argv)
     strangers = [word for word in rest if word.startswith("-") or "=" not in word]
     if strangers:

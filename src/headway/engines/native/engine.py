@@ -259,8 +259,6 @@ class NativeEngine:
         """In the worker's thread: model, runner and scheduler, all new."""
         torch.set_num_threads(self._settings.threads)
         model = self._model()
-        check_attention(model)
-        check_rotation(model, self._settings.slot_tokens)
         self._ends = self._eos if self._eos is not None else _ends_of(model)
         stopped = StopStrings(self._decode) if self._decode is not None else lambda sequence: False
         parameters, core = self._assemble(model, self._settings, self._ends, stopped)
@@ -304,6 +302,7 @@ def in_steps(runner: RunnerFactory) -> Assembly:
     def assemble(
         model: PreTrainedModel, settings: NativeSettings, eos: frozenset[int], stopped: Stopped
     ) -> tuple[Parameters, Core]:
+        _check(model, settings)
         dtype = compute_dtype(settings)
         parameters = Parameters(model, fastest_layout(dtype), dtype)
         made = runner(model, parameters, settings)
@@ -316,9 +315,16 @@ def in_blocks(
     model: PreTrainedModel, settings: NativeSettings, eos: frozenset[int], stopped: Stopped
 ) -> tuple[Parameters, Core]:
     """Several steps between two looks."""
+    _check(model, settings)
     parameters, runner = blocks.assemble(model, settings, eos)
     scheduler = Scheduler(settings, runner.moves, eos=eos, stopped=stopped, held_back=blocks.HELD_BACK)
     return parameters, blocks.BlockCore(scheduler, runner)
+
+
+def _check(model: PreTrainedModel, settings: NativeSettings) -> None:
+    """Both of ours put their own attention into the model; an assembly of others knows what it does."""
+    check_attention(model)
+    check_rotation(model, settings.slot_tokens)
 
 
 def _fulfil(future: asyncio.Future[Parameters], value: Parameters) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from headway.trainers.local.model import Policy
 from headway.trainers.local.packing import packs_of
-from headway.trainers.local.settings import LocalSettings
+from headway.trainers.local.settings import LocalSettings, LoraSettings
 from headway.trainers.local.tokens import Row
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -19,6 +19,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 5},
     "seed_oss": {"residual_dropout": 0.5, "attention_dropout": 0.5},
     "opt": {"dropout": 0.5, "attention_dropout": 0.5, "ffn_dim": 32, "word_embed_proj_dim": 32},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.5, "input_jitter_noise": 0.5},
 }
 
@@ -67,6 +68,24 @@ def test_what_is_trained_is_what_the_plain_model_says_and_layers_are_checkpointe
     assert len(again) == 2, "once a layer"
     found.sum().backward()  # type: ignore[no-untyped-call]
     assert all(bool(one.grad.isfinite().all()) for one in policy.trainable().values() if one.grad is not None)
+
+
+@pytest.mark.parametrize("kind", ["olmoe", "opt"])
+def test_merged_adapters_are_the_model_that_is_trained_experts_included(kind: str) -> None:
+    pytest.importorskip("peft")
+    line = (1, 7, 3, 11, 5, 2)
+    row = Row(sample_id="x", group=0, tokens=line, actions=(2, 3, 4, 5), first=0)
+    policy, plain = Policy(made(kind), LocalSettings(lora=LoraSettings(rank=2))), made(kind)
+    with torch.no_grad():
+        for one in policy.trainable().values():
+            one.add_(0.1)
+        found = policy.logps(packs_of([row], budget=100)[0]).logp_N.tolist()
+        before = plain(input_ids=torch.tensor([line])).logits[0].log_softmax(-1)
+        missing, unexpected = plain.load_state_dict(policy.weights(), strict=False)
+        after = plain(input_ids=torch.tensor([line])).logits[0].log_softmax(-1)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    assert found == pytest.approx([float(after[place - 1, line[place]]) for place in row.actions], abs=1e-4)
+    assert found != pytest.approx([float(before[place - 1, line[place]]) for place in row.actions], abs=1e-2)
 
 
 def _counted(checkpoint: Any, calls: list[None]) -> Any:

@@ -51,18 +51,30 @@ def _check_head(model: Any, settings: LoraSettings) -> None:
 
 
 def merged(model: Any) -> dict[str, Tensor]:
-    """Weights with their adapters added, by the names they have without adapters."""
-    adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
+    """Weights with their adapters added, by the names they have without adapters.
+
+    Experts, several weights in one module, have one adapter around the other.
+    """
+    adapted = {
+        f"{_plain(name)}.{getattr(module, 'parameter_name', 'weight')}": module
+        for name, module in model.named_modules()
+        if hasattr(module, "get_delta_weight")
+    }
     found = {}
     with torch.no_grad():
         for name, tensor in distinct(model.state_dict()).items():
             if ".lora_" in name:
                 continue
-            owner, _, last = name.rpartition(".base_layer.")
-            if owner in adapted and last == "weight":
-                tensor = tensor + adapted[owner].get_delta_weight(_ADAPTER).to(tensor.dtype)
-            found[f"{owner}.{last}" if owner else name] = tensor
+            plain = _plain(name)
+            if plain in adapted:
+                tensor = tensor + adapted[plain].get_delta_weight(_ADAPTER).to(tensor.dtype)
+            found[plain] = tensor
     return found
+
+
+def _plain(name: str) -> str:
+    """As it was before adapters were put around it."""
+    return name.replace(".base_layer", "")
 
 
 def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -64,6 +64,8 @@ class RunSettings:
     """Whole checkpoints that are kept, the newest ones; 0: all."""
     eval_steps: int = 0
     eval_tasks: int = 0
+    eval_answers: int = 1
+    """To each task of a validation."""
     eval_at_start: bool = False
     """Validate the policy of the start before anything is trained."""
     eval_sampling: SamplingParams | None = None

@@ -68,6 +68,11 @@ def test_validation_draws_as_it_is_told_and_else_as_training_does() -> None:
     assert settings(actor_infer={"generating_args": {"temperature": 0.7}}).eval_sampling.temperature == 0.7  # type: ignore[union-attr]
 
 
+def test_a_validation_asks_for_one_answer_unless_it_is_told_another_number() -> None:
+    assert settings().eval_answers == 1
+    assert settings(validation={"generating_args": {"num_return_sequences": 4}}).eval_answers == 4
+
+
 def test_without_a_number_all_held_out_tasks_are_used() -> None:
     assert settings_of(load({}), held_out=37).eval_tasks == 37
     assert settings_of(load({"val_batch_size": 5}), held_out=37).eval_tasks == 5

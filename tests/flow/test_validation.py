@@ -39,6 +39,11 @@ def test_every_so_many_steps_the_version_just_made_is_validated_on_all_tasks(tmp
         assert played.first("served", version=begin.data["trained"]).time_s <= begin.time_s
 
 
+def test_every_answer_that_is_asked_for_is_judged(tmp_path: Path) -> None:
+    played = validated(tmp_path, eval_answers=3)
+    assert [(end.data["samples"], end.data["failed"]) for _, end in windows(played)] == [(18, 0)] * 3
+
+
 def test_validation_is_in_no_ledger_and_in_no_batch(tmp_path: Path) -> None:
     played = validated(tmp_path)
     counts = audit(tmp_path)

@@ -33,6 +33,7 @@ def settings_of(resolved: Resolved, *, held_out: int = 0) -> RunSettings:
         keep_checkpoints=config.save_total_limit,
         eval_steps=config.eval_steps,
         eval_tasks=config.val_batch_size or held_out,
+        eval_answers=config.validation.generating_args.num_return_sequences or 1,
         eval_at_start=config.eval_at_start,
         eval_sampling=sampling_of(config.validation.generating_args, derived.max_new_tokens),
         pause_generation_for_validation=config.pause_generation_for_validation,

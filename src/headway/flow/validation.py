@@ -64,7 +64,7 @@ class ValidationFlow:
         judged = await self._examiner().examine(task for task in tasks if task is not None)
         rewards = [score.value for one in judged for _, score in one.answers]
         mean = sum(rewards) / len(rewards) if rewards else 0.0
-        failed = len(tasks) - len(rewards)
+        failed = len(tasks) * line.settings.eval_answers - len(rewards)
         line.events.emit(
             "validate.end",
             "validate",
@@ -84,7 +84,7 @@ class ValidationFlow:
             reward=line.backends.reward,
             settings=replace(
                 line.settings,
-                group_size=1,
+                group_size=line.settings.eval_answers,
                 spare_members=0,
                 turn_barrier=False,
                 replicate=True,

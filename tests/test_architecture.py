@@ -18,13 +18,13 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS: dict[str, int] = {
-    **dict.fromkeys(("types", "errors", "own_code", "seeding", "settings", "config"), 0),
+    **dict.fromkeys(("types", "errors", "own_code", "seeding", "settings", "config", "version"), 0),
     **dict.fromkeys(("algorithms", "monitor", "data", "rewards", "environments", "ledger", "sandbox", "models"), 1),
     **dict.fromkeys(("engines", "trainers", "weights", "cluster", "generative"), 2),
     **dict.fromkeys(("rollout", "flow", "serving"), 3),
     **dict.fromkeys(("sim", "build"), 4),
     **dict.fromkeys(("cli", "dashboard"), 5),
-    "__main__": 6,
+    **dict.fromkeys(("", "__main__"), 6),
 }
 BACK_ENDS = frozenset(name for name, layer in LAYERS.items() if layer == 2)
 VIRTUAL = frozenset({"flow", "rollout", "sim"})

@@ -13,9 +13,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headway import __version__
 from headway.cli import cluster, config, eval, plan, play, pretrain, report, scale, serve, simulate, train
 from headway.errors import HeadwayError
+from headway.version import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Asynchronous RL post-training: rollout runs ahead of training by a bounded distance.",
         epilog="`headway COMMAND --help` has examples; docs/start.md is where to begin.",
     )
-    parser.add_argument("--version", action="version", version=f"headway {__version__}")
+    parser.add_argument("--version", action="version", version=f"headway {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (train, scale, eval, play, serve, report, config, simulate, plan, pretrain, cluster):
         command.add_parser(commands)

@@ -20,13 +20,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from headway import __version__
 from headway.build.needs import Part, parts_of
 from headway.build.placement import Placement, place, usable_cores
 from headway.cli.layout import as_json, show_layout, size_text
 from headway.cli.machine import bandwidth, free_memory, gpus, packages, room, total_memory
 from headway.cli.train import PIPE_WIDTH, configured
 from headway.config import Resolved
+from headway.version import VERSION
 
 if TYPE_CHECKING:
     _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -70,7 +70,7 @@ def run_check(args: argparse.Namespace) -> int:
 def inventory(directory: Path) -> dict[str, Any]:
     """Everything that can be asked here; `directory` is where a run would write."""
     return {
-        "headway": __version__,
+        "headway": VERSION,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": usable_cores(),

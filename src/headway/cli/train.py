@@ -26,6 +26,7 @@ from headway.build.training import Prepared, opened, prepare, train
 from headway.cli.config import split_arguments
 from headway.cli.layout import show_layout
 from headway.config import Resolved, load
+from headway.config.document import Source
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.flow import RunSummary
 from headway.monitor.events import read_events
@@ -62,7 +63,7 @@ def run_train(args: argparse.Namespace) -> int:
     if args.resume and not (prepared.directory / LEDGER).exists():
         raise ConfigError("there is no run to go on with", key="output_dir", value=str(prepared.directory))
     if args.dry_run:
-        _introduce(prepared, 0, console)
+        introduce(prepared, 0, console)
         show_layout(parts_of(resolved, prepared.place, prepared.policy), console)
         return 0
     with opened(prepared) as directory:
@@ -70,9 +71,9 @@ def run_train(args: argparse.Namespace) -> int:
         if done >= wanted:
             console.print(f"{directory.path} is finished: {done} steps. Raise max_steps, or choose another output_dir.")
             return 0
-        _introduce(prepared, done, console)
+        introduce(prepared, done, console)
         try:
-            summary = asyncio.run(_shown(prepared, directory, console))
+            summary = asyncio.run(shown(prepared, directory, console))
         except (asyncio.CancelledError, KeyboardInterrupt):
             if directory.started:
                 what = (
@@ -86,12 +87,16 @@ def run_train(args: argparse.Namespace) -> int:
         except HeadwayError as error:
             _say_how_to_go_on(f"ended early after step {_trained(directory)}: {error}", directory.path)
             return 1
-    return _conclude(prepared, summary, console)
+    return conclude(prepared, summary, console)
 
 
 def configured(arguments: list[str]) -> Resolved:
     """The configuration that the command line describes: a file, or the directory of an earlier run."""
-    source, overrides = split_arguments(arguments)
+    return resolved_of(*split_arguments(arguments))
+
+
+def resolved_of(source: Source, overrides: list[str]) -> Resolved:
+    """The same from Python."""
     if isinstance(source, str) and Path(source).is_dir():
         saved = Path(source) / CONFIG
         if not saved.is_file():
@@ -108,7 +113,8 @@ def _policy(overrides: list[str]) -> list[str]:
     return [f"actor_train.model_args.model_name_or_path={word.partition('=')[2]}" for word in given]
 
 
-def _introduce(prepared: Prepared, done: int, console: Console) -> None:
+def introduce(prepared: Prepared, done: int, console: Console) -> None:
+    """What will run, in three lines, and what was noticed."""
     config, derived = prepared.resolved.config, prepared.resolved.derived
     each, of = ("starts", "episodes") if derived.pipeline == "agentic" else ("prompts", "answers")
     console.print(
@@ -130,7 +136,7 @@ def _versions(count: int) -> str:
     return f"{count} version{'' if count == 1 else 's'}"
 
 
-async def _shown(prepared: Prepared, directory: RunDirectory, console: Console) -> RunSummary:
+async def shown(prepared: Prepared, directory: RunDirectory, console: Console) -> RunSummary:
     """Train with a display and trackers."""
     config = prepared.resolved.config
     monitor = Monitor()
@@ -150,7 +156,7 @@ async def _shown(prepared: Prepared, directory: RunDirectory, console: Console) 
         )
 
 
-def _conclude(prepared: Prepared, summary: RunSummary, console: Console) -> int:
+def conclude(prepared: Prepared, summary: RunSummary, console: Console) -> int:
     """The table, the page, and where things are."""
     path = prepared.directory
     with (path / EVENTS).open(encoding="utf-8") as lines:

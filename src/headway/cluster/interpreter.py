@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-import headway
+from headway import errors
 from headway.cluster.base import ChildSpec
 from headway.cluster.process import Process, Spawn, environment_of
 
@@ -46,6 +46,6 @@ def under(python: str) -> Spawn:
 def _alone() -> tempfile.TemporaryDirectory[str]:
     """A directory with this package in it; removed when this process ends."""
     made = tempfile.TemporaryDirectory(prefix="headway-path-")
-    package = Path(headway.__file__).parent
+    package = Path(errors.__file__).parent
     (Path(made.name) / package.name).symlink_to(package, target_is_directory=True)
     return made

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from headway import __version__
+from headway.version import VERSION
 
 
 def machine_facts() -> dict[str, str]:
@@ -19,7 +19,7 @@ def machine_facts() -> dict[str, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parts = [*_gpus(sys.modules.get("torch")), f"{cores} CPU core{'s' * (cores != 1)}", *_memory()]
     parts += [f"{platform.system()} {platform.machine()}", f"Python {platform.python_version()}"]
-    return {"machine": ", ".join(parts), "headway": __version__}
+    return {"machine": ", ".join(parts), "headway": VERSION}
 
 
 def _gpus(torch: Any) -> list[str]:

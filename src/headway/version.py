@@ -1,0 +1,3 @@
+"""Which Headway this is."""
+
+VERSION = "0.1.0"

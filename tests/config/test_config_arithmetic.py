@@ -130,6 +130,16 @@ REFUSALS: list[tuple[str, dict[str, Any], list[str]]] = [
         {"num_return_sequences_in_group": 4, "train_env_manager.group_size": 8},
         ["num_return_sequences_in_group = 4", "train_env_manager.group_size = 8"],
     ),
+    (
+        "members that are all the likeliest answer",
+        {"num_return_sequences_in_group": 8, "actor_infer.generating_args.temperature": 0},
+        ["temperature = 0", "the 8 members of a group would be equal", "validation.generating_args.temperature"],
+    ),
+    (
+        "members that have one action to choose from",
+        {"train_env_manager.group_size": 4, "rollout_batch_size": 8, "actor_infer.generating_args.top_k": 1},
+        ["top_k = 1", "the 4 members of a group would be equal"],
+    ),
     ("rloo alone", {"adv_estimator": "rloo"}, ["group size is 1"]),
     (
         "parts that do not add up",
@@ -243,6 +253,11 @@ def test_redundancy_adds_members_and_prompts_but_not_to_the_batch() -> None:
     assert (
         load({"is_use_additional_prompts": False, "max_additional_running_prompts": 4}).derived.additional_groups == 0
     )
+
+
+def test_validation_and_groups_of_one_may_be_greedy() -> None:
+    assert load(None, {"num_return_sequences_in_group": 8, "validation.generating_args.temperature": 0})
+    assert load(None, {"actor_infer.generating_args.temperature": 0})
 
 
 def test_fewer_engine_seats_than_members_is_a_note() -> None:

@@ -22,6 +22,7 @@ def check(draft: Draft, derived: Derived) -> None:
     _check_lengths(draft, derived)
     _check_headway(draft, derived)
     _check_groups(draft, derived)
+    _check_sampling(draft, derived)
     _check_environments(draft)
     _check_algorithm(draft)
     _check_servers(draft, derived)
@@ -104,6 +105,18 @@ def _check_groups(draft: Draft, derived: Derived) -> None:
                 f"adv_estimator: {config.adv_estimator} with groups of one compares with the batch; "
                 "set num_return_sequences_in_group or train_env_manager.group_size to compare within a group"
             )
+
+
+def _check_sampling(draft: Draft, derived: Derived) -> None:
+    """Members of a group that are drawn without chance are one answer several times."""
+    sampling, base = draft.config.actor_infer.generating_args, "actor_infer.generating_args"
+    if derived.pipeline == "generative" or derived.group_size == 1:
+        return
+    for key, greedy, usual in (("temperature", sampling.temperature == 0, "1"), ("top_k", sampling.top_k == 1, "0")):
+        if greedy:
+            problem = f"is greedy: the {derived.group_size} members of a group would be equal and teach nothing"
+            hint = f"{usual} is usual; validation.generating_args.{key} may be greedy by itself"
+            draft.refuse(f"{base}.{key}", problem, hint)
 
 
 def _check_environments(draft: Draft) -> None:

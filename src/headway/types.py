@@ -211,6 +211,14 @@ class Episode:
     """What the environment wants the reward to know. JSON values only."""
 
     @property
+    def cut_off(self) -> bool:
+        """Whether a limit of ours ended it: `truncated`, or one answer that ran out of tokens.
+
+        In an episode of several turns one that ran out of tokens is an action like others: the environment answered it.
+        """
+        return self.truncated or (len(self.turns) == 1 and self.turns[0].generation.finish is FinishReason.LENGTH)
+
+    @property
     def runs(self) -> tuple[VersionRun, ...]:
         """Version stretches of all turns, in order."""
         if len(self.turns) == 1:

@@ -99,5 +99,7 @@ def check_denoising(draft: Draft) -> None:
         draft.refuse("add_token_level_kl", "a picture's reward has no parts to subtract it from", "use_kl_loss")
     if config.adv_estimator not in ("grpo", "rloo", "reinforce", "reinforce_plus_plus"):
         draft.refuse("adv_estimator", "is for language", "grpo")
+    if config.mask_truncated_samples:
+        draft.refuse("mask_truncated_samples", "a picture always has all of its steps", "false")
     if config.entropy_loss_coef:
         draft.refuse("entropy_loss_coef", "the noise of a step is given, its entropy cannot be raised", "0")

@@ -190,6 +190,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "resume_from_checkpoint": (Rule("resume", _resume),),
     "max_ckpt_to_keep": (Rule("save_total_limit", _off_below_zero(0)),),
     "*.training_args.save_total_limit": (Rule("save_total_limit", _off_below_zero(0)),),
+    "max_len_mask": (Rule("mask_truncated_samples"),),
     "max_grad_norm": (Rule(_TRAIN + "max_grad_norm"),),
     "is_offload_optimizer_states_in_train_step": (Rule(_TRAIN + "offload_optimizer"),),
     "max_running_requests": (Rule(_INFER_SIZES + "max_num_seqs"),),

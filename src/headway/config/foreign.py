@@ -207,7 +207,6 @@ HARMLESS: dict[str, tuple[Any, str]] = {
     "use_reward_norm": (False, "see norm_mean_type and norm_std_type"),
     "add_len_reward": (False, "write it into the reward function"),
     "difficulty_mask": (False, "not available"),
-    "max_len_mask": (False, "not available"),
     "error_max_len_clip": (False, "not available"),
     "reward_model.enable": (False, "learned rewards are configured below rewards.<domain>"),
 }

@@ -105,8 +105,9 @@ class Config:
     """Episodes step on their own, or all of a batch step together."""
     with_reward: bool = True
     """Score a sample the moment it ends, not when its group has ended."""
-    filter_zero_variance: bool = True
-    """Drop groups whose rewards are all equal, and replace them."""
+    filter_zero_variance: bool | None = None
+    """Drop groups whose rewards are all equal, and replace them. null: where members are compared with each other
+    alone, so that such groups teach nothing."""
     max_num_gen_batches: Amount = 10
     """Batches' worth of groups made for one step at most; then those with equal rewards fill it. 0: any number."""
     pause_generation_for_validation: bool = False
@@ -181,6 +182,8 @@ class Config:
     """How losses of actions become one number; `-norm` divides by `response_length`."""
     entropy_loss_coef: Real = 0.0
     """Entropy bonus."""
+    mask_truncated_samples: bool = False
+    """Answers and episodes that were cut off by a length are not trained; their rewards count for their group."""
     value_clip: Positive | None = None
     """Clip of the critic's change. null: off."""
     train_infer_correction: TrainInferCorrectionConfig = field(default_factory=TrainInferCorrectionConfig)

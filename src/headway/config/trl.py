@@ -25,6 +25,7 @@ HERE: dict[str, str] = {
     "beta": "kl_loss_coef, with use_kl_loss=true",
     "epsilon": "pg_clip",
     "epsilon_high": "pg_clip_high",
+    "mask_truncated_completions": "mask_truncated_samples",
     "loss_type": "loss_agg_mode",
     "importance_sampling_level": "pg_variant=gspo",
     "scale_rewards": "norm_std_type",

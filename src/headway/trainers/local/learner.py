@@ -88,6 +88,7 @@ class Learner(StepLearner):
             vocabulary=self.policy.vocabulary,
             dtype=self.dtype,
             device=settings.device,
+            mask_truncated=settings.mask_truncated,
         )
         if not tokens.rows:
             raise TrainerError(f"step {batch.trained + 1}: a batch without a single action")

@@ -65,6 +65,8 @@ class LocalSettings:
     critic: OptimizerSettings | None = None
     """Optimizer of the critic; None: there is none."""
     value_clip: float | None = None
+    mask_truncated: bool = False
+    """Samples that a length cut off have no part in the loss; in the statistics of their group they do."""
     temperature: float = 1.0
     """What the engines sampled with: log-probabilities are after it."""
     epochs: int = 1
@@ -117,6 +119,7 @@ def local_settings_of(
         optimizer=_optimizer_of(train.training_args, config.max_steps),
         critic=_optimizer_of(config.critic.training_args, config.max_steps) if derived.needs_critic else None,
         value_clip=config.value_clip,
+        mask_truncated=config.mask_truncated_samples,
         temperature=sampling.temperature or 1.0,
         epochs=config.ppo_epochs,
         mini_batch_samples=derived.mini_batch_samples,

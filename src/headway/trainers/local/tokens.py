@@ -77,11 +77,8 @@ class TokenBatch:
     reference_N: Tensor | None
     value_N: Tensor | None
     steps: Steps
-
-    @property
-    def mask_N(self) -> Tensor:  # noqa: N802
-        """Every action is trained."""
-        return torch.ones_like(self.sequence_N, dtype=torch.bool)
+    mask_N: Tensor
+    """Actions that are trained; the others count in no denominator of a loss."""
 
 
 def rows_of(groups: Sequence[SampleGroup], vocabulary: int) -> tuple[Row, ...]:
@@ -129,9 +126,15 @@ def _row_of(sample: Sample, group: int, first: int, vocabulary: int) -> Row:
 
 
 def token_batch(
-    groups: Sequence[SampleGroup], *, trained: int, vocabulary: int, dtype: torch.dtype, device: str
+    groups: Sequence[SampleGroup],
+    *,
+    trained: int,
+    vocabulary: int,
+    dtype: torch.dtype,
+    device: str,
+    mask_truncated: bool = False,
 ) -> TokenBatch:
-    """Everything that training on `groups` reads."""
+    """Everything that training on `groups` reads. `mask_truncated`: samples that were cut off are not trained."""
     rows = rows_of(groups, vocabulary)
     samples = [sample for group in groups for sample in group.samples if sample.actions]
 
@@ -140,12 +143,14 @@ def token_batch(
 
     behaviour_N = packed(_behaviour, "behaviour log-probabilities")
     lengths = torch.tensor([sample.actions for sample in samples], dtype=torch.long)
+    sequence_N = torch.arange(len(samples)).repeat_interleave(lengths)
+    trained_S = torch.tensor([not (mask_truncated and sample.episode.cut_off) for sample in samples], dtype=torch.bool)
     scores = [sample.score.value for sample in samples if sample.score is not None]
     return TokenBatch(
         rows=rows,
         groups=len(groups),
         behaviour_N=torch.zeros(0, dtype=dtype, device=device) if behaviour_N is None else behaviour_N,
-        sequence_N=torch.arange(len(samples)).repeat_interleave(lengths).to(device),
+        sequence_N=sequence_N.to(device),
         lag_N=torch.tensor([trained - version for sample in samples for version in _versions(sample)]).to(dtype),
         reward_S=torch.tensor(scores, dtype=dtype, device=device) if len(scores) == len(samples) else None,
         advantage_S=torch.tensor([sample.advantage for sample in samples], dtype=dtype, device=device),
@@ -154,6 +159,7 @@ def token_batch(
         reference_N=packed(lambda sample: sample.ref_logps, "reference log-probabilities"),
         value_N=packed(lambda sample: sample.values, "values"),
         steps=_steps_of(samples, [row.group for row in rows], dtype, device),
+        mask_N=trained_S[sequence_N].to(device),
     )
 
 

@@ -121,6 +121,7 @@ class Report:
             "packed_tokens": float(self.packed_tokens),
             "unpacked_tokens": float(sum(len(row.tokens) for row in batch.rows)),
             "skipped_samples": float(len(self.skipped)),
+            "masked_samples": float(len(batch.rows) - len(_with_some(batch.rows, batch.mask_N))),
             "lag_mean": float(batch.lag_N.mean()),
             "lag_max": float(batch.lag_N.max()),
             "reward": 0.0 if batch.reward_S is None else float(batch.reward_S.mean()),
@@ -195,21 +196,23 @@ def _gradients(
     inside_N = torch.zeros_like(made.mask_N)
     inside_N[rows[0].first : rows[-1].first + len(rows[-1].actions)] = True
     totals = BatchTotals.of(made.mask_N & inside_N, batch.sequence_N, len(batch.rows))
-    taught = _teaching(rows, made) if settings.skips_zero_advantages else list(rows)
+    unmasked = _with_some(rows, made.mask_N)
+    skips = settings.skips_zero_advantages
+    taught = _with_some(rows, made.mask_N & (made.advantage_N != 0)) if skips else unmasked
     report.skipped |= {row.first for row in rows} - {row.first for row in taught}
     for pack in trained.team.packs(taught, settings):
         gate.check()
         _policy_part(trained.policy, batch, made, pack, totals, settings, report)
     if trained.critic is not None:
-        for pack in trained.team.packs(rows, settings):
+        for pack in trained.team.packs(unmasked, settings):
             gate.check()
             report.value_loss += _critic_part(trained.critic, batch, made, pack, totals, settings)
 
 
-def _teaching(rows: Sequence[Row], made: Advantages) -> list[Row]:
-    """Those with an action that has an advantage."""
-    teaches_N = ((made.advantage_N != 0) & made.mask_N).cpu().numpy()
-    return [row for row in rows if teaches_N[row.first : row.first + len(row.actions)].any()]
+def _with_some(rows: Sequence[Row], which_N: Tensor) -> list[Row]:
+    """Those with an action among `which_N`."""
+    which = which_N.cpu().numpy()
+    return [row for row in rows if which[row.first : row.first + len(row.actions)].any()]
 
 
 def _policy_part(

@@ -260,6 +260,37 @@ def test_validation_and_groups_of_one_may_be_greedy() -> None:
     assert load(None, {"actor_infer.generating_args.temperature": 0})
 
 
+LAKE = {"train_env_manager.group_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("given", "filtered"),
+    [
+        ({}, True),
+        ({"adv_estimator": "rloo"}, True),
+        ({"norm_mean_type": "batch"}, False),
+        ({"adv_estimator": "gae"}, False),
+        ({"adv_estimator": "gae", "norm_mean_type": "group"}, False),
+        ({"adv_estimator": "reinforce"}, False),
+        ({"adv_estimator": "reinforce", "norm_mean_type": "group"}, True),
+        ({"adv_estimator": "reinforce_plus_plus"}, False),
+        ({"adv_estimator": "gigpo"}, True),
+        ({**LAKE, "adv_estimator": "gigpo"}, False),
+        ({**LAKE, "adv_estimator": "step_reinforce"}, False),
+        (LAKE, True),
+    ],
+)
+def test_groups_with_equal_rewards_are_replaced_by_default_where_they_teach_nothing(
+    given: dict[str, Any], filtered: bool
+) -> None:
+    given = {"num_return_sequences_in_group": 8, **given}
+    assert load(None, given).derived.filter_zero_variance is filtered
+    asked = load(None, {**given, "filter_zero_variance": True})
+    assert asked.derived.filter_zero_variance
+    assert any("would teach" in note for note in asked.notes) is not filtered
+    assert not load(None, {**given, "filter_zero_variance": False}).derived.filter_zero_variance
+
+
 def test_fewer_engine_seats_than_members_is_a_note() -> None:
     given = {"num_return_sequences_in_group": 8, "actor_infer.strategy_args.strategy_config.max_num_seqs": 4}
     assert any("8 members" in note and "= 4" in note for note in load(None, given).notes)

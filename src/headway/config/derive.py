@@ -42,6 +42,7 @@ def derive(draft: Draft, mini_batch: Entry | None, available: Collection[str]) -
     if misplaced > problems:
         del draft.problems[misplaced:]  # Arithmetic on devices that are wrong says nothing new.
     _derive_algorithm(draft, groups.size)
+    _derive_filter(draft, groups.size)
     _derive_sampling(draft, groups.size)
     _derive_names(draft)
     strategies = _chosen_strategies(draft, available)
@@ -72,7 +73,7 @@ def derive(draft: Draft, mini_batch: Entry | None, available: Collection[str]) -
         mini_batch_samples=step.mini_batch_samples,
         optimizer_steps=step.optimizer_steps,
         strategies=strategies,
-        filter_zero_variance=config.filter_zero_variance and groups.size > 1,
+        filter_zero_variance=bool(config.filter_zero_variance) and groups.size > 1,
         norm_mean_type=cast(Norm, config.norm_mean_type),
         norm_std_type=cast(Norm, config.norm_std_type),
         pg_clip_low=config.pg_clip_low or 0.0,
@@ -183,6 +184,30 @@ def _derive_algorithm(draft: Draft, group_size: int) -> None:
     for key, clip in (("pg_clip_low", 3e-4), ("pg_clip_high", 4e-4)):
         if getattr(config, key) is None:
             draft.derive(key, clip if tight else config.pg_clip, "pg_variant gspo" if tight else "pg_clip")
+
+
+def _derive_filter(draft: Draft, group_size: int) -> None:
+    """Groups with equal rewards are replaced where they teach nothing; where they do teach, only if asked for."""
+    lesson, key = _lesson_of_equals(draft), "filter_zero_variance"
+    if draft.config.filter_zero_variance is None:
+        if group_size == 1:
+            draft.derive(key, False, "groups of one")
+        else:
+            draft.derive(key, lesson is None, lesson or f"adv_estimator {draft.config.adv_estimator}")
+    elif draft.config.filter_zero_variance and lesson is not None and group_size > 1:
+        draft.notes.append(f"{key}: groups with equal rewards are replaced although they would teach: {lesson}")
+
+
+def _lesson_of_equals(draft: Draft) -> str | None:
+    """Why a group whose rewards are all equal has advantages that are not zero; None where they are."""
+    estimator, centre = draft.config.adv_estimator, draft.config.norm_mean_type
+    if estimator == "gae":
+        return "gae compares with the critic's values"
+    if estimator in ("step_reinforce", "gigpo") and draft.config.train_env_manager is not None:
+        return f"{estimator} compares turns, which differ where episodes do not"
+    if estimator == "rloo" or centre == "group":
+        return None
+    return f"{estimator} compares with the batch" if centre == "batch" else f"{estimator} compares with nothing"
 
 
 def _derive_sampling(draft: Draft, group_size: int) -> None:

@@ -156,6 +156,11 @@ REFUSALS: list[tuple[str, dict[str, Any], list[str]]] = [
         {"train_env_manager": {"tags": ["lake"]}, "custom_envs": {"sea": {}}},
         ["['lake'] are not in custom_envs", "sea"],
     ),
+    (
+        "KV that our own engine would have to compute anew",
+        {"inflight_update": "recompute"},
+        ["inflight_update = 'recompute'", "native engine goes on with the KV cache", "vllm and sglang recompute"],
+    ),
     ("inverted bounds", {"tis_lower_bound": 2}, ["2 > tis_upper_bound 1"]),
     (
         "an inverted filter",

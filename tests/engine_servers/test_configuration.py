@@ -76,6 +76,16 @@ def test_sglang_with_a_truncated_distribution_is_noted() -> None:
     assert [note for note in noted if "before top_p" in note]
 
 
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_servers_recompute_whatever_is_asked_for_and_say_so(name: str) -> None:
+    assert not [note for note in given(name, url=URL).notes if "inflight_update" in note]
+    quiet = given(name, url=URL, top={"inflight_update": "recompute"}).notes
+    assert not [note for note in quiet if "inflight_update" in note]
+    assert [
+        note for note in given(name, url=URL, top={"inflight_update": "keep"}).notes if f"{name} recomputes" in note
+    ]
+
+
 def test_a_server_cannot_be_started_without_its_package() -> None:
     with pytest.raises(ConfigError, match="is no program"):
         check_servers(given(launch=True, server_python="/nowhere/bin/python"))

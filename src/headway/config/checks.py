@@ -26,6 +26,7 @@ def check(draft: Draft, derived: Derived) -> None:
     _check_environments(draft)
     _check_algorithm(draft)
     _check_servers(draft, derived)
+    _check_inflight(draft, derived)
     _check_lending(draft, derived)
     check_denoising(draft)
     check_transfer(draft, derived)
@@ -145,6 +146,18 @@ def _check_algorithm(draft: Draft) -> None:
         if one.ratio_low > one.ratio_high:
             key = f"train_infer_correction.filters[{index}].ratio_low"
             draft.problems.append(ConfigError(f"> ratio_high {one.ratio_high:g}", key=key, value=one.ratio_low))
+
+
+def _check_inflight(draft: Draft, derived: Derived) -> None:
+    """Our own engine keeps KV under new weights; those of others fill it anew, whatever is asked for."""
+    foreign = derived.strategies.get("actor_infer") in SERVERS
+    if draft.config.inflight_update == "recompute" and not foreign:
+        problem = "the native engine goes on with the KV cache that a request has"
+        draft.refuse("inflight_update", problem, "keep; vllm and sglang recompute in either case")
+    elif draft.given("inflight_update") and draft.config.inflight_update == "keep" and foreign:
+        draft.notes.append(
+            f"inflight_update: {derived.strategies['actor_infer']} recomputes KV after an update, always"
+        )
 
 
 def _check_servers(draft: Draft, derived: Derived) -> None:

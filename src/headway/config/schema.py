@@ -115,7 +115,8 @@ class Config:
 
     # Weights.
     inflight_update: Literal["keep", "recompute"] = "keep"
-    """What requests in flight do with their KV cache when new weights arrive."""
+    """What requests in flight do with their KV cache when new weights arrive. The native engine keeps it, vllm and
+    sglang fill it anew: `recompute` is refused with the former, and `keep` changes nothing with the latter."""
     enable_dual_buffer: bool = True
     """Load new weights into a spare buffer while generation goes on; false pauses, loads, resumes."""
     param_update_produce_bucket_mb: Count = 512

@@ -161,6 +161,16 @@ REFUSALS: list[tuple[str, dict[str, Any], list[str]]] = [
         {"inflight_update": "recompute"},
         ["inflight_update = 'recompute'", "native engine goes on with the KV cache", "vllm and sglang recompute"],
     ),
+    (
+        "an engine with another model",
+        {"pretrain": "a", "actor_infer.model_args.model_name_or_path": "b"},
+        ["actor_infer.model_args.model_name_or_path = 'b'", "engines serve the policy that is trained, which is a"],
+    ),
+    (
+        "a reference that is another model",
+        {"pretrain": "a", "use_kl_loss": True, "reference.model_args.model_name_or_path": "b"},
+        ["reference.model_args.model_name_or_path = 'b'", "the reference is the policy of the start, which is a"],
+    ),
     ("inverted bounds", {"tis_lower_bound": 2}, ["2 > tis_upper_bound 1"]),
     (
         "an inverted filter",
@@ -258,6 +268,15 @@ def test_redundancy_adds_members_and_prompts_but_not_to_the_batch() -> None:
     assert (
         load({"is_use_additional_prompts": False, "max_additional_running_prompts": 4}).derived.additional_groups == 0
     )
+
+
+def test_the_model_of_a_role_may_be_written_out_and_follows_the_one_that_is_trained() -> None:
+    role = "reference.model_args.model_name_or_path"
+    assert load({"pretrain": "models/a", "use_kl_loss": True}, {role: "./models/a/"})
+    assert load({"pretrain": "a"}, {role: "b"}), "nobody asks it"
+    config = load({"pretrain": "a", "use_kl_loss": True}, {"actor_train.model_args.model_name_or_path": "b"}).config
+    assert config.reference.model_args.model_name_or_path == "b"
+    assert config.actor_infer.model_args.model_name_or_path == "b"
 
 
 def test_validation_and_groups_of_one_may_be_greedy() -> None:

@@ -110,7 +110,8 @@ def resolved_of(source: Source, overrides: list[str]) -> Resolved:
 def _policy(overrides: list[str]) -> list[str]:
     """A run has written down which model each role took from `pretrain`; another `pretrain` is another policy."""
     given = [word for word in overrides if word.startswith("pretrain=")]
-    return [f"actor_train.model_args.model_name_or_path={word.partition('=')[2]}" for word in given]
+    roles = ("actor_train", "actor_infer", "reference")
+    return [f"{role}.model_args.model_name_or_path={word.partition('=')[2]}" for word in given for role in roles]
 
 
 def introduce(prepared: Prepared, done: int, console: Console) -> None:

@@ -5,9 +5,11 @@ Called after everything is derived; looks at one complete configuration and chan
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from headway.config.clusters import check_cluster
 from headway.config.denoising import check_denoising
-from headway.config.draft import Draft
+from headway.config.draft import Draft, value_at
 from headway.config.resolved import Derived
 from headway.config.strategies import SERVERS
 from headway.config.transfer import check_transfer
@@ -27,6 +29,7 @@ def check(draft: Draft, derived: Derived) -> None:
     _check_algorithm(draft)
     _check_servers(draft, derived)
     _check_inflight(draft, derived)
+    _check_models(draft, derived)
     _check_lending(draft, derived)
     check_denoising(draft)
     check_transfer(draft, derived)
@@ -146,6 +149,19 @@ def _check_algorithm(draft: Draft) -> None:
         if one.ratio_low > one.ratio_high:
             key = f"train_infer_correction.filters[{index}].ratio_low"
             draft.problems.append(ConfigError(f"> ratio_high {one.ratio_high:g}", key=key, value=one.ratio_low))
+
+
+def _check_models(draft: Draft, derived: Derived) -> None:
+    """Whoever serves the policy, or keeps how it began, has the model that is trained."""
+    policy = draft.config.actor_train.model_args.model_name_or_path
+    reasons = {"actor_infer": "engines serve the policy that is trained"}
+    if derived.needs_reference:
+        reasons["reference"] = "the reference is the policy of the start"
+    for role, reason in reasons.items():
+        key = f"{role}.model_args.model_name_or_path"
+        name = value_at(draft.config, key)
+        if policy is not None and name is not None and Path(name) != Path(policy):
+            draft.refuse(key, f"{reason}, which is {policy}", "leave it out; pretrain is the model of all three")
 
 
 def _check_inflight(draft: Draft, derived: Derived) -> None:

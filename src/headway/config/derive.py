@@ -15,7 +15,7 @@ from headway.config.batch import Groups, cut
 from headway.config.denoising import derive_denoising
 from headway.config.devices import place
 from headway.config.document import Entry
-from headway.config.draft import Draft
+from headway.config.draft import Draft, value_at
 from headway.config.resolved import Derived
 from headway.config.roles import GeneratingArgs
 from headway.config.strategies import default_strategy, server_problems, strategy_for, wants_server
@@ -24,6 +24,7 @@ from headway.errors import ConfigError
 _DEFAULT_LENGTH = 1024
 _DEFAULT_ADDITIONAL_PROMPTS = 16
 _ROLES = ("actor_train", "actor_infer", "reference", "critic")
+_POLICY = "actor_train.model_args.model_name_or_path"
 _ANSWERS = "actor_infer.generating_args.num_return_sequences"
 Norm = Literal["group", "batch", "none"]
 _NORMS: dict[str, Norm] = {"grpo": "group", "step_reinforce": "group", "gigpo": "group", "reinforce_plus_plus": "batch"}
@@ -230,10 +231,14 @@ def _derive_names(draft: Draft) -> None:
     config = draft.config
     if config.checkpoint_dir is None:
         draft.derive("checkpoint_dir", f"{config.output_dir.rstrip('/')}/checkpoints", "output_dir")
-    for role in _ROLES:
-        source = "reward_pretrain" if role == "critic" and config.reward_pretrain is not None else "pretrain"
-        if getattr(config, role).model_args.model_name_or_path is None and getattr(config, source) is not None:
-            draft.derive(f"{role}.model_args.model_name_or_path", getattr(config, source), source)
+    policy = "pretrain" if config.actor_train.model_args.model_name_or_path is None else _POLICY
+    sources = dict.fromkeys(_ROLES, policy) | {
+        "critic": "pretrain" if config.reward_pretrain is None else "reward_pretrain"
+    }
+    for role, source in sources.items():
+        name = value_at(config, source)
+        if getattr(config, role).model_args.model_name_or_path is None and name is not None:
+            draft.derive(f"{role}.model_args.model_name_or_path", name, source)
 
 
 def _chosen_strategies(draft: Draft, available: Collection[str]) -> dict[str, str]:

@@ -61,12 +61,22 @@ def test_an_environment_manager_turns_trajectories_into_groups() -> None:
     assert (derived.samples_per_step, derived.slots) == (1024, 256)
 
 
-def test_stand_ins_and_foreign_keys_are_noted_once_each() -> None:
+def test_stand_ins_foreign_keys_and_unread_ones_are_noted_once_each() -> None:
     notes = load(CONFIGS / "rlvr_async.yaml").notes
     assert len([note for note in notes if "megatron_train" in note and "fsdp2_train" in note]) == 1
     assert len([note for note in notes if "sglang" in note and "native" in note]) == 1
     assert len([note for note in notes if "load_format" in note]) == 1
-    assert len(notes) == 3
+    assert (
+        len(
+            [
+                note
+                for note in notes
+                if "sequence_parallel (actor_train), infer_batch_size (actor_train): not read" in note
+            ]
+        )
+        == 1
+    )
+    assert len(notes) == 4
 
 
 @pytest.mark.parametrize("name", DIALECT)

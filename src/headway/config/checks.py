@@ -30,6 +30,7 @@ def check(draft: Draft, derived: Derived) -> None:
     _check_servers(draft, derived)
     _check_inflight(draft, derived)
     _check_models(draft, derived)
+    _check_precision(draft)
     _check_lending(draft, derived)
     check_denoising(draft)
     check_transfer(draft, derived)
@@ -162,6 +163,12 @@ def _check_models(draft: Draft, derived: Derived) -> None:
         name = value_at(draft.config, key)
         if policy is not None and name is not None and Path(name) != Path(policy):
             draft.refuse(key, f"{reason}, which is {policy}", "leave it out; pretrain is the model of all three")
+
+
+def _check_precision(draft: Draft) -> None:
+    if draft.config.actor_train.model_args.dtype == "fp16":
+        problem = "small gradients vanish in it: there is no loss scaling, and fp32 would be trained instead"
+        draft.refuse("actor_train.model_args.dtype", problem, "bf16 or fp32; actor_infer may have fp16")
 
 
 def _check_inflight(draft: Draft, derived: Derived) -> None:

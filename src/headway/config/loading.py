@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from headway.config.cautions import caution
 from headway.config.checks import check
 from headway.config.derive import derive
 from headway.config.dialect import suggest, translate
@@ -51,6 +52,7 @@ def load(
     check(draft, derived)
     if draft.problems:
         raise ConfigErrors(draft.problems)
+    caution(draft, derived)
     where = {key: draft.provenance.get(key, "default") for key, _ in leaves(draft.config)}
     return Resolved(config=draft.config, derived=derived, provenance=where, notes=tuple(notes))
 

@@ -20,9 +20,9 @@ class ModelArgs:
     model_name_or_path: str | None = None
     """Directory, hub name, GGUF file or built-in name. null: `pretrain` (`reward_pretrain` for critic and rewards)."""
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Of the weights held by this role."""
+    """Of the weights held by this role; bf16 or fp32 for actor_train. On a CPU all are fp32."""
     attn_implementation: Literal["auto", "fa2", "sdpa", "eager"] = "auto"
-    """Attention kernel; `auto` takes the fastest that is installed."""
+    """Accepted, not read: trainer and engine have attention of their own."""
     disable_gradient_checkpointing: bool = False
     """Keep all activations instead of recomputing them: faster, more memory. Read by training roles."""
     lora_rank: Count | None = None
@@ -128,15 +128,15 @@ class StrategyConfig:
     expert_model_parallel_size: Count = 1
     """Devices that share the experts of a layer; inside data parallelism."""
     use_distributed_optimizer: bool = True
-    """Shard the optimizer's state over data parallel devices."""
+    """Accepted, not read: the optimizer's state is always sharded over data parallel devices."""
     sequence_parallel: bool = False
-    """Shard activations along the sequence inside a tensor parallel group."""
+    """Accepted, not read: see `context_parallel_size`."""
     recompute_granularity: Literal["full", "selective"] | None = None
-    """What is recomputed in the backward pass; null follows `disable_gradient_checkpointing`."""
+    """Accepted, not read: all is recomputed in the backward pass, unless `disable_gradient_checkpointing`."""
     gpu_memory_utilization: Share = 0.8
     """Share of device memory that an engine may take (`mem_fraction_static` is the same)."""
     block_size: Count = 16
-    """Tokens in one block of the KV cache."""
+    """Accepted, not read: the KV cache of our engine has no blocks."""
     max_num_seqs: Count | None = None
     """Requests that one replica decodes together. null: as many as fit."""
     num_threads: Count | None = None
@@ -180,7 +180,7 @@ class RoleConfig:
     device_mapping: Devices | None = None
     """Its devices: a list or `list(range(a,b))`. null: by `use_nodes_ratios`, else shared with actor_train."""
     infer_batch_size: Count = 1
-    """Samples of one forward pass that needs no gradient."""
+    """Accepted, not read: forward passes are packed by tokens, as those of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class RewardConfig:
     device_mapping: Devices | None = None
     """Devices of a learned reward. null: none, it runs on the host."""
     infer_batch_size: Count = 1
-    """Samples judged in one call."""
+    """Accepted, not read: samples are judged as they end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

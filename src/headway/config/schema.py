@@ -47,7 +47,7 @@ class Config:
     save_total_limit: Amount = 5
     """Checkpoints that are kept, the newest ones; older ones are removed when the next is whole. 0: all."""
     logging_steps: Count = 1
-    """Steps between lines of the log."""
+    """Accepted, not read: every step has its line."""
     track_with: tuple[Literal["tensorboard", "wandb", "trackio", "jsonl"], ...] = ("tensorboard",)
     """Who is given the curves of the run. An empty list: nobody."""
     eval_steps: Amount = 10

@@ -1,0 +1,52 @@
+"""What runs, but not as one may think, is said in one line; what changes nothing is not mentioned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.config import load
+
+from .factory import only_problem
+
+PARTS = "strategy_args.strategy_config"
+
+
+def notes_of(given: dict[str, Any]) -> list[str]:
+    return list(load(None, {"num_return_sequences_in_group": 8, **given}).notes)
+
+
+def test_keys_that_nothing_reads_share_one_line() -> None:
+    given = {
+        "logging_steps": 5,
+        "actor_train.infer_batch_size": 4,
+        "reference.infer_batch_size": 4,
+        "actor_train.model_args.attn_implementation": "fa2",
+        f"actor_infer.{PARTS}.block_size": 32,
+        f"actor_train.{PARTS}.sequence_parallel": True,
+        f"actor_train.{PARTS}.use_distributed_optimizer": False,
+        f"actor_train.{PARTS}.recompute_granularity": "selective",
+    }
+    (note,) = notes_of(given)
+    for key in given:
+        assert key.rpartition(".")[2] in note
+    assert "infer_batch_size (actor_train, reference)" in note and "not read here" in note
+
+
+def test_keys_that_nothing_reads_are_not_mentioned_where_they_ask_for_what_is_done_anyway() -> None:
+    given = {
+        "logging_steps": 1,
+        "actor_train.infer_batch_size": 1,
+        "actor_train.model_args.attn_implementation": "auto",
+        f"actor_infer.{PARTS}.block_size": 16,
+        f"actor_train.{PARTS}.use_distributed_optimizer": True,
+        f"actor_train.{PARTS}.recompute_granularity": "full",
+    }
+    assert notes_of(given) == []
+    (note,) = notes_of({**given, "actor_train.model_args.disable_gradient_checkpointing": True})
+    assert note.startswith("recompute_granularity (actor_train): not read here")
+
+
+def test_half_precision_without_loss_scaling_is_refused_for_training_alone() -> None:
+    message = only_problem(None, {"actor_train.model_args.dtype": "fp16"})
+    assert "actor_train.model_args.dtype = 'fp16'" in message and "bf16 or fp32" in message
+    assert notes_of({"actor_infer.model_args.dtype": "fp16"}) == []

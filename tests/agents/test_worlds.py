@@ -147,3 +147,27 @@ def test_environments_go_into_as_many_workers_as_they_ask_for() -> None:
     assert [host.most for host in filled.values()] == [8, 4], "6 episodes in 2 workers of 4, 2 in one"
     asked = asyncio.run(hosts(**{"custom_envs.easy.workers": 3, "custom_envs.hard.concurrency": 2}))
     assert asked["easy"].most == 3 and isinstance(asked["hard"], LocalHost)
+
+
+def test_variables_for_the_chat_template_reach_episodes_those_of_validation_too() -> None:
+    train, held_out = "actor_train.data_args.chat_template_kwargs", "validation.data_args.chat_template_kwargs"
+
+    async def opened(*, held: bool, **changed: Any) -> str:
+        worlds, sources = worlds_of(resolved(**changed), POLICY), episodes(resolved(**changed), POLICY)
+        task = (sources.validation if held else sources.train).task(0)  # type: ignore[union-attr]
+        assert task is not None
+        environment = worlds(task)
+        try:
+            return str(POLICY.tokenizer.decode(list((await environment.reset(task)).tokens)))
+        finally:
+            await environment.close()
+            await worlds.close()
+
+    polite = {f"{train}.polite": True}
+    assert "please" not in asyncio.run(opened(held=False))
+    assert " please</s>" in asyncio.run(opened(held=False, **polite))
+    assert " please</s>" in asyncio.run(opened(held=True, **polite))
+    assert "please" not in asyncio.run(opened(held=True, **polite, **{f"{held_out}.polite": False}))
+    for key in (train, held_out):
+        with pytest.raises(ConfigError, match="chat template of letters fails"):
+            episodes(resolved(**{f"{key}.tokenize": True}), POLICY)

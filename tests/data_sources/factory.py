@@ -16,12 +16,19 @@ class Characters:
     """A tokenizer with one token a character and a chat template of two marks; token 1 begins raw text."""
 
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        **variables: Any,
     ) -> str:
         assert not tokenize and add_generation_prompt
         if any(message["role"] == "stranger" for message in conversation):
             raise ValueError("unknown role")
-        return "".join(f"<{message['role'][0]}>{message['content']}" for message in conversation) + "<a>"
+        return "".join(f"<{message['role'][0]}>{message['content']}" for message in conversation) + variables.get(
+            "answer", "<a>"
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [1] * add_special_tokens + [ord(character) for character in text]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config import DataArgs
+from headway.config import DataArgs, load
 from headway.data import make_sources
 from headway.data.prompts import Prompts
 from headway.errors import ConfigError
@@ -32,6 +32,7 @@ def only(tmp_path: Path, row: dict[str, Any], **args: Any) -> Any:
         ({"prompt": "Q"}, {}, "<u>Q<a>"),
         ({"prompt": "Q"}, {"system": "be brief"}, "<s>be brief<u>Q<a>"),
         ({"prompt": "Q"}, {"question_template": "{prompt}\n\\boxed{}?"}, "<u>Q\n\\boxed{}?<a>"),
+        ({"prompt": "Q"}, {"chat_template_kwargs": {"answer": "<A>", "unheard_of": [1]}}, "<u>Q<A>"),
         ({"prompt": "Q"}, {"template": "none"}, "\x01Q"),
         ({"prompt": "Q"}, {"template": "none", "question_template": "[{prompt}]"}, "\x01[Q]"),
         ({"prompt": MESSAGES}, {}, "<s>S<u>Q<a>"),
@@ -159,3 +160,38 @@ def test_a_tokenizer_of_transformers_is_asked_in_batches_and_adds_no_special_tok
     assert fast.decode(second.prompt).endswith("y</s>[assistant]")
     raw = make_sources(configured({"file_name": name, "shuffle": False, "template": "none"}), fast)
     assert fast.decode(epoch(raw.train)[0].prompt) == "<s>3+4é"
+
+
+QWEN_LIKE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+    "{% if fail is defined %}{{ raise_exception('no such mode') }}{% endif %}"
+)
+
+
+def test_variables_of_the_configuration_reach_a_template_of_jinja(tmp_path: Path) -> None:
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={chr(n): n for n in range(128)}, merges=[]))
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=QWEN_LIKE)
+    name = write(tmp_path / "a.jsonl", sums(1))
+
+    def prompt(*overrides: str, held_out: bool = False) -> str:
+        more = {"validation": {"data_args": {"file_name": name}}} if held_out else {}
+        given = {"prompt_length": 64, "response_length": 16, "actor_train": {"data_args": {"file_name": name}}}
+        made = make_sources(load({**given, **more}, list(overrides)), fast)
+        (task,) = epoch(made.validation if held_out else made.train)
+        return text_of(task)
+
+    key = "actor_train.data_args.chat_template_kwargs"
+    assert prompt() == "[user]0+1[assistant]"
+    for spelling in (key, "data.apply_chat_template_kwargs"):
+        assert prompt(f"{spelling}.enable_thinking=false") == "[user]0+1[assistant]<think></think>"
+    assert prompt(f"{key}.enable_thinking=false", held_out=True).endswith("<think></think>")
+    assert prompt("data.apply_chat_template_kwargs={}") == "[user]0+1[assistant]"
+    own = "validation.data_args.chat_template_kwargs.enable_thinking=true"
+    assert prompt(f"{key}.enable_thinking=false", own, held_out=True).endswith("[assistant]")
+    for bad, problem in (("fail=true", "no such mode"), ("tokenize=true", "tokenize")):
+        with pytest.raises(ConfigError, match=rf"a\.jsonl:1: .*{problem}.*chat_template_kwargs gives it"):
+            prompt(f"{key}.{bad}")
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs.*needs a chat template"):
+        prompt(f"{key}.enable_thinking=false", "actor_train.data_args.template=none")

@@ -26,9 +26,12 @@ class Letters:
         self._template, self._answer = template, answer
 
     def apply_chat_template(
-        self, conversation: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool
+        self, conversation: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
     ) -> str:
         assert not tokenize
+        if variables.get("polite"):
+            please = {"assistant": "", "system": "", "user": " please"}
+            conversation = [{**one, "content": one["content"] + please[one["role"]]} for one in conversation]
         return self._template(conversation) + (self._answer if add_generation_prompt else "")
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

@@ -49,6 +49,13 @@ def test_a_policy_without_system_messages_is_told_in_the_first_message() -> None
         assert tokenizer.decode(ChatTokens(tokenizer).first("rules", "go")) == "<s><user>rules\n\ngo</s>\n<assistant>"
 
 
+def test_variables_reach_the_template_in_every_turn() -> None:
+    tokenizer = Letters()
+    chat = ChatTokens(tokenizer, variables={"polite": True, "unheard_of": 1})
+    assert tokenizer.decode(chat.first("", "go")) == "<s><user>go please</s>\n<assistant>"
+    assert tokenizer.decode(chat.next("on", [])) == "</s>\n<user>on please</s>\n<assistant>"
+
+
 def test_control_tokens_in_what_an_environment_says_are_taken_out() -> None:
     tokenizer = Letters()
     chat = ChatTokens(tokenizer)
@@ -88,3 +95,13 @@ def test_a_template_with_which_an_episode_cannot_grow_is_refused(template: Any, 
 def test_a_beginning_of_the_answer_that_is_not_kept_in_the_history_is_refused() -> None:
     with pytest.raises(ConfigError, match="rewrites earlier turns"):
         ChatTokens(Letters(answer="<assistant>hm, "))
+
+
+def test_a_template_that_cannot_grow_with_its_variables_is_refused_by_their_names() -> None:
+    class Hesitant(Letters):
+        def apply_chat_template(self, conversation: Any, *, thinks: bool = True, **options: Any) -> str:
+            return super().apply_chat_template(conversation, **options) + ("" if thinks else "(no thoughts)")
+
+    ChatTokens(Hesitant())
+    with pytest.raises(ConfigError, match=r"rewrites earlier turns.*without thinks"):
+        ChatTokens(Hesitant(), variables={"thinks": False})

@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import json
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Protocol
 
 from headway.build.backends import Policy
@@ -143,11 +143,20 @@ def episodes(resolved: Resolved, policy: Policy) -> Sources:
     """The starting states of training, without end, and those of validation. Raises `ConfigError`."""
     train, validation = kinds_of(resolved), kinds_of(resolved, held_out=True)
     if any(kind.name != OPENAI_AGENT for kind in (*train, *validation)):
-        ChatTokens(policy.tokenizer, name=policy.path.name)
+        for held_out in (False, True):
+            _chat(resolved, policy, held_out=held_out)
     starts = make_starts(resolved, [kind.tag for kind in (*train, *validation)])
     return Sources(
         train=_trained(resolved, train, starts), validation=_held_out(resolved, validation, starts), notes=starts.notes
     )
+
+
+def _chat(resolved: Resolved, policy: Policy, *, held_out: bool) -> ChatTokens:
+    """The tokens around turns. Validation has the variables of training unless it is given others."""
+    variables = resolved.config.actor_train.data_args.chat_template_kwargs
+    if held_out:
+        variables = resolved.config.validation.data_args.chat_template_kwargs or variables
+    return ChatTokens(policy.tokenizer, name=policy.path.name, variables=variables)
 
 
 def _trained(resolved: Resolved, kinds: list[Kind], starts: Starts) -> SizedSource:
@@ -206,7 +215,8 @@ class AgentWorlds:
     """Episodes of text environments, here or in worker processes, and of agents that are somebody else's."""
 
     def __init__(self, resolved: Resolved, policy: Policy, *, longest: int) -> None:
-        self._policy, self._kept = policy, children()
+        self._kept = children()
+        self._chats = cache(lambda held_out: _chat(resolved, policy, held_out=held_out))
         take_in_orphans()
         self._muffler = Muffler()
         self.hosts: dict[str, LocalHost | WorkerHost] = {}
@@ -228,11 +238,7 @@ class AgentWorlds:
         if key in self._foreign:
             return self._foreign[key](task)
         rules, gate = self._kinds[key]
-        return TextEpisode(self.hosts[task.domain].seat(), self._chat, rules, gate)
-
-    @cached_property
-    def _chat(self) -> ChatTokens:
-        return ChatTokens(self._policy.tokenizer, name=self._policy.path.name)
+        return TextEpisode(self.hosts[task.domain].seat(), self._chats(key[1]), rules, gate)
 
     async def close(self) -> None:
         try:

@@ -42,8 +42,12 @@ _TYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
 class Utf8:
     """Prompts of flow models: their text, byte by byte."""
 
-    def apply_chat_template(self, conversation: list[Any], *, tokenize: bool, add_generation_prompt: bool) -> str:
+    def apply_chat_template(
+        self, conversation: list[Any], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
+    ) -> str:
         """The one message there can be."""
+        if variables:
+            raise ValueError("a picture has a prompt, and no template that reads variables")
         if len(conversation) != 1:
             raise ValueError(f"a picture has a prompt, not a conversation of {len(conversation)} messages")
         return str(conversation[0]["content"])

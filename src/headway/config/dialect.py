@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from headway.config.dialect_keys import RULES, UNSET, VALUES, Rule
+from headway.config.dialect_keys import MAPPINGS, RULES, UNSET, VALUES, Rule
 from headway.config.document import DOTTED_ROOTS, Entries, Entry, KeyPath, dotted
 from headway.config.foreign import generic
 from headway.errors import ConfigError
@@ -63,7 +63,7 @@ def translate(entries: Entries, notes: list[str], problems: list[ConfigError]) -
     by_key = {dotted(path): entry for path, entry in entries.items()}
     for path, entry in entries.items():
         key = dotted(path)
-        rules = RULES.get(key) or RULES.get(dotted(generic(path)))
+        rules = RULES.get(key) or RULES.get(dotted(generic(path))) or _inside(path)
         if key in _TOGETHER or (rules is None and path[0] in DOTTED_ROOTS and entry.value is None):
             continue
         if rules is None:
@@ -76,6 +76,14 @@ def translate(entries: Entries, notes: list[str], problems: list[ConfigError]) -
     _settle(translation.entries, claims, problems)
     _check_fully_async(translation.entries, by_key, problems)
     return translation
+
+
+def _inside(path: KeyPath) -> tuple[Rule, ...] | None:
+    """Of a name inside one of `MAPPINGS`."""
+    for length in range(1, len(path)):
+        if (mapping := dotted(path[:length])) in MAPPINGS:
+            return tuple(Rule(f"{rule.target}.{dotted(path[length:])}") for rule in RULES[mapping])
+    return None
 
 
 def _spelt_our_way(path: KeyPath, entry: Entry) -> Entry:

@@ -72,13 +72,14 @@ _LOSSES = {"vanilla": "ppo", "ppo": "ppo", "gspo": "gspo", "cispo": "cispo", "ti
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.ref."
 _TRAIN, _SAMPLING = "actor_train.training_args.", "actor_infer.generating_args."
 _TRAIN_SIZES, _INFER_SIZES = "actor_train.strategy_args.strategy_config.", "actor_infer.strategy_args.strategy_config."
-_CRITIC = "critic.training_args."
+_CRITIC, _VARIABLES = "critic.training_args.", "data.apply_chat_template_kwargs"
 
 RULES: dict[str, tuple[Rule, ...]] = {
     # The second dialect: data
     "data.train_files": (Rule("actor_train.data_args.file_name"),),
     "data.val_files": (Rule("validation.data_args.file_name"),),
     "data.prompt_key": (Rule("actor_train.data_args.prompt"),),
+    _VARIABLES: (Rule("actor_train.data_args.chat_template_kwargs"),),
     "data.shuffle": (Rule("actor_train.data_args.shuffle"),),
     "data.seed": (Rule("seed"),),
     "data.train_batch_size": (Rule("rollout_batch_size"),),
@@ -219,6 +220,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "*.strategy_args.strategy_config.max_running_requests": (Rule("*.strategy_args.strategy_config.max_num_seqs"),),
 }
 """Foreign key → what it sets."""
+
+MAPPINGS = frozenset({_VARIABLES})
+"""Foreign keys whose values have names of their own: what is below them is below what they set."""
 
 _JUDGES = ("judge_prompt", "judge_model_type", "judge_model_name", "judge_api_url", "judge_api_key")
 _REWARDS = ("code_url", "use_local", "format_pattern", "reward_type", "response_length_penalty_coef")

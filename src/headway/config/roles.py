@@ -97,6 +97,8 @@ class DataArgs:
     """For entries that are not files, such as size and digits; below an entry's name, for that entry alone."""
     template: str | None = None
     """null: the tokenizer's own chat template, which also stands in for other names; `none`: the text as it is."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Variables for the chat template, such as `enable_thinking: false`; those that it does not read change nothing."""
     system: str | None = None
     """System message of prompts that bring none."""
     question_template: str | None = None

@@ -24,7 +24,9 @@ MISSING = object()
 class Tokenizer(Protocol):
     """The part of a tokenizer that data needs. One that can be called with a list of texts is asked in batches."""
 
-    def apply_chat_template(self, conversation: list[Message], *, tokenize: bool, add_generation_prompt: bool) -> Any:
+    def apply_chat_template(
+        self, conversation: list[Message], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
+    ) -> Any:
         """The conversation as text (`tokenize` is false), up to where the answer begins."""
         ...
 
@@ -57,6 +59,9 @@ class Prompts:
             raise ConfigError(
                 "needs a chat template", key=f"{key}.system", value=args.system, hint="not template: none"
             )
+        if self._raw and args.chat_template_kwargs:
+            where, given = f"{key}.chat_template_kwargs", dict(args.chat_template_kwargs)
+            raise ConfigError("needs a chat template", key=where, value=given, hint="not template: none")
         self.of_row: Callable[[Mapping[str, Any]], Sequence[int]] = self._of_row
 
     def note(self) -> str | None:
@@ -96,10 +101,15 @@ class Prompts:
             if len(messages) != 1:
                 raise ConfigError(f"{place}: several messages need a chat template", hint="not template: none")
             return str(messages[0]["content"])
+        variables = self._args.chat_template_kwargs
         try:
-            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            rendered = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **variables
+            )
         except Exception as error:
             hint = f"{self._key}.template: none takes the text as it is"
+            if variables:
+                hint = f"{self._key}.chat_template_kwargs gives it {', '.join(variables)}"
             raise ConfigError(f"{place}: the tokenizer's chat template fails: {error}", hint=hint) from error
         return str(rendered)
 

@@ -11,7 +11,7 @@ cut off, by length or by a stop string, is ended. What an environment says canno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from headway.errors import ConfigError
@@ -26,7 +26,9 @@ class ChatTokenizer(Protocol):
 
     all_special_tokens: list[str]
 
-    def apply_chat_template(self, conversation: list[Message], *, tokenize: bool, add_generation_prompt: bool) -> Any:
+    def apply_chat_template(
+        self, conversation: list[Message], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
+    ) -> Any:
         """The conversation as text, up to where the answer begins."""
         ...
 
@@ -36,10 +38,12 @@ class ChatTokenizer(Protocol):
 
 
 class ChatTokens:
-    """The tokens around the turns of one policy."""
+    """The tokens around the turns of one policy. `variables` are for its template, beside the messages."""
 
-    def __init__(self, tokenizer: ChatTokenizer, *, name: str = "the model") -> None:
-        self._tokenizer, self._name = tokenizer, name
+    def __init__(
+        self, tokenizer: ChatTokenizer, *, name: str = "the model", variables: Mapping[str, Any] | None = None
+    ) -> None:
+        self._tokenizer, self._name, self._variables = tokenizer, name, dict(variables or {})
         self._special = [token for token in tokenizer.all_special_tokens if token]
         self._system = self._takes_system()
         self._before, self._after = self._between()
@@ -94,12 +98,15 @@ class ChatTokens:
 
     def _refused(self, problem: str, *texts: str) -> ConfigError:
         shown = " against ".join(repr(text) for text in texts)
-        hint = f"{shown}; give the tokenizer a template that only appends"
+        given = f", without {', '.join(self._variables)}" if self._variables else ""
+        hint = f"{shown}; give the tokenizer a template that only appends{given}"
         return ConfigError(f"the chat template of {self._name} {problem}", hint=hint)
 
     def _rendered(self, *messages: Message) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **self._variables
+            )
         except Exception as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(f"the chat template of {self._name} fails for {roles}: {error}") from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from headway.config import load
 
 from .factory import only_problem
@@ -50,3 +52,34 @@ def test_half_precision_without_loss_scaling_is_refused_for_training_alone() -> 
     message = only_problem(None, {"actor_train.model_args.dtype": "fp16"})
     assert "actor_train.model_args.dtype = 'fp16'" in message and "bf16 or fp32" in message
     assert notes_of({"actor_infer.model_args.dtype": "fp16"}) == []
+
+
+SAMPLING = "actor_infer.generating_args"
+SGLANG = {"actor_infer.strategy_args.strategy_name": "sglang", f"actor_infer.{PARTS}.url": "http://127.0.0.1:8000"}
+
+
+@pytest.mark.parametrize(
+    ("given", "noted"),
+    [
+        ({"pg_variant": "gspo"}, False),
+        ({"pg_variant": "gspo", f"{SAMPLING}.top_p": 0.99}, True),
+        ({"pg_variant": "gspo", f"{SAMPLING}.top_p": 0.99, "pg_clip": 0.2}, False),
+        ({"pg_variant": "gspo", f"{SAMPLING}.top_k": 100}, True),
+        ({"pg_variant": "gspo", f"{SAMPLING}.min_p": 0.1}, True),
+        ({"pg_variant": "ppo", f"{SAMPLING}.top_p": 0.9, f"{SAMPLING}.top_k": 100}, False),
+        ({"pg_variant": "ppo", f"{SAMPLING}.top_p": 0.7}, True),
+        ({"pg_variant": "decoupled_ppo", f"{SAMPLING}.top_p": 0.7}, False),
+        ({"pg_variant": "gspo", f"{SAMPLING}.top_p": 0.7, **SGLANG}, False),
+    ],
+)
+def test_a_truncated_distribution_is_noted_where_its_ratio_can_leave_the_clip(
+    given: dict[str, Any], noted: bool
+) -> None:
+    assert any("ratios are below 1 on policy" in note for note in notes_of(given)) is noted
+
+
+def test_a_weight_that_the_loss_has_already_is_noted() -> None:
+    weight = {"train_infer_correction.is_weight.enabled": True}
+    assert notes_of(weight) == []
+    (note,) = notes_of({**weight, "pg_variant": "decoupled_ppo"})
+    assert "weighted by it twice" in note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,27 @@ def test_a_dry_run_refuses_what_a_run_would_refuse(
 ) -> None:
     assert main([*dry(model, tmp_path, "response_length=900"), "--dry-run"]) == 2
     assert "256 positions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ({"model_type": "bloom", "n_layer": 1, "n_head": HEADS}, "BloomForCausalLM cannot be used here"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 90}},
+            "sequence_length = 96: llama rotates positions by dynamic",
+        ),
+    ],
+)
+def test_a_model_that_our_engine_cannot_serve_is_refused_before_anything_starts(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], written: dict[str, Any], problem: str
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "model")
+    known = json.loads((copy / "config.json").read_text())
+    known.pop("rope_parameters", None)
+    (copy / "config.json").write_text(json.dumps({**known, **written}))
+    assert main([*dry(copy, tmp_path / "run"), "--dry-run"]) == 2
+    assert problem in capsys.readouterr().err
 
 
 PLACE = Placement(device="cpu", processes=True, train_threads=1, infer_threads=1, replicas=2)

@@ -56,12 +56,13 @@ LONG = {
 
 
 def test_a_rotation_that_changes_with_the_longest_sequence_is_refused_beyond_that_length() -> None:
-    model = made("phi3", rope_parameters=LONG, original_max_position_embeddings=16)
-    check_rotation(model, 16)
-    with pytest.raises(ConfigError, match="sequence_length = 17: Phi3ForCausalLM rotates positions by longrope"):
-        check_rotation(model, 17)
+    config = made("phi3", rope_parameters=LONG, original_max_position_embeddings=16).config
+    check_rotation(config, 16)
+    with pytest.raises(ConfigError, match="sequence_length = 17: phi3 rotates positions by longrope"):
+        check_rotation(config, 17)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "opt"])
 def test_rotations_that_are_a_table_go_on_for_any_length(kind: str) -> None:
-    check_rotation(made(kind, **({"ffn_dim": 32, "word_embed_proj_dim": 32} if kind == "opt" else {})), 1_000_000)
+    model = made(kind, **({"ffn_dim": 32, "word_embed_proj_dim": 32} if kind == "opt" else {}))
+    check_rotation(model.config, 1_000_000)

@@ -115,21 +115,36 @@ class Served:
 
 
 def find_policy(resolved: Resolved) -> Policy:
-    """Find, and where needed fetch and convert, the model. Raises `ConfigError`."""
-    from headway.models import load_tokenizer, longest_sequence, parameter_count, resolve
+    """Find, and where needed fetch and convert, the model. Raises `ConfigError`; also if our engine cannot hold it."""
+    from headway.models import architecture, load_tokenizer, longest_sequence, resolve
+    from headway.models.suitability import check_attention
 
     _without_progress_bars()
     config = resolved.config
     wanted = config.actor_train.model_args.model_name_or_path or config.pretrain
     path = resolve(wanted or "")
+    shape = architecture(path)()
+    if not serves(resolved):
+        check_attention(shape)
     critic = config.critic.model_args.model_name_or_path or config.reward_pretrain
     return Policy(
         path=path,
         critic=resolve(critic) if critic and resolved.derived.needs_critic else None,
         tokenizer=load_tokenizer(path),
-        parameters=parameter_count(path),
+        parameters=sum(one.numel() for one in shape.parameters()),
         positions=longest_sequence(path),
     )
+
+
+def check_lengths(resolved: Resolved, policy: Policy) -> None:
+    """That sequences may be as long as they may get where our own engine serves them. Raises `ConfigError`."""
+    from transformers import AutoConfig
+
+    from headway.models.suitability import check_rotation
+
+    if not serves(resolved):
+        config = AutoConfig.from_pretrained(policy.path, local_files_only=True)
+        check_rotation(config, resolved.derived.sequence_length)
 
 
 def _without_progress_bars() -> None:

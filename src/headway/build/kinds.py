@@ -19,6 +19,8 @@ class Kind:
     """One kind of model."""
 
     find_policy: Callable[[Resolved], Policy]
+    check_lengths: Callable[[Resolved, Policy], None]
+    """Raises `ConfigError` where the model cannot go as far as a sequence may."""
     make_machinery: Callable[[Resolved, Policy, Placement, Path | None], Machinery]
     make_served: Callable[[Resolved, Policy, Placement, Path | None], Served]
     make_own_engine: Callable[[Resolved, Policy, Placement, Path | None, str], Engine]
@@ -29,6 +31,7 @@ class Kind:
 
 LANGUAGE = Kind(
     find_policy=backends.find_policy,
+    check_lengths=backends.check_lengths,
     make_machinery=backends.make_machinery,
     make_served=backends.make_served,
     make_own_engine=backends.make_own_engine,
@@ -36,6 +39,7 @@ LANGUAGE = Kind(
 )
 PICTURES = Kind(
     find_policy=images.find_policy,
+    check_lengths=lambda resolved, policy: None,
     make_machinery=images.make_machinery,
     make_served=images.make_served,
     make_own_engine=images.make_own_engine,

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.build.backends import Policy, Served, find_policy, make_served
+from headway.build.backends import Policy, Served, check_lengths, find_policy, make_served
 from headway.build.evaluation import seed, serve_policy
 from headway.build.foreign import dialect_of
 from headway.build.placement import Placement, place
@@ -57,6 +57,7 @@ def prepare_serving(model: str, overrides: Sequence[str] = ()) -> Ready:
     if not given & {"sequence_length", "prompt_length", "response_length"}:
         longest = min(policy.positions or _LONGEST, _LONGEST)
         resolved = load(None, [*words, f"sequence_length={longest}"])
+    check_lengths(resolved, policy)
     return Ready(resolved=resolved, policy=policy, place=place(resolved), dialect=dialect_of(policy))
 
 

@@ -73,6 +73,7 @@ def prepare(resolved: Resolved) -> Prepared:
     where, kind = place(resolved), kind_of(resolved)
     policy = kind.find_policy(resolved)
     _check_context(resolved, policy)
+    kind.check_lengths(resolved, policy)
     check_model(where.layout, policy.path)
     sources = episodes(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
     kind.check_sources(policy, sources)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 _KNOWN = frozenset({"full_attention", "sliding_attention"})
 _BY_LENGTH = frozenset({"dynamic", "longrope"})
@@ -36,15 +36,15 @@ def check_attention(model: PreTrainedModel) -> None:
         raise ConfigError(f"{name} cannot be used here: {problem}", key="pretrain", value=name, hint=hint)
 
 
-def check_rotation(model: PreTrainedModel, longest: int) -> None:
+def check_rotation(whole: PreTrainedConfig, longest: int) -> None:
     """Raises `ConfigError` where a sequence of `longest` tokens would change how shorter ones beside it are rotated."""
-    config = model.config.get_text_config()
+    config = whole.get_text_config()
     given = getattr(config, "rope_parameters", None) or {}
     for rotation in given.values() if given and all(isinstance(one, dict) for one in given.values()) else [given]:
         if rotation.get("rope_type") not in _BY_LENGTH:
             continue
         limit = rotation.get("original_max_position_embeddings") or config.max_position_embeddings
         if longest > limit:
-            name, kind = type(model).__name__, rotation["rope_type"]
+            name, kind = config.model_type, rotation["rope_type"]
             problem = f"{name} rotates positions by {kind}, otherwise where any sequence has more than {limit} tokens"
             raise ConfigError(problem, key="sequence_length", value=longest, hint=f"at most {limit}")

@@ -324,7 +324,7 @@ def in_blocks(
 def _check(model: PreTrainedModel, settings: NativeSettings) -> None:
     """Both of ours put their own attention into the model; an assembly of others knows what it does."""
     check_attention(model)
-    check_rotation(model, settings.slot_tokens)
+    check_rotation(model.config, settings.slot_tokens)
 
 
 def _fulfil(future: asyncio.Future[Parameters], value: Parameters) -> None:

@@ -249,6 +249,20 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scores(Sequence[Sequence[float]]):
+    """Numbers of a group, a row for each sample, that know the weights they were made with. Filled by who has them."""
+
+    rows: Sequence[Sequence[float]]
+    version: int
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One trajectory, ready to be judged and trained."""
 
@@ -264,6 +278,8 @@ class Sample:
     """How many trained actions it has. Filled by `rollout`."""
     logps: Sequence[float] | None = None
     """Under the proximal policy, where a loss asks for it. Filled by `logp`."""
+    logps_version: int | None = None
+    """The weights that `logps` were made with; a step that begins with others makes them anew. Filled by `logp`."""
     ref_logps: Sequence[float] | None = None
     """Under the reference model. Filled by `ref_logp`."""
     score: Score | None = None
@@ -271,7 +287,7 @@ class Sample:
     advantage: float = 0.0
     """Group-relative advantage, broadcast over the actions unless the trainer refines it. Filled by `reward`."""
     values: Sequence[float] | None = None
-    """Filled by `critic`."""
+    """What the critic expected when the sample passed it. Filled by `critic`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

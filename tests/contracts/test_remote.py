@@ -310,7 +310,8 @@ class TestTogether(Closing):
                 scored = await RemoteScorer(trainer, "policy").score(made)
                 assert list(scored[0]) == pytest.approx(list(progress.logps), abs=1e-4)
                 assert await close_to(follower, RemoteScorer(trainer, "policy"), made)
-                assert follower.version == trainer.version
+                assert follower.version == trainer.version == (await follower.score(made)).version  # type: ignore[attr-defined]
+                assert scored.version == trainer.version  # type: ignore[attr-defined]
             assert await close_to(frozen, RemoteScorer(trainer, "reference"), group)
             assert not await close_to(frozen, follower, group), "it has learnt something"
             kill(follower)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from headway.errors import ScoringError
 from headway.flow.flow import AsyncTrainingFlow
 from headway.flow.stages.rollout import find_fault, to_sample
 from headway.flow.stages.scoring import check_rows
-from headway.types import DropReason, Episode, Repeated, Score
+from headway.types import Batch, DropReason, Episode, Repeated, SampleGroup, Score, Scores
 from tests.flow.factory import Played, Scripted, audit, make_costs, make_sample_group, make_scenario, play_through
 
 SLOW_VERDICT = make_costs(reward=SimulatedReward(latency_s=Distribution(mean=0.5)))
@@ -199,3 +200,31 @@ def test_a_fault_of_the_environment_is_one_failed_member(tmp_path: Path) -> None
     assert played.summary.finished
     (drop,) = played.of("sample.end", end="dropped")
     assert drop.data["reason"] == DropReason.ENVIRONMENT_FAILED
+
+
+class Follower:
+    """Scores with the weights of now, and sees with which of them each step is given its groups."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int | None]] = []
+
+    async def score(self, group: SampleGroup) -> Scores:
+        return Scores(rows=[[-1.0] * one.actions for one in group.samples], version=self.trainer.version)
+
+    def use(self, flow: AsyncTrainingFlow) -> None:
+        self.trainer, train = flow.backends.trainer, flow.backends.trainer.train
+
+        async def watched(batch: Batch) -> Mapping[str, float]:
+            self.seen += [(batch.trained, one.logps_version) for group in batch.groups for one in group.samples]
+            return await train(batch)
+
+        self.trainer.train = watched  # type: ignore[method-assign]
+        flow.backends = replace(flow.backends, logp=self)
+
+
+@pytest.mark.parametrize("alpha", [0, 1])
+def test_log_probabilities_say_which_weights_they_are_of(alpha: int, tmp_path: Path) -> None:
+    follower = Follower()
+    assert play_through(make_scenario(alpha=alpha, max_steps=4), tmp_path, prepare=follower.use).summary.finished
+    lags = {None if version is None else trained - version for trained, version in follower.seen}
+    assert lags == ({0} if alpha == 0 else {0, 1}), "a group that is scored during a step is trained by the next"

@@ -111,7 +111,12 @@ def flow_batch(
         reward_S=torch.tensor(scores, device=device) if scores and len(scores) == len(samples) else None,
         advantage_S=torch.tensor([sample.advantage for sample in samples], device=device),
         group_S=torch.tensor([row.group for row in rows], dtype=torch.long, device=device),
-        proximal_N=_packed(rows, lambda sample: sample.logps, "proximal log-probabilities", device),
+        proximal_N=_packed(
+            rows,
+            lambda sample: sample.logps if sample.logps_version == trained else None,
+            "proximal log-probabilities",
+            device,
+        ),
     )
 
 

@@ -51,5 +51,5 @@ class Scorer(Protocol):
     """One number per action for each sample of a group: log-probs, reference log-probs, or values."""
 
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
-        """In the order of `group.samples`. Raises `ScoringError`."""
+        """In the order of `group.samples`; of a policy that moves, `Scores`. Raises `ScoringError`."""
         ...

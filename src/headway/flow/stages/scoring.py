@@ -9,7 +9,7 @@ from headway.errors import BackendError, ScoringError
 from headway.flow.line import Line
 from headway.flow.stage import Stage, register_stage
 from headway.trainers.base import Scorer
-from headway.types import DropReason, Sample, SampleGroup
+from headway.types import DropReason, Sample, SampleGroup, Scores
 
 
 class ScoringStage(Stage[SampleGroup, SampleGroup]):
@@ -50,11 +50,12 @@ class ScoringStage(Stage[SampleGroup, SampleGroup]):
                 self.line.drop(item.group_id, DropReason.SCORING_FAILED, who=self.role)
                 self.line.recovery.exhausted(self.role, error)
                 return None
-        samples = tuple(self.filled(sample, row) for sample, row in zip(item.samples, rows, strict=True))
+        version = rows.version if isinstance(rows, Scores) else None
+        samples = tuple(self.filled(sample, row, version) for sample, row in zip(item.samples, rows, strict=True))
         return replace(item, samples=samples)
 
-    def filled(self, sample: Sample, row: Sequence[float]) -> Sample:
-        """The sample with this stage's field."""
+    def filled(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
+        """The sample with this stage's field. `version` made it; None: it is of no version in particular."""
         raise NotImplementedError
 
 
@@ -68,23 +69,24 @@ def check_rows(rows: Sequence[Sequence[float]], group: SampleGroup) -> None:
 
 @register_stage("logp")
 class LogpStage(ScoringStage):
-    """Log-probabilities under the proximal policy, where a loss asks for them."""
+    """Log-probabilities under the policy of now: the proximal one for a step that begins before the next version."""
 
-    def filled(self, sample: Sample, row: Sequence[float]) -> Sample:
-        return replace(sample, logps=row)
+    def filled(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
+        return replace(sample, logps=row, logps_version=version)
 
 
 @register_stage("ref_logp")
 class RefLogpStage(ScoringStage):
     """Log-probabilities under the reference model."""
 
-    def filled(self, sample: Sample, row: Sequence[float]) -> Sample:
+    def filled(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
         return replace(sample, ref_logps=row)
 
 
 @register_stage("critic")
 class CriticStage(ScoringStage):
-    """Values, for estimators that need them."""
+    """Values, for estimators that need them. V_old is what the critic expects when a group passes here, as PPO keeps
+    the values of the rollout: a step that begins later reads them as they are, up to α versions old."""
 
-    def filled(self, sample: Sample, row: Sequence[float]) -> Sample:
+    def filled(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
         return replace(sample, values=row)

@@ -121,13 +121,18 @@ class Learner(StepLearner):
 
     def _completed(self, tokens: TokenBatch, gate: Gate) -> TokenBatch:
         """With what the objective reads and no stage has filled, under the weights of now."""
-        if self.settings.proximal and tokens.proximal_N is None:
-            tokens = replace(tokens, proximal_N=self._packed("policy", tokens.rows, gate))
+        if tokens.unscored:
+            tokens = replace(tokens, proximal_N=self._proximal(tokens, gate) if self.settings.proximal else None)
         if self.settings.reference and tokens.reference_N is None:
             tokens = replace(tokens, reference_N=self._packed("reference", tokens.rows, gate))
         if self.critic is not None and tokens.value_N is None:
             tokens = replace(tokens, value_N=self._packed("value", tokens.rows, gate))
         return tokens
+
+    def _proximal(self, tokens: TokenBatch, gate: Gate) -> Tensor:
+        """ℓ_p of all actions: what was scored with other weights, or not at all, is computed here."""
+        found_N = self._packed("policy", tokens.unscored, gate, actions=tokens.sequence_N.numel())
+        return found_N if tokens.proximal_N is None else found_N + tokens.proximal_N
 
     def score(self, kind: Score, group: SampleGroup, gate: Gate) -> list[list[float]]:
         """One number per action of each sample."""
@@ -140,11 +145,11 @@ class Learner(StepLearner):
             raise ScoringError(f"group {group.group_id}: {error}") from error
         return by_sample(group, numbers)
 
-    def _packed(self, kind: Score, rows: Sequence[Row], gate: Gate) -> Tensor:
-        """In the order of actions, without gradients, [N]."""
+    def _packed(self, kind: Score, rows: Sequence[Row], gate: Gate, actions: int | None = None) -> Tensor:
+        """In the order of actions, without gradients, [N]; 0 for those of `actions` that are not in `rows`."""
         forward, inside = self._forward(kind)
         with inside:
-            return self._fitting(rows, lambda: numbers_of(forward, rows, self.settings, gate, self.team))
+            return self._fitting(rows, lambda: numbers_of(forward, rows, self.settings, gate, self.team, actions))
 
     def _forward(self, kind: Score) -> tuple[Callable[[Pack], Tensor], Any]:
         if kind == "policy":
@@ -162,11 +167,20 @@ class Learner(StepLearner):
 
 
 def numbers_of(
-    forward: Callable[[Pack], Tensor], rows: Sequence[Row], settings: LocalSettings, gate: Gate, team: Team = ALONE
+    forward: Callable[[Pack], Tensor],
+    rows: Sequence[Row],
+    settings: LocalSettings,
+    gate: Gate,
+    team: Team = ALONE,
+    actions: int | None = None,
 ) -> Tensor:
-    """What `forward` says about every action, in the order of actions, without gradients, [N]."""
+    """What `forward` says about every action, in the order of actions, without gradients, [N].
+
+    `actions` counts those of the batch that `rows` are a part of; None: they are all of it.
+    """
     dtype, device = dtype_of(settings), settings.device
-    found_N = torch.zeros(sum(len(row.actions) for row in rows), dtype=dtype, device=device)
+    count = sum(len(row.actions) for row in rows) if actions is None else actions
+    found_N = torch.zeros(count, dtype=dtype, device=device)
     with torch.no_grad():
         for pack in team.packs(rows, settings):
             gate.check()

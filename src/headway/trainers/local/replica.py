@@ -1,6 +1,7 @@
 """A policy that only scores: the reference model, or a follower of the trainer, in a process of its own.
 
-Guarantees: a group is scored under one version; new weights are taken in between two groups. Without an optimizer and
+Guarantees: a group is scored under one version, and where it follows says which; new weights are taken in between two
+groups. Without an optimizer and
 without gradients it costs the memory of its weights, twice where it follows.
 """
 
@@ -21,7 +22,7 @@ from headway.trainers.local.optimizer import overwrite
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.tokens import rows_of
 from headway.trainers.local.worker import Abandoned, Gate, Worker
-from headway.types import SampleGroup
+from headway.types import SampleGroup, Scores
 from headway.weights.base import WeightReceiver
 
 Switch = Callable[[int, Mapping[str, Tensor]], Awaitable[None]]
@@ -37,6 +38,8 @@ class PolicyReplica:
             one.requires_grad_(False)
         self._policy = Policy(model, settings, adapters=False)
         self._settings = settings
+        self._version: int | None = None
+        """What it follows with; None: it does not, or has not begun to."""
         self._worker = Worker(settings.threads, "scorer", settings.device)
         if receiver is not None:
             self.receiver = receiver(self._switch)
@@ -44,7 +47,7 @@ class PolicyReplica:
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
         return await self._worker.call(lambda gate: self._score(group, gate))
 
-    def _score(self, group: SampleGroup, gate: Gate) -> list[list[float]]:
+    def _score(self, group: SampleGroup, gate: Gate) -> Sequence[Sequence[float]]:
         try:
             rows = rows_of([group], self._policy.vocabulary)
             found_N = numbers_of(lambda pack: self._policy.logps(pack).logp_N, rows, self._settings, gate)
@@ -52,12 +55,14 @@ class PolicyReplica:
             raise
         except Exception as error:
             raise ScoringError(f"group {group.group_id}: {type(error).__name__}: {error}") from error
-        return by_sample(group, iter(found_N.tolist()))
+        found = by_sample(group, iter(found_N.tolist()))
+        return found if self._version is None else Scores(rows=found, version=self._version)
 
     async def _switch(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         def work(gate: Gate) -> None:
             with torch.no_grad():
                 overwrite(self._policy.weights(), dict(tensors))
+            self._version = version
 
         await self._worker.call(work)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from headway.algorithms import Steps
 from headway.errors import TrainerError
-from headway.types import Sample, SampleGroup
+from headway.types import Repeated, Sample, SampleGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,9 @@ class TokenBatch:
     advantage_S: Tensor
     group_S: Tensor
     proximal_N: Tensor | None
+    """Under the weights of now; 0 in rows that are `unscored`. None: no row has them."""
+    unscored: tuple[Row, ...]
+    """Rows whose ℓ_p no stage has made with the weights of now."""
     reference_N: Tensor | None
     value_N: Tensor | None
     steps: Steps
@@ -142,6 +146,7 @@ def token_batch(
         return _packed(samples, read, name, dtype, device)
 
     behaviour_N = packed(_behaviour, "behaviour log-probabilities")
+    fresh = [sample.logps is not None and sample.logps_version == trained for sample in samples]
     lengths = torch.tensor([sample.actions for sample in samples], dtype=torch.long)
     sequence_N = torch.arange(len(samples)).repeat_interleave(lengths)
     trained_S = torch.tensor([not (mask_truncated and sample.episode.cut_off) for sample in samples], dtype=torch.bool)
@@ -155,12 +160,18 @@ def token_batch(
         reward_S=torch.tensor(scores, dtype=dtype, device=device) if len(scores) == len(samples) else None,
         advantage_S=torch.tensor([sample.advantage for sample in samples], dtype=dtype, device=device),
         group_S=torch.tensor([row.group for row in rows], dtype=torch.long, device=device),
-        proximal_N=packed(lambda sample: sample.logps, "proximal log-probabilities"),
+        proximal_N=packed(partial(_proximal, trained), "proximal log-probabilities") if any(fresh) else None,
+        unscored=tuple(row for row, now in zip(rows, fresh, strict=True) if not now),
         reference_N=packed(lambda sample: sample.ref_logps, "reference log-probabilities"),
         value_N=packed(lambda sample: sample.values, "values"),
         steps=_steps_of(samples, [row.group for row in rows], dtype, device),
         mask_N=trained_S[sequence_N].to(device),
     )
+
+
+def _proximal(trained: int, sample: Sample) -> Sequence[float]:
+    """Of `trained`; 0 where there are none, or others."""
+    return Repeated(0.0, sample.actions) if sample.logps is None or sample.logps_version != trained else sample.logps
 
 
 def _behaviour(sample: Sample) -> Sequence[float]:

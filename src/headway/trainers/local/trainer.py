@@ -9,7 +9,7 @@ given; the thread of a hung step is left behind, and what it computes goes nowhe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from headway.trainers.local.learner import Learner, Score
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.team import ALONE, Team
 from headway.trainers.local.worker import Gate, Worker
-from headway.types import Batch, SampleGroup
+from headway.types import Batch, SampleGroup, Scores
 from headway.weights.base import WeightSource
 
 _LEAVE_S = 10.0
@@ -128,10 +128,15 @@ class LocalTrainer:
             self.lose(f"weights are half moved: {error}")
             raise TrainerCrashed(str(error)) from error
 
-    async def score(self, kind: Score, group: SampleGroup) -> list[list[float]]:
+    async def score(self, kind: Score, group: SampleGroup) -> Sequence[Sequence[float]]:
         """Log-probabilities or values of a group, between two steps."""
         learner = self.learner
-        return await self._worker.call(lambda gate: learner.score(kind, group, gate))
+
+        def work(gate: Gate) -> Sequence[Sequence[float]]:
+            rows = learner.score(kind, group, gate)
+            return Scores(rows=rows, version=learner.version) if kind == "policy" else rows
+
+        return await self._worker.call(work)
 
     async def save(self, directory: Path) -> None:
         learner = self.learner

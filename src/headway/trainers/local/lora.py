@@ -14,7 +14,8 @@ from torch import Tensor
 from headway.errors import ConfigError
 from headway.trainers.local.settings import LoraSettings
 
-_ADAPTER = "default"
+ADAPTER = "default"
+"""What `peft` calls the only one."""
 
 
 def attach(model: Any, settings: LoraSettings) -> Any:
@@ -55,24 +56,29 @@ def merged(model: Any) -> dict[str, Tensor]:
 
     Experts, several weights in one module, have one adapter around the other.
     """
-    adapted = {
-        f"{_plain(name)}.{getattr(module, 'parameter_name', 'weight')}": module
-        for name, module in model.named_modules()
-        if hasattr(module, "get_delta_weight")
-    }
+    around = adapted(model)
     found = {}
     with torch.no_grad():
         for name, tensor in distinct(model.state_dict()).items():
             if ".lora_" in name:
                 continue
-            plain = _plain(name)
-            if plain in adapted:
-                tensor = tensor + adapted[plain].get_delta_weight(_ADAPTER).to(tensor.dtype)
-            found[plain] = tensor
+            own = plain(name)
+            if own in around:
+                tensor = tensor + around[own].get_delta_weight(ADAPTER).to(tensor.dtype)
+            found[own] = tensor
     return found
 
 
-def _plain(name: str) -> str:
+def adapted(model: Any) -> dict[str, Any]:
+    """What adapters are around, by the names that the weights have without them."""
+    return {
+        f"{plain(name)}.{getattr(module, 'parameter_name', 'weight')}": module
+        for name, module in model.named_modules()
+        if hasattr(module, "get_delta_weight")
+    }
+
+
+def plain(name: str) -> str:
     """As it was before adapters were put around it."""
     return name.replace(".base_layer", "")
 

@@ -22,7 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from headway.algorithms import TokenLogps, token_logps
-from headway.trainers.local import norms
+from headway.errors import ConfigError
+from headway.trainers.local import lora, norms
 from headway.trainers.local.model import Critic, Policy, hidden_of
 from headway.trainers.local.packing import Pack
 from headway.trainers.local.settings import LocalSettings
@@ -72,6 +73,7 @@ class ShardedPolicy(Policy):
         self._root: nn.Module | None = None
         super().__init__(model, _as_held(model, settings), adapters=adapters)
         self._settings = settings
+        self._adapted = _adapted(self.causal)
         if torch.device(settings.device).type == "cuda":
             norms.fuse(self.causal)
         self._root = _cut(self.causal, self.backbone, self._numbers, cut, settings)
@@ -96,13 +98,12 @@ class ShardedPolicy(Policy):
     def whole(self, name: str) -> Tensor:
         """One of `shards`, gathered and with its adapter; all ranks ask for the same at the same time."""
         found = whole(self._shards[name])
-        layer, _, last = name.rpartition(".")
-        owner: Any = dict(self.causal.named_modules()).get(layer)
-        if last != "weight" or not hasattr(owner, "get_delta_weight"):
+        layer = self._adapted.get(name)
+        if layer is None:
             return found
-        down, up = (whole(side["default"].weight) for side in (owner.lora_A, owner.lora_B))
-        more: Tensor = up @ down * owner.scaling["default"]
-        return found + more.to(found.dtype)
+        down, up = (whole(side[lora.ADAPTER].weight) for side in (layer.lora_A, layer.lora_B))
+        more: Tensor = up @ down * layer.scaling[lora.ADAPTER]
+        return found + (more.T if layer.fan_in_fan_out else more).to(found.dtype)
 
     def weights(self) -> dict[str, Tensor]:
         """All of them at once: for models that a host has room for."""
@@ -112,7 +113,7 @@ class ShardedPolicy(Policy):
         once = {name for name, _ in self.causal.named_parameters()} | {name for name, _ in self.causal.named_buffers()}
         for name, tensor in self.causal.state_dict().items():
             if name in once and ".lora_" not in name:  # the second name of a tied weight is not among them
-                yield name.replace(".base_layer.", "."), tensor
+                yield lora.plain(name), tensor
 
 
 class ShardedCritic(Critic):
@@ -132,6 +133,19 @@ class ShardedCritic(Critic):
 
     def _numbers(self, hidden_NH: Tensor, chosen_N: Tensor) -> tuple[Tensor, ...]:
         return (self.value(hidden_NH.to(torch.promote_types(hidden_NH.dtype, torch.float32))).squeeze(-1),)
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    """Layers with adapters, by the names of their weights. Raises `ConfigError` where they are not those of a layer."""
+    found = lora.adapted(model)
+    for name, layer in found.items():
+        if hasattr(layer, "parameter_name") or lora.ADAPTER not in layer.lora_A:
+            raise ConfigError(
+                f"adapters of experts and embeddings cannot be cut over ranks, and {name} would have one",
+                key="actor_train.model_args.lora_target",
+                hint="names of other layers, such as [q_proj, k_proj, v_proj, o_proj], or one device",
+            )
+    return found
 
 
 def _as_held(model: Any, settings: LocalSettings) -> LocalSettings:

@@ -6,6 +6,8 @@ Imports nothing that only our own environment has.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from headway.build.inside import engine_over, make_llm
@@ -18,6 +20,7 @@ _made: list[InsideEngine] = []
 async def engine(args: Mapping[str, Any]) -> InsideEngine:
     """Without weights or requests; the vLLM of the one before it goes on."""
     if not _made:
+        _step_back()
         hold_together()
         core: Any = make_llm(args)
     else:
@@ -30,3 +33,9 @@ async def engine(args: Mapping[str, Any]) -> InsideEngine:
     assert isinstance(found, InsideEngine)
     _made.append(found)
     return found
+
+
+def _step_back() -> None:
+    """vLLM's processes spin while they wait: on few cores whoever disturbs a request would come when it is over."""
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("8")

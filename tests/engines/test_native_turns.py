@@ -11,8 +11,7 @@ import pytest
 from headway.engines.base import Progress
 from headway.engines.native import NativeEngine
 
-from . import factory
-from .factory import VOCABULARY, make_engine, make_model, request, run, serve, together, worst
+from .factory import VOCABULARY, make_engine, make_model, request, run, serve, slow_engine, together, worst
 from .test_cuda_blocks import DEVICES, in_blocks
 
 
@@ -95,17 +94,11 @@ def test_nothing_is_taken_up_under_other_weights(kind: dict[str, Any]) -> None:
 def test_a_turn_that_two_policies_have_made_is_not_kept() -> None:
     async def scenario() -> None:
         old, new = make_model(seed=0), make_model(seed=1)
-        runners: list[factory.SlowRunner] = []
-
-        def runner(*parts: Any) -> factory.SlowRunner:
-            runners.append(factory.SlowRunner(*parts))
-            return runners[0]
-
-        engine = make_engine(old, runner=runner)
+        engine, midway = slow_engine(old)
         await serve(engine, old, 4)
         first, begun = request("a/0", [5, 6, 7], session="a", goes_on=True, count=30), Progress()
         task = asyncio.create_task(engine.generate(first, begun))
-        await asyncio.to_thread(runners[0].midway.wait, 10.0)
+        assert await midway()
         await serve(engine, new, 5)
         await task
         assert len(begun.runs) == 2

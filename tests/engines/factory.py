@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 import torch
@@ -150,17 +150,6 @@ class SlowRunner(ModelRunner):
         if self.steps == 12:
             self.midway.set()
         return super().step(plan)
-
-
-def slow_engine(model: PreTrainedModel) -> tuple[NativeEngine, Callable[[], Coroutine[Any, Any, bool]]]:
-    """One that takes its time, and what waits until it has made a dozen steps."""
-    runners: list[SlowRunner] = []
-
-    def runner(*parts: Any) -> SlowRunner:
-        runners.append(SlowRunner(*parts))
-        return runners[0]
-
-    return make_engine(model, runner=runner), lambda: asyncio.to_thread(runners[0].midway.wait, 10.0)
 
 
 def run(scenario: Coroutine[Any, Any, None], timeout_s: float = 60.0) -> None:

@@ -12,19 +12,8 @@ import torch
 from headway.engines.base import Progress
 from headway.types import VersionRun
 
-from .factory import (
-    FAMILIES,
-    VOCABULARY,
-    full_logps,
-    make_engine,
-    make_model,
-    request,
-    run,
-    serve,
-    slow_engine,
-    together,
-    worst,
-)
+from . import factory
+from .factory import FAMILIES, VOCABULARY, full_logps, make_engine, make_model, request, run, serve, together, worst
 
 
 def prompts(count: int, seed: int = 0, longest: int = 40) -> list[list[int]]:
@@ -123,11 +112,17 @@ def test_a_kept_prefix_is_not_used_under_other_weights() -> None:
 def test_a_flip_in_the_middle_uses_the_new_weights_from_the_very_next_token() -> None:
     async def scenario() -> None:
         old, new = make_model(seed=0), make_model(seed=1)
-        engine, midway = slow_engine(old)
+        runners: list[factory.SlowRunner] = []
+
+        def runner(*parts: Any) -> factory.SlowRunner:
+            runners.append(factory.SlowRunner(*parts))
+            return runners[0]
+
+        engine = make_engine(old, runner=runner)
         await serve(engine, old, 4)
         asked, progress = request("a", [5, 6, 7], count=30), Progress()
         task = asyncio.create_task(engine.generate(asked, progress))
-        assert await midway()
+        await asyncio.to_thread(runners[0].midway.wait, 10.0)
         await serve(engine, new, 5)
         await task
         assert [run.version for run in progress.runs] == [4, 5]

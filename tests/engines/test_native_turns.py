@@ -11,7 +11,8 @@ import pytest
 from headway.engines.base import Progress
 from headway.engines.native import NativeEngine
 
-from .factory import VOCABULARY, make_engine, make_model, request, run, serve, slow_engine, together, worst
+from . import factory
+from .factory import VOCABULARY, make_engine, make_model, request, run, serve, together, worst
 from .test_cuda_blocks import DEVICES, in_blocks
 
 
@@ -94,11 +95,17 @@ def test_nothing_is_taken_up_under_other_weights(kind: dict[str, Any]) -> None:
 def test_a_turn_that_two_policies_have_made_is_not_kept() -> None:
     async def scenario() -> None:
         old, new = make_model(seed=0), make_model(seed=1)
-        engine, midway = slow_engine(old)
+        runners: list[factory.SlowRunner] = []
+
+        def runner(*parts: Any) -> factory.SlowRunner:
+            runners.append(factory.SlowRunner(*parts))
+            return runners[0]
+
+        engine = make_engine(old, runner=runner)
         await serve(engine, old, 4)
         first, begun = request("a/0", [5, 6, 7], session="a", goes_on=True, count=30), Progress()
         task = asyncio.create_task(engine.generate(first, begun))
-        assert await midway()
+        await asyncio.to_thread(runners[0].midway.wait, 10.0)
         await serve(engine, new, 5)
         await task
         assert len(begun.runs) == 2

@@ -11,25 +11,40 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headway.build.inside import inside_spec
+from headway.build.servers import Servers
 from headway.build.ways import Route
 from headway.cluster.base import ChildSpec
 from headway.cluster.interpreter import _alone, under
 from headway.cluster.process import Child, sent
+from headway.config import load
 from headway.engines.base import Progress, Request
 from headway.engines.remote import RemoteEngine
 from headway.types import FinishReason
 from headway.weights.store import SharedArena, WeightStore
 
-from . import place
-from .place import PYTHON, SETTINGS, Place, children
+from .place import BASE, PYTHON, SETTINGS, SIZE, Place, children
 
 ROOT = Path(__file__).parents[2]
-servers = partial(place.servers, how="in_process")
+
+
+def servers(model: Path, logs: Path | None = None, **args: Any) -> Servers:
+    """What a run with `in_process: true` says about its engines."""
+    words: dict[str, Any] = {
+        "pretrain": str(model),
+        "prompt_length": 56,
+        "response_length": SIZE - 56,
+        f"{BASE}.strategy_name": "vllm",
+        f"{BASE}.strategy_config.in_process": True,
+        f"{BASE}.strategy_config.server_python": PYTHON,
+        f"{BASE}.strategy_config.server_args": {"enforce-eager": True, **args},
+    }
+    return Servers(
+        resolved=load(None, words), model=model, device="cpu", replicas=1, slots=SETTINGS.slots, threads=2, logs=logs
+    )
 
 
 async def start(spec: ChildSpec) -> Child:

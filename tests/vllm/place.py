@@ -89,14 +89,14 @@ def save(model: Any, directory: Path) -> Path:
     return directory
 
 
-def servers(model: Path, logs: Path | None = None, *, how: str = "launch", **args: Any) -> Servers:
-    """What a run with `launch: true`, or `in_process: true`, says about its engines."""
+def servers(model: Path, logs: Path | None = None, **args: Any) -> Servers:
+    """What a run with `launch: true` says about its servers."""
     words: dict[str, Any] = {
         "pretrain": str(model),
         "prompt_length": 56,
         "response_length": SIZE - 56,
         f"{BASE}.strategy_name": "vllm",
-        f"{BASE}.strategy_config.{how}": True,
+        f"{BASE}.strategy_config.launch": True,
         f"{BASE}.strategy_config.server_python": PYTHON,
         f"{BASE}.strategy_config.server_args": {"enforce-eager": True, **args},
     }

@@ -27,7 +27,7 @@ from tests.engines import factory
 
 from .inside import Inside, Watched, inside_spec, serve, servers, shared_by, start
 from .place import SIZE, Place, family, gone, save
-from .test_tokens import LENGTH, REQUESTS, always, ask, asked, disturb, other_names
+from .test_tokens import FLIPS, LENGTH, REQUESTS, always, asked, other_names
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,28 @@ def test_a_stop_string_is_found_also_over_the_seam_of_a_flip(inside: Inside) -> 
     inside.place.run(scenario())
 
 
+async def ask(engine: RemoteEngine, name: str, progress: Progress) -> None:
+    """To the end, also where somebody aborts it on the way."""
+    while await engine.generate(asked(LENGTH, name=name), progress) is FinishReason.ABORTED:
+        pass
+
+
+async def disturb(engine: RemoteEngine, watched: Progress, chance: random.Random) -> None:
+    """Again and again, whenever some tokens more have been made."""
+    for version in range(1, FLIPS + 1):
+        wanted = min(len(watched.actions) + chance.randrange(5, 20), LENGTH)
+        while len(watched.actions) < wanted:  # noqa: ASYNC110 — nobody tells
+            await asyncio.sleep(0.002)
+        paused = chance.random() < 0.5
+        if paused:
+            await engine.pause()
+        if chance.random() < 0.7:
+            await engine.abort(str(chance.randrange(REQUESTS)))
+        await serve(engine, always(version), version)
+        if paused:
+            await engine.resume()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_every_token_carries_the_version_that_made_it(inside: Inside, seed: int) -> None:
     async def scenario() -> None:
@@ -145,7 +167,7 @@ def test_every_token_carries_the_version_that_made_it(inside: Inside, seed: int)
         async with asyncio.TaskGroup() as tasks:
             for number, progress in enumerate(parts):
                 tasks.create_task(ask(engine, str(number), progress))
-            tasks.create_task(disturb(engine, parts[0], random.Random(seed), serve))
+            tasks.create_task(disturb(engine, parts[0], random.Random(seed)))
         for progress in parts:
             said = [run.version for run in progress.runs for _ in range(run.count)]
             assert list(progress.actions) == said and len(said) == LENGTH

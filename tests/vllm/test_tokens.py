@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from headway.engines.base import Engine, Progress, Request
+from headway.engines.base import Progress, Request
 from headway.errors import EngineCrashed, TransferError
 from headway.types import FinishReason, SamplingParams
 from tests.engines import factory
 
-from .place import SIZE, Place
+from .place import SIZE, Place, Watched
 
 FLIPS, REQUESTS, LENGTH = 4, 4, 400
 
@@ -95,13 +94,13 @@ def always(token: int) -> PreTrainedModel:
     return model
 
 
-async def ask(engine: Engine, name: str, progress: Progress) -> None:
+async def ask(engine: Watched, name: str, progress: Progress) -> None:
     """To the end, also where somebody aborts it on the way."""
     while await engine.generate(asked(LENGTH, name=name), progress) is FinishReason.ABORTED:
         pass
 
 
-async def disturb(engine: Any, watched: Progress, chance: random.Random, serve: Any = factory.serve) -> None:
+async def disturb(engine: Watched, watched: Progress, chance: random.Random) -> None:
     """Again and again, whenever some tokens more have been made."""
     for version in range(1, FLIPS + 1):
         wanted = min(len(watched.actions) + chance.randrange(5, 20), LENGTH)
@@ -112,7 +111,7 @@ async def disturb(engine: Any, watched: Progress, chance: random.Random, serve: 
             await engine.pause()
         if chance.random() < 0.7:
             await engine.abort(str(chance.randrange(REQUESTS)))
-        await serve(engine, always(version), version)
+        await factory.serve(engine, always(version), version)
         if paused:
             await engine.resume()
 

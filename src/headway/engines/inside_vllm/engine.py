@@ -18,20 +18,18 @@ from contextlib import aclosing, asynccontextmanager
 from itertools import count
 from typing import Any
 
+from headway.engines.base import Progress, Request, check_request
 from headway.engines.inside_vllm.core import Asked, Core, CoreLost, Piece, Pieces
 from headway.engines.inside_vllm.receiver import Room, RoomReceiver
 from headway.engines.servers.stops import Stops
-from headway.engines.servers.streams import ByStreams
 from headway.engines.servers.ticket import Ticket
 from headway.errors import EngineCrashed, EngineError
 from headway.types import FinishReason
 from headway.weights.base import Manifest
 
 
-class InsideEngine(ByStreams):
+class InsideEngine:
     """`ends`: tokens that end an answer. `decode` is needed for stop strings only. The rest: see `RoomReceiver`."""
-
-    receiver: RoomReceiver
 
     def __init__(
         self,
@@ -47,11 +45,13 @@ class InsideEngine(ByStreams):
         decode: Callable[[list[int]], str] | None = None,
         on_down: Callable[[str], None] = lambda why: None,
     ) -> None:
-        super().__init__(name, context_tokens=context_tokens, ends=ends, decode=decode)
+        self.name = name
         self.slots = slots
-        self._core, self._on_down = core, on_down
+        self._core, self._context_tokens = core, context_tokens
         self.receiver = RoomReceiver(self._switch, room=room, check=check, read=read)
+        self._ends, self._decode, self._on_down = sorted(set(ends)), decode, on_down
         self._numbers = count()
+        self._tickets: dict[str, Ticket] = {}
         self._streams: set[Ticket] = set()
         self._idle = asyncio.Event()
         """No stream is left."""
@@ -60,7 +60,24 @@ class InsideEngine(ByStreams):
         """Streams that end now go on afterwards."""
         self._serving = -1
         self._paused = False
+        self._down: EngineCrashed | None = None
+        self._closed = False
         core.on_end = lambda how: self._die(EngineCrashed(f"{name}: {how}"))
+
+    async def generate(self, request: Request, progress: Progress) -> FinishReason:
+        ticket = self._accepted(request, progress)
+        stops = Stops(request.params.stop, self._decode)
+        finish = self._over_already(ticket, stops)
+        if finish is not None:
+            return finish
+        self._tickets[request.request_id] = ticket
+        try:
+            while finish is None:
+                finish = await self._stretch(ticket, stops)
+            return finish
+        finally:
+            del self._tickets[request.request_id]
+            ticket.over.set()
 
     async def abort(self, request_id: str) -> None:
         ticket = self._tickets.get(request_id)
@@ -104,6 +121,29 @@ class InsideEngine(ByStreams):
 
     # Requests.
 
+    def _accepted(self, request: Request, progress: Progress) -> Ticket:
+        """Or why not."""
+        self._check_up()
+        where = f"{self.name}: {request.request_id}"
+        check_request(
+            request,
+            where,
+            version=self.receiver.version,
+            running=request.request_id in self._tickets,
+            decodes=self._decode is not None,
+        )
+        length, room = len(request.prompt) + len(progress.actions), self._context_tokens
+        if length >= room:
+            raise EngineError(f"{where}: {length} tokens leave no room in a context of {room}")
+        return Ticket(request, progress)
+
+    def _over_already(self, ticket: Ticket, stops: Stops) -> FinishReason | None:
+        """A request that comes back with all that it wanted."""
+        actions = ticket.progress.actions
+        if len(actions) and (actions[-1] in self._ends or stops.completed(actions)):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(actions) >= ticket.request.params.max_new_tokens else None
+
     async def _stretch(self, ticket: Ticket, stops: Stops) -> FinishReason | None:
         """One stream. `None`: a flip has ended it, and it goes on under the version that comes."""
         finish = FinishReason.ABORTED
@@ -132,10 +172,12 @@ class InsideEngine(ByStreams):
     async def _entered(self, ticket: Ticket) -> Pieces:
         """Begun, by what is served now. The gate is ours."""
         self._check_up()
+        prompt = [*ticket.request.prompt, *ticket.progress.actions]
+        wanted = ticket.request.params.max_new_tokens - len(ticket.progress.actions)
         asked = Asked(
             key=f"headway-{next(self._numbers)}",
-            prompt=[*ticket.request.prompt, *ticket.progress.actions],
-            count=self._room(ticket),
+            prompt=prompt,
+            count=min(wanted, self._context_tokens - len(prompt)),
             params=ticket.request.params,
             ends=self._ends,
         )
@@ -205,3 +247,9 @@ class InsideEngine(ByStreams):
             ticket.error = crash
             ticket.interrupt()
         self._on_down(str(crash))
+
+    def _check_up(self) -> None:
+        if self._closed:
+            raise EngineCrashed(f"{self.name} is closed")
+        if self._down is not None:
+            raise EngineCrashed(str(self._down)) from self._down

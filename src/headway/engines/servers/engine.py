@@ -22,6 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from headway.engines.base import Progress, Request, check_request
 from headway.engines.servers.dialect import Asked, Dialect
 from headway.engines.servers.link import Link, ServerLost, ServerRefused
 from headway.engines.servers.process import Server
@@ -29,7 +30,6 @@ from headway.engines.servers.readiness import check_logps, wait_until_ready
 from headway.engines.servers.receiver import DirectoryReceiver
 from headway.engines.servers.settings import ServerSettings
 from headway.engines.servers.stops import Stops
-from headway.engines.servers.streams import ByStreams
 from headway.engines.servers.ticket import Ticket
 from headway.errors import ConfigError, EngineCrashed, EngineError
 from headway.types import FinishReason
@@ -38,13 +38,11 @@ _NOTICED_S = 1.0
 """A server of ours that does not answer may have ended: whoever waits this long knows."""
 
 
-class ServerEngine(ByStreams):
+class ServerEngine:
     """`root`: where versions are written; the server must read the same path. `ends`: tokens that end an answer.
 
     `decode` is needed for stop strings only, `beside` is the model's directory, `read` opens payloads of buckets.
     """
-
-    receiver: DirectoryReceiver
 
     def __init__(
         self,
@@ -59,17 +57,19 @@ class ServerEngine(ByStreams):
         beside: Path | None = None,
         read: Callable[[Any], Any] = memoryview,
     ) -> None:
-        self._settings = settings or ServerSettings()
-        super().__init__(name, context_tokens=self._settings.context_tokens, ends=ends, decode=decode)
+        self.name = name
         self._root = root.absolute()
         self.receiver = DirectoryReceiver(self._root, self._switch, beside=beside, read=read)
         self._server, self._dialect = server, dialect
+        self._settings = settings or ServerSettings()
+        self._ends, self._decode = sorted(set(ends)), decode
         self._link = Link(server.url)
         self._life = secrets.token_hex(4)
         self._label = ""
         """Of the version that is served, on the server."""
         self._serving = -1
         self._numbers = count()
+        self._tickets: dict[str, Ticket] = {}
         self._streams: set[Ticket] = set()
         self._open = asyncio.Event()
         self._idle = asyncio.Event()
@@ -77,6 +77,8 @@ class ServerEngine(ByStreams):
         self._changing = asyncio.Lock()
         self._paused = False
         self._ready = False
+        self._down: EngineCrashed | None = None
+        self._closed = False
         self._open.set()
         server.on_end = lambda how: self._die(EngineCrashed(how))
 
@@ -88,6 +90,21 @@ class ServerEngine(ByStreams):
         """Have the server ready. Raises `ConfigError` where it cannot be used, else `EngineCrashed`."""
         async with self._changing:
             await self._up(self._settings.first_s)
+
+    async def generate(self, request: Request, progress: Progress) -> FinishReason:
+        ticket = self._accepted(request, progress)
+        stops = Stops(request.params.stop, self._decode)
+        finish = self._over_already(ticket, stops)
+        if finish is not None:
+            return finish
+        self._tickets[request.request_id] = ticket
+        try:
+            while finish is None:
+                finish = await self._stretch(ticket, stops)
+            return finish
+        finally:
+            del self._tickets[request.request_id]
+            ticket.over.set()
 
     async def abort(self, request_id: str) -> None:
         ticket = self._tickets.get(request_id)
@@ -148,6 +165,29 @@ class ServerEngine(ByStreams):
 
     # Requests.
 
+    def _accepted(self, request: Request, progress: Progress) -> Ticket:
+        """Or why not."""
+        self._check_up()
+        where = f"{self.name}: {request.request_id}"
+        check_request(
+            request,
+            where,
+            version=self.receiver.version,
+            running=request.request_id in self._tickets,
+            decodes=self._decode is not None,
+        )
+        length, room = len(request.prompt) + len(progress.actions), self._settings.context_tokens
+        if length >= room:
+            raise EngineError(f"{where}: {length} tokens leave no room in a context of {room}")
+        return Ticket(request, progress)
+
+    def _over_already(self, ticket: Ticket, stops: Stops) -> FinishReason | None:
+        """A request that comes back with all that it wanted."""
+        actions = ticket.progress.actions
+        if len(actions) and (actions[-1] in self._ends or stops.completed(actions)):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(actions) >= ticket.request.params.max_new_tokens else None
+
     async def _stretch(self, ticket: Ticket, stops: Stops) -> FinishReason | None:
         """One stream. `None`: a pause or a flip has ended it, and it goes on afterwards."""
         failure: EngineError | None = None
@@ -180,11 +220,13 @@ class ServerEngine(ByStreams):
 
     async def _stream(self, ticket: Ticket, stops: Stops) -> FinishReason:
         version, label, progress = self._serving, self._label, ticket.progress
+        prompt = [*ticket.request.prompt, *progress.actions]
+        wanted = ticket.request.params.max_new_tokens - len(progress.actions)
         ticket.key = f"headway-{self._life}-{next(self._numbers):08d}"
         asked = Asked(
             key=ticket.key,
-            prompt=[*ticket.request.prompt, *progress.actions],
-            count=self._room(ticket),
+            prompt=prompt,
+            count=min(wanted, self._settings.context_tokens - len(prompt)),
             params=ticket.request.params,
             ends=self._ends,
             label=label,
@@ -315,3 +357,9 @@ class ServerEngine(ByStreams):
         for ticket in list(self._tickets.values()):
             ticket.error = ticket.error or crash
             ticket.interrupt()
+
+    def _check_up(self) -> None:
+        if self._closed:
+            raise EngineCrashed(f"{self.name} is closed")
+        if self._down is not None:
+            raise EngineCrashed(str(self._down)) from self._down

@@ -90,7 +90,7 @@ bench: $(READY)
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 gpu:
-	PYTHONPATH=src $(GPU) -m pytest -m gpu tests/engines tests/trainers tests/generative tests/weights
+	PYTHONPATH=src $(GPU) -m pytest -m gpu tests/engines tests/trainers tests/denoising tests/weights
 	for name in engine_gpu flip_gpu trainer_gpu end_to_end; do PYTHONPATH=src $(GPU) benchmarks/$$name.py || exit 1; done
 
 clean:

@@ -27,8 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from headway.monitor.events import read_events
-from headway.monitor.trackers.scalars import Point, scalars_of
+from headway.monitor.event_log import read_events
+from headway.monitor.trackers.scalar_series import ScalarPoint, compute_scalars
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "frozen_lake.yaml"
@@ -82,12 +82,12 @@ class Run:
             return failed
         self._size = log.stat().st_size
         with log.open(encoding="utf-8") as lines:
-            points = list(scalars_of(read_events(lines)))
+            points = list(compute_scalars(read_events(lines)))
         self.cell = Cell(**{**asdict(self.cell), **curves(points)})
         return True
 
 
-def curves(points: list[Point]) -> dict[str, Any]:
+def curves(points: list[ScalarPoint]) -> dict[str, Any]:
     """Training and validation by step, and the time between the first and the last of them."""
     steps = [_row(point, TRAINED) for point in points if "reward/train" in point.values]
     held_out = [_row(point, HELD_OUT) for point in points if "reward/held_out" in point.values]
@@ -95,7 +95,7 @@ def curves(points: list[Point]) -> dict[str, Any]:
     return {"steps": steps, "held_out": held_out, "training_s": round(times[-1] - times[0], 1) if times else 0.0}
 
 
-def _row(point: Point, names: tuple[str, ...]) -> dict[str, float]:
+def _row(point: ScalarPoint, names: tuple[str, ...]) -> dict[str, float]:
     return {"step": point.step} | {name: round(point.values[name], 4) for name in names if name in point.values}
 
 

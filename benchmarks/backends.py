@@ -44,7 +44,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from headway.monitor.events import Event, read_events
+from headway.monitor.event_log import LoggedEvent, read_events
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = ("local", "ray", "vllm", "vllm inside")
@@ -132,12 +132,12 @@ def three_nodes(store_mb: int) -> Iterator[str]:
 
 def sums_in(directory: Path) -> list[str]:
     """The hundred sums as `tiny-sums` was taught them; and that model with heads 32 wide, the narrowest for vLLM."""
-    from headway.models.tiny import make_tiny
+    from headway.models.tiny_model import make_tiny_model
 
     sums = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
     for name, rows in {"train": sums, "validation": sums * TIMES}.items():
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    make_tiny(directory / "model", heads=2)
+    make_tiny_model(directory / "model", heads=2)
     return [
         f"pretrain={directory / 'model'}",
         f"actor_train.data_args.file_name={directory / 'train.jsonl'}",
@@ -193,7 +193,7 @@ def run(args: argparse.Namespace, directory: Path, task: list[str], seed: int) -
         return {**cell, **curves(list(read_events(lines)))}
 
 
-def curves(events: list[Event]) -> dict[str, Any]:
+def curves(events: list[LoggedEvent]) -> dict[str, Any]:
     """Rewards by step, seconds of a step, of an update and of the start, and how far engine and trainer are apart."""
     steps = [event for event in events if event.kind == "step.end"]
     ended = {event.data["trained"]: event.time_s for event in steps}

@@ -32,13 +32,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
-from rich.console import Console
-from rich.table import Table
-
 from chaos.checks import Promises, examine, examine_after
 from chaos.kinds import KINDS, Kind
 from chaos.runs import OPTIONS, STEPS, Run, segments
 from chaos.stages import Stage
+from rich.console import Console
+from rich.table import Table
 
 ALONE = "HEADWAY_CHAOS_ALONE"
 LONGEST_S = 600.0
@@ -164,11 +163,11 @@ def _strike(run: Run, kind: Kind, stage: Stage, dice: Random, row: Row, promises
 
 
 def _scaled(run: Run, engines: int) -> str:
-    from headway.build.control import ask
     from headway.errors import HeadwayError
+    from headway.launch.run_directory import send_control_request
 
     try:
-        ask(run.directory, {"engines": engines})
+        send_control_request(run.directory, {"engines": engines})
     except HeadwayError as error:
         return f"scale: {error}"
     return ""
@@ -181,9 +180,9 @@ def _words(kind: Kind, stage: Stage, seed: int, directory: Path, model: Path) ->
 
 def _model(room: Path) -> Path:
     """A decoder with random weights: its answers are noise."""
-    from headway.models.tiny import make_tiny
+    from headway.models.tiny_model import make_tiny_model
 
-    make_tiny(room / "model", steps=0)
+    make_tiny_model(room / "model", steps=0)
     return room / "model"
 
 

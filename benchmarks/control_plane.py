@@ -22,17 +22,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headway.config import simulation as costs
-from headway.environments.base import Observation, SingleTurn
+from headway.config import simulation_config as costs
+from headway.environments.base import Observation, SingleTurnEnvironment
 from headway.flow.backends import Backends
-from headway.flow.flow import AsyncTrainingFlow
-from headway.monitor.events import Event, EventLog
-from headway.monitor.report import Monitor
+from headway.flow.training_flow import AsyncTrainingFlow
+from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.monitor.run_report import RunMonitor
 from headway.settings import RunSettings
-from headway.sim.instant import InstantEngine
-from headway.sim.trainer import SimulatedTrainer
-from headway.sim.weights import SimulatedTransport
-from headway.types import Episode, Generation, Repeated, Score, Task
+from headway.sim.instant_engine import InstantEngine
+from headway.sim.simulated_trainer import SimulatedTrainer
+from headway.sim.simulated_weights import SimulatedTransport
+from headway.types import Episode, Generation, RepeatedValue, Score, Task
 
 RESULT = Path(__file__).parent.parent / "docs" / "results" / "control_plane.md"
 AIM_SAMPLES, AIM_EPISODES = 5_000, 20_000
@@ -42,7 +42,7 @@ class Prompts:
     """Endless prompts of sixteen tokens."""
 
     def task(self, position: int) -> Task:
-        return Task(position=position, prompt=Repeated(0, 16))
+        return Task(position=position, prompt=RepeatedValue(0, 16))
 
 
 class CoinReward:
@@ -52,7 +52,7 @@ class CoinReward:
         return Score(value=float(sum(episode.sample_id.encode()) % 2))
 
 
-class WaitingTurn(SingleTurn):
+class WaitingTurn(SingleTurnEnvironment):
     """One turn of 64 tokens, after which the environment thinks for a while."""
 
     def __init__(self, wait_s: float) -> None:
@@ -74,7 +74,7 @@ class Concurrency:
         self.now = self.peak = self.done = 0
         self.rss_mb = 0.0
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: LoggedEvent) -> None:
         if event.kind == "sample.start":
             self.now += 1
             self.peak = max(self.peak, self.now)
@@ -105,9 +105,9 @@ class Row:
 
 def backends(wait_s: float) -> Backends:
     """Everything at once and for nothing."""
-    weights = costs.SimulatedWeights(buckets=1)
+    weights = costs.SimulatedWeightsConfig(buckets=1)
     return Backends(
-        trainer=SimulatedTrainer(costs.SimulatedTrainer(save_s=0.0), weights),
+        trainer=SimulatedTrainer(costs.SimulatedTrainerConfig(save_s=0.0), weights),
         engines=[InstantEngine(f"engine/{n}", slots=1_000_000) for n in range(8)],
         transport=SimulatedTransport(weights),
         tasks=Prompts(),
@@ -128,7 +128,7 @@ def measure(groups: int, group_size: int, steps: int, wait_s: float = 0.0) -> Ro
         flow = AsyncTrainingFlow(
             backends=backends(wait_s),
             settings=settings,
-            events=EventLog(clock, Monitor(), concurrency),
+            events=EventLog(clock, RunMonitor(), concurrency),
             run_dir=run_dir,
             clock=clock,
         )

@@ -31,9 +31,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from headway.build.training import opened, prepare, train
-from headway.config import load
-from headway.monitor.events import Event
+from headway.config import load_config
+from headway.launch.training_session import open_run_directory, prepare_run, run_training
+from headway.monitor.event_log import LoggedEvent
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -55,9 +55,9 @@ def make_model(directory: Path, args: argparse.Namespace) -> Path:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from headway.models.tiny import make_tokenizer
+    from headway.models.tiny_model import make_character_tokenizer
 
-    tokenizer = make_tokenizer()
+    tokenizer = make_character_tokenizer()
     vocabulary = 1000 if args.shape == "tiny" else 151_936
     ends = [tokenizer.eos_token_id]
     if args.mean_length:
@@ -113,10 +113,10 @@ def configuration(args: argparse.Namespace, model: Path, alpha: int, run_dir: Pa
 def measured(args: argparse.Namespace, model: Path, alpha: int, scratch: Path) -> dict[str, float]:
     """One run, and what its measured steps cost."""
     run_dir = scratch / f"alpha-{alpha}"
-    events: list[Event] = []
-    prepared = prepare(load(configuration(args, model, alpha, run_dir)))
-    with opened(prepared) as directory, Utilisation(args.device) as busy:
-        summary = asyncio.run(train(prepared, directory, sinks=[events.append, busy.clock]))
+    events: list[LoggedEvent] = []
+    prepared = prepare_run(load_config(configuration(args, model, alpha, run_dir)))
+    with open_run_directory(prepared) as directory, Utilisation(args.device) as busy:
+        summary = asyncio.run(run_training(prepared, directory, sinks=[events.append, busy.clock]))
     if not summary.finished:
         raise RuntimeError(f"α = {alpha} ended early: {summary.reason}")
     begins = {event.data["trained"] + 1: event.time_s for event in events if event.kind == "step.begin"}
@@ -153,7 +153,7 @@ class Utilisation:
         if self._watcher is not None:
             self._watcher.kill()
 
-    def clock(self, event: Event) -> None:
+    def clock(self, event: LoggedEvent) -> None:
         """Learn by how much that clock differs from ours."""
         self._offset = event.time_s - time.monotonic()
 
@@ -168,7 +168,7 @@ class Utilisation:
         return sum(inside) / len(inside) if inside else float("nan")
 
 
-def _spans(events: list[Event], name: str) -> list[float]:
+def _spans(events: list[LoggedEvent], name: str) -> list[float]:
     begun: dict[int, float] = {}
     found = []
     for event in events:

@@ -37,7 +37,7 @@ from transformers import (
 from headway.engines.base import Progress, Request
 from headway.engines.native import NativeEngine, NativeSettings
 from headway.types import SamplingParams
-from headway.weights.base import Bucket, Manifest, TensorEntry, checksum
+from headway.weights.base import Bucket, Manifest, TensorEntry, compute_checksum
 
 SMOLLM2_135M = {
     "vocab_size": 49152,
@@ -120,7 +120,7 @@ async def serve(engine: NativeEngine, model: PreTrainedModel) -> None:
     manifest = Manifest(
         version=0,
         tensors=tuple(TensorEntry(name=n, shape=tuple(t.shape), dtype="float32") for n, t in tensors.items()),
-        checksums=tuple(checksum(tensor.numpy()) for tensor in tensors.values()),
+        checksums=tuple(compute_checksum(tensor.numpy()) for tensor in tensors.values()),
         total_bytes=sum(tensor.nbytes for tensor in tensors.values()),
     )
     await engine.receiver.begin(manifest)

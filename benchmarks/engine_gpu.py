@@ -37,11 +37,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from headway.engines.base import Progress, Request
 from headway.engines.native import NativeEngine, NativeSettings
-from headway.engines.native.block_kv import BlockKv
-from headway.engines.native.blocks import HELD_BACK, BlockCore
-from headway.engines.native.engine import Switch
-from headway.engines.native.scheduler import Plan, Scheduler
-from headway.engines.native.sequence import Sequence
+from headway.engines.native.kv_cache import LaneKvCache
+from headway.engines.native.native_core import HELD_BACK_TOKENS, BlockCore
+from headway.engines.native.native_engine import SwitchWeights
+from headway.engines.native.native_scheduler import NativeScheduler, StepPlan
+from headway.engines.native.native_sequence import NativeSequence
 from headway.types import SamplingParams
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -91,7 +91,7 @@ def make_model(name: str) -> PreTrainedModel:
 class Given:
     """A receiver whose weights are handed over on the device."""
 
-    def __init__(self, switch: Switch) -> None:
+    def __init__(self, switch: SwitchWeights) -> None:
         self.version = -1
         self._switch = switch
 
@@ -254,9 +254,9 @@ def bare(engine: NativeEngine, shape: Any, steps: int = 30) -> Callable[[Any], l
             size = runner._slots
             runner._state[:, 1] = length
             runner._lanes[:count] = torch.arange(count, device="cuda")
-            from headway.engines.native.cuda_graphs import Shape, splits_for
+            from headway.engines.native.decode_graphs import DecodeShape, choose_splits
 
-            wanted = Shape(count, splits_for(count, runner._kv_heads, length), False)
+            wanted = DecodeShape(count, choose_splits(count, runner._kv_heads, length), False)
             for _ in range(3):
                 runner._run(wanted)
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
@@ -324,17 +324,17 @@ class FakeBlocks:
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self.moves = BlockKv(
+        self.moves = LaneKvCache(
             layers=1, slots=512, heads=1, slot_tokens=1, kept_tokens=9000, head_size=1, dtype=torch.float32,
             device=torch.device("cpu"),
         )  # fmt: skip
 
     def install(self, values: Any) -> None: ...
 
-    def launch(self, plan: Plan) -> Any:
+    def launch(self, plan: StepPlan) -> Any:
         return plan if plan.ready else None
 
-    def land(self, plan: Plan) -> list[Any]:
+    def land(self, plan: StepPlan) -> list[Any]:
         block = np.zeros((len(plan.ready), 2 * self._steps), dtype=np.int32)
         tokens, logps = block[:, : self._steps].tolist(), block[:, self._steps :].view(np.float32).tolist()
         left = [sequence.limit - len(sequence.tokens) for sequence in plan.ready]
@@ -345,12 +345,12 @@ def host() -> None:
     """Scheduler and core alone, then with the entering of deliveries."""
     settings = NativeSettings(slots=512, slot_tokens=600, prefill_tokens=8192, prefix_tokens=9000)
     fake: Any = FakeBlocks(settings.look_steps)
-    core = BlockCore(Scheduler(settings, fake.moves, eos=frozenset(), held_back=HELD_BACK), fake)
+    core = BlockCore(NativeScheduler(settings, fake.moves, eos=frozenset(), held_back=HELD_BACK_TOKENS), fake)
     asked = requests([512] * 512, 1000)
     begin = time.process_time()
     parts = {}
     for number, each in enumerate(asked):
-        core.add(Sequence(each, (), number=number, slot_tokens=600))
+        core.add(NativeSequence(each, (), number=number, slot_tokens=600))
         parts[number] = Progress()
     entering = time.process_time()
     entered, core_s, enter_s = 0, 0.0, 0.0

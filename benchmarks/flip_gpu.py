@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from end_to_end import SHAPES, machine
 from headway.engines.base import Progress, Request
 from headway.engines.native import NativeEngine, NativeSettings
-from headway.engines.native.engine import in_blocks
+from headway.engines.native.native_engine import make_block_core
 from headway.types import SamplingParams
-from headway.weights.device import DeviceArena
-from headway.weights.store import WeightStore
+from headway.weights.device_memory import DeviceArena
+from headway.weights.weight_store import WeightStore
 
 PROMPT, LENGTH, FLIPS = 64, 768, 4
 
@@ -38,7 +38,7 @@ class Marks:
 
     def assemble(self, *parts: Any) -> Any:
         """The engine's own assembly, with marks around its blocks."""
-        parameters, core = in_blocks(*parts)
+        parameters, core = make_block_core(*parts)
         runner: Any = core._blocks  # type: ignore[attr-defined]
         decode, install = runner._decode, runner.install
 

@@ -115,7 +115,7 @@ class Published:
 
         from growth.measured import BUCKET_MB
         from headway.models import load_model
-        from headway.weights.store import SharedArena, WeightStore
+        from headway.weights.weight_store import SharedArena, WeightStore
 
         torch.set_num_threads(1)
         self._store = WeightStore(bucket_mb=BUCKET_MB, wire=torch.float32, arena=SharedArena())
@@ -130,7 +130,7 @@ class Published:
         self._store.close()
 
     async def _described(self) -> list[dict[str, Any]]:
-        from headway.weights.transport import bucket_to_json, manifest_to_json
+        from headway.weights.shared_memory import bucket_to_json, manifest_to_json
 
         found = []
         for version in range(2):
@@ -147,7 +147,7 @@ def run_rows(model: str) -> Iterator[Row]:
     """`headway train` for a few steps: PSS of each process at its largest, and of all together."""
     from growth.computed import Shape, engine_mb, trainer_mb
     from growth.measured import BUCKET_MB, VERSIONS
-    from headway.models import architecture
+    from headway.models import make_architecture_factory
 
     prompts, group, prompt, answer, pack_rows = 4, 4, 48, 32, 8
     settings = [
@@ -161,7 +161,7 @@ def run_rows(model: str) -> Iterator[Row]:
     ]
     with tempfile.TemporaryDirectory() as folder:
         largest, together, wall_s = watched(settings, Path(folder))
-    shape = Shape.of(architecture(model)())
+    shape = Shape.of(make_architecture_factory(model)())
     trainer = trainer_mb(
         shape,
         pack_tokens=pack_rows * (prompt + answer),
@@ -280,12 +280,14 @@ def random_model(folder: Path) -> str:
 
 def main(arguments: list[str]) -> None:
     from headway.errors import ConfigError
-    from headway.models import resolve
+    from headway.models import resolve_model
 
     options, rows = parse(arguments), list[Row]()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            options.model = random_model(Path(folder)) if options.model == "random" else str(resolve(options.model))
+            options.model = (
+                random_model(Path(folder)) if options.model == "random" else str(resolve_model(options.model))
+            )
         except ConfigError as error:
             if options.model != MODEL:
                 raise

@@ -33,23 +33,27 @@ from rich.table import Table
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks.pictures.curves import svg_of
-from benchmarks.pictures.kept import Kept, load_kept
+from benchmarks.pictures.reward_curves import draw_reward_curves
+from benchmarks.pictures.saved_runs import SavedRuns, load_saved_runs
 
-from headway.build.rundir import newest_checkpoint
-from headway.data.strings import Strings
+from headway.data.generated_tasks import StringSet
+from headway.denoising.models import load
+from headway.denoising.shipped_models import TEXT_IMAGES, find_shipped_model
+from headway.denoising.text_images.image_evaluation import (
+    draw_images,
+    make_comparison_grid,
+    measure_legibility,
+)
 from headway.errors import ConfigError
-from headway.generative.models import load
-from headway.generative.pretrained import TEXT_IMAGES, shipped
-from headway.generative.text_images.evaluation import draw, legibility, side_by_side
-from headway.monitor.events import read_events
-from headway.rewards.images.ocr import READERS, make_reader
-from headway.rewards.images.picture import png_of
+from headway.launch.run_directory import find_checkpoint_of_run
+from headway.monitor.event_log import read_events
+from headway.rewards.images.image_reward import encode_png
+from headway.rewards.images.ocr_reward import READERS, make_reader
 from headway.types import Image
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "images.yaml"
-STRINGS = Strings()
+STRINGS = StringSet()
 _MEASURES = ("clip_fraction", "lag_mean", "ratio_max")
 _GRACE_S = 30.0
 _ROLES = ("actor_train", "actor_infer")
@@ -127,7 +131,7 @@ def legible(images: list[Image], strings: list[str], known: dict[str, list[float
         except ConfigError as error:
             print(f"{name}: {error}", file=sys.stderr)
             continue
-        result = asyncio.run(legibility(images, strings, read))
+        result = asyncio.run(measure_legibility(images, strings, read))
         found[name] = [round(result.reward, 4), round(result.exact, 4)]
     return found
 
@@ -135,24 +139,26 @@ def legible(images: list[Image], strings: list[str], known: dict[str, list[float
 def main() -> None:
     """Run every cell or read those that were kept, print one table."""
     args = arguments()
-    kept = load_kept(args.read) if args.read else learned(args)
+    kept = load_saved_runs(args.read) if args.read else learned(args)
     judge(kept)
     if args.keep:
         kept.save(args.keep)
     if args.out:
         args.out.write_text("".join(json.dumps(cell) + "\n" for cell in kept.cells), encoding="utf-8")
     if args.grid and kept.after and kept.after[0]:
-        args.grid.write_bytes(png_of(side_by_side(kept.before[:24], kept.after[0][:24])))
+        args.grid.write_bytes(encode_png(make_comparison_grid(kept.before[:24], kept.after[0][:24])))
     if args.curves:
-        args.curves.write_text(svg_of(kept.cells), encoding="utf-8")
+        args.curves.write_text(draw_reward_curves(kept.cells), encoding="utf-8")
     show(kept)
 
 
-def learned(args: argparse.Namespace) -> Kept:
+def learned(args: argparse.Namespace) -> SavedRuns:
     """Every run, `at_once` of them together; kept as they end."""
     strings = STRINGS.held_out(args.strings)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {args.at_once} runs at once"
-    kept = Kept(strings=strings, before=draw(load(shipped(TEXT_IMAGES)), strings), machine=machine)
+    kept = SavedRuns(
+        strings=strings, before=draw_images(load(find_shipped_model(TEXT_IMAGES)), strings), machine=machine
+    )
     cells = list(product(args.alphas, args.seeds))
     with (
         tempfile.TemporaryDirectory(prefix="headway-image-learning-") as scratch,
@@ -161,15 +167,15 @@ def learned(args: argparse.Namespace) -> Kept:
         directories = {cell: Path(scratch) / f"{cell[0]:g}-{cell[1]}" for cell in cells}
         runs = {pool.submit(run, args, directories[cell], *cell): cell for cell in cells}
         for done in as_completed(runs):
-            checkpoint = newest_checkpoint(directories[runs[done]])
-            kept.add(done.result(), draw(load(checkpoint), strings) if checkpoint is not None else [])
+            checkpoint = find_checkpoint_of_run(directories[runs[done]])
+            kept.add(done.result(), draw_images(load(checkpoint), strings) if checkpoint is not None else [])
             print(json.dumps(done.result()), file=sys.stderr, flush=True)
             if args.keep:
                 kept.save(args.keep)
     return kept
 
 
-def judge(kept: Kept) -> None:
+def judge(kept: SavedRuns) -> None:
     """Let those readers that are here and have not been asked read all pictures."""
     kept.read_before = legible(kept.before, kept.strings, kept.read_before)
     for cell, images in zip(kept.cells, kept.after, strict=True):
@@ -177,7 +183,7 @@ def judge(kept: Kept) -> None:
             cell |= {"before": kept.read_before, "after": legible(images, kept.strings, cell.get("after", {}))}
 
 
-def show(kept: Kept) -> None:
+def show(kept: SavedRuns) -> None:
     """A row for each run."""
     readers = [f"{name}: reward, exact" for name in READERS]
     title = f"{kept.machine}, {len(kept.strings)} held-out strings, before → after"

@@ -42,16 +42,16 @@ from rich.table import Table
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks.pictures.prediction import predicted
-from benchmarks.pictures.prefixes import branching
+from benchmarks.pictures.prediction import predict_row
+from benchmarks.pictures.prefixes import measure_prefix_sharing
 from benchmarks.pictures.rows import ROWS, Row, costs
 from benchmarks.pictures.scorers import server
 
-from headway.build.placement import usable_cores
-from headway.build.training import opened, prepare, train
-from headway.config import Resolved, load
-from headway.generative.models import MmditConfig, SmallMmdit, save
-from headway.monitor.events import Event
+from headway.config import ResolvedConfig, load_config
+from headway.denoising.models import MmditConfig, SmallMmdit, save
+from headway.launch.placement import count_usable_cores
+from headway.launch.training_session import open_run_directory, prepare_run, run_training
+from headway.monitor.event_log import LoggedEvent
 
 ROLES = ("actor_train", "actor_infer")
 
@@ -70,22 +70,22 @@ def make_model(directory: Path, args: argparse.Namespace) -> int:
 
 def reward_of(args: argparse.Namespace, row: Row, url: str) -> dict[str, Any]:
     """The scorer of a row, as a configuration has it."""
-    chosen: dict[str, Any] = {"reward_fn": "benchmarks.pictures.scorers:Lot"}
+    chosen: dict[str, Any] = {"reward_fn": "benchmarks.pictures.scorers:RandomScores"}
     if row.scorer == "cpu":
         work = {"score_s": args.score_ms / 1000, "workers": args.workers}
-        chosen = {"reward_fn": "benchmarks.pictures.scorers:Busy", "reward_args": work}
+        chosen = {"reward_fn": "benchmarks.pictures.scorers:ComputingReward", "reward_args": work}
     elif row.scorer == "http":
         asked = {"url": url, "batch": 1, "concurrency": args.connections}
         chosen = {"reward_fn": "image_server", "reward_args": asked}
     if not row.serial:
         return chosen
     return {
-        "reward_fn": "benchmarks.pictures.scorers:AfterAll",
+        "reward_fn": "benchmarks.pictures.scorers:DeferredReward",
         "reward_args": {**chosen, "samples": args.prompts * args.group},
     }
 
 
-def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run_dir: Path) -> Resolved:
+def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run_dir: Path) -> ResolvedConfig:
     """The same for every row but for when things happen."""
     decoupled = {
         "actor_rollout_ref.hybrid_engine": False,
@@ -93,7 +93,7 @@ def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run
         "num_gpus_per_node": 2,
         "async_generation_ratio": row.alpha,
     }
-    return load(
+    return load_config(
         {
             "output_dir": str(run_dir),
             "pretrain": str(model),
@@ -119,12 +119,12 @@ def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run
     )
 
 
-def measured(args: argparse.Namespace, row: Row, resolved: Resolved) -> dict[str, Any]:
+def measured(args: argparse.Namespace, row: Row, resolved: ResolvedConfig) -> dict[str, Any]:
     """One run, and what its measured steps cost."""
-    events: list[Event] = []
-    prepared = prepare(resolved)
-    with opened(prepared) as directory:
-        summary = asyncio.run(train(prepared, directory, sinks=[events.append]))
+    events: list[LoggedEvent] = []
+    prepared = prepare_run(resolved)
+    with open_run_directory(prepared) as directory:
+        summary = asyncio.run(run_training(prepared, directory, sinks=[events.append]))
     if not summary.finished:
         raise RuntimeError(f"{row.name} ended early: {summary.reason}")
     return {"row": row.name, "scorer": row.scorer, **costs(args, events)}
@@ -140,7 +140,7 @@ def priced(args: argparse.Namespace, known: dict[str, Any]) -> None:
 
 def apart(args: argparse.Namespace) -> bool:
     """Trainer and engine do not take from each other what they compute with."""
-    return args.device == "cpu" and 2 * args.threads <= usable_cores()
+    return args.device == "cpu" and 2 * args.threads <= count_usable_cores()
 
 
 def main() -> None:
@@ -162,10 +162,10 @@ def main() -> None:
                 if not rows:
                     priced(args, found)
                     url = stack.enter_context(server(args.latency_s))
-                simulated = predicted(args, row, resolved, known)
+                simulated = predict_row(args, row, resolved, known)
                 rows.append({**found, "predicted_s": simulated["step_s" if apart(args) else "shared_s"]})
                 print(json.dumps({**rows[-1], "since_begin_s": round(time.monotonic() - began_s, 1)}), flush=True)
-        shared = branching(args, scratch / "model")
+        shared = measure_prefix_sharing(args, scratch / "model")
         print(json.dumps(shared), flush=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

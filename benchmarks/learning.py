@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from headway.monitor.events import read_events
+from headway.monitor.event_log import read_events
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "arithmetic.yaml"

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageParams
+from headway.algorithms import AdvantageSettings
 from headway.trainers.local import LocalSettings, LocalTrainer
 from headway.types import Batch, Episode, FinishReason, Generation, Sample, SampleGroup, Score, Task, Turn, VersionRun
-from headway.weights.receiver import SpareReceiver
-from headway.weights.store import SharedArena, WeightStore
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import SharedArena, WeightStore
 
 GROUPS, MEMBERS = 2, 8
 
@@ -68,7 +68,7 @@ def batch_of(trained: int, prompt: int, answer: int) -> Batch:
 
 async def steps(name: str, layers: int, prompt: int, answer: int, **options: Any) -> LocalTrainer:
     """Two steps; the second is reported."""
-    chosen = LocalSettings(advantages=AdvantageParams(), micro_batch_tokens=2048, **options)
+    chosen = LocalSettings(advantages=AdvantageSettings(), micro_batch_tokens=2048, **options)
     trainer = LocalTrainer(lambda: model_of(layers), chosen, WeightStore(bucket_mb=64, arena=SharedArena()))
     for version in range(2):
         began = time.process_time()
@@ -85,7 +85,7 @@ async def update(trainer: LocalTrainer) -> None:
     async def switch(version: int, tensors: Mapping[str, Tensor]) -> None:
         pass
 
-    receiver, spent = SpareReceiver(switch, dtype=torch.float32), dict[str, float]()
+    receiver, spent = DoubleBufferedReceiver(switch, dtype=torch.float32), dict[str, float]()
     store: Any = trainer.source
     for _ in range(2):  # the first pays for fresh memory
         marks = [time.process_time()]

@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from end_to_end import SHAPES, machine
-from headway.algorithms import AdvantageParams
+from headway.algorithms import AdvantageSettings
 from headway.trainers.local import LocalSettings, LocalTrainer
-from headway.trainers.local.work import peak_tflops
+from headway.trainers.local.policy_model import peak_tflops
 from headway.types import Batch, Episode, FinishReason, Generation, Sample, SampleGroup, Score, Task, Turn, VersionRun
-from headway.weights.device import DeviceArena
-from headway.weights.store import WeightStore
+from headway.weights.device_memory import DeviceArena
+from headway.weights.weight_store import WeightStore
 
 VOCABULARY = 151_936
 PROMPT = 64
@@ -73,7 +73,7 @@ def operations(model: Any, tokens: float, prompts: int, group: int, length: int)
 async def measured(args: argparse.Namespace, checkpointing: bool) -> dict[str, float]:
     """Some steps after the first two."""
     settings = LocalSettings(
-        advantages=AdvantageParams(),
+        advantages=AdvantageSettings(),
         precision="bf16" if args.device == "cuda" else "fp32",
         device=args.device,
         micro_batch_tokens=args.micro_batch * (PROMPT + args.length),

@@ -5,7 +5,7 @@
 
 An update is everything from `gather` to `flip`: checksums counted at the source, the way, the copy into the spare
 tensors, checksums counted there, the switch. What a trainer does between two steps (`publish`) is a column of its own.
-Each row is the best of its repeats, after two that are not counted. All ways end in a `SpareReceiver` of the same
+Each row is the best of its repeats, after two that are not counted. All ways end in a `DoubleBufferedReceiver` of the same
 process, except the broadcast and CUDA IPC: their engines are processes. `delta` changes 1 % of the elements, in one
 stretch. `--ray` adds the object store of a Ray that is started for it; with a GPU there is a row for CUDA IPC.
 """
@@ -26,16 +26,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.monitor.machine import machine_facts
+from headway.monitor.machine_facts import describe_machine
 from headway.weights.base import Bucket, Manifest, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.broadcast import BroadcastTransport, Landing
-from headway.weights.delta import DeltaTransport
-from headway.weights.disk import DiskSource, DiskTransport, VersionDirectory
-from headway.weights.ipc import CudaMemory, IpcArena, IpcReader
-from headway.weights.objects import ObjectArena, ObjectTransport
-from headway.weights.receiver import SpareReceiver
-from headway.weights.store import Arena, SharedArena, WeightStore
-from headway.weights.transport import InProcessTransport, SharedMemoryTransport
+from headway.weights.broadcast_transport import BroadcastInbox, BroadcastTransport
+from headway.weights.delta_transport import DeltaTransport
+from headway.weights.device_memory import CudaMemory, IpcArena, IpcPayloadReader
+from headway.weights.disk_transport import DiskSource, DiskTransport, VersionDirectory
+from headway.weights.object_store import ObjectArena, ObjectTransport
+from headway.weights.shared_memory import InProcessTransport, SharedMemoryTransport
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import Arena, SharedArena, WeightStore
 
 _MB = 1 << 20
 _LAYERS = 16
@@ -126,7 +126,7 @@ class Bench:
             store = WeightStore(bucket_mb=self.bucket_mb, wire=None, arena=arena)
             stack.callback(store.close)
             stack.callback(getattr(transport, "close", lambda: None))
-            engines = receivers or [SpareReceiver(ignored)]
+            engines = receivers or [DoubleBufferedReceiver(ignored)]
             source, publish_s, update_s, cpu_s = around(store), [], [], []
 
             async def all_of_them(number: int) -> None:
@@ -237,8 +237,8 @@ class Remote:
 def _engine(name: str, port: int, pipe: Any) -> None:
     """With a port, one that weights are broadcast to; else one that reads them on the GPU."""
     torch.set_num_threads(1)
-    landing = Landing(name, "127.0.0.1", port) if port else IpcReader(CudaMemory("cuda"))
-    receiver = SpareReceiver(ignored, device="cpu" if port else "cuda", read=landing.buffer)
+    landing = BroadcastInbox(name, "127.0.0.1", port) if port else IpcPayloadReader(CudaMemory("cuda"))
+    receiver = DoubleBufferedReceiver(ignored, device="cpu" if port else "cuda", read=landing.buffer)
     pipe.send("ready")
     with asyncio.Runner() as runner:
         while (call := pipe.recv()) is not None:
@@ -281,7 +281,7 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="the object store of Ray, too")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"buckets of {args.bucket_mb:g} MB, {machine_facts()['machine']}, torch {torch.__version__}")
+    print(f"buckets of {args.bucket_mb:g} MB, {describe_machine()['machine']}, torch {torch.__version__}")
     for megabytes in args.mb:
         with tempfile.TemporaryDirectory(dir=args.directory) as directory:
             version = Version(megabytes)

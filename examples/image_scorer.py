@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.rewards.images.picture import image_from_base64, pixels_of
+from headway.rewards.images.image_reward import image_to_array, png_base64_to_image
 
 
 def judge(pixels: np.ndarray[Any, np.dtype[np.uint8]], task: Mapping[str, Any]) -> dict[str, float]:
@@ -30,7 +30,7 @@ def judge(pixels: np.ndarray[Any, np.dtype[np.uint8]], task: Mapping[str, Any]) 
 def verdict(sample: Any) -> dict[str, Any]:
     """On one sample; one that cannot be judged takes no other with it."""
     try:
-        return judge(pixels_of(image_from_base64(sample["png"])), sample["task"])
+        return judge(image_to_array(png_base64_to_image(sample["png"])), sample["task"])
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

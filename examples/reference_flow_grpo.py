@@ -25,14 +25,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.data.strings import Strings
-from headway.generative.models import Conditioning, SmallMmdit, load
-from headway.generative.pretrained import TEXT_IMAGES, shipped
-from headway.generative.text_images.evaluation import bytes_of, draw
-from headway.rewards.images.picture import image_from, pixels_of
-from headway.rewards.images.reading import agreement
-from headway.rewards.images.recogniser import read
-from headway.seeding import seeded
+from headway.data.generated_tasks import StringSet
+from headway.denoising.models import Conditioning, SmallMmdit, load
+from headway.denoising.shipped_models import TEXT_IMAGES, find_shipped_model
+from headway.denoising.text_images.image_evaluation import draw_images, pictures_to_bytes
+from headway.rewards.images.image_reward import array_to_image, image_to_array
+from headway.rewards.images.ocr_reward import measure_agreement
+from headway.rewards.images.ppocr_worker import read_text_line
+from headway.seeding import make_rng
 from headway.types import Image
 
 
@@ -112,9 +112,11 @@ def sample_group(
         x_BCHW = mean + std * torch.randn(mean.shape, generator=generator)
         afters.append(x_BCHW)
         logps.append(logp_of(x_BCHW, mean, std))
-    pictures = bytes_of(model.decode(x_BCHW))
+    pictures = pictures_to_bytes(model.decode(x_BCHW))
     parts = [torch.stack(part, dim=1) for part in (befores, afters, logps)]
-    return [Drawing(prompt, image_from(pictures[row]), *(part[row] for part in parts), first) for row in range(rows)]
+    return [
+        Drawing(prompt, array_to_image(pictures[row]), *(part[row] for part in parts), first) for row in range(rows)
+    ]
 
 
 def advantages_of(groups: list[list[Drawing]]) -> list[Tensor]:
@@ -159,12 +161,12 @@ def train_step(
 
 def legible(picture: Image, text: str) -> float:
     """The OCR reward."""
-    return agreement(text, read(pixels_of(picture)))
+    return measure_agreement(text, read_text_line(image_to_array(picture)))
 
 
 def held_out_reward(model: SmallMmdit, strings: list[str], options: Options) -> float:
     """Of pictures by the ODE."""
-    pictures = draw(model, strings, steps=options.denoising_steps, shift=options.shift)
+    pictures = draw_images(model, strings, steps=options.denoising_steps, shift=options.shift)
     return sum(map(legible, pictures, strings)) / len(strings)
 
 
@@ -181,10 +183,10 @@ def main() -> None:
         steps=chosen.steps, seed=chosen.seed, learning_rate=chosen.rate, shared_prefix=chosen.shared_prefix
     )
     torch.set_num_threads(1)
-    model = load(chosen.model or shipped(TEXT_IMAGES))
+    model = load(chosen.model or find_shipped_model(TEXT_IMAGES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
-    generator, rng = torch.Generator().manual_seed(options.seed), seeded(options.seed, "reference")
-    strings, begun = Strings(), time.perf_counter()
+    generator, rng = torch.Generator().manual_seed(options.seed), make_rng(options.seed, "reference")
+    strings, begun = StringSet(), time.perf_counter()
     held_out = strings.held_out(100)
     for step in range(options.steps + 1):
         if step % 20 == 0 or step == options.steps:

@@ -18,11 +18,11 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS: dict[str, int] = {
-    **dict.fromkeys(("types", "errors", "own_code", "seeding", "settings", "config", "version"), 0),
+    **dict.fromkeys(("types", "errors", "user_code", "seeding", "settings", "config", "version"), 0),
     **dict.fromkeys(("algorithms", "monitor", "data", "rewards", "environments", "ledger", "sandbox", "models"), 1),
-    **dict.fromkeys(("engines", "trainers", "weights", "cluster", "generative"), 2),
+    **dict.fromkeys(("engines", "trainers", "weights", "cluster", "denoising"), 2),
     **dict.fromkeys(("rollout", "flow", "serving"), 3),
-    **dict.fromkeys(("sim", "build"), 4),
+    **dict.fromkeys(("sim", "launch"), 4),
     **dict.fromkeys(("cli", "dashboard"), 5),
     **dict.fromkeys(("", "__main__"), 6),
 }
@@ -94,7 +94,7 @@ def _allowed(module: str, imported: str) -> bool:
     if importer == part:
         return True
     upper, lower = LAYERS.get(importer, 0), LAYERS.get(part, 0)
-    if importer == "generative" and part in ("engines", "trainers", "weights"):
+    if importer == "denoising" and part in ("engines", "trainers", "weights"):
         return True  # made of their parts: the face, the threads, the receivers and the checkpoints are the same
     if lower == 2 and upper in (2, 3):
         return imported == f"headway.{part}.base"
@@ -106,7 +106,7 @@ def _allowed(module: str, imported: str) -> bool:
         ("environments", "sandbox"),
     ):
         return True
-    if part == "build":
+    if part == "launch":
         return upper == 5 or importer == "sim"
     return lower < upper or (lower == upper == 0 and part != "config")
 
@@ -144,7 +144,7 @@ def test_there_is_no_utils() -> None:
 
 
 def test_everything_but_the_back_ends_imports_without_torch() -> None:
-    wanted = [name for name in modules() if part_of(name) in (*WITHOUT_TORCH, "build", "settings", "types", "")]
+    wanted = [name for name in modules() if part_of(name) in (*WITHOUT_TORCH, "launch", "settings", "types", "")]
     code = "\n".join(
         (
             "import importlib, sys",

@@ -9,7 +9,7 @@
 
 Environments are real ones (FrozenLake) that answer after N(μ, σ); the policy is a model of 0.1 million parameters, so
 that waiting is most of what there is. Beside each row stands the simulator's word (`agentic/prediction.py`).
-`episodes`: a thousand at once, ten thousand in all, and what they leave behind (`agentic/episodes.py`).
+`many_episodes`: a thousand at once, ten thousand in all, and what they leave behind (`agentic/episodes.py`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agentic import episodes
+from benchmarks.agentic import many_episodes
+from benchmarks.agentic.measured_runs import CALIBRATES, ROWS, Costs, Row, Sizes, configuration, measured
 from benchmarks.agentic.prediction import Calibration, calibrated, predicted
-from benchmarks.agentic.rows import CALIBRATES, ROWS, Costs, Row, Sizes, configuration, measured
 from rich.console import Console
 from rich.table import Table
 
@@ -117,7 +117,7 @@ def show_pace(console: Console, sizes: Sizes, lines: list[Line], known: Calibrat
     console.print(table)
 
 
-def show_episodes(console: Console, runs: list[episodes.Many]) -> None:
+def show_episodes(console: Console, runs: list[many_episodes.Many]) -> None:
     """For people."""
     table = Table("steps of environments", "at once", "ended", "wall s", "CPU s", "ms CPU each", "KB each")
     for column in ("left bytes each", "blocks first → last", "episodes, tasks, threads, files left"):
@@ -153,7 +153,7 @@ def main() -> None:
     kept: dict[str, Any] = {"machine": machine()}
     console.print(kept["machine"])
     if "episodes" in args.parts:
-        many = [episodes.alone(way, at_once=at_once, ended=ended) for way in episodes.WAYS]
+        many = [many_episodes.alone(way, at_once=at_once, ended=ended) for way in many_episodes.WAYS]
         show_episodes(console, many)
         kept["episodes"] = [{**asdict(one), "leaked_bytes": one.leaked_bytes} for one in many]
     if "pace" in args.parts:

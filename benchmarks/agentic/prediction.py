@@ -12,20 +12,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.agentic.rows import Costs, Row, Sizes, costs, requests, turns
+from benchmarks.agentic.measured_runs import Costs, Row, Sizes, costs, requests, turns
 
-from headway.build.settings import settings_of
-from headway.config import Resolved
-from headway.config.simulation import (
-    Distribution,
-    SimulatedEngine,
-    SimulatedEnvironment,
-    SimulatedTrainer,
-    SimulatedWeights,
+from headway.config import ResolvedConfig
+from headway.config.simulation_config import (
+    DistributionConfig,
+    SimulatedEngineConfig,
+    SimulatedEnvironmentConfig,
+    SimulatedTrainerConfig,
+    SimulatedWeightsConfig,
     SimulationConfig,
 )
-from headway.monitor.events import Event
-from headway.sim.world import Scenario, run
+from headway.launch.settings import make_run_settings
+from headway.monitor.event_log import LoggedEvent
+from headway.sim.simulated_run import Scenario, run_scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Calibration:
     """Of every episode."""
 
 
-def calibrated(found: Costs, events: list[Event]) -> Calibration:
+def calibrated(found: Costs, events: list[LoggedEvent]) -> Calibration:
     """The costs of a run."""
     asked = requests(events)
     return Calibration(
@@ -54,7 +54,7 @@ def calibrated(found: Costs, events: list[Event]) -> Calibration:
     )
 
 
-def predicted(sizes: Sizes, row: Row, resolved: Resolved, known: Calibration, seeds: Sequence[int]) -> Costs:
+def predicted(sizes: Sizes, row: Row, resolved: ResolvedConfig, known: Calibration, seeds: Sequence[int]) -> Costs:
     """What the simulator says of a row, on average over the seeds."""
     with TemporaryDirectory(prefix="headway-agentic-") as scratch:
         simulation = _simulation(sizes, row, known, Path(scratch))
@@ -62,10 +62,10 @@ def predicted(sizes: Sizes, row: Row, resolved: Resolved, known: Calibration, se
     return Costs(**{one.name: sum(getattr(each, one.name) for each in found) / len(found) for one in fields(Costs)})
 
 
-def _simulated(sizes: Sizes, row: Row, resolved: Resolved, simulation: SimulationConfig, seed: int) -> Costs:
-    events: list[Event] = []
-    scenario = Scenario(settings=settings_of(resolved), simulation=simulation, seed=seed)
-    summary = run(scenario, sinks=[events.append])
+def _simulated(sizes: Sizes, row: Row, resolved: ResolvedConfig, simulation: SimulationConfig, seed: int) -> Costs:
+    events: list[LoggedEvent] = []
+    scenario = Scenario(settings=make_run_settings(resolved), simulation=simulation, seed=seed)
+    summary = run_scenario(scenario, sinks=[events.append])
     if not summary.finished:
         raise RuntimeError(f"{row.name} ended early in the simulator: {summary.reason}")
     return costs(sizes, row, events)
@@ -74,23 +74,23 @@ def _simulated(sizes: Sizes, row: Row, resolved: Resolved, simulation: Simulatio
 def _simulation(sizes: Sizes, row: Row, known: Calibration, scratch: Path) -> SimulationConfig:
     return SimulationConfig(
         response_tokens=_as_seen(known.tokens, scratch / "tokens"),
-        prompt_tokens=Distribution(mean=1),
-        engine=SimulatedEngine(
+        prompt_tokens=DistributionConfig(mean=1),
+        engine=SimulatedEngineConfig(
             slots=row.episodes(sizes),
             step_s=known.engine_s,
             step_per_request_s=0.0,
             prefill_tokens_per_s=1e9,
         ),
-        trainer=SimulatedTrainer(fixed_s=known.train_s),
-        weights=SimulatedWeights(buckets=1, load_s=known.update_s),
-        environment=SimulatedEnvironment(
+        trainer=SimulatedTrainerConfig(fixed_s=known.train_s),
+        weights=SimulatedWeightsConfig(buckets=1, load_s=known.update_s),
+        environment=SimulatedEnvironmentConfig(
             turns=_as_seen(known.turns, scratch / "turns"),
-            step_s=Distribution(kind="gaussian", mean=sizes.mean_s, std=sizes.std_s),
+            step_s=DistributionConfig(kind="gaussian", mean=sizes.mean_s, std=sizes.std_s),
             hang_probability=sizes.hang,
         ),
     )
 
 
-def _as_seen(values: Sequence[int], file: Path) -> Distribution:
+def _as_seen(values: Sequence[int], file: Path) -> DistributionConfig:
     file.write_text("\n".join(map(str, values)), encoding="utf-8")
-    return Distribution(kind="empirical", file=str(file))
+    return DistributionConfig(kind="empirical", file=str(file))

@@ -19,7 +19,7 @@ import torch
 
 from growth.computed import Shape, engine_mb, trainer_mb
 from growth.memory import Watch, own_mb
-from headway.models import architecture, load_model
+from headway.models import load_model, make_architecture_factory
 
 MEMBERS, PROMPT, ANSWER = 4, 32, 56
 """Of a trained group: 32 + 4 × 56 = 256 packed tokens."""
@@ -39,7 +39,7 @@ def base(arguments: dict[str, Any]) -> dict[str, Any]:
     import headway.engines.native
     import headway.trainers.local  # noqa: F401
 
-    architecture(arguments["model"])()
+    make_architecture_factory(arguments["model"])()
     return {"base_mb": own_mb(shared=False)}
 
 
@@ -50,7 +50,7 @@ def engine(arguments: dict[str, Any]) -> dict[str, Any]:
     """Answers of one length in all slots, then versions that arrive while more are made."""
     import headway.engines.native  # noqa: F401  # the base has it
 
-    make = architecture(arguments["model"])
+    make = make_architecture_factory(arguments["model"])
     shape = Shape.of(make())
     base_mb = own_mb(shared=False)
     with Watch() as watch:
@@ -62,11 +62,11 @@ def engine(arguments: dict[str, Any]) -> dict[str, Any]:
 
 async def _engine(make: Callable[[], Any], arguments: dict[str, Any]) -> dict[str, Any]:
     from headway.engines.native import NativeEngine, NativeSettings
-    from headway.weights.segment import SharedReader
+    from headway.weights.shared_memory import PayloadReader
 
     slots, length = arguments["slots"], arguments["length"]
     settings = NativeSettings(slots=slots, slot_tokens=PROMPT_TOKENS + length)
-    subject = NativeEngine("engine/0", make, settings, eos=(), read=SharedReader().buffer)
+    subject = NativeEngine("engine/0", make, settings, eos=(), read=PayloadReader().buffer)
     await _load(subject, arguments["versions"], 0)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     made = await _answers(subject, slots, length)
@@ -82,7 +82,7 @@ async def _engine(make: Callable[[], Any], arguments: dict[str, Any]) -> dict[st
 
 async def _load(subject: Any, versions: list[dict[str, Any]], number: int) -> None:
     """What was published, by turns, as version `number`."""
-    from headway.weights.transport import bucket_from_json, manifest_from_json
+    from headway.weights.shared_memory import bucket_from_json, manifest_from_json
 
     published = versions[number % len(versions)]
     await subject.receiver.begin(replace(manifest_from_json(published["manifest"]), version=number))
@@ -117,7 +117,7 @@ def trainer(arguments: dict[str, Any]) -> dict[str, Any]:
     """A small step, then one of so many tokens, then a version more than are held."""
     import headway.trainers.local  # noqa: F401  # the base has it
 
-    shape = Shape.of(architecture(arguments["model"])())
+    shape = Shape.of(make_architecture_factory(arguments["model"])())
     base_mb = own_mb(shared=True)
     with Watch(shared=True) as watch:
         found = asyncio.run(_trainer(arguments))
@@ -132,13 +132,13 @@ def trainer(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _trainer(arguments: dict[str, Any]) -> dict[str, Any]:
-    from headway.algorithms import AdvantageParams
+    from headway.algorithms import AdvantageSettings
     from headway.trainers.local import LocalSettings, LocalTrainer
-    from headway.weights.store import SharedArena, WeightStore
+    from headway.weights.weight_store import SharedArena, WeightStore
 
     name = arguments["model"]
     settings = LocalSettings(
-        advantages=AdvantageParams(),
+        advantages=AdvantageSettings(),
         micro_batch_tokens=PACK_TOKENS,
         gradient_checkpointing=arguments["checkpointing"],
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from headway.monitor.events import read_events
+from headway.monitor.event_log import read_events
 from peer.work import Step, Work
 
 HERE = Path(__file__).parent

@@ -10,26 +10,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.pictures.rows import Row, costs
-from benchmarks.pictures.scorers import Gate, Lot, Waits
+from benchmarks.pictures.scorers import RandomScores, StepGate, WaitingReward
 
-from headway.build.settings import settings_of
-from headway.config import Resolved
-from headway.config.simulation import (
-    Distribution,
-    SimulatedEngine,
-    SimulatedTrainer,
-    SimulatedWeights,
+from headway.config import ResolvedConfig
+from headway.config.simulation_config import (
+    DistributionConfig,
+    SimulatedEngineConfig,
+    SimulatedTrainerConfig,
+    SimulatedWeightsConfig,
     SimulationConfig,
 )
-from headway.flow.flow import AsyncTrainingFlow
-from headway.monitor.events import Event, EventLog
+from headway.flow.training_flow import AsyncTrainingFlow
+from headway.launch.settings import make_run_settings
+from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.base import Reward
-from headway.sim.clock import run as run_virtually
-from headway.sim.faults import FaultInjector
-from headway.sim.world import Scenario, make_backends
+from headway.sim.fault_injection import FaultInjector
+from headway.sim.simulated_run import Scenario, make_simulated_backends
+from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
 
 
-def predicted(args: argparse.Namespace, row: Row, resolved: Resolved, known: Mapping[str, float]) -> dict[str, float]:
+def predict_row(
+    args: argparse.Namespace, row: Row, resolved: ResolvedConfig, known: Mapping[str, float]
+) -> dict[str, float]:
     """The scheduler of the run on a virtual clock, with the costs of the first row.
 
     There, a decoupled trainer and engine have devices of their own; `shared_s` is a step where they have one between
@@ -37,42 +39,44 @@ def predicted(args: argparse.Namespace, row: Row, resolved: Resolved, known: Map
     """
     waves = args.prompts * args.group / args.slots
     simulation = SimulationConfig(
-        response_tokens=Distribution(mean=args.denoising_steps),
-        prompt_tokens=Distribution(mean=1),
-        engine=SimulatedEngine(
+        response_tokens=DistributionConfig(mean=args.denoising_steps),
+        prompt_tokens=DistributionConfig(mean=1),
+        engine=SimulatedEngineConfig(
             slots=args.slots,
             step_s=known["denoise_s"] / (waves * args.denoising_steps),
             step_per_request_s=0.0,
             prefill_tokens_per_s=1e9,
         ),
-        trainer=SimulatedTrainer(fixed_s=known["train_s"]),
-        weights=SimulatedWeights(buckets=1, load_s=known["update_s"]),
+        trainer=SimulatedTrainerConfig(fixed_s=known["train_s"]),
+        weights=SimulatedWeightsConfig(buckets=1, load_s=known["update_s"]),
     )
     scenario = Scenario(
-        settings=replace(settings_of(resolved), max_steps=args.warmup + args.steps + row.alpha),
+        settings=replace(make_run_settings(resolved), max_steps=args.warmup + args.steps + row.alpha),
         simulation=simulation,
         train_devices=(0,),
         infer_devices=(0,) if row.hybrid else (1,),
     )
-    events: list[Event] = []
+    events: list[LoggedEvent] = []
     with tempfile.TemporaryDirectory() as scratch:
         run_virtually(_play(args, row, scenario, Path(scratch), events))
     found = costs(args, events)
     return {**found, "shared_s": max(found["step_s"], known["denoise_s"] + known["train_s"])}
 
 
-async def _play(args: argparse.Namespace, row: Row, scenario: Scenario, run_dir: Path, events: list[Event]) -> None:
+async def _play(
+    args: argparse.Namespace, row: Row, scenario: Scenario, run_dir: Path, events: list[LoggedEvent]
+) -> None:
     samples = args.prompts * args.group
     kinds: dict[str, Reward] = {
-        "none": Lot(),
-        "cpu": Waits(args.score_ms / 1000, args.workers),
-        "http": Waits(args.latency_s, args.connections),
+        "none": RandomScores(),
+        "cpu": WaitingReward(args.score_ms / 1000, args.workers),
+        "http": WaitingReward(args.latency_s, args.connections),
     }
     scorer = kinds[row.scorer]
-    backends = make_backends(scenario, FaultInjector((), engines=1))
+    backends = make_simulated_backends(scenario, FaultInjector((), engines=1))
     clock = asyncio.get_running_loop().time
     flow = AsyncTrainingFlow(
-        backends=replace(backends, reward=Gate(scorer, samples) if row.serial else scorer),
+        backends=replace(backends, reward=StepGate(scorer, samples) if row.serial else scorer),
         settings=scenario.settings,
         events=EventLog(clock, events.append),
         run_dir=run_dir,

@@ -8,16 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from headway.denoising.denoising_engine import DenoisingEngine
+from headway.denoising.models import open_denoiser
+from headway.denoising.settings import DenoisingSettings
 from headway.engines.base import Progress, Request
 from headway.engines.native import NativeSettings
-from headway.generative.engine import FlowEngine
-from headway.generative.models import open_denoiser
-from headway.generative.settings import FlowSettings
 from headway.types import SamplingParams
-from headway.weights.store import WeightStore
+from headway.weights.weight_store import WeightStore
 
 
-def branching(args: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
+def measure_prefix_sharing(args: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
     """Rows that the denoiser computes for a group, and how long groups take, with and without sharing."""
     return [asyncio.run(_groups(args, model, share)) for share in (False, True)]
 
@@ -25,7 +25,7 @@ def branching(args: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
 async def _groups(args: argparse.Namespace, model: Path, share: bool) -> dict[str, Any]:
     groups, dtype = 8, "bfloat16" if args.device == "cuda" else "float32"
     settings = NativeSettings(slots=args.slots, device=args.device, dtype=dtype, threads=args.threads)  # type: ignore[arg-type]
-    engine = FlowEngine("engine/0", lambda: open_denoiser(model), FlowSettings(share_prefix=share), settings)
+    engine = DenoisingEngine("engine/0", lambda: open_denoiser(model), DenoisingSettings(share_prefix=share), settings)
     store = WeightStore(bucket_mb=128, wire=None)
     store.publish(0, dict(open_denoiser(model).state_dict()))
     manifest, buckets = await store.gather(0)

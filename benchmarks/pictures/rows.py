@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from headway.monitor.events import Event
+from headway.monitor.event_log import LoggedEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ ROWS = (
 )
 
 
-def costs(args: argparse.Namespace, events: list[Event]) -> dict[str, float]:
+def costs(args: argparse.Namespace, events: list[LoggedEvent]) -> dict[str, float]:
     """Of the steps after the warm-up; the last α, whose samples were paid for before, do not count.
 
     `neither_s`: nothing was denoised and nothing trained, so that all waited for verdicts or weights.
@@ -55,7 +55,7 @@ def costs(args: argparse.Namespace, events: list[Event]) -> dict[str, float]:
     }
 
 
-def requests(events: list[Event]) -> list[tuple[float, float]]:
+def requests(events: list[LoggedEvent]) -> list[tuple[float, float]]:
     """Spans in which the engine had something to make."""
     found, inside, since_s = [], 0, 0.0
     for event in events:
@@ -78,7 +78,7 @@ def covered(spans: list[tuple[float, float]], since_s: float, until_s: float) ->
     return found
 
 
-def mean_span(events: list[Event], name: str) -> float:
+def mean_span(events: list[LoggedEvent], name: str) -> float:
     """Mean length of the spans of a name."""
     begun: dict[int, float] = {}
     found = []

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.rewards.base import Reward
-from headway.rewards.registry import make_reward
-from headway.rewards.workers import Workers
+from headway.rewards.reward_registry import make_reward
+from headway.rewards.reward_worker_pool import RewardWorkerPool
 from headway.types import Episode, Score
 
 
@@ -33,11 +33,11 @@ def burn(name: str, seconds: float) -> float:
     return zlib.crc32(name.encode()) / 2**32
 
 
-class Busy:
+class ComputingReward:
     """A scorer that computes, in processes of its own."""
 
     def __init__(self, score_s: float, workers: int) -> None:
-        self._score_s, self._workers = score_s, Workers(workers)
+        self._score_s, self._workers = score_s, RewardWorkerPool(workers)
 
     async def score(self, episode: Episode) -> Score:
         verdict = await self._workers.call(
@@ -46,24 +46,24 @@ class Busy:
         return Score(value=verdict)
 
 
-class Lot:
+class RandomScores:
     """Verdicts that cost nothing."""
 
     async def score(self, episode: Episode) -> Score:
         return Score(value=zlib.crc32(episode.sample_id.encode()) / 2**32)
 
 
-class AfterAll:
+class DeferredReward:
     """The same scorer, asked only when all pictures of a step are there."""
 
     def __init__(self, reward_fn: str, reward_args: Mapping[str, Any], samples: int) -> None:
-        self._gate = Gate(make_reward(reward_fn, reward_args), samples)
+        self._gate = StepGate(make_reward(reward_fn, reward_args), samples)
 
     async def score(self, episode: Episode) -> Score:
         return await self._gate.score(episode)
 
 
-class Gate:
+class StepGate:
     """Lets verdicts begin by the batch."""
 
     def __init__(self, inner: Reward, samples: int) -> None:
@@ -81,7 +81,7 @@ class Gate:
         return await self._inner.score(episode)
 
 
-class Waits:
+class WaitingReward:
     """A scorer on the virtual clock: so many at a time, each for so long."""
 
     def __init__(self, seconds: float, at_once: int) -> None:

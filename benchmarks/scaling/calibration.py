@@ -7,33 +7,35 @@ GPU-seconds per token plus a fixed part; a weight update is everything between a
 
 from __future__ import annotations
 
-from headway.config.simulation import (
-    Distribution,
-    SimulatedEngine,
-    SimulatedEnvironment,
-    SimulatedReward,
-    SimulatedScorer,
-    SimulatedTrainer,
-    SimulatedWeights,
+from headway.config.simulation_config import (
+    DistributionConfig,
+    SimulatedEngineConfig,
+    SimulatedEnvironmentConfig,
+    SimulatedRewardConfig,
+    SimulatedScorerConfig,
+    SimulatedTrainerConfig,
+    SimulatedWeightsConfig,
     SimulationConfig,
 )
 
 from .world import Lengths, Workload
 
-PROMPT = Distribution(mean=512)
-FREE = SimulatedTrainer()
+PROMPT = DistributionConfig(mean=512)
+FREE = SimulatedTrainerConfig()
 """For tables of generation alone."""
-AT_ONCE = SimulatedWeights(buckets=1)
+AT_ONCE = SimulatedWeightsConfig(buckets=1)
 
 THINK = Workload(
     name="Qwen3-8B Think",
     lengths=Lengths(mean=11_030, prompt_spread=0.45, spread=0.12),
     simulation=SimulationConfig(
         prompt_tokens=PROMPT,
-        engine=SimulatedEngine(slots=72, step_s=0.0136, step_per_request_s=0.000475, step_per_context_token_s=1.82e-9),
-        ref_logp=SimulatedScorer(gpu_s_per_token=0.00013),
-        trainer=SimulatedTrainer(gpu_s_per_token=0.00018, fixed_s=22.0),
-        weights=SimulatedWeights(send_s=110.0),
+        engine=SimulatedEngineConfig(
+            slots=72, step_s=0.0136, step_per_request_s=0.000475, step_per_context_token_s=1.82e-9
+        ),
+        ref_logp=SimulatedScorerConfig(gpu_s_per_token=0.00013),
+        trainer=SimulatedTrainerConfig(gpu_s_per_token=0.00018, fixed_s=22.0),
+        weights=SimulatedWeightsConfig(send_s=110.0),
     ),
 )
 
@@ -42,10 +44,12 @@ BASE = Workload(
     lengths=Lengths(mean=2_000, prompt_spread=0.17, spread=0.65),
     simulation=SimulationConfig(
         prompt_tokens=PROMPT,
-        engine=SimulatedEngine(slots=200, step_s=0.0103, step_per_request_s=0.000378, step_per_context_token_s=1.73e-9),
-        ref_logp=SimulatedScorer(gpu_s_per_token=0.0000437),
-        trainer=SimulatedTrainer(gpu_s_per_token=0.0000603, fixed_s=12.0),
-        weights=SimulatedWeights(send_s=180.0),
+        engine=SimulatedEngineConfig(
+            slots=200, step_s=0.0103, step_per_request_s=0.000378, step_per_context_token_s=1.73e-9
+        ),
+        ref_logp=SimulatedScorerConfig(gpu_s_per_token=0.0000437),
+        trainer=SimulatedTrainerConfig(gpu_s_per_token=0.0000603, fixed_s=12.0),
+        weights=SimulatedWeightsConfig(send_s=180.0),
     ),
 )
 
@@ -56,11 +60,11 @@ QUEUE = Workload(
     name="queue scheduling",
     lengths=Lengths(mean=1_633, prompt_spread=0.62, spread=0.226, longest=3374, easy_is_short=True),
     simulation=SimulationConfig(
-        prompt_tokens=Distribution(mean=0),
-        engine=SimulatedEngine(slots=83, step_s=0.01704, step_per_request_s=0.00041),
+        prompt_tokens=DistributionConfig(mean=0),
+        engine=SimulatedEngineConfig(slots=83, step_s=0.01704, step_per_request_s=0.00041),
         trainer=FREE,
         weights=AT_ONCE,
-        reward=SimulatedReward(zero_variance_share=0.07),
+        reward=SimulatedRewardConfig(zero_variance_share=0.07),
     ),
 )
 
@@ -69,8 +73,8 @@ REPLICATION = Workload(
     name="prompt replication",
     lengths=Lengths(mean=3_940, prompt_spread=2.24, spread=0.16, longest=4900),
     simulation=SimulationConfig(
-        prompt_tokens=Distribution(mean=0),
-        engine=SimulatedEngine(slots=164, step_s=0.01056, step_per_request_s=0.000477),
+        prompt_tokens=DistributionConfig(mean=0),
+        engine=SimulatedEngineConfig(slots=164, step_s=0.01056, step_per_request_s=0.000477),
         trainer=FREE,
         weights=AT_ONCE,
     ),
@@ -86,14 +90,14 @@ def environments(mean_s: float, std_s: float, *, turns: int = TURNS, hang: float
         name=f"N({mean_s:g}, {std_s:g})",
         lengths=None,
         simulation=SimulationConfig(
-            prompt_tokens=Distribution(mean=0),
-            response_tokens=Distribution(mean=1),
-            engine=SimulatedEngine(slots=1024, step_s=1e-6, step_per_request_s=0.0),
+            prompt_tokens=DistributionConfig(mean=0),
+            response_tokens=DistributionConfig(mean=1),
+            engine=SimulatedEngineConfig(slots=1024, step_s=1e-6, step_per_request_s=0.0),
             trainer=FREE,
             weights=AT_ONCE,
-            environment=SimulatedEnvironment(
-                turns=Distribution(mean=turns),
-                step_s=Distribution(kind="gaussian", mean=mean_s, std=std_s),
+            environment=SimulatedEnvironmentConfig(
+                turns=DistributionConfig(mean=turns),
+                step_s=DistributionConfig(kind="gaussian", mean=mean_s, std=std_s),
                 hang_probability=hang,
             ),
         ),
@@ -106,14 +110,14 @@ def agentic(*, turns: float, latency_s: float, spread_s: float, tokens: float, t
         name="agentic",
         lengths=None,
         simulation=SimulationConfig(
-            prompt_tokens=Distribution(mean=0),
-            response_tokens=Distribution(kind="lognormal", mean=tokens, std=tokens / 2, min=1),
-            engine=SimulatedEngine(slots=64, step_s=0.0135, step_per_request_s=0.0004),
-            trainer=SimulatedTrainer(gpu_s_per_sample=train_gpu_s, fixed_s=10.0),
-            weights=SimulatedWeights(send_s=10.0),
-            environment=SimulatedEnvironment(
-                turns=Distribution(kind="gaussian", mean=turns, std=turns / 5, min=1),
-                step_s=Distribution(kind="lognormal", mean=latency_s, std=spread_s),
+            prompt_tokens=DistributionConfig(mean=0),
+            response_tokens=DistributionConfig(kind="lognormal", mean=tokens, std=tokens / 2, min=1),
+            engine=SimulatedEngineConfig(slots=64, step_s=0.0135, step_per_request_s=0.0004),
+            trainer=SimulatedTrainerConfig(gpu_s_per_sample=train_gpu_s, fixed_s=10.0),
+            weights=SimulatedWeightsConfig(send_s=10.0),
+            environment=SimulatedEnvironmentConfig(
+                turns=DistributionConfig(kind="gaussian", mean=turns, std=turns / 5, min=1),
+                step_s=DistributionConfig(kind="lognormal", mean=latency_s, std=spread_s),
             ),
         ),
     )
@@ -130,9 +134,9 @@ LOSING = Workload(
     lengths=Lengths(mean=2_000, prompt_spread=0.3, spread=0.3, longest=8192),
     simulation=SimulationConfig(
         prompt_tokens=PROMPT,
-        engine=SimulatedEngine(slots=128, step_s=0.01, step_per_request_s=0.00005),
-        trainer=SimulatedTrainer(gpu_s_per_sample=2.3, fixed_s=4.0),
-        weights=SimulatedWeights(send_s=5.0),
+        engine=SimulatedEngineConfig(slots=128, step_s=0.01, step_per_request_s=0.00005),
+        trainer=SimulatedTrainerConfig(gpu_s_per_sample=2.3, fixed_s=4.0),
+        weights=SimulatedWeightsConfig(send_s=5.0),
     ),
 )
 """Training is four fifths of the GPU time, so that giving half of the GPUs to generation costs more than it hides."""

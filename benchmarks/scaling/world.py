@@ -16,16 +16,16 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from headway.config.simulation import SimulationConfig
-from headway.environments.base import Observation, SingleTurn
-from headway.flow.flow import AsyncTrainingFlow
-from headway.flow.stages.generate import FEEDERS, BatchFeeder
-from headway.monitor.events import Event
-from headway.seeding import seeded
+from headway.config.simulation_config import SimulationConfig
+from headway.environments.base import Observation, SingleTurnEnvironment
+from headway.flow.stages.generate_stage import FEEDERS, BatchFeeder
+from headway.flow.training_flow import AsyncTrainingFlow
+from headway.monitor.event_log import LoggedEvent
+from headway.seeding import make_rng
 from headway.settings import Reliability, RunSettings
-from headway.sim.clock import run as run_virtually
-from headway.sim.reward import SimulatedReward
-from headway.sim.world import Scenario, play
+from headway.sim.simulated_environment import SimulatedReward
+from headway.sim.simulated_run import Scenario, play_scenario
+from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
 from headway.types import SamplingParams, Task
 
 PATIENT = Reliability(
@@ -102,7 +102,7 @@ class RoundFeeder(BatchFeeder):
 FEEDERS["rounds"] = RoundFeeder
 
 
-class OneAnswer(SingleTurn):
+class OneAnswer(SingleTurnEnvironment):
     """A single turn whose length is known."""
 
     __slots__ = ("_length",)
@@ -129,13 +129,13 @@ class PromptLengths:
         episode = self._episodes[position] = self._episodes.get(position, -1) + 1
         if position not in self._prompts:
             self._prompts[position] = self._prompt(position)
-        own = seeded(self._seed, "length", position, episode).gauss(0.0, self._lengths.spread)
+        own = make_rng(self._seed, "length", position, episode).gauss(0.0, self._lengths.spread)
         length = math.exp(self._mu + self._prompts[position] + own)
         return OneAnswer(min(max(round(length), 1), self._lengths.longest))
 
     def _prompt(self, position: int) -> float:
         """The logarithm of the factor that all answers to a prompt share."""
-        factor = seeded(self._seed, "prompt length", position).gauss(0.0, self._lengths.prompt_spread)
+        factor = make_rng(self._seed, "prompt length", position).gauss(0.0, self._lengths.prompt_spread)
         if self._lengths.easy_is_short and self._reward.chance(position) in (0.0, 1.0):
             return -abs(factor)
         return factor
@@ -147,7 +147,7 @@ class StepEnds:
     def __init__(self) -> None:
         self.ends_s: list[float] = [0.0]
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: LoggedEvent) -> None:
         if event.kind == "step.end":
             self.ends_s.append(event.time_s)
 
@@ -183,7 +183,7 @@ def step_seconds(setup: Setup) -> float:
             flow.backends = replace(flow.backends, environments=environments)
 
     with TemporaryDirectory(prefix="headway-scaling-") as scratch:
-        summary = run_virtually(play(scenario, run_dir=Path(scratch), sinks=[sink], on_flow=prepare))
+        summary = run_virtually(play_scenario(scenario, run_dir=Path(scratch), sinks=[sink], on_flow=prepare))
     if not summary.finished:
         raise RuntimeError(f"{setup}: {summary.reason}")
     return (sink.ends_s[-1] - sink.ends_s[setup.warmup]) / (len(sink.ends_s) - 1 - setup.warmup)

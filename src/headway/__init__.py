@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headway.version import VERSION
 
 if TYPE_CHECKING:
-    from headway.cli.script import RunSummary
+    from headway.cli.script_training import RunSummary
 
 __all__ = ["__version__", "train", "train_async"]
 __version__ = VERSION
@@ -31,7 +31,7 @@ def train(
 
     `rewards` are functions by name, as in the key `rewards`. An interrupt ends the run with a checkpoint.
     """
-    from headway.cli.script import train
+    from headway.cli.script_training import train
 
     return train(source, overrides, rewards=rewards)
 
@@ -43,6 +43,6 @@ async def train_async(
     rewards: Mapping[str, Callable[..., Any]] | None = None,
 ) -> RunSummary:
     """The same where a loop runs already, as in a notebook."""
-    from headway.cli.script import train_async
+    from headway.cli.script_training import train_async
 
     return await train_async(source, overrides, rewards=rewards)

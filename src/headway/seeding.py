@@ -20,7 +20,7 @@ class Rng(Protocol):
     def shuffle(self, x: list[int]) -> None: ...
 
 
-def seeded(seed: int, *path: str | int) -> Rng:
+def make_rng(seed: int, *path: str | int) -> Rng:
     """A generator of its own for whoever is named by `path`."""
     text = "/".join(str(part) for part in (seed, *path))
     return random.Random(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big"))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from math import floor
 from typing import Literal
 
-from headway.config.blocks import ReliabilityConfig as Reliability
-from headway.config.derive import slots_of
+from headway.config.config_blocks import ReliabilityConfig as Reliability
+from headway.config.derivation import count_slots
 from headway.errors import ConfigError
 from headway.types import SamplingParams
 
@@ -100,4 +100,4 @@ class RunSettings:
     @property
     def slots(self) -> int:
         """Groups that may be outstanding, spares not counted."""
-        return slots_of(self.pipeline_depth, self.groups_per_step)
+        return count_slots(self.pipeline_depth, self.groups_per_step)

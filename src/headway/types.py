@@ -173,7 +173,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partial(Generation):
+class PartialGeneration(Generation):
     """The turn that an interrupted episode was in, and the turns before it. Filled by `generate`.
 
     A `finish` other than aborted: the turn is whole, and only the environment has not answered yet.
@@ -185,7 +185,7 @@ class Partial(Generation):
     """What this turn began with."""
 
     @classmethod
-    def of(cls, made: Generation, *, before: tuple[Turn, ...], observation: Sequence[int]) -> Partial:
+    def of(cls, made: Generation, *, before: tuple[Turn, ...], observation: Sequence[int]) -> PartialGeneration:
         """`made`, as the answer to `observation` after the turns `before`."""
         return cls(
             actions=made.actions,
@@ -249,7 +249,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores(Sequence[Sequence[float]]):
+class VersionedScores(Sequence[Sequence[float]]):
     """Numbers of a group, a row for each sample, that know the weights they were made with. Filled by who has them."""
 
     rows: Sequence[Sequence[float]]
@@ -338,7 +338,7 @@ class Snapshot:
     """What the trainer reported about the step that made it."""
 
 
-class Repeated(Sequence[Any]):
+class RepeatedValue(Sequence[Any]):
     """`length` times the same value, in constant memory: what simulated engines fill records with."""
 
     __slots__ = ("length", "value")
@@ -352,20 +352,20 @@ class Repeated(Sequence[Any]):
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return Repeated(self.value, len(range(*index.indices(self.length))))
+            return RepeatedValue(self.value, len(range(*index.indices(self.length))))
         if not -self.length <= index < self.length:
             raise IndexError(index)
         return self.value
 
     def __add__(self, other: object) -> Sequence[Any]:
-        if not isinstance(other, Repeated):
+        if not isinstance(other, RepeatedValue):
             return NotImplemented
         if not self.length or not other.length or self.value == other.value:
-            return Repeated(other.value if other.length else self.value, self.length + other.length)
+            return RepeatedValue(other.value if other.length else self.value, self.length + other.length)
         return [*self, *other]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Repeated) and (self.value, self.length) == (other.value, other.length)
+        return isinstance(other, RepeatedValue) and (self.value, self.length) == (other.value, other.length)
 
     def __hash__(self) -> int:
         return hash((self.value, self.length))
@@ -374,10 +374,10 @@ class Repeated(Sequence[Any]):
         return f"Repeated({self.value!r}, {self.length})"
 
 
-def joined(left: Sequence[Any], right: Sequence[Any]) -> Sequence[Any]:
-    """Two stretches in order. `Repeated` stays compact; arrays, which add element by element, become lists."""
+def concatenate_actions(left: Sequence[Any], right: Sequence[Any]) -> Sequence[Any]:
+    """Two stretches in order. `RepeatedValue` stays compact; arrays, which add element by element, become lists."""
     if not len(left):
         return right
-    if type(left) is type(right) and isinstance(left, tuple | list | Repeated):
+    if type(left) is type(right) and isinstance(left, tuple | list | RepeatedValue):
         return left + right  # type: ignore[operator]
     return [*left, *right]

@@ -33,7 +33,7 @@ LAKE: dict[str, Any] = {
     "custom_envs.lake.agent_system_template": "Go.",
 }
 """The environment, which the seed's own repository keeps in another file."""
-WORLDS = "tests.environments.worlds"
+WORLDS = "tests.environments.sample_environments"
 
 
 def lake(runs: Runs, directory: Path, *words: str, **changed: Any) -> Run:
@@ -42,7 +42,7 @@ def lake(runs: Runs, directory: Path, *words: str, **changed: Any) -> Run:
 
 
 def world(runs: Runs, directory: Path, name: str, **changed: Any) -> Run:
-    """The same run in an environment of `tests.environments.worlds`."""
+    """The same run in an environment of `tests.environments.sample_environments`."""
     own = {
         "train_env_manager.tags": "[lake]",
         "train_env_manager.group_size": 2,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.ledger.codec import decode_episode
+from headway.ledger.ledger_records import decode_episode
 from tests.agents.factory import lake
 from tests.runs.factory import Runs, audit, count, events, gone, parts, rows
 

@@ -8,7 +8,7 @@ import pytest
 
 from headway.cli import main
 
-WORLDS = "tests.environments.worlds"
+WORLDS = "tests.environments.sample_environments"
 
 
 def play(monkeypatch: pytest.MonkeyPatch, typed: str, *words: str) -> int:

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from headway.algorithms import (
-    AdvantageParams,
+    AdvantageSettings,
     RewardBatch,
-    Steps,
-    advantage_params_of,
+    TurnRewards,
     estimate_advantages,
-    zero_variance,
+    find_zero_variance_groups,
+    make_advantage_settings,
 )
 from headway.algorithms.advantages import ESTIMATORS
-from headway.config import load
+from headway.config import load_config
 from headway.errors import ConfigError, InvariantBroken
-from headway.rewards.advantage import group_relative
+from headway.rewards.base import group_relative_advantages
 from tests.algorithms.factory import bits, generator, reals, whole
 
 REWARDS = (1.0, 0.0, 0.5, 3.0, 3.0, 7.0)
@@ -46,9 +46,9 @@ def made(name: str, given: RewardBatch | None = None, *, kl_coef: float = 0.0, *
     return estimate_advantages(given or batch(), params(name, **options), kl_coef=kl_coef).advantage_N
 
 
-def params(name: str, **options: Any) -> AdvantageParams:
-    usual = advantage_params_of(load({"adv_estimator": name, "num_return_sequences_in_group": 3}))
-    return AdvantageParams(**{**{key: getattr(usual, key) for key in usual.__slots__}, **options})
+def params(name: str, **options: Any) -> AdvantageSettings:
+    usual = make_advantage_settings(load_config({"adv_estimator": name, "num_return_sequences_in_group": 3}))
+    return AdvantageSettings(**{**{key: getattr(usual, key) for key in usual.__slots__}, **options})
 
 
 def spread(values: list[float]) -> Tensor:
@@ -61,7 +61,7 @@ def close(one: Tensor, other: Tensor) -> None:
 
 
 def test_grpo_is_the_group_relative_reward_on_every_action() -> None:
-    close(made("grpo"), spread(group_relative(REWARDS[:3]) + group_relative(REWARDS[3:])))
+    close(made("grpo"), spread(group_relative_advantages(REWARDS[:3]) + group_relative_advantages(REWARDS[3:])))
 
 
 def test_grpo_without_the_spread_is_only_centred() -> None:
@@ -84,7 +84,7 @@ def test_reinforce_discounts_the_reward_back_from_the_last_action() -> None:
 
 
 def test_reinforce_plus_plus_normalises_over_the_batch() -> None:
-    close(made("reinforce_plus_plus"), spread(group_relative(REWARDS)))
+    close(made("reinforce_plus_plus"), spread(group_relative_advantages(REWARDS)))
 
 
 def test_rloo_compares_with_the_mean_of_the_others() -> None:
@@ -119,7 +119,7 @@ def test_gae_with_lambda_one_is_the_return_less_the_value() -> None:
 
 def agentic(**changes: Any) -> RewardBatch:
     """Two groups of two episodes: 3, 2, 1 and 1 turns of two actions each."""
-    steps = Steps(
+    steps = TurnRewards(
         step_N=torch.arange(7).repeat_interleave(2),
         sample_K=whole(0, 0, 0, 1, 1, 2, 3),
         reward_K=reals(0.0, 1.0, 2.0, 0.0, 4.0, 1.0, 0.0),
@@ -142,14 +142,18 @@ RETURNS = [0.5 + 0.5, 1 + 1, 2.0, 2.0, 4.0, 1.0, 0.0]
 
 def test_step_reinforce_normalises_discounted_returns_of_steps_within_the_group() -> None:
     found = made("step_reinforce", agentic(), step_reward_gamma=0.5)
-    expected = group_relative(RETURNS[:5]) + group_relative(RETURNS[5:])
+    expected = group_relative_advantages(RETURNS[:5]) + group_relative_advantages(RETURNS[5:])
     close(found, reals(*expected).repeat_interleave(2))
 
 
 def test_gigpo_adds_the_episode_in_its_group_and_the_step_among_equal_states() -> None:
     found = made("gigpo", agentic(), step_reward_gamma=0.5, episode_reward_weight=2.0, step_reward_weight=0.5)
-    episode = group_relative([3.0, 4.0]) + group_relative([1.0, 0.0])
-    first, second, last = group_relative([1.0, 2.0]), group_relative([2.0, 4.0]), group_relative([1.0, 0.0])
+    episode = group_relative_advantages([3.0, 4.0]) + group_relative_advantages([1.0, 0.0])
+    first, second, last = (
+        group_relative_advantages([1.0, 2.0]),
+        group_relative_advantages([2.0, 4.0]),
+        group_relative_advantages([1.0, 0.0]),
+    )
     step = [first[0], second[0], 0.0, first[1], second[1], last[0], last[1]]
     owner = [0, 0, 0, 1, 1, 2, 3]
     expected = [2.0 * episode[sample] + 0.5 * own for sample, own in zip(owner, step, strict=True)]
@@ -163,7 +167,7 @@ def test_gigpo_without_the_spread_only_centres_both_parts() -> None:
 
 
 def test_rewards_are_clipped_after_they_are_normalised() -> None:
-    norm = group_relative(REWARDS[:3]) + group_relative(REWARDS[3:])
+    norm = group_relative_advantages(REWARDS[:3]) + group_relative_advantages(REWARDS[3:])
     close(made("grpo", reward_clip=0.8), spread([min(max(x, -0.8), 0.8) for x in norm]))
 
 
@@ -240,7 +244,7 @@ def test_samples_that_are_masked_are_in_no_statistic_and_train_nothing() -> None
         assert (one.advantage_N[2:5] == 0).all()
         assert one.mask_N.tolist() == [not 2 <= index < 5 for index in range(14)]
     pair = made("grpo", batch(keep_S=keep))
-    close(pair[:2], reals(*group_relative([1.0, 0.5]))[:1].expand(2))
+    close(pair[:2], reals(*group_relative_advantages([1.0, 0.5]))[:1].expand(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -252,12 +256,12 @@ def test_a_group_of_equal_rewards_teaches_exactly_nothing(value: float, dtype: t
         assert found.dtype == dtype
         assert (found[:6] == 0).all()
         assert (found[6:] != 0).any()
-    assert zero_variance(rewards, whole(*GROUPS), 2).tolist() == [True, False]
+    assert find_zero_variance_groups(rewards, whole(*GROUPS), 2).tolist() == [True, False]
 
 
 def test_only_kept_rewards_decide_whether_a_group_teaches() -> None:
     keep = torch.tensor([True, False, True, True, True, False])
-    assert zero_variance(reals(*REWARDS), whole(*GROUPS), 2, keep).tolist() == [False, True]
+    assert find_zero_variance_groups(reals(*REWARDS), whole(*GROUPS), 2, keep).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus", "reinforce"])
@@ -291,7 +295,7 @@ def test_the_order_of_packing_changes_no_advantage(name: str) -> None:
     assert given.steps is not None
     assert given.value_N is not None
     order = whole(10, 0, 12, 6, 1, 2, 7, 11, 3, 13, 8, 4, 9, 5)
-    steps = Steps(
+    steps = TurnRewards(
         step_N=given.steps.step_N[order],
         sample_K=given.steps.sample_K,
         reward_K=given.steps.reward_K,
@@ -307,7 +311,7 @@ def test_an_estimator_says_what_it_was_not_given() -> None:
     with pytest.raises(InvariantBroken, match="step_reinforce reads steps"):
         made("step_reinforce")
     with pytest.raises(ConfigError, match=r"adv_estimator = 'gropo'.*one of grpo"):
-        estimate_advantages(batch(), AdvantageParams(adv_estimator="gropo"))
+        estimate_advantages(batch(), AdvantageSettings(adv_estimator="gropo"))
 
 
 def test_a_configuration_makes_parameters_with_the_same_names() -> None:
@@ -321,7 +325,7 @@ def test_a_configuration_makes_parameters_with_the_same_names() -> None:
         "add_token_level_kl": True,
         "kl_penalty": "k3",
     }
-    assert advantage_params_of(load(text)) == AdvantageParams(
+    assert make_advantage_settings(load_config(text)) == AdvantageSettings(
         adv_estimator="reinforce",
         norm_mean_type="batch",
         norm_std_type="none",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.algorithms import BatchTotals, action_weights, weighted_sum
+from headway.algorithms import BatchTotals, make_action_weights, sum_weighted
 from tests.algorithms.factory import bits, reals, whole
 
 LOSS = reals(1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -15,8 +15,8 @@ TOTALS = BatchTotals.of(MASK, SEQUENCE, 4)
 
 
 def aggregated(mode: str, totals: BatchTotals = TOTALS) -> float:
-    weight = action_weights(mode, SEQUENCE, totals, norm_length=10, dtype=torch.float64)  # type: ignore[arg-type]
-    return float(weighted_sum(LOSS, MASK, weight))
+    weight = make_action_weights(mode, SEQUENCE, totals, norm_length=10, dtype=torch.float64)  # type: ignore[arg-type]
+    return float(sum_weighted(LOSS, MASK, weight))
 
 
 def test_totals_count_trained_actions_and_sequences_that_have_any() -> None:
@@ -44,6 +44,6 @@ def test_ranks_share_their_counts_and_keep_their_own_lengths() -> None:
 
 
 def test_masks_apply_to_the_numerator_even_of_what_is_not_a_number() -> None:
-    weight = action_weights("token-mean", SEQUENCE, TOTALS, norm_length=1, dtype=torch.float64)
+    weight = make_action_weights("token-mean", SEQUENCE, TOTALS, norm_length=1, dtype=torch.float64)
     spoilt = torch.where(MASK, LOSS, torch.full_like(LOSS, torch.nan))
-    assert float(weighted_sum(spoilt, MASK, weight)) == aggregated("token-mean")
+    assert float(sum_weighted(spoilt, MASK, weight)) == aggregated("token-mean")

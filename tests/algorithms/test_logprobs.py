@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headway.algorithms import token_logps
+from headway.algorithms import compute_token_logps
 from headway.algorithms.logprobs import CHUNK_LOGITS
 from tests.algorithms.factory import generator
 
@@ -35,7 +35,7 @@ def plainly(hidden: Tensor, head: Tensor, bias: Tensor | None, token: Tensor, te
 def chunked(
     hidden: Tensor, head: Tensor, bias: Tensor | None, token: Tensor, temperature: float, chunk: int
 ) -> list[Tensor]:
-    made = token_logps(hidden, head, token, bias_V=bias, temperature=temperature, chunk=chunk)
+    made = compute_token_logps(hidden, head, token, bias_V=bias, temperature=temperature, chunk=chunk)
     return [made.logp_N, made.entropy_N]
 
 
@@ -66,7 +66,7 @@ def test_one_of_the_two_alone_has_its_own_gradient(which: int) -> None:
 
 def test_what_is_not_a_number_is_not_hidden() -> None:
     hidden, head, _, token = inputs(4)
-    made = token_logps(hidden * torch.nan, head, token, chunk=4)
+    made = compute_token_logps(hidden * torch.nan, head, token, chunk=4)
     assert made.logp_N.isnan().all()
     assert made.entropy_N.isnan().all()
 
@@ -78,9 +78,9 @@ def test_gradients_pass_finite_differences() -> None:
 
 def test_a_frozen_head_gets_no_gradient_and_a_frozen_body_none_either() -> None:
     hidden, head, _, token = inputs(bias=False)
-    token_logps(hidden, head.detach(), token, chunk=3).logp_N.sum().backward()  # type: ignore[no-untyped-call]
+    compute_token_logps(hidden, head.detach(), token, chunk=3).logp_N.sum().backward()  # type: ignore[no-untyped-call]
     assert hidden.grad is not None
-    token_logps(hidden.detach(), head, token, chunk=3).logp_N.sum().backward()  # type: ignore[no-untyped-call]
+    compute_token_logps(hidden.detach(), head, token, chunk=3).logp_N.sum().backward()  # type: ignore[no-untyped-call]
     expected = torch.autograd.grad(plainly(hidden, head, None, token, 1.0)[0].sum(), [hidden, head])
     torch.testing.assert_close(hidden.grad, expected[0])
     torch.testing.assert_close(head.grad, expected[1])
@@ -88,7 +88,7 @@ def test_a_frozen_head_gets_no_gradient_and_a_frozen_body_none_either() -> None:
 
 def test_half_precision_is_reduced_in_single() -> None:
     hidden, head, bias, token = inputs(dtype=torch.bfloat16)
-    made = token_logps(hidden, head, token, bias_V=bias, chunk=4)
+    made = compute_token_logps(hidden, head, token, bias_V=bias, chunk=4)
     assert made.logp_N.dtype == made.entropy_N.dtype == torch.float32
     expected = plainly(hidden.double(), head.double(), bias.double(), token, 1.0)[0]
     torch.testing.assert_close(made.logp_N.double(), expected, rtol=0.05, atol=0.05)
@@ -101,7 +101,7 @@ def test_a_forbidden_token_spoils_neither_entropy_nor_gradient() -> None:
     shut = bias.detach().clone()
     shut[3] = -torch.inf
     token = torch.where(token == 3, torch.zeros_like(token), token)
-    made = token_logps(hidden, head, token, bias_V=shut, chunk=4)
+    made = compute_token_logps(hidden, head, token, bias_V=shut, chunk=4)
     (made.logp_N.sum() + made.entropy_N.sum()).backward()  # type: ignore[no-untyped-call]
     for value in (made.logp_N, made.entropy_N, hidden.grad, head.grad):
         assert torch.isfinite(value).all()
@@ -110,7 +110,7 @@ def test_a_forbidden_token_spoils_neither_entropy_nor_gradient() -> None:
 
 def test_large_logits_do_not_overflow() -> None:
     hidden, head, bias, token = inputs(dtype=torch.float32)
-    made = token_logps(hidden * 1e4, head, token, bias_V=bias, chunk=4)
+    made = compute_token_logps(hidden * 1e4, head, token, bias_V=bias, chunk=4)
     (made.logp_N.sum() + made.entropy_N.sum()).backward()  # type: ignore[no-untyped-call]
     assert torch.isfinite(made.logp_N).all()
     assert torch.isfinite(made.entropy_N).all()
@@ -119,7 +119,7 @@ def test_large_logits_do_not_overflow() -> None:
 
 def test_no_positions_are_no_problem() -> None:
     hidden, head, bias, token = inputs()
-    made = token_logps(hidden[:0], head, token[:0], bias_V=bias)
+    made = compute_token_logps(hidden[:0], head, token[:0], bias_V=bias)
     made.logp_N.sum().backward()  # type: ignore[no-untyped-call]
     assert made.logp_N.shape == (0,)
     assert (head.grad == 0).all()
@@ -152,7 +152,7 @@ def test_neither_pass_ever_makes_all_logits_and_none_are_kept() -> None:
 
     largest = Largest()  # type: ignore[no-untyped-call]
     with largest, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        made = token_logps(hidden_NH, head_VH, token_N, chunk=chunk)
+        made = compute_token_logps(hidden_NH, head_VH, token_N, chunk=chunk)
         (made.logp_N.sum() + made.entropy_N.sum()).backward()  # type: ignore[no-untyped-call]
     assert largest.elements == chunk * vocabulary < positions * vocabulary
     assert sum(kept) <= positions * hidden + vocabulary * hidden + 4 * positions
@@ -172,6 +172,6 @@ def test_the_size_of_a_chunk_follows_from_the_vocabulary() -> None:
     positions, vocabulary = 40, CHUNK_LOGITS // 16
     hidden_NH, head_VH = torch.zeros(positions, 1), torch.zeros(vocabulary, 1)
     with Largest() as largest, torch.no_grad():  # type: ignore[no-untyped-call]
-        made = token_logps(hidden_NH, head_VH, torch.zeros(positions, dtype=torch.int64))
+        made = compute_token_logps(hidden_NH, head_VH, torch.zeros(positions, dtype=torch.int64))
     assert largest.elements == CHUNK_LOGITS
     torch.testing.assert_close(made.entropy_N, -made.logp_N)

@@ -8,8 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import Mismatch, mismatch_of
-from headway.algorithms.mismatch import FilterParams, WeightParams, filter_mask, importance_weight
+from headway.algorithms import MismatchCorrection, make_mismatch_correction
+from headway.algorithms.mismatch import (
+    ImportanceWeightSettings,
+    RatioFilterSettings,
+    filter_mask,
+    importance_weight,
+)
 from headway.config import ImportanceWeightConfig, RatioFilterConfig, TrainInferCorrectionConfig
 from tests.algorithms.factory import World, bits, gradient, objective, reals, whole, world
 
@@ -36,7 +41,7 @@ def where_of(place: World) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     ],
 )
 def test_the_weight_is_truncated_at_its_level(level: str, expected: list[float]) -> None:
-    weight = importance_weight(*WHERE, WeightParams(level=level, upper_bound=1.2))  # type: ignore[arg-type]
+    weight = importance_weight(*WHERE, ImportanceWeightSettings(level=level, upper_bound=1.2))  # type: ignore[arg-type]
     torch.testing.assert_close(weight, reals(*expected), rtol=1e-12, atol=0)
 
 
@@ -50,12 +55,12 @@ def test_the_weight_is_truncated_at_its_level(level: str, expected: list[float])
     ],
 )
 def test_a_filter_drops_what_leaves_its_range(level: str, low: float, high: float, expected: str) -> None:
-    kept = filter_mask(*WHERE, [FilterParams(level=level, low=low, high=high)])  # type: ignore[arg-type]
+    kept = filter_mask(*WHERE, [RatioFilterSettings(level=level, low=low, high=high)])  # type: ignore[arg-type]
     assert torch.equal(kept, bits(expected))
 
 
 def test_filters_see_what_the_ones_before_them_kept() -> None:
-    token, sequence = FilterParams(low=0.8, high=2.0), FilterParams(level="sequence", low=1.2, high=2.0)
+    token, sequence = RatioFilterSettings(low=0.8, high=2.0), RatioFilterSettings(level="sequence", low=1.2, high=2.0)
     assert torch.equal(filter_mask(*WHERE, [token, sequence]), bits("01000"))
     assert torch.equal(filter_mask(*WHERE, [sequence, token]), bits("00000"))
 
@@ -66,13 +71,13 @@ def test_no_filter_is_the_mask_itself() -> None:
 
 def test_a_ratio_of_sequences_does_not_overflow() -> None:
     far = (BEHAVIOUR + 1e5, *WHERE[1:])
-    weight = importance_weight(*far, WeightParams(level="sequence", upper_bound=1e30))
+    weight = importance_weight(*far, ImportanceWeightSettings(level="sequence", upper_bound=1e30))
     assert torch.isfinite(weight).all()
 
 
 def test_dropped_actions_leave_the_numerator_and_not_the_denominator() -> None:
     place = world(11)
-    narrow = Mismatch(filters=(FilterParams(low=0.7, high=1.4),))
+    narrow = MismatchCorrection(filters=(RatioFilterSettings(low=0.7, high=1.4),))
     kept = filter_mask(
         *where_of(place),
         narrow.filters,
@@ -91,24 +96,24 @@ def test_the_weight_multiplies_the_policy_loss_of_any_variant() -> None:
     place = world(12)
     weight = importance_weight(
         *where_of(place),
-        WeightParams(level="token", upper_bound=1.2),
+        ImportanceWeightSettings(level="token", upper_bound=1.2),
     )
     for name in ("vanilla", "ppo", "tis"):
-        found = gradient(objective(name, mismatch=Mismatch(weight=WeightParams())), place)
+        found = gradient(objective(name, mismatch=MismatchCorrection(weight=ImportanceWeightSettings())), place)
         expected = gradient(objective(name), place, advantage_N=place.fixed["advantage_N"] * weight)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_only_what_is_enabled_is_taken_from_the_configuration() -> None:
-    assert mismatch_of(TrainInferCorrectionConfig()) == Mismatch()
-    assert not Mismatch().active
+    assert make_mismatch_correction(TrainInferCorrectionConfig()) == MismatchCorrection()
+    assert not MismatchCorrection().active
     config = TrainInferCorrectionConfig(
         is_weight=ImportanceWeightConfig(enabled=True, weight_type="geometric", upper_bound=3.0),
         filters=(RatioFilterConfig(enabled=False), RatioFilterConfig(agg_type="sequence")),
     )
-    made = mismatch_of(config)
-    assert made.weight == WeightParams(level="geometric", upper_bound=3.0)
-    assert made.filters == (FilterParams(level="sequence", low=0.8, high=1.2),)
+    made = make_mismatch_correction(config)
+    assert made.weight == ImportanceWeightSettings(level="geometric", upper_bound=3.0)
+    assert made.filters == (RatioFilterSettings(level="sequence", low=0.8, high=1.2),)
     assert made.active
     assert made.whole_sequences
-    assert not Mismatch(weight=WeightParams()).whole_sequences
+    assert not MismatchCorrection(weight=ImportanceWeightSettings()).whole_sequences

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import Actions, BatchTotals, PolicyObjective, objective_of
+from headway.algorithms import Actions, BatchTotals, PolicyObjective, make_objective
 from headway.algorithms.losses import GspoParams, PpoParams
-from headway.algorithms.mismatch import FilterParams, Mismatch, WeightParams
-from headway.algorithms.packing import row_ids
-from headway.config import load
+from headway.algorithms.mismatch import ImportanceWeightSettings, MismatchCorrection, RatioFilterSettings
+from headway.algorithms.packed_sequences import row_ids
+from headway.config import load_config
 from headway.errors import InvariantBroken
 from tests.algorithms.factory import MODES, VARIANT_NAMES, World, generator, gradient, objective, world
 
-FULL = Mismatch(
-    weight=WeightParams(level="sequence", upper_bound=1.3),
-    filters=(FilterParams(low=0.2, high=2.5), FilterParams(level="geometric", low=0.5, high=1.6)),
+FULL = MismatchCorrection(
+    weight=ImportanceWeightSettings(level="sequence", upper_bound=1.3),
+    filters=(RatioFilterSettings(low=0.2, high=2.5), RatioFilterSettings(level="geometric", low=0.5, high=1.6)),
 )
 
 
@@ -275,14 +275,14 @@ def test_a_configuration_makes_the_objective_with_the_same_names() -> None:
             "filters": [{"agg_type": "sequence", "ratio_low": 0.5, "ratio_high": 1.5}, {"enabled": False}],
         },
     }
-    assert objective_of(load(text)) == PolicyObjective(
+    assert make_objective(load_config(text)) == PolicyObjective(
         pg_variant="ppo",
         params=PpoParams(clip_low=0.1, clip_high=0.28, dual_clip=3.0),
         mode="seq-mean-token-sum-norm",
         norm_length=77,
-        mismatch=Mismatch(
-            weight=WeightParams(level="geometric", upper_bound=2.0),
-            filters=(FilterParams(level="sequence", low=0.5, high=1.5),),
+        mismatch=MismatchCorrection(
+            weight=ImportanceWeightSettings(level="geometric", upper_bound=2.0),
+            filters=(RatioFilterSettings(level="sequence", low=0.5, high=1.5),),
         ),
         kl_kind="k2",
         kl_coef=0.05,
@@ -292,10 +292,10 @@ def test_a_configuration_makes_the_objective_with_the_same_names() -> None:
 
 @pytest.mark.parametrize("name", VARIANT_NAMES)
 def test_defaults_of_the_configuration_are_those_of_the_losses(name: str) -> None:
-    assert objective_of(load({"pg_variant": name})).params == objective(name).params
+    assert make_objective(load_config({"pg_variant": name})).params == objective(name).params
 
 
 def test_gspo_takes_the_clip_of_the_configuration() -> None:
-    assert objective_of(load({"pg_variant": "gspo", "pg_clip": 0.01})).params == GspoParams(
+    assert make_objective(load_config({"pg_variant": "gspo", "pg_clip": 0.01})).params == GspoParams(
         clip_low=0.01, clip_high=0.01
     )

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.agentic import episodes
+from benchmarks.agentic import many_episodes
 from benchmarks.agentic.__main__ import pace
+from benchmarks.agentic.delayed_environment import DelayedEnvironment
+from benchmarks.agentic.measured_runs import ROWS, Row, Sizes, configuration
 from benchmarks.agentic.prediction import Calibration, predicted
-from benchmarks.agentic.rows import ROWS, Row, Sizes, configuration
-from benchmarks.agentic.worlds import Delayed
 
 from headway.errors import ConfigError
-from headway.sim.clock import run as run_virtually
+from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
 
 pytest.importorskip("gymnasium")
 STEADY = Sizes(groups=2, members=3, turns=4, mean_s=1.0, std_s=0.0, steps=3)
@@ -42,11 +42,11 @@ def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
 def test_a_slow_environment_is_the_same_environment_later() -> None:
     async def scenario() -> tuple[float, bool, bool]:
         lake = {"size": 2, "p": 1.0, "is_slippery": False}
-        slow = Delayed(mean_s=10.0, std_s=0.0, env_config=lake)
+        slow = DelayedEnvironment(mean_s=10.0, std_s=0.0, env_config=lake)
         assert (await slow.reset(3, {})).text == "P_\n_G" and slow.reusable  # type: ignore[attr-defined]
         await slow.step("right")
         reply, now_s = await slow.step("down"), asyncio.get_running_loop().time()
-        never = Delayed(mean_s=0.0, std_s=0.0, hang=1.0, env_config=lake)
+        never = DelayedEnvironment(mean_s=0.0, std_s=0.0, hang=1.0, env_config=lake)
         await never.reset(3, {})
         try:
             await asyncio.wait_for(never.step("right"), 1000.0)
@@ -59,9 +59,9 @@ def test_a_slow_environment_is_the_same_environment_later() -> None:
 
 def test_rows_run_and_stand_beside_their_prediction(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from headway.models.tiny import make_tiny
+    from headway.models.tiny_model import make_tiny_model
 
-    make_tiny(tmp_path, steps=0)
+    make_tiny_model(tmp_path, steps=0)
     sizes = Sizes(groups=1, members=2, turns=2, tokens=1, mean_s=0.01, std_s=0.01, steps=1, spare_members=1)
     rows = (FREE, REDUNDANT)
     lines, known = pace(sizes, str(tmp_path), seeds=1, rows=rows, processes=False)
@@ -76,9 +76,9 @@ def test_sizes_that_leave_nothing_to_measure_are_refused() -> None:
             Sizes(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("way", episodes.WAYS)
+@pytest.mark.parametrize("way", many_episodes.WAYS)
 def test_episodes_leave_nothing_behind(way: str) -> None:
-    found = episodes.measured(way, at_once=16, ended=48, turns=2, wait_s=0.01)
+    found = many_episodes.measured(way, at_once=16, ended=48, turns=2, wait_s=0.01)
     assert found.most == 16 and found.ended == 48 and len(found.looks) == 3
     assert all(look.episodes == 0 for look in found.looks)
     assert found.looks[0].tasks == found.looks[-1].tasks

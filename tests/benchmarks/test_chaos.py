@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.chaos import checks
-from benchmarks.chaos.checks import Promises, examine, examine_after
-from benchmarks.chaos.runs import GROUPS, MARK, MEMBERS, STEPS, Run, children, segments
-from benchmarks.chaos.stages import MARK as STAGE_MARK
-from benchmarks.chaos.stages import Stage
+from benchmarks.chaos import fault_checks
+from benchmarks.chaos.fault_checks import Promises, examine, examine_after
+from benchmarks.chaos.fault_runs import GROUPS, MARK, MEMBERS, STEPS, Run, children, segments
+from benchmarks.chaos.fault_stages import MARK as STAGE_MARK
+from benchmarks.chaos.fault_stages import Stage
 
 from headway.ledger import Ledger
 from headway.types import DropReason, Episode, FinishReason, Generation, Task, Turn, VersionRun
@@ -117,7 +117,7 @@ def test_what_a_stage_still_has_of_a_run_and_what_is_left_of_a_stage_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert problems(make_run(tmp_path / "run"), Stage(books=lambda: ["actor a is left"])) == ["actor a is left"]
-    monkeypatch.setattr(checks, "STAGE_GONE_S", 0.05)
+    monkeypatch.setattr(fault_checks, "STAGE_GONE_S", 0.05)
     stage = Stage(mark=tmp_path.name)
     with subprocess.Popen([sys.executable, "-c", "input()"], env={STAGE_MARK: stage.mark}, stdin=-1) as process:
         assert f"process {process.pid} of the stage is left" in examine_after(stage, segments())
@@ -135,7 +135,7 @@ def test_a_node_is_lost_with_all_its_processes() -> None:
 def test_a_process_that_is_left_is_found_whoever_its_parent_is_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "GONE_S", 0.05)
+    monkeypatch.setattr(fault_checks, "GONE_S", 0.05)
     run = make_run(tmp_path / "run")
     grandchild = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     subprocess.run([sys.executable, "-c", grandchild], env={MARK: run.mark}, check=True)

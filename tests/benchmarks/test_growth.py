@@ -11,14 +11,14 @@ from benchmarks.growth.computed import Shape, engine_mb, trainer_mb
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from headway.engines.native.kv import kv_memory
-from headway.engines.native.linears import fastest_layout
-from headway.engines.native.parameters import Parameters
+from headway.engines.native.kv_cache import make_kv_cache
+from headway.engines.native.served_linear import choose_fastest_layout
+from headway.engines.native.served_parameters import ServedParameters
 from headway.trainers.local import LocalSettings
-from headway.trainers.local.learner import Learner
-from headway.trainers.local.model import hidden_of
-from headway.trainers.local.packing import Pack, packs_of
-from headway.trainers.local.tokens import Row
+from headway.trainers.local.local_learner import LocalLearner
+from headway.trainers.local.policy_model import compute_hidden_states
+from headway.trainers.local.token_batch import TokenRow
+from headway.trainers.local.tree_packing import TokenPack, pack_rows
 
 VOCABULARY, HIDDEN, INTERMEDIATE = 97, 192, 512
 PROMPT, ANSWER, MEMBERS, GROUPS = 16, 28, 4, 3
@@ -39,22 +39,22 @@ def make_model(layers: int = 2) -> Any:
     return LlamaForCausalLM(config)
 
 
-def make_pack() -> Pack:
+def make_pack() -> TokenPack:
     """Groups with a common prompt, all in one pack."""
-    chance, rows = random.Random(0), list[Row]()
+    chance, rows = random.Random(0), list[TokenRow]()
     for group in range(GROUPS):
         prompt = [chance.randrange(VOCABULARY) for _ in range(PROMPT)]
         for _ in range(MEMBERS):
             tokens = (*prompt, *(chance.randrange(VOCABULARY) for _ in range(ANSWER)))
             actions = tuple(range(PROMPT, PROMPT + ANSWER))
-            rows.append(Row(sample_id="", group=group, tokens=tokens, actions=actions, first=len(rows) * ANSWER))
-    (pack,) = packs_of(rows, budget=10_000)
+            rows.append(TokenRow(sample_id="", group=group, tokens=tokens, actions=actions, first=len(rows) * ANSWER))
+    (pack,) = pack_rows(rows, budget=10_000)
     return pack
 
 
-def kept_bytes(layers: int, pack: Pack) -> int:
+def kept_bytes(layers: int, pack: TokenPack) -> int:
     """What autograd keeps of a forward pass, weights not counted."""
-    policy = Learner(make_model(layers), LocalSettings(gradient_checkpointing=False)).policy
+    policy = LocalLearner(make_model(layers), LocalSettings(gradient_checkpointing=False)).policy
     weights = {one.untyped_storage().data_ptr() for one in policy.causal.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -63,7 +63,7 @@ def kept_bytes(layers: int, pack: Pack) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden_of(policy.backbone, pack)
+        compute_hidden_states(policy.backbone, pack)
     return sum(one.untyped_storage().nbytes() for place, one in kept.items() if place not in weights)
 
 
@@ -80,7 +80,7 @@ def test_a_trainer_holds_weights_gradients_and_two_moments_and_recomputing_keeps
         recomputing: trainer_mb(shape, pack_tokens=1000, tree_tokens=100, checkpointing=recomputing, versions=3)
         for recomputing in (True, False)
     }
-    learner = Learner(make_model(layers=12), LocalSettings())
+    learner = LocalLearner(make_model(layers=12), LocalSettings())
     held = sum(one.nbytes for one in learner.trained.optimizer.everything().values() if one.ndim)
     assert trainer[True]["weights"] + trainer[True]["optimizer"] == pytest.approx(held / 1e6)
     assert trainer[True]["activations"] < 0.3 * trainer[False]["activations"]
@@ -89,9 +89,9 @@ def test_a_trainer_holds_weights_gradients_and_two_moments_and_recomputing_keeps
 def test_an_engine_holds_served_weights_twice_and_the_slots() -> None:
     model = make_model()
     shape = Shape.of(model)
-    kv = kv_memory(model.config, slots=4, slot_tokens=50, dtype=torch.float32)
+    kv = make_kv_cache(model.config, slots=4, slot_tokens=50, dtype=torch.float32)
     tensors = dict(model.named_parameters())
-    parameters = Parameters(make_model(), fastest_layout(torch.float32), torch.float32)
+    parameters = ServedParameters(make_model(), choose_fastest_layout(torch.float32), torch.float32)
     served = {id(one): one.numel() * 4 for each in parameters.prepared(tensors).values() for one in each}
     computed = engine_mb(shape, slots=4, slot_tokens=50, prefix_tokens=0, bucket_mb=128)
     assert computed["weights"] == computed["spare weights"] == pytest.approx(sum(served.values()) / 1e6)

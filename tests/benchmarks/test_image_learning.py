@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks.image_learning import curves, ended
-from benchmarks.pictures.curves import svg_of
-from benchmarks.pictures.kept import Kept, load_kept
+from benchmarks.pictures.reward_curves import draw_reward_curves
+from benchmarks.pictures.saved_runs import SavedRuns, load_saved_runs
 
 from headway.types import Image
 
@@ -30,14 +30,14 @@ def cell(alpha: float, seed: int) -> dict[str, object]:
 
 
 def test_what_was_kept_comes_back_in_order_and_without_pictures_where_a_run_failed(tmp_path: Path) -> None:
-    kept = Kept(
+    kept = SavedRuns(
         strings=["12", "34"], before=[picture(1), picture(2)], machine="here", read_before={"ppocr": [0.5, 0.1]}
     )
     kept.add(cell(1.0, 2), [picture(5), picture(6)])
     kept.add({"alpha": 0.0, "seed": 3, "failed": "no room"}, [])
     kept.add(cell(1.0, 1), [picture(3), picture(4)])
     kept.save(tmp_path / "runs.npz")
-    found = load_kept(tmp_path / "runs.npz")
+    found = load_saved_runs(tmp_path / "runs.npz")
     assert found == kept
     assert [(one["alpha"], one["seed"]) for one in found.cells] == [(0.0, 3), (1.0, 1), (1.0, 2)]
     assert found.after == [[], [picture(3), picture(4)], [picture(5), picture(6)]]
@@ -45,7 +45,9 @@ def test_what_was_kept_comes_back_in_order_and_without_pictures_where_a_run_fail
 
 
 def test_curves_are_drawn_one_for_each_run_in_the_colour_of_its_lag() -> None:
-    drawn = ElementTree.fromstring(svg_of([cell(0.0, 1), cell(0.0, 2), cell(1.0, 1), {"alpha": 1.0, "seed": 9}]))
+    drawn = ElementTree.fromstring(
+        draw_reward_curves([cell(0.0, 1), cell(0.0, 2), cell(1.0, 1), {"alpha": 1.0, "seed": 9}])
+    )
     lines = [line.attrib["stroke"] for line in drawn.iter(f"{_SVG}polyline")]
     assert len(lines) == 3 and lines[0] == lines[1] != lines[2]
     assert len(list(drawn.iter(f"{_SVG}circle"))) == 6

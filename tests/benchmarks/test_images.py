@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 import pytest
-from benchmarks.pictures.prediction import predicted
-from benchmarks.pictures.prefixes import branching
+from benchmarks.pictures.prediction import predict_row
+from benchmarks.pictures.prefixes import measure_prefix_sharing
 from benchmarks.pictures.rows import ROWS, covered
 
-from headway.config import load
+from headway.config import load_config
 
 ARGS = argparse.Namespace(
     prompts=4,
@@ -33,7 +33,7 @@ def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
     found = {}
     for row in ROWS:
         strategy = {} if row.hybrid else {"hybrid_engine": False, "num_gpus_per_node": 2}
-        resolved = load(
+        resolved = load_config(
             {
                 "flow": {},
                 "rollout_batch_size": 4,
@@ -43,7 +43,7 @@ def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
                 **strategy,
             }
         )
-        found[row.scorer, row.serial, row.alpha] = predicted(ARGS, row, resolved, KNOWN)["step_s"]
+        found[row.scorer, row.serial, row.alpha] = predict_row(ARGS, row, resolved, KNOWN)["step_s"]
     assert found["none", False, 0] == pytest.approx(4.0 + 2.0)
     assert found["cpu", True, 0] == pytest.approx(4.0 + 1.6 + 2.0), "16 verdicts of 0.1 s, one after the other"
     assert found["cpu", False, 0] == pytest.approx(4.0 + 0.4 + 2.0), "those of the last four pictures are left over"
@@ -59,8 +59,8 @@ def test_seconds_are_counted_once_however_many_spans_they_lie_in() -> None:
 
 def test_a_shared_prefix_saves_the_rows_before_the_window(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from headway.generative.models import MmditConfig, SmallMmdit, save
+    from headway.denoising.models import MmditConfig, SmallMmdit, save
 
     save(SmallMmdit(MmditConfig(height=8, width=8, dim=16, heads=2, depth=1)), tmp_path)
-    alone, shared = branching(ARGS, tmp_path)
+    alone, shared = measure_prefix_sharing(ARGS, tmp_path)
     assert alone["calls"] == 4 * 5 and shared["calls"] <= alone["calls"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headway.build.needs import parts_of, totals
-from headway.build.placement import Placement
-from headway.cli import machine, main
-from headway.cli.layout import size_text
-from headway.config import load
+from headway.cli import machine_inventory, main
+from headway.cli.machine_inventory import format_size
+from headway.config import load_config
+from headway.launch.memory_needs import estimate_component_needs, sum_by_memory
+from headway.launch.placement import Placement
 from tests.cli.factory import EXAMPLES
 
 ARITHMETIC = str(EXAMPLES / "arithmetic.yaml")
@@ -29,9 +29,9 @@ def facts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements of a size that takes no time."""
-    monkeypatch.setattr(machine, "_MEMORY_BYTES", 1 << 20)
-    monkeypatch.setattr(machine, "_DISK_BYTES", 1 << 20)
-    monkeypatch.setattr(machine, "_CHUNK", 1 << 18)
+    monkeypatch.setattr(machine_inventory, "_MEMORY_BYTES", 1 << 20)
+    monkeypatch.setattr(machine_inventory, "_DISK_BYTES", 1 << 20)
+    monkeypatch.setattr(machine_inventory, "_CHUNK", 1 << 18)
 
 
 @pytest.mark.usefixtures("quick")
@@ -88,9 +88,9 @@ def tiny(directory: Path) -> Path:
     """A model directory whose shapes are known."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from headway.models.tiny import make_tiny
+    from headway.models.tiny_model import make_tiny_model
 
-    make_tiny(directory, steps=0)
+    make_tiny_model(directory, steps=0)
     written = json.loads((directory / "config.json").read_text())
     config = LlamaConfig(
         vocab_size=written["vocab_size"],
@@ -130,7 +130,7 @@ def test_a_run_that_does_not_fit_is_said_to(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 200 kB\nMemAvailable: 100 kB\n")
-    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(machine_inventory, "_MEMINFO", tmp_path / "meminfo")
     assert main([*dry(model, tmp_path / "run"), "--dry-run"]) == 0
     assert "100 KiB free: does not fit" in capsys.readouterr().out
 
@@ -167,10 +167,10 @@ PLACE = Placement(device="cpu", processes=True, train_threads=1, infer_threads=1
 
 
 def needs(model: Path, **options: Any) -> dict[str, dict[str, int]]:
-    from headway.build.backends import find_policy
+    from headway.launch.language_components import find_policy
 
-    resolved = load({"pretrain": str(model), "allow_uncorrected_async": True, **options})
-    return {part.name: dict(part.needs) for part in parts_of(resolved, PLACE, find_policy(resolved))}
+    resolved = load_config({"pretrain": str(model), "allow_uncorrected_async": True, **options})
+    return {part.name: dict(part.needs) for part in estimate_component_needs(resolved, PLACE, find_policy(resolved))}
 
 
 def test_needs_are_those_of_the_shapes(model: Path) -> None:
@@ -213,10 +213,10 @@ def test_adapters_a_reference_and_a_critic_count(model: Path) -> None:
 
 
 def test_sizes_are_summed_where_they_lie_and_can_be_read(model: Path) -> None:
-    from headway.build.backends import find_policy
+    from headway.launch.language_components import find_policy
 
-    resolved = load({"pretrain": str(model)})
-    parts = parts_of(resolved, PLACE, find_policy(resolved))
-    assert totals(parts) == {"host": sum(part.total for part in parts)}
-    assert totals(parts_of(resolved, PLACE)) == {}
-    assert [size_text(size) for size in (12, 2048, 5 << 20, 3 << 29)] == ["12 B", "2 KiB", "5 MiB", "1.5 GiB"]
+    resolved = load_config({"pretrain": str(model)})
+    parts = estimate_component_needs(resolved, PLACE, find_policy(resolved))
+    assert sum_by_memory(parts) == {"host": sum(part.total for part in parts)}
+    assert sum_by_memory(estimate_component_needs(resolved, PLACE)) == {}
+    assert [format_size(size) for size in (12, 2048, 5 << 20, 3 << 29)] == ["12 B", "2 KiB", "5 MiB", "1.5 GiB"]

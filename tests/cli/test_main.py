@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway import __version__
-from headway.cli import main, simulate
+from headway.cli import main, simulate_command
 from tests.cli.factory import EXAMPLES, SMALL
 
 
@@ -64,7 +64,7 @@ def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(simulate, "run", interrupted)
+    monkeypatch.setattr(simulate_command, "run", interrupted)
     assert main(["simulate", SMALL, "--json", "--out", str(tmp_path)]) == 130
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import yaml
 
-from headway.build.rundir import CONFIG
-from headway.cli.train import resolved_of
+from headway.cli.train_command import resolve_source
+from headway.launch.run_directory import CONFIG_FILE
 
 
 def test_another_pretrain_is_another_model_for_every_role_that_holds_the_policy(tmp_path: Path) -> None:
     written = {
         role: {"model_args": {"model_name_or_path": "a"}} for role in ("actor_train", "actor_infer", "reference")
     }
-    (tmp_path / CONFIG).write_text(yaml.safe_dump({"pretrain": "a", "use_kl_loss": True, **written}))
-    config = resolved_of(str(tmp_path), ["pretrain=b"]).config
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump({"pretrain": "a", "use_kl_loss": True, **written}))
+    config = resolve_source(str(tmp_path), ["pretrain=b"]).config
     for role in (config.actor_train, config.actor_infer, config.reference):
         assert role.model_args.model_name_or_path == "b"

@@ -10,24 +10,24 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from headway.cli import main  # noqa: E402
-from headway.data.strings import Strings  # noqa: E402
-from headway.generative import pretraining  # noqa: E402
-from headway.generative.models import MmditConfig, load  # noqa: E402
-from headway.generative.text_images import Style  # noqa: E402
+from headway.data.generated_tasks import StringSet  # noqa: E402
+from headway.denoising import pretraining  # noqa: E402
+from headway.denoising.models import MmditConfig, load  # noqa: E402
+from headway.denoising.text_images import TextImageStyle  # noqa: E402
 
 
 def test_a_model_is_made_and_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = torch.get_num_threads()
-    base = pretraining.Pretraining(
+    base = pretraining.PretrainingSettings(
         model=MmditConfig(height=8, width=24, alphabet="012345", characters=4, dim=8, depth=1, heads=1),
-        strings=Strings(alphabet="012345"),
-        style=Style(height=8, width=24, alphabet="012345"),
+        strings=StringSet(alphabet="012345"),
+        style=TextImageStyle(height=8, width=24, alphabet="012345"),
         batch=2,
     )
     monkeypatch.setattr(pretraining, "BASE", base)
-    monkeypatch.setattr("headway.cli.pretrain._HELD_OUT", 1)
+    monkeypatch.setattr("headway.cli.pretrain_command._HELD_OUT", 1)
     monkeypatch.setenv("PATH", "")  # no second reader
     try:
         assert main(["pretrain", str(tmp_path), "--steps", "2", "--seed", "5", "--wrong", "0.5", "--half"]) == 0

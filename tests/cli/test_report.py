@@ -10,7 +10,7 @@ import pytest
 from headway.cli import main
 from tests.cli.factory import TINY
 from tests.monitor.factory import training_run
-from tests.monitor.test_page import CONFIG, written
+from tests.monitor.test_report_page import CONFIG, written
 
 
 def test_it_prints_the_table_and_leaves_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

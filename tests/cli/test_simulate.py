@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main
-from headway.monitor.events import read_events
-from headway.monitor.report import report_of
+from headway.monitor.event_log import read_events
+from headway.monitor.run_report import make_run_report
 from tests.cli.factory import EXAMPLES, TINY
 
 
@@ -36,7 +36,7 @@ def test_json_prints_the_report_and_nothing_else(tmp_path: Path, capsys: pytest.
 def test_the_event_log_gives_the_same_report_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *TINY, "--steps", "5", "--json", "--out", str(tmp_path)]) == 0
     with (tmp_path / "events.jsonl").open(encoding="utf-8") as log:
-        again = report_of(read_events(log), warmup_steps=3)
+        again = make_run_report(read_events(log), warmup_steps=3)
     printed = json.loads(capsys.readouterr().out)
     assert again.ends.trained == printed["ends"]["trained"]
     assert again.throughput.step_mean_s == pytest.approx(printed["throughput"]["step_mean_s"], abs=1e-5)

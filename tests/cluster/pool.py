@@ -1,6 +1,6 @@
 """Children that start fast: importing a model's libraries takes seconds, so tests fork a process that has done it.
 
-Each child is a process of its own with its own session and socket, as those of `Child.start`; it only skips the
+Each child is a process of its own with its own session and socket, as those of `ChildProcess.start`; it only skips the
 imports. The template runs no torch operation itself, and forks from its only thread.
 """
 
@@ -19,9 +19,9 @@ import threading
 from collections.abc import Coroutine, Sequence
 from typing import IO, Any, NoReturn
 
-from headway.cluster import child
 from headway.cluster.base import ChildSpec
-from headway.cluster.process import Child
+from headway.processes import child_main
+from headway.processes.child_process import ChildProcess
 
 _WORD = struct.Struct("<ci")
 _MODULES = ("tests.contracts.remote_targets", "tests.engines.factory", "tests.trainers.factory")
@@ -45,9 +45,9 @@ class Pool:
             self._template = Template(*self._modules)
         self._runner.run(bounded())
 
-    async def start(self, spec: ChildSpec) -> Child:
+    async def start(self, spec: ChildSpec) -> ChildProcess:
         assert self._template is not None
-        return await Child.start(spec, spawn=self._template.spawn)
+        return await ChildProcess.start(spec, spawn=self._template.spawn)
 
     def close(self) -> None:
         self._runner.close()
@@ -127,7 +127,7 @@ def become(descriptor: int, output: int, parent: int) -> NoReturn:
     os.setsid()
     for standard in (1, 2):
         os.dup2(output, standard)
-    child.main(descriptor, parent)
+    child_main.main(descriptor, parent)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.cluster import wire
 from headway.errors import ConfigError, ConfigErrors, TrainerError
-from headway.weights.base import Bucket, checksum
-from headway.weights.segment import Segment, SharedReader
+from headway.processes import peer_messages
+from headway.weights.base import Bucket, compute_checksum
+from headway.weights.shared_memory import PayloadReader, SharedSegment
 
 
 @dataclass
@@ -28,12 +28,12 @@ class Stranger:
 
     @classmethod
     def known(cls) -> Stranger:
-        wire.RECORDS["Stranger"], wire._FIELDS["Stranger"] = cls, ("number",)
+        peer_messages.RECORDS["Stranger"], peer_messages._FIELDS["Stranger"] = cls, ("number",)
         return cls()
 
     @staticmethod
     def forgotten() -> None:
-        del wire.RECORDS["Stranger"], wire._FIELDS["Stranger"]
+        del peer_messages.RECORDS["Stranger"], peer_messages._FIELDS["Stranger"]
 
 
 class Service:
@@ -104,7 +104,7 @@ class Service:
 
     async def hold(self, size: int) -> str:
         """Owns shared memory until it ends."""
-        self.held = Segment.create(size)
+        self.held = SharedSegment.create(size)
         return self.held.name
 
     async def close(self) -> None:
@@ -155,8 +155,10 @@ class Reader:
     """Opens what buckets stand for."""
 
     async def sums(self, buckets: Sequence[Bucket]) -> list[str]:
-        reader = SharedReader()
-        return [await asyncio.to_thread(lambda one=one: checksum(reader.buffer(one.payload))) for one in buckets]
+        reader = PayloadReader()
+        return [
+            await asyncio.to_thread(lambda one=one: compute_checksum(reader.buffer(one.payload))) for one in buckets
+        ]
 
     async def back(self, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
         return buckets

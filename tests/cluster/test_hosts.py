@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headway.engines.base import Progress, Request
-from headway.engines.host import EngineHost
+from headway.engines.remote_engine import EngineHost
 from headway.errors import ScoringError, TrainerError, TransferError
-from headway.trainers.host import ScorerHost, TrainerHost
+from headway.trainers.trainer_host import ScorerHost, TrainerHost
 from headway.types import Batch, FinishReason, SampleGroup, SamplingParams, Task, VersionRun
 from headway.weights.base import Bucket, Manifest, SharedSlice, WeightReceiver
 

@@ -9,17 +9,17 @@ import pytest
 
 from headway.cluster.base import DevicePools, ResourceLock
 from headway.errors import ConfigError, LockTimeout
-from headway.monitor.waits import Waits
-from headway.sim.clock import run
+from headway.monitor.wait_graph import WaitGraph
+from headway.sim.virtual_clock import run_on_virtual_clock
 
 
-def make_lock(waits: Waits | None = None) -> ResourceLock:
+def make_lock(waits: WaitGraph | None = None) -> ResourceLock:
     clock = asyncio.get_running_loop().time
-    return ResourceLock("devices of train", waits=waits or Waits(clock), clock=clock)
+    return ResourceLock("devices of train", waits=waits or WaitGraph(clock), clock=clock)
 
 
 def make_pools(**devices: tuple[int, ...]) -> DevicePools:
-    return DevicePools(devices, waits=Waits(lambda: 0.0), clock=lambda: 0.0)
+    return DevicePools(devices, waits=WaitGraph(lambda: 0.0), clock=lambda: 0.0)
 
 
 async def use(
@@ -40,7 +40,7 @@ def test_the_lock_goes_to_whoever_asked_first() -> None:
         assert lock.owner == ""
         return log
 
-    assert run(main()) == [("first", 0), ("second", 10), ("third", 20), ("late", 30)]
+    assert run_on_virtual_clock(main()) == [("first", 0), ("second", 10), ("third", 20), ("late", 30)]
 
 
 def test_a_lock_that_is_not_to_be_had_in_time_names_its_holder_and_since_when() -> None:
@@ -52,7 +52,7 @@ def test_a_lock_that_is_not_to_be_had_in_time_names_its_holder_and_since_when() 
                 await use(lock, "ref_logp", at_s=6, timeout_s=20)
         return str(caught.value)
 
-    assert run(main()) == "ref_logp waited 20 s for devices of train, held by train for 25.0 s"
+    assert run_on_virtual_clock(main()) == "ref_logp waited 20 s for devices of train, held by train for 25.0 s"
 
 
 def test_whoever_gave_up_waiting_is_passed_over() -> None:
@@ -72,7 +72,7 @@ def test_whoever_gave_up_waiting_is_passed_over() -> None:
             cancelled.cancel()
         return log
 
-    assert run(main()) == [("train", 0), ("patient", 10)]
+    assert run_on_virtual_clock(main()) == [("train", 0), ("patient", 10)]
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
@@ -93,7 +93,7 @@ def test_a_turn_given_in_the_tick_in_which_it_is_no_longer_wanted_is_passed_on(h
         await use(lock, "next", timeout_s=5, log=log.append)
         return log
 
-    assert run(main()) == [("holder", 0), ("next", 10)]
+    assert run_on_virtual_clock(main()) == [("holder", 0), ("next", 10)]
 
 
 def test_whoever_fails_while_holding_gives_the_lock_back() -> None:
@@ -105,7 +105,7 @@ def test_whoever_fails_while_holding_gives_the_lock_back() -> None:
         await use(lock, "next", log=log.append)
         return log
 
-    assert run(main()) == [("next", 0)]
+    assert run_on_virtual_clock(main()) == [("next", 0)]
 
 
 def test_the_others_step_aside_before_the_block_and_come_back_after_the_last_in_line() -> None:
@@ -126,13 +126,13 @@ def test_the_others_step_aside_before_the_block_and_come_back_after_the_last_in_
             tasks.create_task(use(lock, "second", for_s=2, log=log.append))
         return log
 
-    log = run(main())
+    log = run_on_virtual_clock(main())
     assert log == [("aside", 0.5), ("first", 0.5), ("aside", 3.0), ("second", 3.0), ("back", 5.0)]
 
 
 def test_waiting_for_a_lock_shows_in_the_graph() -> None:
     async def main() -> list[tuple[str, str, str]]:
-        waits = Waits(asyncio.get_running_loop().time)
+        waits = WaitGraph(asyncio.get_running_loop().time)
         lock = make_lock(waits)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(use(lock, "train", for_s=5))
@@ -140,7 +140,7 @@ def test_waiting_for_a_lock_shows_in_the_graph() -> None:
             await asyncio.sleep(1)
             return [(wait.owner, wait.what, wait.on) for wait in waits.edges()]
 
-    assert run(main()) == [("critic", "lock on devices of train", "train")]
+    assert run_on_virtual_clock(main()) == [("critic", "lock on devices of train", "train")]
 
 
 def test_roles_whose_devices_overlap_take_turns_and_others_do_not() -> None:
@@ -162,7 +162,7 @@ def test_a_role_without_devices_of_its_own_waits_for_nobody() -> None:
         async with pools.hold("train", 1), pools.hold("reward", 1):
             return asyncio.get_running_loop().time()
 
-    assert run(main()) == 0
+    assert run_on_virtual_clock(main()) == 0
 
 
 def test_a_role_with_an_empty_pool_is_refused() -> None:

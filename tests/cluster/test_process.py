@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from headway.cluster.base import Peer, PeerFailed, PeerLost
-from headway.cluster.process import Child, ChildSpec
 from headway.errors import ConfigError, ConfigErrors, TrainerError, TransferError
-from headway.weights.segment import Segment, sweep
+from headway.processes.child_process import ChildProcess, ChildSpec
+from headway.weights.shared_memory import SharedSegment, remove_stale_segments
 
 from ..contracts.cluster_contract import ClusterContract
 from .targets import Stranger
@@ -59,19 +59,19 @@ class TestProcesses(ClusterContract):
         run(scenario)
 
     async def start(self, spec: ChildSpec) -> Peer:
-        return await Child.start(spec)
+        return await ChildProcess.start(spec)
 
     async def start_within(self, spec: ChildSpec, timeout_s: float) -> Peer:
-        return await Child.start(spec, timeout_s)
+        return await ChildProcess.start(spec, timeout_s)
 
     def end(self, peer: Peer) -> None:
-        assert isinstance(peer, Child)
+        assert isinstance(peer, ChildProcess)
         os.kill(peer.pid, signal.SIGKILL)
 
 
 def test_a_child_is_a_fresh_interpreter_with_its_own_threads_environment_and_session() -> None:
     async def scenario() -> None:
-        child = await Child.start(spec(args={"a": [1, {"b": None}]}, threads=3, env={"COLOUR": "blue"}))
+        child = await ChildProcess.start(spec(args={"a": [1, {"b": None}]}, threads=3, env={"COLOUR": "blue"}))
         found = await child.call("spec")
         assert found["args"] == {"a": (1, {"b": None})}
         assert found["environment"] == {
@@ -80,7 +80,7 @@ def test_a_child_is_a_fresh_interpreter_with_its_own_threads_environment_and_ses
             "OPENBLAS_NUM_THREADS": "3",
             "COLOUR": "blue",
         }
-        assert found["session"] and not found["torch"] and found["main"] == "headway.cluster.child"
+        assert found["session"] and not found["torch"] and found["main"] == "headway.processes.child_main"
         await child.close()
         assert not running(child.pid)
 
@@ -89,7 +89,7 @@ def test_a_child_is_a_fresh_interpreter_with_its_own_threads_environment_and_ses
 
 def test_errors_travel_by_name_and_the_child_goes_on() -> None:
     async def scenario() -> None:
-        child = await Child.start(spec())
+        child = await ChildProcess.start(spec())
         with pytest.raises(TrainerError, match="step 3 failed"):
             await child.call("fail", "ours")
         with pytest.raises(TrainerError, match="special"):
@@ -115,10 +115,10 @@ def test_errors_travel_by_name_and_the_child_goes_on() -> None:
 
 def test_whoever_waits_for_what_the_other_side_cannot_read_is_told() -> None:
     async def scenario() -> None:
-        child = await Child.start(spec())
+        child = await ChildProcess.start(spec())
         with pytest.raises(PeerFailed, match=r"answer of child/0 cannot be read: TypeError.*'Stranger'"):
             await child.call("stranger")
-        other, stranger = await Child.start(spec()), Stranger.known()
+        other, stranger = await ChildProcess.start(spec()), Stranger.known()
         try:
             with pytest.raises(PeerFailed, match="'Stranger'"):
                 await other.call("echo", stranger)
@@ -127,7 +127,7 @@ def test_whoever_waits_for_what_the_other_side_cannot_read_is_told() -> None:
         for one in (child, other):
             assert await one.call("echo", 1) == 1, "it lives"
             await one.close()
-        child = await Child.start(spec(host="tests.cluster.targets:Telling"))
+        child = await ChildProcess.start(spec(host="tests.cluster.targets:Telling"))
         with pytest.raises(PeerLost):  # a note that is missing would be missed by nobody
             await child.call("stranger")
 
@@ -136,7 +136,7 @@ def test_whoever_waits_for_what_the_other_side_cannot_read_is_told() -> None:
 
 def test_a_child_that_ends_by_itself_says_how_and_what_it_last_wrote() -> None:
     async def scenario() -> None:
-        child = await Child.start(spec())
+        child = await ChildProcess.start(spec())
         waiting = asyncio.create_task(child.call("wait", "a"))
         with pytest.raises(PeerLost, match=r"child/0 .* exit code 3\n  \| last words"):
             await child.call("die", 3)
@@ -152,7 +152,7 @@ def test_a_child_that_ends_by_itself_says_how_and_what_it_last_wrote() -> None:
 
 def test_a_killed_child_is_noticed_at_once_and_named_by_its_signal() -> None:
     async def scenario() -> None:
-        child = await Child.start(spec())
+        child = await ChildProcess.start(spec())
         waiting = asyncio.create_task(child.call("wait", "a"))
         await child.call("echo", 0)
         os.kill(child.pid, signal.SIGKILL)
@@ -166,7 +166,7 @@ def test_a_killed_child_is_noticed_at_once_and_named_by_its_signal() -> None:
 
 def test_its_own_children_end_with_it() -> None:
     async def scenario() -> None:
-        child = await Child.start(spec())
+        child = await ChildProcess.start(spec())
         grandchild = await child.call("grandchild")
         os.kill(child.pid, signal.SIGKILL)
         await child.close()
@@ -179,7 +179,7 @@ def test_output_goes_to_the_log(tmp_path: Path) -> None:
     async def scenario() -> None:
         log = tmp_path / "logs" / "child.log"
         for _ in range(2):
-            child = await Child.start(spec(log=log))
+            child = await ChildProcess.start(spec(log=log))
             await child.close()
         assert log.read_text(encoding="utf-8").count("closed in order") == 2
 
@@ -199,13 +199,13 @@ def children() -> set[int]:
 def test_a_target_that_fails_or_hangs_leaves_no_process() -> None:
     async def scenario() -> None:
         with pytest.raises(ConfigError, match="no such model"):
-            await Child.start(spec("broken", args={"model": "x"}))
+            await ChildProcess.start(spec("broken", args={"model": "x"}))
         with pytest.raises(ConfigError, match="has no nothing"):
-            await Child.start(spec("nothing"))
+            await ChildProcess.start(spec("nothing"))
         with pytest.raises(ConfigError, match="No module named 'nowhere'"):
-            await Child.start(ChildSpec(name="child/0", target="nowhere:at_all"))
+            await ChildProcess.start(ChildSpec(name="child/0", target="nowhere:at_all"))
         with pytest.raises(PeerLost, match="not ready after"):
-            await Child.start(spec("silent"), timeout_s=0.5)
+            await ChildProcess.start(spec("silent"), timeout_s=0.5)
 
     before = children()  # other tests share templates that are children too
     run(scenario())
@@ -220,14 +220,14 @@ def test_what_cannot_start_is_refused_before_it_does() -> None:
 
     async def scenario() -> None:
         with pytest.raises(ConfigError, match="not JSON"):
-            await Child.start(spec(args={"a": object()}))
+            await ChildProcess.start(spec(args={"a": object()}))
 
     run(scenario())
 
 
 PARENT = """
 import asyncio, sys
-from headway.cluster.process import Child, ChildSpec
+from headway.processes.child_process import Child, ChildSpec
 
 async def main():
     spec = ChildSpec(name="child/0", target="tests.cluster.targets:service")
@@ -249,21 +249,21 @@ def test_no_child_and_no_memory_outlives_its_parent(how: signal.Signals) -> None
     *pids, name = parent.stdout.readline().split()
     children = [int(pid) for pid in pids]
     assert len(children) == 2 and all(map(running, children))
-    Segment.attach(name).close()
+    SharedSegment.attach(name).close()
     parent.send_signal(how)
     parent.wait()
     parent.stdout.close()
     assert all(gone_within(child, 2.0) for child in children)
     with pytest.raises(TransferError):
-        Segment.attach(name)
-    sweep()
+        SharedSegment.attach(name)
+    remove_stale_segments()
     places = ("/dev/shm", tempfile.gettempdir())
     assert not [path for place in places for path in Path(place).glob(f"headway-{children[0]}-*")]
 
 
 def test_without_the_kernels_help_the_socket_alone_ends_a_child() -> None:
     async def scenario() -> None:
-        child = await Child.start(spec())
+        child = await ChildProcess.start(spec())
         asyncio.create_task(child.call("block")).add_done_callback(lambda done: done.exception())
         await asyncio.sleep(0.05)
         child._closing = True  # it is not killed when its socket is closed

@@ -17,13 +17,18 @@ pytest.importorskip("ray")
 import ray
 
 from headway.cluster.base import ChildSpec, Peer, PeerLost
-from headway.cluster.ray.cluster import RayCluster
-from headway.cluster.ray.rooms import Node, Room, bundles_of, check_rooms
-from headway.cluster.ray.session import connect, resolve
+from headway.cluster.ray.ray_cluster import RayCluster
+from headway.cluster.ray.ray_session import connect_to_ray, resolve_address
+from headway.cluster.ray.resource_requests import (
+    ClusterNode,
+    ResourceRequest,
+    check_resource_requests,
+    group_into_bundles,
+)
 from headway.errors import ConfigError, TransferError
-from headway.weights.base import Bucket, StoredSlice, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.objects import ObjectArena, ObjectTransport
-from headway.weights.receiver import SpareReceiver
+from headway.weights.base import Bucket, ObjectSlice, WeightReceiver, WeightSource, WeightTransport
+from headway.weights.object_store import ObjectArena, ObjectTransport
+from headway.weights.weight_receiver import DoubleBufferedReceiver
 
 from ..contracts.cluster_contract import ClusterContract
 from ..contracts.weights_contract import WeightsContract
@@ -43,7 +48,7 @@ class TestActors(ClusterContract):
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         async def closed() -> None:
             self.cluster = RayCluster(timeout_s=50.0)
-            self.cluster.plan({"child/0": Room(node=0, cpus=1)})
+            self.cluster.plan({"child/0": ResourceRequest(node=0, cpus=1)})
             try:
                 await scenario
             finally:
@@ -64,26 +69,26 @@ class TestActors(ClusterContract):
 
 class TestWeightsFromTheHeap(Real, WeightsContract):
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
-        return published(), ObjectTransport(), SpareReceiver(Serving().switch)
+        return published(), ObjectTransport(), DoubleBufferedReceiver(Serving().switch)
 
     def corrupted(self, bucket: Bucket) -> Bucket:
-        return replace(bucket, payload=StoredSlice(ref=ray.put(b"\1" * bucket.payload.size), size=bucket.payload.size))
+        return replace(bucket, payload=ObjectSlice(ref=ray.put(b"\1" * bucket.payload.size), size=bucket.payload.size))
 
 
 class TestStoredWeights(TestWeightsFromTheHeap):
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
-        return published(arena=ObjectArena()), ObjectTransport(), SpareReceiver(Serving().switch)
+        return published(arena=ObjectArena()), ObjectTransport(), DoubleBufferedReceiver(Serving().switch)
 
 
 def test_weights_reach_an_actor_by_reference_and_are_let_go_of() -> None:
     async def scenario() -> None:
         cluster = RayCluster()
-        cluster.plan({"child/0": Room(node=0, cpus=1)})
+        cluster.plan({"child/0": ResourceRequest(node=0, cpus=1)})
         peer = await cluster.start(ChildSpec(name="child/0", target="tests.cluster.targets:reader"))
         store = published(arena=ObjectArena(), wire=None)
         manifest, buckets = await store.gather(2)
         found = [bucket async for bucket in buckets]
-        assert all(isinstance(bucket.payload, StoredSlice) for bucket in found)
+        assert all(isinstance(bucket.payload, ObjectSlice) for bucket in found)
         assert await peer.call("sums", found) == manifest.checksums
         assert [bucket.checksum for bucket in await peer.call("back", found)] == list(manifest.checksums)
         lost = found[0].payload.ref.hex()
@@ -118,14 +123,14 @@ def _referenced() -> set[str]:
 def test_a_run_that_does_not_fit_now_is_told_what_there_is() -> None:
     async def scenario() -> None:
         first, second = RayCluster(), RayCluster(timeout_s=1.0)
-        first.plan({"a": Room(node=0, cpus=1)})
+        first.plan({"a": ResourceRequest(node=0, cpus=1)})
         peer = await first.start(ChildSpec(name="a", target="tests.cluster.targets:service"))
-        second.plan({"b": Room(node=0, cpus=2)})
+        second.plan({"b": ResourceRequest(node=0, cpus=2)})
         with pytest.raises(PeerLost, match=r"had no room after 1 s for 2 CPU: it has .* \(2 CPU\), and others use it"):
             await second.start(ChildSpec(name="b", target="tests.cluster.targets:service"))
         await second.close()
         with pytest.raises(ConfigError, match="the run needs 3 CPU slots, and the Ray cluster has 2"):
-            RayCluster(address="auto").plan({"c": Room(node=0, cpus=3)})
+            RayCluster(address="auto").plan({"c": ResourceRequest(node=0, cpus=3)})
         await peer.close()
         await first.close()
         await until(lambda: {one["state"] for one in ray.util.placement_group_table().values()} == {"REMOVED"})
@@ -135,26 +140,26 @@ def test_a_run_that_does_not_fit_now_is_told_what_there_is() -> None:
 
 def test_bundles_are_what_is_needed_on_each_node_and_must_fit_a_machine() -> None:
     rooms = {
-        "trainer": Room(node=0, cpus=1, gpus=0.5),
-        "engine/0": Room(node=0, cpus=2, gpus=0.5),
-        "engine/1": Room(node=1, cpus=2, gpus=1),
+        "trainer": ResourceRequest(node=0, cpus=1, gpus=0.5),
+        "engine/0": ResourceRequest(node=0, cpus=2, gpus=0.5),
+        "engine/1": ResourceRequest(node=1, cpus=2, gpus=1),
     }
-    assert bundles_of(rooms) == {0: {"CPU": 3, "GPU": 1}, 1: {"CPU": 2, "GPU": 1}}
-    large, small = Node(name="a", cpus=8, gpus=1), Node(name="b", cpus=2, gpus=1)
-    check_rooms(rooms, [large, small], address="x")
+    assert group_into_bundles(rooms) == {0: {"CPU": 3, "GPU": 1}, 1: {"CPU": 2, "GPU": 1}}
+    large, small = ClusterNode(name="a", cpus=8, gpus=1), ClusterNode(name="b", cpus=2, gpus=1)
+    check_resource_requests(rooms, [large, small], address="x")
     with pytest.raises(ConfigError, match=r"needs 2 GPUs, and the Ray cluster has 1: a \(8 CPU, 1 GPU\)"):
-        check_rooms(rooms, [large], address="x")
+        check_resource_requests(rooms, [large], address="x")
     with pytest.raises(ConfigError, match=r"node 0 of the run \(trainer, engine/0\) needs 3 CPU, 1 GPU on one machine"):
-        check_rooms(rooms, [small, small, small], address="x")
+        check_resource_requests(rooms, [small, small, small], address="x")
 
 
 def test_an_address_where_nobody_answers_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         nobody = f"127.0.0.1:{taken.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", nobody)
-    assert resolve(None) == nobody and resolve("auto") == "auto"
+    assert resolve_address(None) == nobody and resolve_address("auto") == "auto"
     monkeypatch.delenv("RAY_ADDRESS")
-    assert resolve(None) == "local"
+    assert resolve_address(None) == "local"
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     for address, problem in (
         (nobody, "nobody answers there"),
@@ -162,5 +167,5 @@ def test_an_address_where_nobody_answers_is_refused_at_once(monkeypatch: pytest.
         ("x", "no addr"),
     ):
         with pytest.raises(ConfigError, match=problem) as refused:
-            connect(address, runtime_env={})
+            connect_to_ray(address, runtime_env={})
         assert (refused.value.key, refused.value.value) == ("cluster.address", address)

@@ -25,9 +25,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from headway.cluster.base import ChildSpec
-from headway.cluster.ray.cluster import RayCluster
-from headway.cluster.ray.rooms import Room
-from headway.models.tiny import make_tiny
+from headway.cluster.ray.ray_cluster import RayCluster
+from headway.cluster.ray.resource_requests import ResourceRequest
+from headway.models.tiny_model import make_tiny_model
 
 from ..runs.factory import SMALL, audit, count, events, gone, parts_in, rows
 
@@ -62,7 +62,7 @@ RANKS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model") / "tiny"
-    make_tiny(directory, steps=0)
+    make_tiny_model(directory, steps=0)
     return directory
 
 
@@ -271,9 +271,9 @@ def test_a_gpu_is_seen_by_who_was_given_it(tmp_path: Path) -> None:
         there = RayCluster(address=cluster.address, timeout_s=60)
         there.plan(
             {
-                "trainer": Room(node=0, cpus=1, gpus=0.5),
-                "engine/0": Room(node=0, cpus=1, gpus=0.5),
-                "engine/1": Room(node=1, cpus=1, gpus=1),
+                "trainer": ResourceRequest(node=0, cpus=1, gpus=0.5),
+                "engine/0": ResourceRequest(node=0, cpus=1, gpus=0.5),
+                "engine/1": ResourceRequest(node=1, cpus=1, gpus=1),
             }
         )
         peers = [

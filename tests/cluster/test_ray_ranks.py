@@ -21,12 +21,12 @@ import ray
 from ray.cluster_utils import Cluster
 
 from headway.cluster.base import ChildSpec
-from headway.cluster.ray.cluster import RayCluster
-from headway.cluster.ray.rooms import Room
+from headway.cluster.ray.ray_cluster import RayCluster
+from headway.cluster.ray.resource_requests import ResourceRequest
 from headway.errors import TrainerCrashed
 from headway.trainers.base import Trainer
-from headway.trainers.remote import RemoteScorer
-from headway.trainers.sharded.remote import KeptRanks, RankedTrainer
+from headway.trainers.remote_trainer import RemoteScorer
+from headway.trainers.sharded.ranked_trainer import MultiRankTrainer, RankProcesses
 from headway.types import Batch
 
 from ..contracts.trainer_contract import TrainerContract, Watched
@@ -53,10 +53,10 @@ def nodes() -> Iterator[Cluster]:
         cluster.shutdown()
 
 
-class RayRanks(Watched, RankedTrainer):
+class RayRanks(Watched, MultiRankTrainer):
     @property
     def peers(self) -> list[Any]:
-        assert isinstance(self._child, KeptRanks)
+        assert isinstance(self._child, RankProcesses)
         return list(self._child._peers)
 
 
@@ -81,7 +81,7 @@ class OnRay:
     def ranked(self, **args: Any) -> RayRanks:
         """Two ranks, on the two nodes."""
         cluster = RayCluster(address="auto", timeout_s=100.0)
-        cluster.plan({f"trainer/{rank}": Room(node=rank, cpus=1) for rank in range(2)})
+        cluster.plan({f"trainer/{rank}": ResourceRequest(node=rank, cpus=1) for rank in range(2)})
         spec = ChildSpec(name="trainer", target="tests.trainers.sharded_targets:rank", args={**args, "objects": True})
         self.clusters.append(cluster)
         self.made.append(RayRanks(spec, cluster.start, ranks=2))
@@ -113,7 +113,7 @@ class TestRanksOnRay(OnRay, TrainerContract):
             await many.save(tmp_path / "a")
             await self.compare(one, many, 1)
             pids = [peer.pid for peer in many.peers]
-            step = asyncio.create_task(RankedTrainer.train(many, factory.batch(2)))
+            step = asyncio.create_task(MultiRankTrainer.train(many, factory.batch(2)))
             await asyncio.sleep(0)
             os.kill(pids[0], signal.SIGKILL)
             with pytest.raises(TrainerCrashed, match=r"trainer/0 \(actor, process \d+ on "):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from headway.cluster.wire import Wire, decode, encode
 from headway.engines.base import Request
+from headway.processes.peer_messages import MessageProtocol, decode_message, encode_message
 from headway.types import (
     Batch,
     DenoisingStep,
@@ -20,7 +20,7 @@ from headway.types import (
     FinishReason,
     Generation,
     Image,
-    Repeated,
+    RepeatedValue,
     Sample,
     SampleGroup,
     SamplingParams,
@@ -33,7 +33,7 @@ from headway.weights.base import Bucket, Manifest, SharedSlice, TensorEntry
 
 
 def through(value: Any) -> Any:
-    return decode(encode(value)[8:])
+    return decode_message(encode_message(value)[8:])
 
 
 def group(seed: int) -> SampleGroup:
@@ -56,7 +56,7 @@ def group(seed: int) -> SampleGroup:
             oldest=-3,
             newest=2,
             actions=2 * length,
-            logps=Repeated(-0.5, length),
+            logps=RepeatedValue(-0.5, length),
             score=Score(value=math.inf, parts={"a": 1e-300}),
             values=tuple(dice.random() for _ in range(length)) or None,
         )
@@ -100,7 +100,7 @@ def test_latents_and_pictures_cross_as_their_bytes() -> None:
         DenoisingStep(trained=True, after=b"\0\1", image=image),
     )
     assert through(steps) == steps
-    assert len(encode(steps)) < 2008 + 250, "beside their bytes they need little"
+    assert len(encode_message(steps)) < 2008 + 250, "beside their bytes they need little"
 
 
 def test_numbers_keep_their_kind() -> None:
@@ -113,15 +113,15 @@ def test_numbers_keep_their_kind() -> None:
 @pytest.mark.parametrize("value", [object(), {1: 2}, bytearray(b"bytes"), {3}, lambda: 0])
 def test_what_has_no_form_is_refused_where_it_is_sent(value: Any) -> None:
     with pytest.raises(TypeError):
-        encode([1, value])
+        encode_message([1, value])
 
 
 def test_frames_are_found_however_they_are_cut() -> None:
     async def scenario() -> None:
         got: list[Any] = []
-        wire = Wire(got.append, lambda: None)
+        wire = MessageProtocol(got.append, lambda: None)
         messages = [list(range(number)) for number in (0, 3, 9, 100)]
-        data = b"".join(map(encode, messages))
+        data = b"".join(map(encode_message, messages))
         for size in (1, 7, 50, len(data)):
             got.clear()
             for at in range(0, len(data), size):

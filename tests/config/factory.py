@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import ConfigErrors, load
+from headway.config import ConfigErrors, load_config
 from headway.errors import ConfigError
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
@@ -16,7 +16,7 @@ CONFIGS = Path(__file__).parent.parent / "data" / "configs"
 def problems_of(source: Any = None, overrides: Any = ()) -> list[ConfigError]:
     """Every problem that loading reports; fails if there is none."""
     with pytest.raises(ConfigErrors) as caught:
-        load(source, overrides)
+        load_config(source, overrides)
     return caught.value.problems
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config import load
+from headway.config import load_config
 
 from .factory import only_problem, problems_of
 
@@ -194,23 +194,25 @@ def test_problems_of_arithmetic_are_reported_together() -> None:
 
 @pytest.mark.parametrize("variant", ["ppo", "decoupled_ppo", "tis", "cispo", "topr", "kimi15", "gspo"])
 def test_corrected_losses_may_run_asynchronously(variant: str) -> None:
-    assert load({"async_generation_ratio": 2, "pg_variant": variant}).derived.bound == 2
+    assert load_config({"async_generation_ratio": 2, "pg_variant": variant}).derived.bound == 2
 
 
 def test_an_uncorrected_loss_runs_where_the_user_says_so_or_weights_it() -> None:
     given = {"async_generation_ratio": 2, "pg_variant": "vanilla"}
-    assert load(given, ["allow_uncorrected_async=true"]).derived.bound == 2
-    assert load(given, ["train_infer_correction.is_weight.enabled=true"]).derived.needs_proximal
+    assert load_config(given, ["allow_uncorrected_async=true"]).derived.bound == 2
+    assert load_config(given, ["train_infer_correction.is_weight.enabled=true"]).derived.needs_proximal
 
 
 def test_devices_may_be_shared_when_asked_or_when_synchronous() -> None:
-    assert load({"hybrid_engine": True}, {TRAIN: [0, 1], INFER: [1, 2], "async_generation_ratio": 1}).derived.hybrid
-    assert load(None, {TRAIN: [0, 1], INFER: [0, 1]}).derived.hybrid
-    assert not load(None, {TRAIN: [0, 1], INFER: [2, 3]}).derived.hybrid
+    assert load_config(
+        {"hybrid_engine": True}, {TRAIN: [0, 1], INFER: [1, 2], "async_generation_ratio": 1}
+    ).derived.hybrid
+    assert load_config(None, {TRAIN: [0, 1], INFER: [0, 1]}).derived.hybrid
+    assert not load_config(None, {TRAIN: [0, 1], INFER: [2, 3]}).derived.hybrid
 
 
 def test_shares_that_add_up_to_one_are_disjoint() -> None:
-    devices = load({"use_nodes_ratios": [0.25, 0.25, 0.25, 0.25]}).derived.devices
+    devices = load_config({"use_nodes_ratios": [0.25, 0.25, 0.25, 0.25]}).derived.devices
     assert [devices[role] for role in ("actor_train", "logp", "reference", "actor_infer")] == [
         (0, 1),
         (2, 3),
@@ -220,7 +222,7 @@ def test_shares_that_add_up_to_one_are_disjoint() -> None:
 
 
 def test_a_mapping_wins_over_a_share() -> None:
-    devices = load({"use_nodes_ratios": [0.5, 0.5, 0.5, 0.5]}, {"reference.device_mapping": [3]}).derived.devices
+    devices = load_config({"use_nodes_ratios": [0.5, 0.5, 0.5, 0.5]}, {"reference.device_mapping": [3]}).derived.devices
     assert (devices["reference"], devices["logp"]) == ((3,), (0, 1, 2, 3))
 
 
@@ -228,7 +230,7 @@ def test_a_mapping_wins_over_a_share() -> None:
 @given(alpha=st.floats(0, 8), share=st.floats(0, 1), prompts=st.integers(1, 512))
 def test_slots_are_the_depth_and_never_fewer_than_a_step(alpha: float, share: float, prompts: int) -> None:
     given = {"async_generation_ratio": alpha, "pipeline_depth": alpha * share, "rollout_batch_size": prompts}
-    derived = load(given).derived
+    derived = load_config(given).derived
     assert prompts <= derived.slots <= (1 + alpha) * prompts + 1e-6
     assert derived.bound == math.floor(alpha)
 
@@ -245,7 +247,7 @@ def test_a_batch_made_of_its_factors_always_fits(
     sizes: Any, copies: int, micro: int, accumulation: int, updates: int
 ) -> None:
     tensor, pipeline, context = sizes
-    derived = load(
+    derived = load_config(
         {"rollout_batch_size": micro * accumulation * copies * updates, "num_gpus_per_node": 1024},
         {
             TRAIN: list(range(tensor * pipeline * context * copies)),
@@ -262,26 +264,29 @@ def test_a_batch_made_of_its_factors_always_fits(
 
 def test_redundancy_adds_members_and_prompts_but_not_to_the_batch() -> None:
     given = {"rollout_batch_size": 16, "num_return_sequences_in_group": 8, "num_return_sequences_redundancy": 2}
-    derived = load(given, ["max_additional_running_prompts=4"]).derived
+    derived = load_config(given, ["max_additional_running_prompts=4"]).derived
     assert (derived.members_started, derived.samples_per_step, derived.additional_groups) == (10, 128, 4)
-    assert load({"is_use_additional_prompts": True}).derived.additional_groups == 16
+    assert load_config({"is_use_additional_prompts": True}).derived.additional_groups == 16
     assert (
-        load({"is_use_additional_prompts": False, "max_additional_running_prompts": 4}).derived.additional_groups == 0
+        load_config({"is_use_additional_prompts": False, "max_additional_running_prompts": 4}).derived.additional_groups
+        == 0
     )
 
 
 def test_the_model_of_a_role_may_be_written_out_and_follows_the_one_that_is_trained() -> None:
     role = "reference.model_args.model_name_or_path"
-    assert load({"pretrain": "models/a", "use_kl_loss": True}, {role: "./models/a/"})
-    assert load({"pretrain": "a"}, {role: "b"}), "nobody asks it"
-    config = load({"pretrain": "a", "use_kl_loss": True}, {"actor_train.model_args.model_name_or_path": "b"}).config
+    assert load_config({"pretrain": "models/a", "use_kl_loss": True}, {role: "./models/a/"})
+    assert load_config({"pretrain": "a"}, {role: "b"}), "nobody asks it"
+    config = load_config(
+        {"pretrain": "a", "use_kl_loss": True}, {"actor_train.model_args.model_name_or_path": "b"}
+    ).config
     assert config.reference.model_args.model_name_or_path == "b"
     assert config.actor_infer.model_args.model_name_or_path == "b"
 
 
 def test_validation_and_groups_of_one_may_be_greedy() -> None:
-    assert load(None, {"num_return_sequences_in_group": 8, "validation.generating_args.temperature": 0})
-    assert load(None, {"actor_infer.generating_args.temperature": 0})
+    assert load_config(None, {"num_return_sequences_in_group": 8, "validation.generating_args.temperature": 0})
+    assert load_config(None, {"actor_infer.generating_args.temperature": 0})
 
 
 LAKE = {"train_env_manager.group_size": 8}
@@ -308,13 +313,13 @@ def test_groups_with_equal_rewards_are_replaced_by_default_where_they_teach_noth
     given: dict[str, Any], filtered: bool
 ) -> None:
     given = {"num_return_sequences_in_group": 8, **given}
-    assert load(None, given).derived.filter_zero_variance is filtered
-    asked = load(None, {**given, "filter_zero_variance": True})
+    assert load_config(None, given).derived.filter_zero_variance is filtered
+    asked = load_config(None, {**given, "filter_zero_variance": True})
     assert asked.derived.filter_zero_variance
     assert any("would teach" in note for note in asked.notes) is not filtered
-    assert not load(None, {**given, "filter_zero_variance": False}).derived.filter_zero_variance
+    assert not load_config(None, {**given, "filter_zero_variance": False}).derived.filter_zero_variance
 
 
 def test_fewer_engine_seats_than_members_is_a_note() -> None:
     given = {"num_return_sequences_in_group": 8, "actor_infer.strategy_args.strategy_config.max_num_seqs": 4}
-    assert any("8 members" in note and "= 4" in note for note in load(None, given).notes)
+    assert any("8 members" in note and "= 4" in note for note in load_config(None, given).notes)

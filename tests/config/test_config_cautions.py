@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import load
+from headway.config import load_config
 
 from .factory import only_problem
 
@@ -14,7 +14,7 @@ PARTS = "strategy_args.strategy_config"
 
 
 def notes_of(given: dict[str, Any]) -> list[str]:
-    return list(load(None, {"num_return_sequences_in_group": 8, **given}).notes)
+    return list(load_config(None, {"num_return_sequences_in_group": 8, **given}).notes)
 
 
 def test_keys_that_nothing_reads_share_one_line() -> None:

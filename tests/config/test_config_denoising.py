@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import load
+from headway.config import load_config
 
 from .factory import only_problem, problems_of
 
@@ -15,23 +15,25 @@ RUN: dict[str, Any] = {"flow": {}, "rollout_batch_size": 4, "num_return_sequence
 
 
 def test_a_picture_has_as_many_actions_as_steps_and_the_published_defaults() -> None:
-    resolved = load({**RUN, "actor_infer": {"generating_args": {"num_inference_steps": 12}}})
+    resolved = load_config({**RUN, "actor_infer": {"generating_args": {"num_inference_steps": 12}}})
     derived, config = resolved.derived, resolved.config
     assert derived.pipeline == "generative"
     assert derived.response_length == derived.max_new_tokens == 12
     assert (derived.pg_clip_low, derived.norm_mean_type, derived.norm_std_type) == (1e-4, "group", "batch")
     assert config.advantage_clip == 5.0 and config.validation.generating_args.temperature == 0.0
-    assert load(resolved.changed()).config == config
+    assert load_config(resolved.changed()).config == config
 
 
 def test_what_is_said_wins_over_what_is_published() -> None:
-    resolved = load({**RUN, "pg_clip": 1e-3, "norm_std_type": "group", "validation.generating_args.temperature": 1.0})
+    resolved = load_config(
+        {**RUN, "pg_clip": 1e-3, "norm_std_type": "group", "validation.generating_args.temperature": 1.0}
+    )
     assert resolved.derived.pg_clip_low == 1e-3 and resolved.derived.norm_std_type == "group"
     assert resolved.config.validation.generating_args.temperature == 1.0
 
 
 def test_validation_may_take_more_steps() -> None:
-    resolved = load({**RUN, "validation": {"generating_args": {"num_inference_steps": 40}}})
+    resolved = load_config({**RUN, "validation": {"generating_args": {"num_inference_steps": 40}}})
     assert resolved.derived.response_length == 40 and resolved.derived.max_new_tokens == 10
     assert resolved.config.validation.generating_args.max_new_tokens == 40
 
@@ -46,7 +48,7 @@ def test_validation_may_take_more_steps() -> None:
 )
 def test_the_strategies_of_the_seed_document(keys: dict[str, Any], alpha: float, hybrid: bool) -> None:
     dotted = {f"actor_rollout_ref.{key}": value for key, value in keys.items()}
-    resolved = load({"actor_rollout_ref.rollout.sde_window_size": 3, "data.train_batch_size": 8, **dotted})
+    resolved = load_config({"actor_rollout_ref.rollout.sde_window_size": 3, "data.train_batch_size": 8, **dotted})
     assert (resolved.derived.pipeline, resolved.derived.alpha, resolved.derived.hybrid) == ("generative", alpha, hybrid)
     assert resolved.config.flow is not None and resolved.config.flow.window_size == 3
     assert resolved.config.with_reward
@@ -54,7 +56,7 @@ def test_the_strategies_of_the_seed_document(keys: dict[str, Any], alpha: float,
 
 def test_without_log_probabilities_any_staleness_is_allowed() -> None:
     nft = {**RUN, "flow": {"algorithm": "diffusion_nft"}, "pg_variant": "vanilla", "async_generation_ratio": 2}
-    assert load(nft).derived.bound == 2
+    assert load_config(nft).derived.bound == 2
 
 
 @pytest.mark.parametrize(
@@ -82,9 +84,9 @@ def test_environments_have_no_pictures_to_make() -> None:
 
 
 def test_a_simulated_picture_has_as_many_steps_as_a_real_one() -> None:
-    lengths = load(RUN).config.simulation.response_tokens
+    lengths = load_config(RUN).config.simulation.response_tokens
     assert (lengths.kind, lengths.mean) == ("fixed", 10.0)
-    assert load({**RUN, "simulation.response_tokens.mean": 7}).config.simulation.response_tokens.mean == 7.0
+    assert load_config({**RUN, "simulation.response_tokens.mean": 7}).config.simulation.response_tokens.mean == 7.0
 
 
 @pytest.mark.parametrize(
@@ -93,9 +95,9 @@ def test_a_simulated_picture_has_as_many_steps_as_a_real_one() -> None:
 )
 def test_a_directory_with_a_flow_model_makes_the_run_generative(tmp_path: Path, file: str, text: str) -> None:
     (tmp_path / file).write_text(text)
-    resolved = load({"pretrain": str(tmp_path)})
+    resolved = load_config({"pretrain": str(tmp_path)})
     assert resolved.derived.pipeline == "generative" and resolved.provenance["flow.window"] == "default"
-    assert load(resolved.changed()).config == resolved.config
+    assert load_config(resolved.changed()).config == resolved.config
     (tmp_path / file).write_text('{"model_type": "llama"}')
     if file == "config.json":
-        assert load({"pretrain": str(tmp_path)}).derived.pipeline == "rlvr"
+        assert load_config({"pretrain": str(tmp_path)}).derived.pipeline == "rlvr"

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from headway.config import load
-from headway.config.dialect_keys import RULES
-from headway.config.draft import value_at
-from headway.config.foreign import FOREIGN, HARMLESS
+from headway.config import load_config
+from headway.config.dialects.foreign_keys import FOREIGN_KEYS, ONE_VALUE_KEYS
+from headway.config.dialects.rules import KEY_RULES
+from headway.config.field_types import iterate_options
+from headway.config.resolved_config import get_at_key
 from headway.config.schema import Config
-from headway.config.shapes import options
 
 from .factory import only_problem
 
@@ -76,40 +76,40 @@ TRANSLATED: list[tuple[str, Any, str, Any]] = [
 
 @pytest.mark.parametrize(("key", "value", "target", "expected"), TRANSLATED, ids=[row[0] for row in TRANSLATED])
 def test_a_key_lands_where_it_belongs(key: str, value: Any, target: str, expected: Any) -> None:
-    resolved = load(None, [f"{key}={value}"])
-    assert value_at(resolved.config, target) == expected
+    resolved = load_config(None, [f"{key}={value}"])
+    assert get_at_key(resolved.config, target) == expected
     if not resolved.provenance[target].startswith("derived"):
         assert resolved.provenance[target] == f"translated from {key} (override)"
 
 
 def test_every_rule_sets_an_option_that_exists() -> None:
-    known = {option.key for option in options(Config)}
-    targets = {rule.target.replace("*.", "actor_infer.", 1) for rules in RULES.values() for rule in rules}
+    known = {option.key for option in iterate_options(Config)}
+    targets = {rule.target.replace("*.", "actor_infer.", 1) for rules in KEY_RULES.values() for rule in rules}
     assert {target for target in targets if target not in known and ".reward_args." not in target} == set()
 
 
 def test_no_key_is_both_foreign_and_known() -> None:
-    known = {option.key for option in options(Config)} | RULES.keys()
+    known = {option.key for option in iterate_options(Config)} | KEY_RULES.keys()
     roles = ("actor_train.", "actor_infer.", "reference.", "critic.")
-    foreign = {key.replace("*.", role, 1) for key in FOREIGN | HARMLESS for role in roles}
+    foreign = {key.replace("*.", role, 1) for key in FOREIGN_KEYS | ONE_VALUE_KEYS for role in roles}
     assert foreign & known == set()
 
 
 @pytest.mark.parametrize(("steps", "alpha"), [(1, 0), (2, 1), (4, 3)])
 def test_k_steps_ahead_are_a_ratio_of_k_minus_one(steps: int, alpha: int) -> None:
-    assert load(None, [f"trainer.generate_ahead_steps={steps}"]).derived.alpha == alpha
+    assert load_config(None, [f"trainer.generate_ahead_steps={steps}"]).derived.alpha == alpha
 
 
 @pytest.mark.parametrize("key", [ROLLOUT + "async_strategy", "actor_rollout_ref.async_strategy"])
 def test_both_spellings_of_the_strategy_are_accepted(key: str) -> None:
-    derived = load(None, [f"{key}=one-step-off"]).derived
+    derived = load_config(None, [f"{key}=one-step-off"]).derived
     assert (derived.alpha, derived.hybrid) == (1, False)
 
 
 def test_fully_async_keeps_the_bound_it_is_given_and_is_one_otherwise() -> None:
     line = ROLLOUT + "async_strategy=fully-async"
-    assert load(None, [line]).derived.alpha == 1
-    assert load(None, [line, "async_generation_ratio=3.5"]).derived.alpha == 3.5
+    assert load_config(None, [line]).derived.alpha == 1
+    assert load_config(None, [line, "async_generation_ratio=3.5"]).derived.alpha == 3.5
     assert "async_generation_ratio > 0" in only_problem(None, [line, "async_generation_ratio=0"])
 
 
@@ -119,14 +119,14 @@ def test_a_strategy_on_shared_devices_is_refused() -> None:
 
 
 def test_mode_async_on_shared_devices_is_noted() -> None:
-    assert any("hybrid_engine=False" in note for note in load(None, [ROLLOUT + "mode=async"]).notes)
+    assert any("hybrid_engine=False" in note for note in load_config(None, [ROLLOUT + "mode=async"]).notes)
 
 
 def test_two_keys_with_one_meaning_must_agree() -> None:
     message = only_problem(None, ["async_generation_ratio=2", "trainer.generate_ahead_steps=2"])
     assert "async_generation_ratio = 2" in message
     assert "as 1 (translated from trainer.generate_ahead_steps (override))" in message
-    assert load(None, ["async_generation_ratio=1", "trainer.generate_ahead_steps=2"]).derived.alpha == 1
+    assert load_config(None, ["async_generation_ratio=1", "trainer.generate_ahead_steps=2"]).derived.alpha == 1
 
 
 def test_a_file_and_an_override_in_different_dialects_must_agree_too() -> None:
@@ -141,17 +141,17 @@ def test_the_pipeline_switched_off_contradicts_steps_ahead() -> None:
 
 def test_a_mini_batch_in_prompts_becomes_accumulation() -> None:
     lines = ["data.train_batch_size=64", ROLLOUT + "n=8", ACTOR + "ppo_mini_batch_size=16", "trainer.n_gpus_per_node=8"]
-    resolved = load(None, [*lines, ACTOR + "ppo_micro_batch_size_per_gpu=4"])
+    resolved = load_config(None, [*lines, ACTOR + "ppo_micro_batch_size_per_gpu=4"])
     assert resolved.config.actor_train.training_args.gradient_accumulation_steps == 16 * 8 // (4 * 8)
     assert (resolved.derived.mini_batch_samples, resolved.derived.optimizer_steps) == (128, 4)
-    again = load(None, resolved.given())
+    again = load_config(None, resolved.given())
     assert again.derived.optimizer_steps == 4, "a run that is resumed takes the steps it took"
 
 
 def test_a_mini_batch_that_does_not_divide_is_refused() -> None:
     lines = ["data.train_batch_size=64", ACTOR + "ppo_mini_batch_size=12", "trainer.n_gpus_per_node=8"]
     with pytest.raises(Exception, match="12 prompts × 1 members = 12 samples, not divisible by 8"):
-        load(None, lines)
+        load_config(None, lines)
 
 
 @pytest.mark.parametrize(
@@ -173,47 +173,52 @@ def test_what_cannot_be_translated_is_refused(line: str, part: str) -> None:
 
 
 def test_nulls_of_the_second_dialect_are_not_given() -> None:
-    assert load(None, [ACTOR + "ppo_micro_batch_size_per_gpu=null", "data.val_batch_size=null"]).config == load().config
+    assert (
+        load_config(None, [ACTOR + "ppo_micro_batch_size_per_gpu=null", "data.val_batch_size=null"]).config
+        == load_config().config
+    )
 
 
 def test_foreign_keys_are_noted_once_per_block() -> None:
-    notes = load(
+    notes = load_config(
         {"system_envs": {"A": 1, "B": 2}, "tracker_kwargs": {"mode": "offline"}, "num_return_sequences_in_group": 2}
     ).notes
     assert [note.partition(":")[0] for note in notes] == ["system_envs", "tracker_kwargs"]
 
 
 def test_beams_are_refused_unless_there_is_one() -> None:
-    assert load(None, ["actor_infer.generating_args.num_beams=1", "num_return_sequences_in_group=2"]).notes == ()
+    assert load_config(None, ["actor_infer.generating_args.num_beams=1", "num_return_sequences_in_group=2"]).notes == ()
     assert "num_beams = 4" in only_problem(None, ["actor_infer.generating_args.num_beams=4"])
 
 
 def test_a_back_end_that_is_available_is_used() -> None:
-    resolved = load(None, ["actor_infer.strategy_args.strategy_name=vllm"], available={"vllm", "native", "fsdp2_train"})
+    resolved = load_config(
+        None, ["actor_infer.strategy_args.strategy_name=vllm"], available={"vllm", "native", "fsdp2_train"}
+    )
     assert resolved.derived.strategies["actor_infer"] == "vllm"
 
 
 def test_the_normalisation_of_agentic_files_is_kept() -> None:
     given = {"reward_normalization": {"grouping": "traj_group_id", "method": "mean_std"}}
-    derived = load({**given, "num_return_sequences_in_group": 4, "adv_estimator": "reinforce"}).derived
+    derived = load_config({**given, "num_return_sequences_in_group": 4, "adv_estimator": "reinforce"}).derived
     assert (derived.norm_mean_type, derived.norm_std_type) == ("group", "group")
-    assert load({"reward_normalization": {"method": "identity"}}).derived.norm_std_type == "none"
+    assert load_config({"reward_normalization": {"method": "identity"}}).derived.norm_std_type == "none"
     assert "one of identity, mean, mean_std" in only_problem({"reward_normalization": {"method": "asym_clip"}})
 
 
 def test_settings_of_a_judge_are_passed_to_the_reward() -> None:
     given = {"rewards": {"judge": {"judge_prompt": "p", "worker_cls": "x.Y", "data_args": {"template": "qwen"}}}}
-    resolved = load(given)
+    resolved = load_config(given)
     assert resolved.config.rewards["judge"].reward_args == {"judge_prompt": "p"}
     assert any(note.startswith("rewards.judge.worker_cls: ") for note in resolved.notes)
 
 
 def test_a_foreign_key_may_refer_to_what_nobody_knows() -> None:
-    assert any(note.startswith("model_name: ") for note in load({"model_name": "${exp_name}-${now:%Y}"}).notes)
+    assert any(note.startswith("model_name: ") for note in load_config({"model_name": "${exp_name}-${now:%Y}"}).notes)
 
 
 def test_a_kl_target_counts_only_with_the_adaptive_controller() -> None:
     target = "algorithm.kl_ctrl.target_kl=0.1"
-    assert load(None, [target, "algorithm.kl_ctrl.type=fixed"]).config.target_kl is None
-    assert load(None, [target, "algorithm.kl_ctrl.type=adaptive"]).config.target_kl == 0.1
+    assert load_config(None, [target, "algorithm.kl_ctrl.type=fixed"]).config.target_kl is None
+    assert load_config(None, [target, "algorithm.kl_ctrl.type=adaptive"]).config.target_kl == 0.1
     assert "one of fixed, adaptive" in only_problem(None, ["algorithm.kl_ctrl.type=strange"])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config import load
-from headway.config.tree import parse_devices
+from headway.config import load_config
+from headway.config.config_tree import parse_devices
 
 from .factory import only_problem, problems_of
 
@@ -35,7 +35,7 @@ def test_an_anchor_that_contains_itself_is_refused() -> None:
 
 
 def test_an_empty_file_is_an_empty_configuration() -> None:
-    assert load(io.StringIO("# nothing\n")).config == load().config
+    assert load_config(io.StringIO("# nothing\n")).config == load_config().config
 
 
 def test_a_repeated_key_is_refused_with_both_lines(tmp_path: Path) -> None:
@@ -51,19 +51,19 @@ def test_a_key_given_dotted_and_nested_is_given_twice() -> None:
 
 def test_anchors_and_merge_keys_work() -> None:
     text = "actor_train: &a\n  model_args: {dtype: fp32}\nactor_infer:\n  <<: *a\n  infer_batch_size: 4\n"
-    config = load(io.StringIO(text)).config
+    config = load_config(io.StringIO(text)).config
     assert (config.actor_infer.model_args.dtype, config.actor_infer.infer_batch_size) == ("fp32", 4)
 
 
 @pytest.mark.parametrize("source", ["1e-6", 1e-6, "0.000001"])
 def test_numbers_written_as_text_are_numbers_where_a_number_is_expected(source: object) -> None:
     given = {"actor_train": {"training_args": {"learning_rate": source}}}
-    assert load(given).config.actor_train.training_args.learning_rate == 1e-6
+    assert load_config(given).config.actor_train.training_args.learning_rate == 1e-6
 
 
 def test_exponents_without_a_point_are_numbers_even_in_free_form_blocks() -> None:
     text = "custom_envs:\n  lake:\n    env_config:\n      slip: 1e-3\n"
-    assert load(io.StringIO(text)).config.custom_envs["lake"].env_config == {"slip": 0.001}
+    assert load_config(io.StringIO(text)).config.custom_envs["lake"].env_config == {"slip": 0.001}
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_exponents_without_a_point_are_numbers_even_in_free_form_blocks() -> Non
     ],
 )
 def test_overrides_are_accepted_as_pasted(text: str) -> None:
-    assert load({"seed": 1}, [text]).config.seed == 7
+    assert load_config({"seed": 1}, [text]).config.seed == 7
 
 
 def test_overrides_hold_lists_maps_text_and_null() -> None:
-    config = load(
+    config = load_config(
         {"actor_infer": {"generating_args": {"temperature": 0.5}}},
         [
             "actor_infer.generating_args={stop: [a, b], top_p: 0.9}",
@@ -98,7 +98,7 @@ def test_overrides_hold_lists_maps_text_and_null() -> None:
 
 
 def test_a_later_override_wins() -> None:
-    assert load(None, ["seed=1", "seed=2"]).config.seed == 2
+    assert load_config(None, ["seed=1", "seed=2"]).config.seed == 2
 
 
 @pytest.mark.parametrize("text", ["seed", "=7", "a..b=1", "seed.=1", "se ed=1"])

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
+from headway.config.dialects.trl import TRL_NAMES
+from headway.config.field_types import iterate_options
 from headway.config.schema import Config
-from headway.config.shapes import options
-from headway.config.trl import HERE
 
 from .factory import only_problem
 
-KEYS = {option.key for option in options(Config)}
+KEYS = {option.key for option in iterate_options(Config)}
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_a_name_from_elsewhere_is_answered_with_the_key(written: str, hint: str)
     assert hint in str(only_problem({written: 8}))
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", TRL_NAMES)
 def test_what_a_name_of_trl_is_here_exists_and_the_name_does_not(name: str) -> None:
-    said = re.findall(r"[a-z_]+(?:\.[a-z_<>]+)+|[a-z]+(?:_[a-z]+)+|pretrain|resume", HERE[name])
+    said = re.findall(r"[a-z_]+(?:\.[a-z_<>]+)+|[a-z]+(?:_[a-z]+)+|pretrain|resume", TRL_NAMES[name])
     assert said and set(said) <= KEYS, said
     assert name not in KEYS

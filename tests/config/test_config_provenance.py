@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from headway.cli import config as command
-from headway.config import load
-from headway.config.resolved import leaves
+from headway.cli import config_command as command
+from headway.config import load_config
+from headway.config.resolved_config import list_leaves
 
 from .factory import CONFIGS
 
@@ -42,32 +42,32 @@ def run(*arguments: str) -> int:
     ],
 )
 def test_every_value_says_where_it_came_from(key: str, origin: str) -> None:
-    assert load(RLVR, ["seed=1", "trainer.test_freq=3"]).provenance[key] == origin
+    assert load_config(RLVR, ["seed=1", "trainer.test_freq=3"]).provenance[key] == origin
 
 
 def test_every_leaf_has_an_origin() -> None:
-    resolved = load(RLVR)
-    assert [key for key, _ in leaves(resolved.config)] == list(resolved.provenance)
+    resolved = load_config(RLVR)
+    assert [key for key, _ in list_leaves(resolved.config)] == list(resolved.provenance)
 
 
 @pytest.mark.parametrize("name", ["rlvr_async", "frozen_lake_async", "webshop_async"])
 def test_loading_what_was_resolved_gives_the_same_again(name: str) -> None:
-    first = load(CONFIGS / f"{name}.yaml")
-    again = load(first.changed())
+    first = load_config(CONFIGS / f"{name}.yaml")
+    again = load_config(first.changed())
     assert (again.config, again.derived) == (first.config, first.derived)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_devices_that_are_shared_are_shared_again(ahead: int) -> None:
-    first = load({"num_gpus_per_node": 4, "async_generation_ratio": ahead, "allow_uncorrected_async": True})
-    again = load(first.changed())
+    first = load_config({"num_gpus_per_node": 4, "async_generation_ratio": ahead, "allow_uncorrected_async": True})
+    again = load_config(first.changed())
     assert (again.config, again.derived) == (first.config, first.derived)
     assert again.derived.devices["actor_train"] == again.derived.devices["actor_infer"] == (0, 1, 2, 3)
 
 
 def test_blocks_that_exist_only_by_name_survive_the_round_trip() -> None:
-    first = load({"custom_envs": {"lake": {}}, "train_infer_correction": {"filters": [{"ratio_low": 0.5}]}})
-    assert load(first.changed()).config == first.config
+    first = load_config({"custom_envs": {"lake": {}}, "train_infer_correction": {"filters": [{"ratio_low": 0.5}]}})
+    assert load_config(first.changed()).config == first.config
 
 
 def test_check_says_ok_with_notes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,10 +108,10 @@ def test_explain_as_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None
     shown = json.loads(capsys.readouterr().out)
     assert shown["derived"]["slots"] == 128
     assert shown["options"]["seed"] == {"value": 9, "from": "override"}
-    assert len(shown["options"]) == len(load(RLVR).provenance)
+    assert len(shown["options"]) == len(load_config(RLVR).provenance)
     assert len(shown["notes"]) == 4
 
 
 def test_the_command_does_not_import_torch() -> None:
-    code = "import sys, headway.cli.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, headway.cli.config_command; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.config import load
+from headway.config import load_config
 from headway.config.document import parse_override
 
 from .factory import CONFIGS
@@ -22,7 +22,7 @@ DIALECT = {
 
 
 def test_the_frozen_lake_file_is_1024_groups_of_one_on_four_plus_four_devices() -> None:
-    derived = load(CONFIGS / "frozen_lake_async.yaml").derived
+    derived = load_config(CONFIGS / "frozen_lake_async.yaml").derived
     assert (derived.alpha, derived.bound, derived.slots) == (1.0, 1, 2048)
     assert (derived.groups_per_step, derived.group_size, derived.samples_per_step) == (1024, 1, 1024)
     assert (derived.data_parallel, derived.mini_batch_samples, derived.optimizer_steps) == (4, 2 * 128 * 4, 1)
@@ -32,12 +32,12 @@ def test_the_frozen_lake_file_is_1024_groups_of_one_on_four_plus_four_devices() 
 
 
 def test_groups_of_one_are_compared_with_the_batch_and_never_filtered() -> None:
-    derived = load(CONFIGS / "frozen_lake_async.yaml").derived
+    derived = load_config(CONFIGS / "frozen_lake_async.yaml").derived
     assert (derived.norm_mean_type, derived.norm_std_type, derived.filter_zero_variance) == ("batch", "batch", False)
 
 
 def test_the_rlvr_file_is_64_prompts_of_8_on_16_plus_8_devices() -> None:
-    resolved = load(CONFIGS / "rlvr_async.yaml")
+    resolved = load_config(CONFIGS / "rlvr_async.yaml")
     derived, config = resolved.derived, resolved.config
     assert (derived.slots, derived.groups_per_step, derived.group_size, derived.samples_per_step) == (128, 64, 8, 512)
     assert (derived.data_parallel, derived.mini_batch_samples, derived.replicas, derived.num_nodes) == (8, 512, 8, 3)
@@ -50,19 +50,19 @@ def test_the_rlvr_file_is_64_prompts_of_8_on_16_plus_8_devices() -> None:
 
 
 def test_the_webshop_file_is_64_trajectories_in_one_optimizer_step() -> None:
-    derived = load(CONFIGS / "webshop_async.yaml").derived
+    derived = load_config(CONFIGS / "webshop_async.yaml").derived
     assert (derived.samples_per_step, derived.mini_batch_samples, derived.data_parallel) == (64, 64, 4)
 
 
 def test_an_environment_manager_turns_trajectories_into_groups() -> None:
     manager = {"train_env_manager.group_size": 8, "train_env_manager.num_env_groups": 128}
-    derived = load(CONFIGS / "frozen_lake_async.yaml", manager).derived
+    derived = load_config(CONFIGS / "frozen_lake_async.yaml", manager).derived
     assert (derived.pipeline, derived.groups_per_step, derived.group_size) == ("agentic", 128, 8)
     assert (derived.samples_per_step, derived.slots) == (1024, 256)
 
 
 def test_stand_ins_foreign_keys_and_unread_ones_are_noted_once_each() -> None:
-    notes = load(CONFIGS / "rlvr_async.yaml").notes
+    notes = load_config(CONFIGS / "rlvr_async.yaml").notes
     assert len([note for note in notes if "megatron_train" in note and "fsdp2_train" in note]) == 1
     assert len([note for note in notes if "sglang" in note and "native" in note]) == 1
     assert len([note for note in notes if "load_format" in note]) == 1
@@ -76,13 +76,13 @@ def test_lines_of_the_second_dialect_mean_the_same_in_every_form(name: str, form
     text = (CONFIGS / f"{name}.txt").read_text()
     pairs = dict(parse_override(text, []))
     if form == "pasted":
-        derived = load(None, [text]).derived
+        derived = load_config(None, [text]).derived
     elif form == "lines":
-        derived = load(None, text.splitlines()).derived
+        derived = load_config(None, text.splitlines()).derived
     elif form == "dotted yaml":
-        derived = load(io.StringIO(yaml.safe_dump(pairs))).derived
+        derived = load_config(io.StringIO(yaml.safe_dump(pairs))).derived
     else:
-        derived = load(io.StringIO(yaml.safe_dump(tree_of(pairs)))).derived
+        derived = load_config(io.StringIO(yaml.safe_dump(tree_of(pairs)))).derived
     assert {key: getattr(derived, key) for key in DIALECT[name]} == DIALECT[name]
 
 
@@ -99,7 +99,7 @@ def tree_of(pairs: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_asynchronous_pipeline_splits_eight_devices_in_half() -> None:
-    resolved = load(None, [(CONFIGS / "async_pipeline.txt").read_text()])
+    resolved = load_config(None, [(CONFIGS / "async_pipeline.txt").read_text()])
     assert resolved.derived.devices["actor_train"] == (0, 1, 2, 3)
     assert resolved.derived.devices["logp"] == resolved.derived.devices["reference"] == (0, 1, 2, 3)
     assert resolved.derived.devices["actor_infer"] == (4, 5, 6, 7)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headway.cluster.base import ChildSpec, KeptPeer, Peer, PeerFailed, PeerLost
+from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeer
 from headway.errors import ConfigError, ConfigErrors, EngineCrashed, TrainerError
 
 TARGETS = "tests.cluster.targets"
@@ -158,7 +158,7 @@ class ClusterContract(ABC):
                 started.append(await self.start(spec))
                 return started[-1]
 
-            kept = KeptPeer(self.spec(), start, crashed=EngineCrashed, on_note=lambda note: None)
+            kept = RestartablePeer(self.spec(), start, crashed=EngineCrashed, on_note=lambda note: None)
             waiting = asyncio.create_task(kept.ask("wait", "a", otherwise=TrainerError))
             assert await kept.ask("echo", 1, otherwise=TrainerError) == 1
             self.end(started[0])

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from headway.algorithms import AdvantageParams
+from headway.algorithms import AdvantageSettings
 from headway.engines.native import NativeEngine, NativeSettings
 from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
-from headway.trainers.local.replica import PolicyReplica
-from headway.weights.receiver import SpareReceiver
-from headway.weights.segment import SharedReader
-from headway.weights.store import SharedArena, WeightStore
+from headway.trainers.local.local_scorers import PolicyScorer
+from headway.weights.shared_memory import PayloadReader
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import SharedArena, WeightStore
 
 from ..engines import factory as engines
 from ..trainers import factory as trainers
@@ -31,18 +31,18 @@ def counting_engine(args: Mapping[str, Any]) -> NativeEngine:
         NativeSettings(slots=4, slot_tokens=128, prefill_tokens=16, stream_tokens=4),
         eos=args["eos"],
         runner=runner,
-        read=SharedReader().buffer,
+        read=PayloadReader().buffer,
     )
 
 
 def tiny_engine(args: Mapping[str, Any]) -> NativeEngine:
     settings = NativeSettings(slots=4, slot_tokens=128, prefill_tokens=16, stream_tokens=4)
-    return NativeEngine(args["name"], trainers.tiny, settings, eos=[], read=SharedReader().buffer)
+    return NativeEngine(args["name"], trainers.tiny, settings, eos=[], read=PayloadReader().buffer)
 
 
 def tiny_trainer(args: Mapping[str, Any]) -> LocalTrainer:
     settings = LocalSettings(
-        advantages=AdvantageParams(adv_estimator="grpo"),
+        advantages=AdvantageSettings(adv_estimator="grpo"),
         optimizer=OptimizerSettings(learning_rate=1e-2),
         micro_batch_tokens=64,
         reference=True,
@@ -51,7 +51,7 @@ def tiny_trainer(args: Mapping[str, Any]) -> LocalTrainer:
     return LocalTrainer(trainers.tiny, settings, store)
 
 
-def replica(args: Mapping[str, Any]) -> PolicyReplica:
-    return PolicyReplica(
-        trainers.tiny(), LocalSettings(), receiver=lambda switch: SpareReceiver(switch, dtype=torch.float32)
+def replica(args: Mapping[str, Any]) -> PolicyScorer:
+    return PolicyScorer(
+        trainers.tiny(), LocalSettings(), receiver=lambda switch: DoubleBufferedReceiver(switch, dtype=torch.float32)
     )

@@ -9,9 +9,9 @@ from typing import Any
 
 from headway.engines.base import Engine, Progress, Request
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
+from tests.denoising import factory
 
 from ..engines import factory as engines
-from ..generative import factory
 from .engine_contract import EngineContract
 from .test_native_engine import Closing
 from .weights_contract import WeightsContract

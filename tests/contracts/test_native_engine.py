@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from headway.engines.base import Engine, Progress, Request
 from headway.engines.native import NativeEngine
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.device import DeviceArena, DeviceSlice
-from headway.weights.store import WeightStore
+from headway.weights.device_memory import DeviceArena, DeviceSlice
+from headway.weights.weight_store import WeightStore
 
 from ..engines import factory
 from .engine_contract import EngineContract

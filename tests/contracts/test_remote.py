@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from headway.cluster.base import ChildSpec, Start
-from headway.cluster.process import Child
+from headway.cluster.base import ChildSpec, StartPeer
 from headway.engines.base import Engine, Progress, Request
-from headway.engines.remote import RemoteEngine
+from headway.engines.remote_engine import RemoteEngine
 from headway.errors import ConfigError, EngineCrashed, EngineError, ScoringError, TrainerCrashed, TransferError
+from headway.processes.child_process import ChildProcess
 from headway.trainers.base import Scorer, Trainer
-from headway.trainers.remote import RemoteScorer, RemoteTrainer, ReplicaScorer
+from headway.trainers.remote_trainer import RemoteScorer, RemoteTrainer, ReplicaScorer
 from headway.types import Batch, FinishReason, SampleGroup
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.store import SharedArena, WeightStore
-from headway.weights.transport import SharedMemoryTransport
+from headway.weights.shared_memory import SharedMemoryTransport
+from headway.weights.weight_store import SharedArena, WeightStore
 
 from ..cluster.pool import Pool
 from ..engines import factory as engines
@@ -89,7 +89,7 @@ class Closing:
                 await close()
 
     def engine(
-        self, name: str = "engine/0", target: str = "counting_engine", start: Start | None = None
+        self, name: str = "engine/0", target: str = "counting_engine", start: StartPeer | None = None
     ) -> RemoteEngine:
         engine = RemoteEngine(spec(name, target, step_s=0.015, eos=[LENGTH + 3]), 4, start or pool().start)
         self.made.append(engine.close)
@@ -292,7 +292,7 @@ class TestRemoteTrainer(Closing, TrainerContract):
 class TestTogether(Closing):
     def test_what_is_trained_is_served_and_scored_alike_in_four_processes(self) -> None:
         async def scenario() -> None:
-            trainer, engine = self.trainer(), self.engine(target="tiny_engine", start=Child.start)
+            trainer, engine = self.trainer(), self.engine(target="tiny_engine", start=ChildProcess.start)
             follower = ReplicaScorer(spec("logp", "replica"), pool().start, follows=trainer)
             frozen = ReplicaScorer(spec("ref_logp", "replica"), pool().start)
             self.made += [follower.close, frozen.close]

@@ -7,24 +7,23 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from headway.config import simulation as costs
+from headway.config import simulation_config as costs
 from headway.engines.base import Engine, Progress, Request
 from headway.environments.base import Environment
 from headway.rewards.base import Reward
-from headway.sim import clock
-from headway.sim.engine import SimulatedEngine
-from headway.sim.environment import SimulatedEnvironments
-from headway.sim.health import Health
-from headway.sim.reward import SimulatedReward
-from headway.sim.trainer import SimulatedTrainer
-from headway.sim.weights import SimulatedSource, SimulatedTransport
+from headway.sim import virtual_clock
+from headway.sim.fault_injection import BackendHealth
+from headway.sim.simulated_engine import SimulatedEngine
+from headway.sim.simulated_environment import SimulatedEnvironments, SimulatedReward
+from headway.sim.simulated_trainer import SimulatedTrainer
+from headway.sim.simulated_weights import SimulatedSource, SimulatedTransport
 from headway.trainers.base import Trainer
 from headway.types import (
     Batch,
     Episode,
     FinishReason,
     Generation,
-    Repeated,
+    RepeatedValue,
     Sample,
     SampleGroup,
     SamplingParams,
@@ -38,13 +37,13 @@ from .environment_contract import EnvironmentContract, RewardContract
 from .trainer_contract import TrainerContract
 from .weights_contract import WeightsContract
 
-WEIGHTS = costs.SimulatedWeights(gather_s=0.01, send_s=0.01, load_s=0.01, flip_s=0.02)
+WEIGHTS = costs.SimulatedWeightsConfig(gather_s=0.01, send_s=0.01, load_s=0.01, flip_s=0.02)
 
 
 def generation(count: int = 5) -> Generation:
     return Generation(
-        actions=Repeated(0, count),
-        logps=Repeated(-1.0, count),
+        actions=RepeatedValue(0, count),
+        logps=RepeatedValue(-1.0, count),
         runs=(VersionRun(version=0, count=count),),
         finish=FinishReason.STOP,
     )
@@ -52,15 +51,15 @@ def generation(count: int = 5) -> Generation:
 
 class Virtual:
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
-        clock.run(scenario, max_events=100_000)
+        virtual_clock.run_on_virtual_clock(scenario, max_events=100_000)
 
 
 class TestSimulatedEngine(Virtual, EngineContract):
-    COST = costs.SimulatedEngine(slots=4, step_s=0.01, step_per_context_token_s=1e-6, kv_tokens=400)
+    COST = costs.SimulatedEngineConfig(slots=4, step_s=0.01, step_per_context_token_s=1e-6, kv_tokens=400)
 
     def make(self, name: str = "engine/0") -> Engine:
         self.healths = getattr(self, "healths", {})
-        self.healths[name] = Health(name)
+        self.healths[name] = BackendHealth(name)
         return SimulatedEngine(name, self.COST, WEIGHTS, health=self.healths[name])
 
     async def serve(self, engine: Engine, version: int) -> None:
@@ -74,14 +73,14 @@ class TestSimulatedEngine(Virtual, EngineContract):
 
     def request(self, name: str = "a") -> Request:
         return Request(
-            request_id=name, session=name, prompt=Repeated(0, 100), params=SamplingParams(), hint=self.LENGTH
+            request_id=name, session=name, prompt=RepeatedValue(0, 100), params=SamplingParams(), hint=self.LENGTH
         )
 
     async def midway(self, engine: Engine, progress: Progress) -> None:
         await asyncio.sleep(0.123)
 
     async def crash(self, engine: Engine) -> None:
-        self.healths[engine.name].begin(costs.Fault(kind="crash", target=engine.name))
+        self.healths[engine.name].begin(costs.FaultConfig(kind="crash", target=engine.name))
 
 
 class TestSimulatedWeights(Virtual, WeightsContract):
@@ -97,8 +96,8 @@ class TestSimulatedWeights(Virtual, WeightsContract):
 
 class TestSimulatedTrainer(Virtual, TrainerContract):
     def make(self) -> Trainer:
-        self.health = Health("trainer")
-        return SimulatedTrainer(costs.SimulatedTrainer(gpu_s_per_token=0.1), gpus=2, health=self.health)
+        self.health = BackendHealth("trainer")
+        return SimulatedTrainer(costs.SimulatedTrainerConfig(gpu_s_per_token=0.1), gpus=2, health=self.health)
 
     def batch(self, trained: int) -> Batch:
         task = Task(position=trained)
@@ -107,7 +106,7 @@ class TestSimulatedTrainer(Virtual, TrainerContract):
         return Batch(trained=trained, groups=(SampleGroup(group_id=trained, task=task, samples=(sample,)),))
 
     async def crash(self, trainer: Trainer) -> None:
-        self.health.begin(costs.Fault(kind="crash", target="trainer"))
+        self.health.begin(costs.FaultConfig(kind="crash", target="trainer"))
 
     def contents(self, trainer: Trainer) -> object:
         assert isinstance(trainer, SimulatedTrainer)
@@ -115,8 +114,8 @@ class TestSimulatedTrainer(Virtual, TrainerContract):
 
 
 class TestSimulatedEnvironment(Virtual, EnvironmentContract):
-    WORLD = costs.SimulatedEnvironment(
-        turns=costs.Distribution(mean=4), step_s=costs.Distribution(kind="gaussian", mean=2.0, std=1.0)
+    WORLD = costs.SimulatedEnvironmentConfig(
+        turns=costs.DistributionConfig(mean=4), step_s=costs.DistributionConfig(kind="gaussian", mean=2.0, std=1.0)
     )
 
     def make(self, task: Task) -> Environment:
@@ -135,10 +134,10 @@ class TestSimulatedEnvironment(Virtual, EnvironmentContract):
 
 class TestSimulatedReward(Virtual, RewardContract):
     def make(self) -> Reward:
-        return SimulatedReward(costs.SimulatedReward(latency_s=costs.Distribution(mean=1.0)))
+        return SimulatedReward(costs.SimulatedRewardConfig(latency_s=costs.DistributionConfig(mean=1.0)))
 
     def failing(self) -> Reward:
-        return SimulatedReward(costs.SimulatedReward(failure_probability=1.0))
+        return SimulatedReward(costs.SimulatedRewardConfig(failure_probability=1.0))
 
     def generation(self) -> Generation:
         return generation()

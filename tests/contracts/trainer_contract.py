@@ -12,7 +12,7 @@ import pytest
 
 from headway.errors import TrainerCrashed, TrainerError, TransferError
 from headway.trainers.base import Trainer
-from headway.trainers.remote import RemoteTrainer
+from headway.trainers.remote_trainer import RemoteTrainer
 from headway.types import Batch
 
 

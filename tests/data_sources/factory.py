@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.config import Resolved, load
-from headway.data import SizedSource, Sources, make_sources
+from headway.config import ResolvedConfig, load_config
+from headway.data import DataSources, SizedSource, make_sources
 from headway.types import Task
 
 
@@ -40,13 +40,15 @@ def text_of(task: Task | None) -> str:
     return "".join(map(chr, task.prompt))
 
 
-def configured(data_args: Mapping[str, Any], validation: Mapping[str, Any] | None = None, **more: Any) -> Resolved:
+def configured(
+    data_args: Mapping[str, Any], validation: Mapping[str, Any] | None = None, **more: Any
+) -> ResolvedConfig:
     """A configuration with these data."""
     given: dict[str, Any] = {"prompt_length": 64, "response_length": 16, "actor_train": {"data_args": dict(data_args)}}
-    return load({**given, "validation": {"data_args": dict(validation or {})}, **more})
+    return load_config({**given, "validation": {"data_args": dict(validation or {})}, **more})
 
 
-def sources(data_args: Mapping[str, Any], validation: Mapping[str, Any] | None = None, **more: Any) -> Sources:
+def sources(data_args: Mapping[str, Any], validation: Mapping[str, Any] | None = None, **more: Any) -> DataSources:
     """Their sources."""
     return make_sources(configured(data_args, validation, **more), Characters())
 

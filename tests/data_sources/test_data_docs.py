@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headway.config import DataArgs, load
+from headway.config import DataArgs, load_config
 from headway.data import make_sources
-from headway.data.entries import SCHEMES
-from headway.data.files import READERS
-from headway.rewards.registry import make_rewards
+from headway.data.data_entries import SCHEMES
+from headway.data.data_files import READERS
+from headway.rewards.reward_registry import make_rewards
 from tests.data_sources.factory import Characters, epoch, sums, text_of, write
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def test_the_configuration_on_the_page_works(tmp_path: Path) -> None:
     write(tmp_path / "gsm8k_train.jsonl", rows)
     given["actor_train"]["data_args"]["dataset_dir"] = str(tmp_path)
     given["actor_train"]["data_args"]["options"]["reasoning_gym:chain_sum"]["size"] = 50
-    resolved = load(given)
+    resolved = load_config(given)
     made = make_sources(resolved, Characters())
     assert make_rewards(resolved.config.rewards) is not None
     assert len(epoch(made.validation)) == 200

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.data import fingerprint
-from headway.data.table import TaskTable
+from headway.data.task_table import TaskTable
 from headway.errors import ConfigError
 from headway.types import Task
 from tests.data_sources.factory import epoch, sources, sums, write

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config import DataArgs, load
+from headway.config import DataArgs, load_config
 from headway.data import make_sources
-from headway.data.prompts import Prompts
+from headway.data.prompts import PromptBuilder
 from headway.errors import ConfigError
 from tests.data_sources.factory import Characters, configured, epoch, sources, sums, text_of, write
 
@@ -119,13 +119,13 @@ class Expanding(Characters):
 @given(text=st.text(min_size=1), raw=st.booleans(), system=st.booleans())
 def test_no_prompt_has_more_tokens_than_it_can_have_at_most(text: str, raw: bool, system: bool) -> None:
     args = DataArgs(template="none" if raw else None, system="S" if system and not raw else None)
-    prompts = Prompts(Expanding(), args, key="data_args")
+    prompts = PromptBuilder(Expanding(), args, key="data_args")
     messages = prompts.conversation({"prompt": text}, "here")
     assert len(prompts.of_row({"prompt": text})) <= prompts.longest(messages, "here")
 
 
 def test_the_longest_expansions_there_are_stay_within_the_bound() -> None:
-    prompts = Prompts(Expanding(), DataArgs(), key="data_args")
+    prompts = PromptBuilder(Expanding(), DataArgs(), key="data_args")
     characters = [chr(code) for code in range(0x80, 0x20000) if not 0xD800 <= code < 0xE000]
     longest = [one for one in characters if len(normalize("NFKD", one).encode()) > 4 * len(one.encode())]
     assert "\ufdfa" in longest
@@ -178,7 +178,7 @@ def test_variables_of_the_configuration_reach_a_template_of_jinja(tmp_path: Path
     def prompt(*overrides: str, held_out: bool = False) -> str:
         more = {"validation": {"data_args": {"file_name": name}}} if held_out else {}
         given = {"prompt_length": 64, "response_length": 16, "actor_train": {"data_args": {"file_name": name}}}
-        made = make_sources(load({**given, **more}, list(overrides)), fast)
+        made = make_sources(load_config({**given, **more}, list(overrides)), fast)
         (task,) = epoch(made.validation if held_out else made.train)
         return text_of(task)
 

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from headway.config import RewardConfig
-from headway.data.reasoning import literal
+from headway.data.reasoning_tasks import make_literal
 from headway.errors import ConfigError
-from headway.rewards.registry import make_rewards
+from headway.rewards.reward_registry import make_rewards
 from headway.types import Episode, FinishReason, Generation, Task, Turn
 from tests.data_sources.factory import epoch, sources
 
@@ -56,4 +56,4 @@ def test_a_task_that_reasoning_gym_does_not_have_is_refused() -> None:
 def test_numbers_and_texts_of_numpy_become_plain_ones() -> None:
     numpy = pytest.importorskip("numpy")
     value = {"a": (numpy.int64(3), [numpy.str_("x")]), 1: {2.5, None}}
-    assert eval(literal(value)) == {"a": (3, ["x"]), 1: {2.5, None}}
+    assert eval(make_literal(value)) == {"a": (3, ["x"]), 1: {2.5, None}}

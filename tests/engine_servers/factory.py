@@ -11,22 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from headway.engines.base import Engine, Request
-from headway.engines.servers.dialect import Dialect
-from headway.engines.servers.engine import ServerEngine
-from headway.engines.servers.process import ExternalServer, Server
+from headway.engines.servers.server_dialect import ServerDialect
+from headway.engines.servers.server_engine import ServerEngine
+from headway.engines.servers.server_process import ExternalServer, ServerHandle
 from headway.engines.servers.settings import ServerSettings
-from headway.engines.servers.sglang import Sglang
-from headway.engines.servers.vllm import Vllm
+from headway.engines.servers.sglang_dialect import SglangDialect
+from headway.engines.servers.vllm_dialect import VllmDialect
 from headway.errors import TransferError
 from headway.types import SamplingParams
-from headway.weights.base import Bucket, Manifest, TensorEntry, WeightReceiver, checksum
-
-from .decoding import TENSOR, Decoder, Table, counting_rows, random_rows
-from .standin import KINDS, Standin
+from headway.weights.base import Bucket, Manifest, TensorEntry, WeightReceiver, compute_checksum
+from tests.engine_servers.fake_decoding import TENSOR, Decoder, Table, counting_rows, random_rows
+from tests.engine_servers.fake_servers import KINDS, FakeServer
 
 SIZE = 64
 FAST = ServerSettings(slots=8, context_tokens=256, call_s=5.0, load_s=5.0, start_s=10.0, silence_s=10.0, drain_s=1.0)
-DIALECTS: dict[str, type[Any]] = {"vllm": Vllm, "sglang": Sglang}
+DIALECTS: dict[str, type[Any]] = {"vllm": VllmDialect, "sglang": SglangDialect}
 
 
 def version_of(rows: list[list[float]], version: int, name: str = TENSOR) -> tuple[Manifest, list[Bucket]]:
@@ -39,7 +38,7 @@ def version_of(rows: list[list[float]], version: int, name: str = TENSOR) -> tup
             TensorEntry(name=name, shape=(len(rows), len(rows[0])), dtype="float32"),
             TensorEntry(name="version", shape=(), dtype="float32"),
         ),
-        checksums=tuple(checksum(part) for part in parts),
+        checksums=tuple(compute_checksum(part) for part in parts),
         total_bytes=len(data),
     )
     sums = manifest.checksums
@@ -89,13 +88,17 @@ class Site:
 
     def __init__(self, kind: str, **options: Any) -> None:
         self.kind, self._options = kind, options
-        self.servers: dict[str, Standin] = {}
+        self.servers: dict[str, FakeServer] = {}
         self.engines: list[ServerEngine] = []
         self._directory = tempfile.TemporaryDirectory()
         self.root = Path(self._directory.name)
 
     def engine(
-        self, name: str = "engine/0", settings: ServerSettings = FAST, dialect: Dialect | None = None, **options: Any
+        self,
+        name: str = "engine/0",
+        settings: ServerSettings = FAST,
+        dialect: ServerDialect | None = None,
+        **options: Any,
     ) -> ServerEngine:
         """Over a stand-in of its own, which starts when the engine does."""
         raw = self._options.get("raw", False)
@@ -106,7 +109,12 @@ class Site:
         return self.over(Beginning(standin), name, settings, dialect, **options)
 
     def over(
-        self, server: Server, name: str, settings: ServerSettings, dialect: Dialect | None = None, **options: Any
+        self,
+        server: ServerHandle,
+        name: str,
+        settings: ServerSettings,
+        dialect: ServerDialect | None = None,
+        **options: Any,
     ) -> ServerEngine:
         options = {"ends": [43], "root": self.root / name, **options}
         engine = ServerEngine(name, server, dialect or DIALECTS[self.kind](), settings, **options)
@@ -124,7 +132,7 @@ class Site:
 class Beginning(ExternalServer):
     """An external server whose owner starts it when it is first looked for, and again when it has crashed."""
 
-    def __init__(self, standin: Standin) -> None:
+    def __init__(self, standin: FakeServer) -> None:
         super().__init__("")
         self._standin = standin
         self._seen: Any = None

@@ -10,25 +10,25 @@ from typing import Any
 
 import pytest
 
-from headway.build.servers import Servers, check_servers, command
-from headway.config import Resolved, load
-from headway.engines.servers.dialect import Dialect
+from headway.config import ResolvedConfig, load_config
+from headway.engines.servers.server_dialect import ServerDialect
 from headway.errors import ConfigError
+from headway.launch.inference_servers import ServerOptions, check_server_requirements, make_server_command
 
 pytest.importorskip("aiohttp")
 
-from headway.engines.servers.sglang import Sglang
-from headway.engines.servers.vllm import Vllm
+from headway.engines.servers.sglang_dialect import SglangDialect
+from headway.engines.servers.vllm_dialect import VllmDialect
 
 URL = "http://127.0.0.1:8000"
 BASE = "actor_infer.strategy_args"
 
 
-def given(name: str | None = "vllm", role: str = "actor_infer", top: Any = None, **settings: Any) -> Resolved:
+def given(name: str | None = "vllm", role: str = "actor_infer", top: Any = None, **settings: Any) -> ResolvedConfig:
     words: dict[str, Any] = {f"{role}.strategy_args.strategy_config.{key}": value for key, value in settings.items()}
     if name is not None:
         words[f"{role}.strategy_args.strategy_name"] = name
-    return load(None, words | (top or {}))
+    return load_config(None, words | (top or {}))
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
@@ -40,7 +40,7 @@ def test_our_own_engine_stands_in_unless_it_is_said_where_the_server_is(name: st
         served = given(name, **settings)
         assert served.derived.strategies["actor_infer"] == name
         assert not [note for note in served.notes if BASE in note]
-        assert load(served.changed()).derived.strategies["actor_infer"] == name, "children read it again"
+        assert load_config(served.changed()).derived.strategies["actor_infer"] == name, "children read it again"
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_mistakes_are_refused_with_the_key(name: str | None, role: str, settings
 def test_pictures_are_not_served() -> None:
     words = {f"{BASE}.strategy_name": "vllm", f"{BASE}.strategy_config.url": URL, "flow.algorithm": "flow_grpo"}
     with pytest.raises(ConfigError, match="serves no pictures"):
-        load(None, words)
+        load_config(None, words)
 
 
 def test_sglang_with_a_truncated_distribution_is_noted() -> None:
     words = {f"{BASE}.strategy_name": "sglang", f"{BASE}.strategy_config.url": URL}
-    assert not [note for note in load(None, words).notes if "SGLang" in note]
-    noted = load(None, {**words, "actor_infer.generating_args.top_p": 0.9}).notes
+    assert not [note for note in load_config(None, words).notes if "SGLang" in note]
+    noted = load_config(None, {**words, "actor_infer.generating_args.top_p": 0.9}).notes
     assert [note for note in noted if "before top_p" in note]
 
 
@@ -88,33 +88,36 @@ def test_servers_recompute_whatever_is_asked_for_and_say_so(name: str) -> None:
 
 def test_a_server_cannot_be_started_without_its_package() -> None:
     with pytest.raises(ConfigError, match="is no program"):
-        check_servers(given(launch=True, server_python="/nowhere/bin/python"))
+        check_server_requirements(given(launch=True, server_python="/nowhere/bin/python"))
     for settings in ({}, {"server_python": sys.executable}):
         with pytest.raises(ConfigError, match=r"sglang is not installed for .*server_python"):
-            check_servers(given("sglang", launch=True, **settings))
-    check_servers(given(url=URL))
-    check_servers(given())
+            check_server_requirements(given("sglang", launch=True, **settings))
+    check_server_requirements(given(url=URL))
+    check_server_requirements(given())
 
 
 def test_a_temperature_that_vllm_refuses_is_refused_before_anything_starts() -> None:
     for role in ("actor_infer", "validation"):
         hot = {f"{role}.generating_args.temperature": 2.5}
         with pytest.raises(ConfigError, match=f"{role}.generating_args.temperature = 2.5"):
-            check_servers(given(url=URL, top=hot))
-        check_servers(given("sglang", url=URL, top=hot))
+            check_server_requirements(given(url=URL, top=hot))
+        check_server_requirements(given("sglang", url=URL, top=hot))
 
 
 @pytest.mark.parametrize(
     ("dialect", "wanted"),
     [
-        (Vllm(), ["--logprobs-mode processed_logprobs", "--generation-config vllm", "--max-num-seqs 8", "--port 9"]),
-        (Sglang(), ["--sampling-defaults openai", "--max-running-requests 8", "--port 9"]),
+        (
+            VllmDialect(),
+            ["--logprobs-mode processed_logprobs", "--generation-config vllm", "--max-num-seqs 8", "--port 9"],
+        ),
+        (SglangDialect(), ["--sampling-defaults openai", "--max-running-requests 8", "--port 9"]),
     ],
 )
-def test_a_server_is_started_with_what_a_run_needs(dialect: Dialect, wanted: list[str]) -> None:
+def test_a_server_is_started_with_what_a_run_needs(dialect: ServerDialect, wanted: list[str]) -> None:
     resolved = given(dialect.name, launch=True, server_python="/venv/bin/python", server_args={"enforce_eager": True})
-    servers = Servers(resolved=resolved, model=Path("/model"), device="cpu", replicas=1, slots=8)
-    line, found = command(servers, dialect, 0, 9)
+    servers = ServerOptions(resolved=resolved, model=Path("/model"), device="cpu", replicas=1, slots=8)
+    line, found = make_server_command(servers, dialect, 0, 9)
     environment = dict(found)
     assert line[:2] == ["/venv/bin/python", "-m"]
     text = " ".join(line)
@@ -130,13 +133,19 @@ def test_a_server_on_a_cpu_gets_its_threads_and_the_cache_that_its_slots_need(tm
     config = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30}
     (tmp_path / "config.json").write_text(json.dumps(config))
     resolved = given(launch=True, top={"prompt_length": 200, "response_length": 56})
-    line, environment = command(
-        Servers(resolved=resolved, model=tmp_path, device="cpu", replicas=1, slots=8, threads=3), Vllm(), 0, 9
+    line, environment = make_server_command(
+        ServerOptions(resolved=resolved, model=tmp_path, device="cpu", replicas=1, slots=8, threads=3),
+        VllmDialect(),
+        0,
+        9,
     )
     token = 2 * 4 * 30 * 3 * 64  # keys and values, four bytes, layers, heads, width of a head
     assert line[line.index("--kv-cache-memory-bytes") + 1] == str(token * 128 * 2 * (8 * 2 + 1))
     assert environment["OMP_NUM_THREADS"] == "3" and environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    line, environment = command(
-        Servers(resolved=resolved, model=tmp_path, device="cuda", replicas=1, slots=8, threads=3), Vllm(), 0, 9
+    line, environment = make_server_command(
+        ServerOptions(resolved=resolved, model=tmp_path, device="cuda", replicas=1, slots=8, threads=3),
+        VllmDialect(),
+        0,
+        9,
     )
     assert "--kv-cache-memory-bytes" not in line and "OMP_NUM_THREADS" not in environment

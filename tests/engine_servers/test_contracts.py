@@ -13,7 +13,7 @@ pytest.importorskip("aiohttp")
 pytest.importorskip("safetensors")
 
 from headway.engines.base import Engine, Progress, Request
-from headway.engines.servers.engine import ServerEngine
+from headway.engines.servers.server_engine import ServerEngine
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
 
 from ..contracts.engine_contract import EngineContract

@@ -15,15 +15,15 @@ pytest.importorskip("aiohttp")
 pytest.importorskip("safetensors")
 
 from headway.engines.base import Progress
-from headway.engines.servers.engine import ServerEngine
-from headway.engines.servers.files import Draft
+from headway.engines.servers.directory_receiver import VersionDirectoryWriter
+from headway.engines.servers.server_engine import ServerEngine
 from headway.errors import ConfigError, EngineCrashed, EngineError, TransferError
 from headway.types import FinishReason, VersionRun
+from tests.engine_servers.fake_decoding import random_rows
+from tests.engine_servers.fake_servers import FakeSglangServer
 
 from . import factory
-from .decoding import random_rows
 from .factory import FAST, Site
-from .standin import SglangStandin
 
 Scenario = Callable[[Site], Coroutine[Any, Any, None]]
 both = pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -210,7 +210,7 @@ def test_a_vllm_without_development_endpoints_is_refused_with_what_it_needs() ->
 
 
 def test_sglang_may_repeat_what_it_has_told_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SglangStandin, "incremental", True)
+    monkeypatch.setattr(FakeSglangServer, "incremental", True)
 
     async def scenario(site: Site) -> None:
         engine, _ = await begun(site)
@@ -256,7 +256,7 @@ def test_a_version_on_the_disk_is_a_checkpoint(tmp_path: Path) -> None:
         (model / name).write_text("{}")
     rows = random_rows(40)
     manifest, buckets = factory.version_of(rows, 7)
-    draft = Draft(tmp_path / "served", manifest, beside=model)
+    draft = VersionDirectoryWriter(tmp_path / "served", manifest, beside=model)
     for bucket in reversed(buckets):
         draft.write(bucket.index, memoryview(bucket.payload))
     assert not (tmp_path / "served" / "v7").exists()

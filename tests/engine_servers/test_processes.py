@@ -17,7 +17,7 @@ pytest.importorskip("aiohttp")
 pytest.importorskip("safetensors")
 
 from headway.engines.base import Progress
-from headway.engines.servers.process import OwnedServer
+from headway.engines.servers.server_process import LaunchedServer
 from headway.errors import EngineCrashed
 from headway.types import FinishReason
 
@@ -28,7 +28,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 def standin(port: int, **environment: str) -> tuple[list[str], Mapping[str, str]]:
-    line = [sys.executable, "-m", "tests.engine_servers.standin", "vllm", "--port", str(port)]
+    line = [sys.executable, "-m", "tests.engine_servers.fake_servers", "vllm", "--port", str(port)]
     return line, {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
 
 
@@ -54,7 +54,7 @@ def test_a_server_that_is_killed_is_missed_at_once_and_comes_back_empty(tmp_path
     async def scenario() -> None:
         site, log = Site("vllm"), tmp_path / "logs" / "server.log"
         try:
-            server = OwnedServer("engine/0", standin, log=log)
+            server = LaunchedServer("engine/0", standin, log=log)
             engine = site.over(server, "engine/0", FAST)
             await factory.serve(engine, 0)
             (first,) = children(server.pid)
@@ -81,7 +81,7 @@ def test_a_server_that_does_not_come_up_shows_its_last_lines_and_what_came_befor
     async def scenario() -> None:
         site = Site("vllm")
         try:
-            server = OwnedServer("engine/0", lambda port: standin(port, STANDIN_FAILS="1"))
+            server = LaunchedServer("engine/0", lambda port: standin(port, STANDIN_FAILS="1"))
             with pytest.raises(EngineCrashed, match=r"loading weights\n  \| RuntimeError: no kernel") as crash:
                 await site.over(server, "engine/0", FAST).start()
             assert "exit code 1\n  | OSError: no such file\n  | …\n  | traceback" in str(crash.value), (
@@ -95,7 +95,7 @@ def test_a_server_that_does_not_come_up_shows_its_last_lines_and_what_came_befor
 
 PARENT = """
 import asyncio, sys, time
-from headway.engines.servers.process import OwnedServer
+from headway.engines.servers.server_process import OwnedServer
 
 async def main():
     stubborn = "trap '' TERM; sleep 1000 & echo $! > CHILD; wait; sleep 1000".replace("CHILD", sys.argv[1])
@@ -140,7 +140,7 @@ def test_shared_memory_of_a_server_that_ends_is_taken_away(tmp_path: Path, how: 
     log = tmp_path / "server.log"
 
     async def scenario() -> None:
-        server = OwnedServer("engine/0", lambda port: ([sys.executable, "-c", SHARING], {}), log=log)
+        server = LaunchedServer("engine/0", lambda port: ([sys.executable, "-c", SHARING], {}), log=log)
         await server.start()
         while not log.read_text().endswith("\n"):  # noqa: ASYNC110 — nobody tells
             await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ pytest.importorskip("aiohttp")
 pytest.importorskip("safetensors")
 
 from headway.engines.base import Progress
-from headway.engines.servers.engine import ServerEngine
+from headway.engines.servers.server_engine import ServerEngine
 from headway.types import FinishReason
 
 from . import factory

@@ -31,7 +31,7 @@ def served(runs: Runs, kind: str, seen: dict[str, Any]) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    target, url = "tests.engine_servers.standin:serve_model", f"http://127.0.0.1:{port}"
+    target, url = "tests.engine_servers.fake_servers:serve_model", f"http://127.0.0.1:{port}"
     server = threading.Thread(target=runs.template.call, args=(target, kind, port, str(runs.model)))
     server.start()
     try:

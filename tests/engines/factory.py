@@ -23,12 +23,12 @@ from transformers import (
 
 from headway.engines.base import Engine, Progress, Request
 from headway.engines.native import NativeEngine, NativeSettings
-from headway.engines.native.parameters import Parameters
-from headway.engines.native.runner import ModelRunner
-from headway.engines.native.scheduler import Plan
+from headway.engines.native.native_scheduler import StepPlan
+from headway.engines.native.served_parameters import ServedParameters
+from headway.engines.native.step_runner import StepRunner
 from headway.errors import TransferError
 from headway.types import FinishReason, SamplingParams
-from headway.weights.base import Bucket, Manifest, TensorEntry, WeightReceiver, checksum
+from headway.weights.base import Bucket, Manifest, TensorEntry, WeightReceiver, compute_checksum
 
 VOCABULARY = 97
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
@@ -88,7 +88,7 @@ def version_of(
             TensorEntry(name=name, shape=tuple(tensor.shape), dtype=str(dtype).removeprefix("torch."))
             for name, tensor in tensors.items()
         ),
-        checksums=tuple(checksum(part) for part in parts),
+        checksums=tuple(compute_checksum(part) for part in parts),
         total_bytes=len(flat),
     )
     sums = manifest.checksums
@@ -131,10 +131,10 @@ class HandOver:
         return bucket
 
 
-class SlowRunner(ModelRunner):
+class SlowRunner(StepRunner):
     """Takes its time for each step, counts them, and breaks when told to."""
 
-    def __init__(self, model: PreTrainedModel, parameters: Parameters, settings: NativeSettings) -> None:
+    def __init__(self, model: PreTrainedModel, parameters: ServedParameters, settings: NativeSettings) -> None:
         super().__init__(model, parameters, settings)
         self.steps = 0
         self.step_s = 0.01
@@ -142,7 +142,7 @@ class SlowRunner(ModelRunner):
         self.midway = threading.Event()
         """Set after a dozen steps."""
 
-    def step(self, plan: Plan) -> tuple[list[int], list[float]]:
+    def step(self, plan: StepPlan) -> tuple[list[int], list[float]]:
         time.sleep(self.step_s)
         if self.broken:
             raise RuntimeError("the model broke")

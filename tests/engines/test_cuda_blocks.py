@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from headway.engines.base import Progress
-from headway.engines.native import NativeEngine, NativeSettings, blocks, engine
-from headway.engines.native.core import Core
-from headway.engines.native.cuda_graphs import ladder, splits_for
-from headway.engines.native.decoders import FusedDecoder, PlainDecoder, decoder_of
-from headway.engines.native.ops import TorchOps, key_of, uniform
-from headway.engines.native.parameters import Parameters
-from headway.engines.native.scheduler import Scheduler
-from headway.engines.native.sequence import Sequence
+from headway.engines.native import NativeEngine, NativeSettings, native_core, native_engine
+from headway.engines.native.block_ops import TorchBlockOps, draw_uniform, make_draw_key
+from headway.engines.native.decode_graphs import choose_splits, round_up_lanes
+from headway.engines.native.model_decoders import FusedDecoder, GenericDecoder, make_decoder
+from headway.engines.native.native_core import EngineCore
+from headway.engines.native.native_scheduler import NativeScheduler
+from headway.engines.native.native_sequence import NativeSequence
+from headway.engines.native.served_parameters import ServedParameters
 from headway.errors import ConfigError, EngineCrashed
 from headway.types import FinishReason
 
@@ -35,17 +35,21 @@ def prompts(count: int, seed: int = 0, longest: int = 40) -> list[list[int]]:
     return [[chance.randrange(VOCABULARY) for _ in range(chance.randint(1, longest))] for _ in range(count)]
 
 
-def as_made(parameters: Parameters, core: Core) -> tuple[Parameters, Core]:
+def as_made(parameters: ServedParameters, core: EngineCore) -> tuple[ServedParameters, EngineCore]:
     return parameters, core
 
 
 def in_blocks(model: Any, *, plain: bool = False, wrap: Any = as_made, **options: Any) -> NativeEngine:
-    def assembly(made: Any, settings: NativeSettings, eos: frozenset[int], stopped: Any) -> tuple[Parameters, Core]:
-        parameters, runner = blocks.assemble(
-            made, settings, eos, (lambda model, ops, positions: PlainDecoder(model)) if plain else decoder_of
+    def assembly(
+        made: Any, settings: NativeSettings, eos: frozenset[int], stopped: Any
+    ) -> tuple[ServedParameters, EngineCore]:
+        parameters, runner = native_core.make_block_runner(
+            made, settings, eos, (lambda model, ops, positions: GenericDecoder(model)) if plain else make_decoder
         )
-        scheduler = Scheduler(settings, runner.moves, eos=eos, stopped=stopped, held_back=blocks.HELD_BACK)
-        return wrap(parameters, blocks.BlockCore(scheduler, runner))
+        scheduler = NativeScheduler(
+            settings, runner.moves, eos=eos, stopped=stopped, held_back=native_core.HELD_BACK_TOKENS
+        )
+        return wrap(parameters, native_core.BlockCore(scheduler, runner))
 
     return make_engine(model, assembly=assembly, **({"look_steps": 3} | options))
 
@@ -71,11 +75,11 @@ def test_families_like_llama_get_the_fused_decoder_and_others_the_plain_one() ->
     settings = NativeSettings(slots=2, slot_tokens=16)
     for family in FAMILIES:
         model = make_model(family)
-        blocks.DeviceParameters(model, torch.float32, torch.device("cpu"))
-        assert isinstance(decoder_of(model, TorchOps(), settings.slot_tokens), FusedDecoder)
+        native_core.DeviceParameters(model, torch.float32, torch.device("cpu"))
+        assert isinstance(make_decoder(model, TorchBlockOps(), settings.slot_tokens), FusedDecoder)
     other = make_model("llama", hidden_act="gelu")
-    blocks.DeviceParameters(other, torch.float32, torch.device("cpu"))
-    assert isinstance(decoder_of(other, TorchOps(), settings.slot_tokens), PlainDecoder)
+    native_core.DeviceParameters(other, torch.float32, torch.device("cpu"))
+    assert isinstance(make_decoder(other, TorchBlockOps(), settings.slot_tokens), GenericDecoder)
 
 
 def test_the_same_tokens_are_drawn_as_step_by_step() -> None:
@@ -96,7 +100,7 @@ def test_the_same_tokens_are_drawn_as_step_by_step() -> None:
     run(scenario())
 
 
-def behind(parameters: Parameters, core: Core) -> tuple[Parameters, Core]:
+def behind(parameters: ServedParameters, core: EngineCore) -> tuple[ServedParameters, EngineCore]:
     """A device that is always far behind the host, as where others use it too."""
     runner: Any = core._blocks  # type: ignore[attr-defined]
     launch = runner.launch
@@ -237,11 +241,11 @@ def test_logits_that_are_not_numbers_are_named() -> None:
 
 
 def test_the_device_draws_with_the_numbers_of_the_sequence() -> None:
-    sequence = Sequence(request("a", [5, 6, 7]), (8, 9), slot_tokens=100, seed=3)
-    key = key_of(sequence.key, sequence.prompt_length)
-    assert uniform(key, len(sequence.tokens) - 1) == sequence.uniform()
+    sequence = NativeSequence(request("a", [5, 6, 7]), (8, 9), slot_tokens=100, seed=3)
+    key = make_draw_key(sequence.key, sequence.prompt_length)
+    assert draw_uniform(key, len(sequence.tokens) - 1) == sequence.uniform()
     sequence.append(4, 0.0)
-    assert uniform(key, len(sequence.tokens) - 1) == sequence.uniform()
+    assert draw_uniform(key, len(sequence.tokens) - 1) == sequence.uniform()
 
 
 def test_a_replica_that_broke_frees_its_memory_though_its_error_is_kept() -> None:
@@ -272,16 +276,18 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         NativeSettings(device="tpu")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no GPU"):
-            engine.in_blocks(make_model(), NativeSettings(device="cuda"), frozenset(), lambda sequence: False)
+            native_engine.make_block_core(
+                make_model(), NativeSettings(device="cuda"), frozenset(), lambda sequence: False
+            )
 
 
 def test_sizes_of_steps_waste_little_and_are_few() -> None:
-    sizes = {ladder(lanes, 512) for lanes in range(1, 513)}
-    assert all(lanes <= ladder(lanes, 512) <= max(lanes * 1.27, lanes + 15) for lanes in range(1, 513))
+    sizes = {round_up_lanes(lanes, 512) for lanes in range(1, 513)}
+    assert all(lanes <= round_up_lanes(lanes, 512) <= max(lanes * 1.27, lanes + 15) for lanes in range(1, 513))
     assert len(sizes) <= 26 and max(sizes) == 512
-    assert [ladder(lanes, 7) for lanes in (1, 3, 5, 7)] == [1, 4, 7, 7]
-    assert splits_for(512, 2, 600) == 1 and splits_for(512, 2, 4000) == 4
-    assert splits_for(1, 2, 4000) == 16 and splits_for(64, 2, 300) == 1 and splits_for(1, 1, 10) == 1
+    assert [round_up_lanes(lanes, 7) for lanes in (1, 3, 5, 7)] == [1, 4, 7, 7]
+    assert choose_splits(512, 2, 600) == 1 and choose_splits(512, 2, 4000) == 4
+    assert choose_splits(1, 2, 4000) == 16 and choose_splits(64, 2, 300) == 1 and choose_splits(1, 1, 10) == 1
 
 
 @pytest.mark.gpu

@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from headway.engines.native import ops as columns
-from headway.engines.native.ops import GOLDEN, TILE, Heads, Rotation, TorchOps, added_up, bits
+from headway.engines.native import block_ops as columns
+from headway.engines.native.block_ops import (
+    GOLDEN_GAMMA,
+    TILE_TOKENS,
+    AttentionHeads,
+    RotaryEmbedding,
+    TorchBlockOps,
+    float_to_bits,
+    sum_planes,
+)
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -27,9 +35,9 @@ SHAPES = [(4, 2, 16), (14, 2, 64), (6, 6, 96), (8, 1, 128)]
 
 
 def triton_ops() -> Any:
-    from headway.engines.native.triton_ops import TritonOps
+    from headway.engines.native.triton_ops import TritonBlockOps
 
-    return TritonOps()
+    return TritonBlockOps()
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -46,25 +54,27 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 def test_decoding(query: int, kv: int, size: int, window: int, splits: int) -> None:
     torch.manual_seed(query + window)
     slot_tokens, positions = 1200, [0, 5, 127, 128, 400, 1199]
-    heads = Heads(query, kv, size, size**-0.5, window, slot_tokens=slot_tokens)
+    heads = AttentionHeads(query, kv, size, size**-0.5, window, slot_tokens=slot_tokens)
     memory = (random(8 * slot_tokens, kv, size), random(8 * slot_tokens, kv, size))
     q, at = random(len(positions), query, size), torch.tensor(positions, device=DEVICE)
     lanes = torch.tensor([3, 0, 7, 1, 2, 6], device=DEVICE)
     found = triton_ops().decode(q, memory, heads, lanes, at, splits)
     exact = tuple(part.float() for part in memory)
-    assert close(found, TorchOps().decode(q.float(), exact, heads, lanes, at, splits))
+    assert close(found, TorchBlockOps().decode(q.float(), exact, heads, lanes, at, splits))
 
 
 @pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
 @pytest.mark.parametrize("window", [0, 20])
 def test_filling(query: int, kv: int, size: int, window: int) -> None:
     torch.manual_seed(query)
-    heads = Heads(query, kv, size, size**-0.5, window, slot_tokens=200)
+    heads = AttentionHeads(query, kv, size, size**-0.5, window, slot_tokens=200)
     memory = (random(800, kv, size), random(800, kv, size))
-    tiles = torch.tensor([(0, TILE, 2, 0), (TILE, 5, 2, TILE), (TILE + 5, 40, 0, 130)], device=DEVICE)
-    q = random(TILE + 45, query, size)
+    tiles = torch.tensor(
+        [(0, TILE_TOKENS, 2, 0), (TILE_TOKENS, 5, 2, TILE_TOKENS), (TILE_TOKENS + 5, 40, 0, 130)], device=DEVICE
+    )
+    q = random(TILE_TOKENS + 45, query, size)
     exact = tuple(part.float() for part in memory)
-    assert close(triton_ops().fill(q, memory, heads, tiles), TorchOps().fill(q.float(), exact, heads, tiles))
+    assert close(triton_ops().fill(q, memory, heads, tiles), TorchBlockOps().fill(q.float(), exact, heads, tiles))
 
 
 @pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
@@ -73,14 +83,14 @@ def test_rotating(query: int, kv: int, size: int, norms: bool) -> None:
     torch.manual_seed(size)
     angles = torch.rand(50, size // 2, device=DEVICE) * 6
     weights = (random(size), random(size)) if norms else (None, None)
-    by = Rotation(angles.cos(), angles.sin(), *weights, eps=1e-6)
-    heads = Heads(query, kv, size, 1.0, slot_tokens=10)
+    by = RotaryEmbedding(angles.cos(), angles.sin(), *weights, eps=1e-6)
+    heads = AttentionHeads(query, kv, size, 1.0, slot_tokens=10)
     planes = torch.randn(4, 5, (query + 2 * kv) * size, device=DEVICE) if norms else None
     qkv = random(5, (query + 2 * kv) * size) if planes is None else planes
     at = torch.tensor([0, 3, 9, 49, 7], device=DEVICE)
     rows = torch.tensor([4, 0, 17, 3, 19], device=DEVICE)
     results = []
-    for ops in (triton_ops(), TorchOps()):
+    for ops in (triton_ops(), TorchBlockOps()):
         memory = (torch.zeros(20, kv, size, device=DEVICE, dtype=DTYPE), random(20, kv, size) * 0)
         results.append((ops.rotate_store(qkv, heads, by, at, rows, memory), *memory))
     assert all(close(found, wanted) for found, wanted in zip(*results, strict=True))
@@ -94,12 +104,12 @@ def test_norms_and_gates(width: int) -> None:
     for change in (None, delta):
         found, wanted = (
             ops.add_norm(stream, change, weight, 1e-6)
-            for ops, stream in zip((triton_ops(), TorchOps()), streams, strict=True)
+            for ops, stream in zip((triton_ops(), TorchBlockOps()), streams, strict=True)
         )
         assert close(found, wanted)
     assert close(*streams)
     planes = torch.randn(4, 3, width, device=DEVICE)
-    assert close(*(ops.add_norm(x.clone(), planes, weight, 1e-6) for ops in (triton_ops(), TorchOps())))
+    assert close(*(ops.add_norm(x.clone(), planes, weight, 1e-6) for ops in (triton_ops(), TorchBlockOps())))
 
 
 @pytest.mark.parametrize("rows", [1, 40, 70])
@@ -108,9 +118,9 @@ def test_products(rows: int) -> None:
     x, weight, bias = random(rows, 300), random(90, 300), random(90)
     exact = [tensor.float() for tensor in (x, weight, bias)]
     for added, plain in ((None, None), (bias, exact[2])):
-        found = added_up(triton_ops().product(x, weight, added))
-        assert close(found, TorchOps().product(*exact[:2], plain))
-        assert close(triton_ops().gated(x, weight, added), TorchOps().gated(*exact[:2], plain))
+        found = sum_planes(triton_ops().product(x, weight, added))
+        assert close(found, TorchBlockOps().product(*exact[:2], plain))
+        assert close(triton_ops().gated(x, weight, added), TorchBlockOps().gated(*exact[:2], plain))
 
 
 def state_of(rows: list[dict[int, int]]) -> torch.Tensor:
@@ -118,12 +128,12 @@ def state_of(rows: list[dict[int, int]]) -> torch.Tensor:
         columns.POSITION: 4,
         columns.LIMIT: 50,
         columns.ACTIVE: 1,
-        columns.TEMPERATURE: bits(1.0),
-        columns.TOP_P: bits(1.0),
+        columns.TEMPERATURE: float_to_bits(1.0),
+        columns.TOP_P: float_to_bits(1.0),
     }
     state = torch.zeros(len(rows), columns.COLUMNS, dtype=torch.int64)
     for number, row in enumerate(rows):
-        for column, value in (plain | {columns.KEY: (number * GOLDEN) % 2**63} | row).items():
+        for column, value in (plain | {columns.KEY: (number * GOLDEN_GAMMA) % 2**63} | row).items():
             state[number, column] = value
     return state
 
@@ -133,22 +143,22 @@ def test_draws(cut: bool) -> None:
     torch.manual_seed(1)
     rows: list[dict[int, int]] = [
         {},
-        {columns.TEMPERATURE: bits(0.6)},
-        {columns.TEMPERATURE: bits(0.0)},
+        {columns.TEMPERATURE: float_to_bits(0.6)},
+        {columns.TEMPERATURE: float_to_bits(0.0)},
         {columns.ACTIVE: 0},
         {columns.LIMIT: 6},
-        {columns.TEMPERATURE: bits(0.0), columns.POSITION: 11},
+        {columns.TEMPERATURE: float_to_bits(0.0), columns.POSITION: 11},
         *({columns.KEY: 77 * number} for number in range(6)),
     ]
     if cut:
-        rows += [{columns.TOP_K: 3}, {columns.TOP_P: bits(0.5)}, {columns.MIN_P: bits(0.2)}] * 4
-        rows.append({columns.TOP_K: 40, columns.TOP_P: bits(0.7), columns.MIN_P: bits(0.01)})
+        rows += [{columns.TOP_K: 3}, {columns.TOP_P: float_to_bits(0.5)}, {columns.MIN_P: float_to_bits(0.2)}] * 4
+        rows.append({columns.TOP_K: 40, columns.TOP_P: float_to_bits(0.7), columns.MIN_P: float_to_bits(0.01)})
     state = state_of(rows).to(DEVICE)
     logits = (torch.randn(len(rows), 9001) * 3).to(DEVICE)
     ends = torch.tensor([int(logits[5].argmax()), 3], device=DEVICE)
     lanes = torch.randperm(len(rows)).to(DEVICE)
     states, blocks = [state.clone(), state.clone()], []
-    for ops, one in zip((triton_ops(), TorchOps()), states, strict=True):
+    for ops, one in zip((triton_ops(), TorchBlockOps()), states, strict=True):
         block = torch.zeros(len(rows), 7, dtype=torch.int32, device=DEVICE)
         ops.draw(logits[lanes], lanes, one, block, ends, cut=cut)
         blocks.append(block.cpu())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from headway.engines.native.attention import cuts
-from headway.engines.native.scheduler import Delivery, Plan, Scheduler
-from headway.engines.native.sequence import Sequence
+from headway.engines.native.native_scheduler import NativeScheduler, RequestUpdate, StepPlan
+from headway.engines.native.native_sequence import NativeSequence
 from headway.engines.native.settings import NativeSettings
+from headway.engines.native.slot_attention import cut_into_segments
 from headway.types import FinishReason
 
 from .factory import request
@@ -43,17 +43,19 @@ class Bench:
     def __init__(self, **settings: int) -> None:
         self.settings = NativeSettings(**settings)
         self.memory = Memory(self.settings.slots)
-        self.scheduler = Scheduler(self.settings, self.memory, eos=frozenset({0}))
-        self.sequences: dict[int, Sequence] = {}
+        self.scheduler = NativeScheduler(self.settings, self.memory, eos=frozenset({0}))
+        self.sequences: dict[int, NativeSequence] = {}
 
-    def add(self, number: int, prompt: list[int], *, group: int = -1, count: int = 5, session: str = "") -> Sequence:
+    def add(
+        self, number: int, prompt: list[int], *, group: int = -1, count: int = 5, session: str = ""
+    ) -> NativeSequence:
         asked = request(str(number), prompt, group=group, count=count, session=session, goes_on=bool(session))
-        sequence = Sequence(asked, (), number=number, slot_tokens=self.settings.slot_tokens)
+        sequence = NativeSequence(asked, (), number=number, slot_tokens=self.settings.slot_tokens)
         self.sequences[number] = sequence
         self.scheduler.add(sequence)
         return sequence
 
-    def step(self, chance: random.Random | None = None) -> tuple[Plan, list[Delivery]]:
+    def step(self, chance: random.Random | None = None) -> tuple[StepPlan, list[RequestUpdate]]:
         plan = self.scheduler.plan()
         pieces = [(sequence, 1) for sequence in plan.ready] + [(fill.sequence, fill.count) for fill in plan.fills]
         for row, sequence in enumerate(plan.ready):
@@ -119,7 +121,7 @@ def test_any_order_of_joining_leaving_and_flipping_keeps_every_slot_to_its_owner
         bench = Bench(
             slots=chance.randint(1, 5), slot_tokens=40, prefill_tokens=chance.randint(1, 12), prefix_tokens=30
         )
-        ended: dict[int, Delivery] = {}
+        ended: dict[int, RequestUpdate] = {}
         made: dict[int, list[int]] = {}
         waiting = list(range(30))
         while waiting or bench.scheduler.busy:
@@ -152,9 +154,9 @@ def test_any_order_of_joining_leaving_and_flipping_keeps_every_slot_to_its_owner
 
 
 def test_rows_are_cut_where_padding_would_cost_more_than_a_call() -> None:
-    assert cuts([10, 12, 11, 9]) == [4]
-    assert cuts([1000, 1000, 10, 10]) == [2, 4]
-    assert cuts([]) == []
+    assert cut_into_segments([10, 12, 11, 9]) == [4]
+    assert cut_into_segments([1000, 1000, 10, 10]) == [2, 4]
+    assert cut_into_segments([]) == []
     lengths = [random.Random(3).randint(1, 2000) for _ in range(24)]
-    ends = cuts(lengths)
+    ends = cut_into_segments(lengths)
     assert ends[-1] == 24 and ends == sorted(set(ends))

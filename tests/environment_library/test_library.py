@@ -7,37 +7,42 @@ import inspect
 
 import pytest
 
-from headway.environments.library import LIBRARY
-from headway.environments.registry import check_options, environment_class, environment_named, environment_names
-from headway.environments.text import reply_of, traits_of
+from headway.environments.environment_registry import (
+    check_environment_options,
+    find_environment_class,
+    list_environment_names,
+    make_environment,
+)
+from headway.environments.library import LIBRARY_ENVIRONMENTS
+from headway.environments.text_environment import check_reply, read_traits
 from headway.errors import ConfigError
 from tests.sandbox.factory import refusal
 
 LIGHT = [name for name in ("repair", "shop", "sokoban", "tools") if name != "repair" or not refusal()]
 
 
-@pytest.mark.parametrize("name", LIBRARY)
+@pytest.mark.parametrize("name", LIBRARY_ENVIRONMENTS)
 def test_every_name_leads_to_a_class_whose_options_have_names(name: str) -> None:
-    factory = environment_class(name)
-    assert name in environment_names()
+    factory = find_environment_class(name)
+    assert name in list_environment_names()
     kinds = {parameter.kind for parameter in inspect.signature(factory).parameters.values()}
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}
     with pytest.raises(ConfigError, match="no_such_option"):
-        check_options(factory, name, {"no_such_option": 1})
+        check_environment_options(factory, name, {"no_such_option": 1})
 
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_the_same_object_plays_episode_after_episode(name: str) -> None:
     async def scene() -> list[object]:
-        world = environment_named(name)
-        traits = traits_of(world)
+        world = make_environment(name)
+        traits = read_traits(world)
         assert traits.reusable and traits.instructions and traits.max_steps
         replies: list[object] = []
         for seed in (5, 6, 5):
             opening = world.reset(seed, {})
-            replies.append(reply_of(await opening if inspect.isawaitable(opening) else opening, started=False))
+            replies.append(check_reply(await opening if inspect.isawaitable(opening) else opening, started=False))
             answer = world.step("<tool_call>nonsense")
-            replies.append(reply_of(await answer if inspect.isawaitable(answer) else answer, started=True))
+            replies.append(check_reply(await answer if inspect.isawaitable(answer) else answer, started=True))
         return replies
 
     replies = asyncio.run(scene())

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headway.environments.tools.base import ToolRefused
-from headway.environments.tools.environment import ToolEnvironment
-from headway.environments.tools.mcp import MCPTools
+from headway.environments.tools.mcp_tools import MCPToolSource
+from headway.environments.tools.tool_environment import ToolEnvironment
 from headway.errors import ConfigError, EnvironmentFailed
 from tests.sandbox.factory import processes_with
 
@@ -45,7 +45,7 @@ def test_a_server_gives_its_tools_to_an_episode_and_ends_with_it() -> None:
 @pytest.mark.parametrize(("keep", "count"), [(False, "1"), (True, "2")])
 def test_a_server_is_fresh_for_every_episode_unless_it_is_kept(tmp_path: Path, keep: bool, count: str) -> None:
     async def scene() -> None:
-        source = MCPTools(command=sys.executable, args=[small_server(tmp_path)], timeout_s=5, keep=keep)
+        source = MCPToolSource(command=sys.executable, args=[small_server(tmp_path)], timeout_s=5, keep=keep)
         for _ in range(2):
             tools = {tool.name: tool for tool in await source.begin()}
             last = await tools["count"].call({})
@@ -60,9 +60,9 @@ def test_a_server_that_is_none_loses_the_episode() -> None:
     async def scene() -> None:
         for arguments in (["-c", "print('hello')"], ["-c", "import sys; sys.exit(3)"]):
             with pytest.raises(EnvironmentFailed, match="did not start"):
-                await MCPTools(command=sys.executable, args=arguments, timeout_s=5).begin()
+                await MCPToolSource(command=sys.executable, args=arguments, timeout_s=5).begin()
         with pytest.raises(EnvironmentFailed, match="did not start"):
-            await MCPTools(command="/no/such/program").begin()
+            await MCPToolSource(command="/no/such/program").begin()
 
     asyncio.run(scene())
 
@@ -71,7 +71,7 @@ def test_a_silent_server_is_ended() -> None:
     async def scene() -> None:
         marker = f"silent-server-of-{os.getpid()}"
         code = f"import signal; signal.pause()  # {marker}"
-        tools = MCPTools(command=sys.executable, args=["-c", code], timeout_s=0.3)
+        tools = MCPToolSource(command=sys.executable, args=["-c", code], timeout_s=0.3)
         with pytest.raises(EnvironmentFailed, match=r"within 0\.3 s"):
             await tools.begin()
         assert processes_with(marker) == []
@@ -82,7 +82,7 @@ def test_a_silent_server_is_ended() -> None:
 
 def test_a_server_that_dies_in_a_call_loses_the_episode(tmp_path: Path) -> None:
     async def scene() -> None:
-        source = MCPTools(command=sys.executable, args=[small_server(tmp_path)], timeout_s=5)
+        source = MCPToolSource(command=sys.executable, args=[small_server(tmp_path)], timeout_s=5)
         tools = {tool.name: tool for tool in await source.begin()}
         with pytest.raises(ToolRefused, match="no such thing"):
             await tools["refuse"].call({})
@@ -96,7 +96,7 @@ def test_a_server_that_dies_in_a_call_loses_the_episode(tmp_path: Path) -> None:
 def test_bad_options_are_refused() -> None:
     for options in ({"command": ""}, {"command": "x", "timeout_s": 0}):
         with pytest.raises(ConfigError):
-            MCPTools(**options)  # type: ignore[arg-type]
+            MCPToolSource(**options)  # type: ignore[arg-type]
 
 
 def small_server(folder: Path) -> str:

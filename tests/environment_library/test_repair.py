@@ -10,10 +10,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headway.environments.library.repair import Repair
-from headway.environments.library.repair_bugs import Call, Repository, calls_of, make_repository, outcome_of, source_of
-from headway.environments.library.repair_modules import MODULES
-from headway.environments.text import Reply
+from headway.environments.library.repair import RepairEnvironment
+from headway.environments.library.repair_modules import REPAIR_MODULES
+from headway.environments.library.repair_repository import (
+    RepairCheck,
+    RepairRepository,
+    call_outcome,
+    make_checks,
+    make_repository,
+    read_module_source,
+)
+from headway.environments.text_environment import Reply
 from headway.errors import ConfigError
 from tests.sandbox.factory import require_sandbox
 
@@ -34,26 +41,30 @@ def module_from(source: str) -> ModuleType:
     return module
 
 
-def differs(module: ModuleType, call: Call) -> bool:
-    return bool(outcome_of(getattr(module, call.function), call.arguments) != call.expected)
+def differs(module: ModuleType, call: RepairCheck) -> bool:
+    return bool(call_outcome(getattr(module, call.function), call.arguments) != call.expected)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", REPAIR_MODULES)
 def test_every_bug_is_in_the_text_once_and_seen_by_a_call_that_is_shown(name: str) -> None:
-    source = source_of(name)
+    source = read_module_source(name)
     right = module_from(source)
-    for old, new in MODULES[name].bugs:
+    for old, new in REPAIR_MODULES[name].bugs:
         assert source.count(old) == 1, old
         broken = module_from(source.replace(old, new))
         calls = [
-            (function, arguments) for function, kind in MODULES[name].functions.items() for arguments in kind.shown
+            (function, arguments)
+            for function, kind in REPAIR_MODULES[name].functions.items()
+            for arguments in kind.shown
         ]
         seen = [
-            outcome_of(getattr(broken, function), arguments) != outcome_of(getattr(right, function), arguments)
+            call_outcome(getattr(broken, function), arguments) != call_outcome(getattr(right, function), arguments)
             for function, arguments in calls
         ]
         assert any(seen), f"nothing shows {old!r} → {new!r}"
-        hidden = [any(differs(broken, call) for call in calls_of(seed, name) if not call.shown) for seed in range(10)]
+        hidden = [
+            any(differs(broken, call) for call in make_checks(seed, name) if not call.shown) for seed in range(10)
+        ]
         assert sum(hidden) >= 9, f"hidden calls rarely see {old!r} → {new!r}"
 
 
@@ -70,7 +81,7 @@ def test_the_seed_decides_the_repository() -> None:
         }
 
 
-async def fixed(world: Repair) -> Reply:
+async def fixed(world: RepairEnvironment) -> Reply:
     for path, right in world.repository.right.items():
         await world.step(call("write", path=path, content=right))
     return await world.step(call("submit"))
@@ -80,7 +91,7 @@ def test_a_fix_is_worth_one_and_nothing_else_is() -> None:
     require_sandbox()
 
     async def scene() -> None:
-        world = Repair(modules=2)
+        world = RepairEnvironment(modules=2)
         for seed in (0, 1):
             listing = await world.reset(seed, {})
             assert isinstance(listing, str) and world.repository.broken[0] in listing
@@ -93,10 +104,10 @@ def test_a_fix_is_worth_one_and_nothing_else_is() -> None:
     play(scene())
 
 
-def bug_in(repository: Repository) -> tuple[str, str, str]:
+def bug_in(repository: RepairRepository) -> tuple[str, str, str]:
     """The path, what stands there, and what should."""
     (path,), (right,) = repository.broken, repository.right.values()
-    bugs = MODULES[path.split("/")[1].removesuffix(".py")].bugs
+    bugs = REPAIR_MODULES[path.split("/")[1].removesuffix(".py")].bugs
     return next((path, new, old) for old, new in bugs if right.replace(old, new) == repository.files[path])
 
 
@@ -113,7 +124,7 @@ def test_the_shell_sees_failing_tests_and_passing_ones_after_an_edit() -> None:
     require_sandbox()
 
     async def scene() -> None:
-        world = Repair(modules=1)
+        world = RepairEnvironment(modules=1)
         await world.reset(SIMPLE, {})
         before = await world.step(call("shell", command="python3 -m unittest"))
         assert "FAILED" in before.text and "[exit code 1]" in before.text
@@ -147,7 +158,7 @@ def test_cheating_is_worth_nothing(cheat: str) -> None:
     require_sandbox()
 
     async def scene() -> None:
-        world = Repair(modules=1)
+        world = RepairEnvironment(modules=1)
         await world.reset(2, {})
         reply = await world.step(call("shell", command=CHEATS[cheat]) + call("submit"))
         assert reply.done and reply.reward == 0.0 and not reply.success
@@ -159,7 +170,7 @@ def test_passing_the_shown_tests_alone_is_not_enough() -> None:
     require_sandbox()
 
     async def scene() -> None:
-        world = Repair(modules=1)
+        world = RepairEnvironment(modules=1)
         await world.reset(2, {})
         (path,) = world.repository.broken
         table = {
@@ -184,7 +195,7 @@ def test_files_last_through_an_episode_and_no_longer() -> None:
     require_sandbox()
 
     async def scene() -> None:
-        world = Repair(modules=1)
+        world = RepairEnvironment(modules=1)
         await world.reset(0, {})
         await world.step(
             call("shell", command="mkdir notes && echo kept > notes/a.txt && echo gone > /tmp/b; sleep 60 &")
@@ -201,7 +212,7 @@ def test_what_takes_too_much_is_told_and_changes_nothing() -> None:
     require_sandbox()
 
     async def scene() -> None:
-        world = Repair(modules=1, timeout_s=0.5)
+        world = RepairEnvironment(modules=1, timeout_s=0.5)
         await world.reset(0, {})
         before = dict(world.workspace.files)
         assert "[ended after 0.5 s]" in (await world.step(call("shell", command="sleep 30"))).text
@@ -218,7 +229,7 @@ def test_calls_that_make_no_sense_are_invalid_or_refused() -> None:
     require_sandbox()
 
     async def scene() -> None:
-        world = Repair(modules=1)
+        world = RepairEnvironment(modules=1)
         await world.reset(0, {})
         for said in ("", "I am done.", "<tool_call>{</tool_call>", call("format"), call("edit", path="README.md")):
             assert not (await world.step(said)).valid
@@ -234,7 +245,7 @@ def test_the_last_step_is_judged_without_submitting() -> None:
     require_sandbox()
 
     async def scene() -> None:
-        world = Repair(modules=1, max_steps=2)
+        world = RepairEnvironment(modules=1, max_steps=2)
         await world.reset(0, {})
         path, right = next(iter(world.repository.right.items()))
         assert not (await world.step(call("write", path=path, content=right))).done
@@ -248,4 +259,4 @@ def test_sizes_that_cannot_be_are_refused() -> None:
     require_sandbox()
     for options in ({"modules": 0}, {"modules": 99}, {"bugs": 4}, {"max_steps": 1}):
         with pytest.raises(ConfigError):
-            Repair(**options)
+            RepairEnvironment(**options)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headway.environments.library.sokoban import Sokoban, drawn, read_room
-from headway.environments.library.sokoban_rooms import MOVES, make_room, moved
+from headway.environments.library.sokoban import MOVES, Sokoban, apply_move, draw_room, make_room, parse_room
 from headway.errors import ConfigError
-from headway.seeding import seeded
+from headway.seeding import make_rng
 
 SIZES = [(6, 6, 1, 10), (6, 6, 2, 30), (5, 8, 1, 20), (7, 7, 3, 30)]
 
@@ -20,7 +19,7 @@ def test_every_room_is_solved_by_the_moves_that_come_with_it(rows: int, columns:
         assert room.placed == 0 and len(room.boxes) == len(room.targets) == boxes
         assert all(0 < row < rows - 1 and 0 < column < columns - 1 for row, column in room.floor), "walls around"
         for move in solution:
-            following = moved(room, move)
+            following = apply_move(room, move)
             assert following is not room, "no move of a solution is in vain"
             room = following
         assert room.solved
@@ -31,7 +30,7 @@ def test_crowded_rooms_begin_unsolved_too() -> None:
         room, solution = make_room(seed, rows=6, columns=6, boxes=5, depth=12)
         assert room.placed < 5 and solution
         for move in solution:
-            room = moved(room, move)
+            room = apply_move(room, move)
         assert room.solved
 
 
@@ -52,7 +51,7 @@ def test_the_solution_earns_the_end_and_every_box() -> None:
 
 
 def test_chance_rarely_solves_a_room() -> None:
-    world, rng, moves = Sokoban(), seeded(0, "chance"), list(MOVES)
+    world, rng, moves = Sokoban(), make_rng(0, "chance"), list(MOVES)
     solved = 0
     for seed in range(40):
         world.reset(seed, {})
@@ -71,11 +70,11 @@ ROOM = """
 def test_boxes_are_pushed_never_pulled_and_never_two_at_once() -> None:
     world = Sokoban()
     world.reset(0, {"room": ROOM})
-    assert drawn(world.room) == ROOM.strip()
+    assert draw_room(world.room) == ROOM.strip()
     assert world.step("Right").info["effective"]
-    assert "#_PXO_#" in drawn(world.room)
+    assert "#_PXO_#" in draw_room(world.room)
     world.step("Left")
-    assert "#P_XO_#" in drawn(world.room), "walking away leaves the box"
+    assert "#P_XO_#" in draw_room(world.room), "walking away leaves the box"
     world.step("Right")
     placed = world.step("Right")
     assert placed.reward == pytest.approx(0.9) and "√" in placed.text
@@ -83,8 +82,8 @@ def test_boxes_are_pushed_never_pulled_and_never_two_at_once() -> None:
     assert off.reward == pytest.approx(-1.1) and "#___SX#" in off.text
     against_the_wall = world.step("Right")
     assert not against_the_wall.info["effective"] and "cannot" in against_the_wall.text
-    two = read_room("######\n#PXX_#\n#OO__#\n######")
-    assert moved(two, "Right") is two
+    two = parse_room("######\n#PXX_#\n#OO__#\n######")
+    assert apply_move(two, "Right") is two
 
 
 @pytest.mark.parametrize("said", ["", "jump", "Up or Down?", "<answer></answer>", "upwards"])
@@ -93,7 +92,7 @@ def test_what_is_no_move_changes_nothing(said: str) -> None:
     before = world.reset(3, {})
     reply = world.step(said)
     assert not reply.valid and reply.reward < 0 and not reply.done
-    assert drawn(world.room) == before and before in reply.text
+    assert draw_room(world.room) == before and before in reply.text
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
@@ -109,4 +108,4 @@ def test_sizes_that_cannot_be_are_refused() -> None:
             Sokoban(**options)  # type: ignore[arg-type]
     for drawing in ("####", "#P_X#", "#PXO#PX", "#P?XO#"):
         with pytest.raises(ConfigError, match="one player"):
-            read_room(drawing)
+            parse_room(drawing)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.environments.text import Reply
-from headway.environments.tools.environment import ToolEnvironment, right
+from headway.environments.text_environment import Reply
+from headway.environments.tools.tool_environment import ToolEnvironment, score_exact_answer
 from headway.errors import ConfigError, EnvironmentFailed
 
 
@@ -101,7 +101,7 @@ def test_the_seed_decides_the_question(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_answers_are_compared_as_numbers_or_words(said: str, wanted: object, is_right: bool) -> None:
-    assert right(said, {"answer": wanted}) == float(is_right)
+    assert score_exact_answer(said, {"answer": wanted}) == float(is_right)
 
 
 def generous(answer: str, data: object) -> float:

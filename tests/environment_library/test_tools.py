@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.environments.tools.base import Tool, ToolRefused, check_arguments, tool_of
-from headway.environments.tools.calculator import CALCULATOR, calculate
-from headway.environments.tools.calls import Call, read_calls
-from headway.environments.tools.index import Index
-from headway.environments.tools.python import python_tool
-from headway.environments.tools.search import search_tool
-from headway.environments.tools.toolbox import Toolbox, sources_of
+from headway.environments.response_parsing import ParsedToolCall, parse_tool_calls
+from headway.environments.tools.base import Tool, ToolRefused, check_tool_arguments, make_function_tool
+from headway.environments.tools.calculator_tool import CALCULATOR_TOOL, calculate
+from headway.environments.tools.python_tool import make_python_tool
+from headway.environments.tools.search_tool import BM25Index, make_search_tool
+from headway.environments.tools.toolbox import Toolbox, make_tool_sources
 from headway.errors import ConfigError, EnvironmentFailed
 from tests.sandbox.factory import require_sandbox
 
@@ -59,10 +58,10 @@ def test_the_calculator_refuses_everything_else(expression: str) -> None:
 
 
 def test_the_index_ranks_by_bm25() -> None:
-    index = Index(["the cat sat", "the dog sat on the cat", "a bird", "cat cat cat"])
+    index = BM25Index(["the cat sat", "the dog sat on the cat", "a bird", "cat cat cat"])
     assert [number for number, _ in index.search("cat", 10)] == [3, 0, 1], "often, then in a short text"
     assert index.search("the BIRD", 10)[0][0] == 2, "rare words weigh more"
-    assert index.search("elephant", 10) == [] and Index([]).search("x", 3) == []
+    assert index.search("elephant", 10) == [] and BM25Index([]).search("x", 3) == []
     assert len(index.search("cat", 2)) == 2
     (number, score), *_ = index.search("bird", 1)
     # idf = ln(1 + (4 − 1 + 0.5) / 1.5), tf = 2.2 / (1 + 1.2 · (0.25 + 0.75 · 2 / 3.5))
@@ -75,7 +74,7 @@ def test_search_finds_documents_in_files(tmp_path: Path) -> None:
     )
     (tmp_path / "notes.md").write_text("Bees make honey.\n\nWasps do not.\n")
     (tmp_path / "photo.png").write_bytes(b"honey")
-    tool = search_tool([str(tmp_path)], most=2, longest=20)
+    tool = make_search_tool([str(tmp_path)], most=2, longest=20)
     assert ask(tool, query="capital of Norway").startswith("[1] facts\nOslo is the capital …\n\n[2] Peru\n")
     assert ask(tool, query="honey") == "[1] notes\nBees make honey."
     assert ask(tool, query="zebra") == "Nothing found."
@@ -94,12 +93,12 @@ def test_files_that_cannot_be_searched_are_refused(tmp_path: Path) -> None:
         "no": "such",
     }.items():
         with pytest.raises(ConfigError, match=why):
-            search_tool([str(tmp_path / name)])
+            make_search_tool([str(tmp_path / name)])
 
 
 def test_python_answers_with_what_is_printed_and_how_it_ended() -> None:
     require_sandbox()
-    tool = python_tool(timeout_s=1, longest=100)
+    tool = make_python_tool(timeout_s=1, longest=100)
 
     async def scene() -> list[str]:
         programs = [
@@ -123,7 +122,7 @@ def double(number: int, loudly: bool = False) -> str:
 
 
 def test_a_function_is_a_tool() -> None:
-    tool = tool_of(double)
+    tool = make_function_tool(double)
     assert tool.signature["function"]["parameters"] == {
         "type": "object",
         "properties": {"number": {"type": "integer"}, "loudly": {"type": "boolean"}},
@@ -132,13 +131,13 @@ def test_a_function_is_a_tool() -> None:
     assert ask(tool, number=4, loudly=True) == "8!"
     for arguments in ({}, {"number": "4"}, {"number": True}, {"number": 1, "louder": True}):
         with pytest.raises(ToolRefused):
-            check_arguments(tool, arguments)
+            check_tool_arguments(tool, arguments)
     with pytest.raises(ConfigError, match="'anything'"):
-        tool_of(lambda anything: anything)
+        make_function_tool(lambda anything: anything)
 
 
 def test_calls_are_read_in_both_styles() -> None:
-    wanted = (Call(name="f", arguments={"x": 1}),)
+    wanted = (ParsedToolCall(name="f", arguments={"x": 1}),)
     one = '{"name": "f", "arguments": {"x": 1}}'
     openai = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     for said in (
@@ -151,14 +150,14 @@ def test_calls_are_read_in_both_styles() -> None:
         f"```json\n{one}\n```",
         '<tool_call>{"name": "f", "parameters": {"x": 1}}</tool_call>',
     ):
-        assert read_calls(said).calls == wanted, said
-    assert read_calls(f"Two: <tool_call>{one}</tool_call> and <tool_call>{one}</tool_call>").calls == wanted * 2
+        assert parse_tool_calls(said).calls == wanted, said
+    assert parse_tool_calls(f"Two: <tool_call>{one}</tool_call> and <tool_call>{one}</tool_call>").calls == wanted * 2
 
 
 def test_what_is_no_call_is_an_answer() -> None:
     for said in ("42", "<think>hm</think>42", '{"x": 1}', "[1, 2]", "{1, 2}", "", "The function f(x)"):
-        assert not read_calls(said).calls, said
-    assert read_calls("<think>no</think> 42 ").text == "42"
+        assert not parse_tool_calls(said).calls, said
+    assert parse_tool_calls("<think>no</think> 42 ").text == "42"
 
 
 @pytest.mark.parametrize(
@@ -171,21 +170,21 @@ def test_what_is_no_call_is_an_answer() -> None:
     ],
 )  # fmt: skip
 def test_calls_that_cannot_be_read_say_why(said: str) -> None:
-    (problem,) = read_calls(said).calls
+    (problem,) = parse_tool_calls(said).calls
     assert isinstance(problem, str) and problem
 
 
 def test_the_toolbox_tells_what_is_malformed_from_what_is_refused() -> None:
-    box = Toolbox(sources_of(["calculator", "tests.environment_library.test_tools:double"]), longest=100)
+    box = Toolbox(make_tool_sources(["calculator", "tests.environment_library.test_tools:double"]), longest=100)
 
     async def scene() -> None:
         await box.begin()
         calls = [
-            Call(name="calculator", arguments={"expression": "2 + 2"}),
-            Call(name="double", arguments={"number": 4}),
-            Call(name="calculator", arguments={"expression": "1 / 0"}),
-            Call(name="calculator", arguments={}),
-            Call(name="halve", arguments={}),
+            ParsedToolCall(name="calculator", arguments={"expression": "2 + 2"}),
+            ParsedToolCall(name="double", arguments={"number": 4}),
+            ParsedToolCall(name="calculator", arguments={"expression": "1 / 0"}),
+            ParsedToolCall(name="calculator", arguments={}),
+            ParsedToolCall(name="halve", arguments={}),
             "not valid JSON",
         ]
         answers = await box.answer(calls)
@@ -193,7 +192,7 @@ def test_the_toolbox_tells_what_is_malformed_from_what_is_refused() -> None:
         assert answers.text.startswith("<tool_response>\n4\n</tool_response>\n<tool_response>\n8\n</tool_response>\n")
         assert "no tool 'halve', only calculator, double" in answers.text
         with pytest.raises(EnvironmentFailed, match="two tools"):
-            await Toolbox(sources_of(["calculator", "calculator"])).begin()
+            await Toolbox(make_tool_sources(["calculator", "calculator"])).begin()
 
     asyncio.run(scene())
 
@@ -212,8 +211,8 @@ def test_the_toolbox_tells_what_is_malformed_from_what_is_refused() -> None:
 )
 def test_tools_that_do_not_exist_are_refused(asked: object) -> None:
     with pytest.raises(ConfigError):
-        sources_of([asked])  # type: ignore[list-item]
+        make_tool_sources([asked])  # type: ignore[list-item]
 
 
 def test_the_calculator_is_described_for_the_policy() -> None:
-    assert CALCULATOR.signature["function"]["name"] == "calculator"
+    assert CALCULATOR_TOOL.signature["function"]["name"] == "calculator"

@@ -11,17 +11,21 @@ from typing import Any
 
 import pytest
 
-from headway.environments.library.inverted import ModelCalls, completion_of, new_text
-from headway.environments.library.verifiers import Verifiers
+from headway.environments.library.verifiers_environment import (
+    ModelCallEndpoint,
+    VerifiersEnvironment,
+    format_new_messages,
+    make_completion_body,
+)
 from headway.errors import ConfigError, EnvironmentFailed
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
 Ask = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
-async def with_endpoint(scene: Callable[[ModelCalls, Ask], Awaitable[None]]) -> None:
+async def with_endpoint(scene: Callable[[ModelCallEndpoint, Ask], Awaitable[None]]) -> None:
     aiohttp = pytest.importorskip("aiohttp")
-    calls = ModelCalls()
+    calls = ModelCallEndpoint()
     url = await calls.start()
     assert url.startswith("http://127.0.0.1:")
     try:
@@ -42,7 +46,7 @@ def user(text: str) -> dict[str, str]:
 
 
 def test_calls_of_a_foreign_agent_are_turns() -> None:
-    async def scene(calls: ModelCalls, ask: Ask) -> None:
+    async def scene(calls: ModelCallEndpoint, ask: Ask) -> None:
         async def agent() -> str:
             messages: list[Any] = [{"role": "system", "content": "Be kind."}, user("Hello")]
             first = (await ask({"messages": messages, "tools": [TOOL]}))["choices"][0]
@@ -56,11 +60,14 @@ def test_calls_of_a_foreign_agent_are_turns() -> None:
         rollout = asyncio.create_task(agent())
         asked = await calls.following(rollout)
         assert asked is not None
-        text = new_text(asked, first=True)
+        text = format_new_messages(asked, first=True)
         assert '"name": "look"' in text and text.endswith("Be kind.\n\nHello")
         calls.answer('I look. <tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>')
         asked = await calls.following(rollout)
-        assert asked is not None and new_text(asked, first=False) == "<tool_response>\nA door.\n</tool_response>"
+        assert (
+            asked is not None
+            and format_new_messages(asked, first=False) == "<tool_response>\nA door.\n</tool_response>"
+        )
         calls.answer("Done.")
         assert await calls.following(rollout) is None and rollout.result() == "Done."
 
@@ -68,7 +75,7 @@ def test_calls_of_a_foreign_agent_are_turns() -> None:
 
 
 def test_streams_and_nonsense_are_answered_and_abandoned_calls_end() -> None:
-    async def scene(calls: ModelCalls, ask: Ask) -> None:
+    async def scene(calls: ModelCallEndpoint, ask: Ask) -> None:
         assert "error" in await ask({"message": "?"})
         streamed = asyncio.create_task(ask({"messages": [user("Hi")], "stream": True}))
         assert await calls.following(streamed) is not None
@@ -88,27 +95,27 @@ def test_streams_and_nonsense_are_answered_and_abandoned_calls_end() -> None:
 def test_calls_are_passed_on_only_where_all_of_them_can_be_read() -> None:
     broken = "<tool_call>{</tool_call>"
     for body, text in (({}, '{"name": "f", "arguments": {}}'), ({"tools": [TOOL]}, broken), ({"tools": [TOOL]}, "hm")):
-        message = completion_of(body, text)["choices"][0]["message"]
+        message = make_completion_body(body, text)["choices"][0]["message"]
         assert message == {"role": "assistant", "content": text}
     parts = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "there"}]
-    assert new_text({"messages": [{"role": "user", "content": parts}]}, first=True) == "Hello there"
+    assert format_new_messages({"messages": [{"role": "user", "content": parts}]}, first=True) == "Hello there"
 
 
 def test_verifiers_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verifiers", None)
     with pytest.raises(ConfigError, match=r"headway\[verifiers\]"):
-        Verifiers(taskset="x")
+        VerifiersEnvironment(taskset="x")
 
 
 def test_an_episode_of_verifiers_is_played_turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verifiers.v1")
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     with pytest.raises(ConfigError, match="no_such_taskset"):
-        Verifiers(taskset="no-such-taskset")
+        VerifiersEnvironment(taskset="no-such-taskset")
 
     async def scene() -> None:
         agent = {"runtime": {"type": "subprocess"}, "harness": {"id": "toy-guess"}}
-        world = Verifiers(taskset="toy-guess", config={"agent": agent})
+        world = VerifiersEnvironment(taskset="toy-guess", config={"agent": agent})
         for seed in (0, 3, 8):
             assert await world.reset(seed, {}) == "Guess my number."
             wrong = await world.step("9")

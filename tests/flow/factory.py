@@ -10,27 +10,37 @@ from pathlib import Path
 from typing import Any
 
 from headway.cluster.base import DevicePools
-from headway.config.simulation import (
-    Distribution,
-    Fault,
-    SimulatedEngine,
-    SimulatedTrainer,
-    SimulatedWeights,
+from headway.config.simulation_config import (
+    DistributionConfig,
+    FaultConfig,
+    SimulatedEngineConfig,
+    SimulatedTrainerConfig,
+    SimulatedWeightsConfig,
     SimulationConfig,
 )
 from headway.environments.base import Observation
-from headway.flow.flow import AsyncTrainingFlow, RunSummary
-from headway.flow.line import Line
-from headway.flow.stage import REGISTRY
+from headway.flow.pipeline import Pipeline
+from headway.flow.stage import STAGES
+from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.ledger import Ledger
-from headway.monitor.events import Event, EventLog
-from headway.monitor.waits import Waits
-from headway.rollout.hub import InferenceHub
+from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.monitor.wait_graph import WaitGraph
+from headway.rollout.inference_hub import InferenceHub
 from headway.settings import Reliability, RunSettings
-from headway.sim.clock import run as run_virtually
-from headway.sim.faults import FaultInjector
-from headway.sim.world import Scenario, make_backends, play
-from headway.types import Episode, FinishReason, Generation, Repeated, Sample, SampleGroup, Task, Turn, VersionRun
+from headway.sim.fault_injection import FaultInjector
+from headway.sim.simulated_run import Scenario, make_simulated_backends, play_scenario
+from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
+from headway.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    RepeatedValue,
+    Sample,
+    SampleGroup,
+    Task,
+    Turn,
+    VersionRun,
+)
 
 RELIABILITY = Reliability(
     request_timeout_s=60.0,
@@ -51,18 +61,18 @@ RELIABILITY = Reliability(
 def make_costs(**changes: Any) -> SimulationConfig:
     """An answer takes a second (100 actions), a training step takes one, weights travel at once."""
     base = SimulationConfig(
-        response_tokens=Distribution(mean=100),
-        prompt_tokens=Distribution(mean=0),
+        response_tokens=DistributionConfig(mean=100),
+        prompt_tokens=DistributionConfig(mean=0),
         engine=make_engine_cost(),
-        trainer=SimulatedTrainer(fixed_s=1.0, save_s=0.1, restart_s=2.0),
-        weights=SimulatedWeights(buckets=2),
+        trainer=SimulatedTrainerConfig(fixed_s=1.0, save_s=0.1, restart_s=2.0),
+        weights=SimulatedWeightsConfig(buckets=2),
         gpus_per_node=1,
     )
     return replace(base, **changes)
 
 
-def make_engine_cost(**changes: Any) -> SimulatedEngine:
-    base = SimulatedEngine(slots=8, step_s=0.01, step_per_request_s=0.0, prefill_tokens_per_s=1e9, restart_s=2.0)
+def make_engine_cost(**changes: Any) -> SimulatedEngineConfig:
+    base = SimulatedEngineConfig(slots=8, step_s=0.01, step_per_request_s=0.0, prefill_tokens_per_s=1e9, restart_s=2.0)
     return replace(base, **changes)
 
 
@@ -78,7 +88,7 @@ def make_settings(**changes: Any) -> RunSettings:
 
 
 def make_scenario(
-    *faults: Fault, engines: int = 1, costs: SimulationConfig | None = None, world: Any = None, **settings: Any
+    *faults: FaultConfig, engines: int = 1, costs: SimulationConfig | None = None, world: Any = None, **settings: Any
 ) -> Scenario:
     """`settings` are those of the run, `world` what else the scenario has."""
     return Scenario(
@@ -94,20 +104,20 @@ class Played:
     """A run that has ended."""
 
     summary: RunSummary
-    events: list[Event]
+    events: list[LoggedEvent]
     flow: AsyncTrainingFlow
 
-    def of(self, kind: str, **data: Any) -> list[Event]:
+    def of(self, kind: str, **data: Any) -> list[LoggedEvent]:
         """Events of a kind that carry `data` (`who` among it)."""
         return [event for event in self.events if event.kind == kind and matches(event, data)]
 
-    def first(self, kind: str, **data: Any) -> Event:
+    def first(self, kind: str, **data: Any) -> LoggedEvent:
         found = self.of(kind, **data)
         assert found, f"no {kind} with {data}"
         return found[0]
 
 
-def matches(event: Event, data: Mapping[str, Any]) -> bool:
+def matches(event: LoggedEvent, data: Mapping[str, Any]) -> bool:
     known = {"who": event.who, **event.data}
     return all(known.get(key) == value for key, value in data.items())
 
@@ -117,11 +127,11 @@ def play_through(
     run_dir: Path,
     *,
     prepare: Callable[[AsyncTrainingFlow], None] | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[LoggedEvent], None] | None = None,
     max_time_s: float = 50_000.0,
 ) -> Played:
     """The whole run on the virtual clock. `prepare` sees the flow before it starts."""
-    events: list[Event] = []
+    events: list[LoggedEvent] = []
     flows: list[AsyncTrainingFlow] = []
 
     def on_flow(flow: AsyncTrainingFlow) -> None:
@@ -130,7 +140,9 @@ def play_through(
             prepare(flow)
 
     sinks = [events.append] if on_event is None else [events.append, on_event]
-    summary = run_virtually(play(scenario, run_dir=run_dir, sinks=sinks, on_flow=on_flow), max_time_s=max_time_s)
+    summary = run_virtually(
+        play_scenario(scenario, run_dir=run_dir, sinks=sinks, on_flow=on_flow), max_time_s=max_time_s
+    )
     return Played(summary=summary, events=events, flow=flows[0])
 
 
@@ -189,7 +201,9 @@ def make_sample_group(number: int, *versions: int, actions: int = 1) -> SampleGr
     """A group with one member, made by `versions` in turn, `actions` each."""
     runs = tuple(VersionRun(version=version, count=actions) for version in versions)
     count = actions * len(versions)
-    made = Generation(actions=Repeated(0, count), logps=Repeated(-1.0, count), runs=runs, finish=FinishReason.STOP)
+    made = Generation(
+        actions=RepeatedValue(0, count), logps=RepeatedValue(-1.0, count), runs=runs, finish=FinishReason.STOP
+    )
     name, task = f"{number}.0", Task(position=number)
     episode = Episode(sample_id=name, task=task, turns=(Turn(observation=(), generation=made),))
     sample = Sample(sample_id=name, episode=episode, oldest=min(versions), newest=max(versions), actions=count)
@@ -199,25 +213,25 @@ def make_sample_group(number: int, *versions: int, actions: int = 1) -> SampleGr
 @contextmanager
 def own_stages() -> Iterator[None]:
     """What is registered inside is forgotten outside."""
-    before = dict(REGISTRY)
+    before = dict(STAGES)
     try:
         yield
     finally:
-        REGISTRY.clear()
-        REGISTRY.update(before)
+        STAGES.clear()
+        STAGES.update(before)
 
 
 def make_line(
     scenario: Scenario, run_dir: Path, *, tasks: asyncio.TaskGroup, injector: FaultInjector | None = None
-) -> tuple[Line, list[Event]]:
+) -> tuple[Pipeline, list[LoggedEvent]]:
     """A line without stages, and everything that happens on it."""
-    clock, events = asyncio.get_running_loop().time, list[Event]()
-    log, waits = EventLog(clock, events.append), Waits(clock)
+    clock, events = asyncio.get_running_loop().time, list[LoggedEvent]()
+    log, waits = EventLog(clock, events.append), WaitGraph(clock)
     injector = injector or FaultInjector(scenario.simulation.faults, engines=scenario.engines)
-    backends = make_backends(scenario, injector)
+    backends = make_simulated_backends(scenario, injector)
     reliability = scenario.settings.reliability
     ledger = Ledger(run_dir / "ledger.sqlite")
-    line = Line(
+    line = Pipeline(
         settings=scenario.settings,
         backends=backends,
         events=log,

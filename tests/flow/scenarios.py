@@ -9,25 +9,25 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
-from headway.config.simulation import (
-    Distribution,
-    EngineChange,
-    SimulatedEngine,
-    SimulatedEnvironment,
-    SimulatedReward,
-    SimulatedScorer,
-    SimulatedTrainer,
-    SimulatedWeights,
+from headway.config.simulation_config import (
+    DistributionConfig,
+    EngineChangeConfig,
+    SimulatedEngineConfig,
+    SimulatedEnvironmentConfig,
+    SimulatedRewardConfig,
+    SimulatedScorerConfig,
+    SimulatedTrainerConfig,
+    SimulatedWeightsConfig,
     SimulationConfig,
 )
-from headway.flow.flow import AsyncTrainingFlow, RunSummary
+from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.ledger import Ledger
-from headway.monitor.events import Event
-from headway.seeding import Rng, seeded
+from headway.monitor.event_log import LoggedEvent
+from headway.seeding import Rng, make_rng
 from headway.settings import Reliability, RunSettings
-from headway.sim.clock import run as run_virtually
-from headway.sim.faults import random_faults
-from headway.sim.world import Scenario, play
+from headway.sim.fault_injection import draw_random_faults
+from headway.sim.simulated_run import Scenario, play_scenario
+from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
 from tests.flow.witness import Witness
 
 HORIZON_S = 60.0
@@ -79,17 +79,17 @@ def random_settings(rng: Rng) -> RunSettings:
     )
 
 
-def spread(rng: Rng, mean: float) -> Distribution:
+def spread(rng: Rng, mean: float) -> DistributionConfig:
     kind = pick(rng, "fixed", "gaussian", "lognormal")
-    return Distribution(kind=kind, mean=mean, std=mean * rng.random(), max=mean * 8)  # type: ignore[arg-type]
+    return DistributionConfig(kind=kind, mean=mean, std=mean * rng.random(), max=mean * 8)  # type: ignore[arg-type]
 
 
 def random_simulation(rng: Rng) -> SimulationConfig:
     turns = pick(rng, 1, 1, 3)
     return SimulationConfig(
         response_tokens=replace(spread(rng, 60.0), min=1),
-        prompt_tokens=Distribution(mean=20),
-        engine=SimulatedEngine(
+        prompt_tokens=DistributionConfig(mean=20),
+        engine=SimulatedEngineConfig(
             slots=rng.randrange(1, 9),
             step_s=0.01,
             step_per_request_s=0.002 * rng.random(),
@@ -98,17 +98,17 @@ def random_simulation(rng: Rng) -> SimulationConfig:
             kv_tokens=pick(rng, None, 1600),  # type: ignore[arg-type]
             restart_s=2.0,
         ),
-        trainer=SimulatedTrainer(gpu_s_per_token=0.002 * rng.random(), fixed_s=0.5, save_s=0.2, restart_s=2.0),
-        ref_logp=SimulatedScorer(fixed_s=pick(rng, 0.0, 0.1), with_trainer=rng.random() < 0.5),  # type: ignore[arg-type]
-        critic=SimulatedScorer(fixed_s=pick(rng, 0.0, 0.0, 0.1)),  # type: ignore[arg-type]
-        weights=SimulatedWeights(buckets=3, gather_s=0.1, send_s=rng.random(), load_s=0.2, flip_s=0.01),
-        environment=SimulatedEnvironment(
-            turns=Distribution(mean=float(turns)),  # type: ignore[arg-type]
+        trainer=SimulatedTrainerConfig(gpu_s_per_token=0.002 * rng.random(), fixed_s=0.5, save_s=0.2, restart_s=2.0),
+        ref_logp=SimulatedScorerConfig(fixed_s=pick(rng, 0.0, 0.1), with_trainer=rng.random() < 0.5),  # type: ignore[arg-type]
+        critic=SimulatedScorerConfig(fixed_s=pick(rng, 0.0, 0.0, 0.1)),  # type: ignore[arg-type]
+        weights=SimulatedWeightsConfig(buckets=3, gather_s=0.1, send_s=rng.random(), load_s=0.2, flip_s=0.01),
+        environment=SimulatedEnvironmentConfig(
+            turns=DistributionConfig(mean=float(turns)),  # type: ignore[arg-type]
             step_s=spread(rng, 0.5 * rng.random()),
             failure_probability=pick(rng, 0.0, 0.0, 0.05),  # type: ignore[arg-type]
             hang_probability=pick(rng, 0.0, 0.0, 0.01),  # type: ignore[arg-type]
         ),
-        reward=SimulatedReward(
+        reward=SimulatedRewardConfig(
             latency_s=spread(rng, 0.5 * rng.random()),
             zero_variance_share=pick(rng, 0.0, 0.2),  # type: ignore[arg-type]
             failure_probability=pick(rng, 0.0, 0.0, 0.1),  # type: ignore[arg-type]
@@ -117,13 +117,13 @@ def random_simulation(rng: Rng) -> SimulationConfig:
     )
 
 
-def random_changes(rng: Rng) -> tuple[EngineChange, ...]:
+def random_changes(rng: Rng) -> tuple[EngineChangeConfig, ...]:
     """Engines that come and go, in every other scenario; most ask for whoever came last, some by name."""
     changes = []
     for _ in range(int(pick(rng, 0, 0, 2, 4))):  # type: ignore[call-overload]
         kind = pick(rng, "join", "leave")
         engine = pick(rng, None, None, "engine/0") if kind == "leave" else None
-        changes.append(EngineChange(kind=kind, at_s=rng.random() * HORIZON_S, engine=engine))  # type: ignore[arg-type]
+        changes.append(EngineChangeConfig(kind=kind, at_s=rng.random() * HORIZON_S, engine=engine))  # type: ignore[arg-type]
     return tuple(changes)
 
 
@@ -137,14 +137,14 @@ def bounded(rng: Rng, settings: RunSettings, simulation: SimulationConfig) -> tu
 
 def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:
     """A small world, and something wrong with it."""
-    rng = seeded(seed, "scenario")
+    rng = make_rng(seed, "scenario")
     engines = rng.randrange(1, 5)
     simulation = random_simulation(rng)
-    broken = random_faults(rng, HORIZON_S, engines, faults * 2 * rng.random(), nodes=1 + (engines - 1) // 2)
+    broken = draw_random_faults(rng, HORIZON_S, engines, faults * 2 * rng.random(), nodes=1 + (engines - 1) // 2)
     colocated = rng.random() < 0.25
     infer = tuple(range(engines)) if colocated else tuple(range(2, 2 + engines))
-    elastic = seeded(seed, "elastic")
-    settings, simulation = bounded(seeded(seed, "bounds"), random_settings(rng), simulation)
+    elastic = make_rng(seed, "elastic")
+    settings, simulation = bounded(make_rng(seed, "bounds"), random_settings(rng), simulation)
     return Scenario(
         settings=settings,
         simulation=replace(simulation, faults=broken, changes=random_changes(elastic)),
@@ -168,7 +168,7 @@ def live(
         seen = 0
         killed = asyncio.Event()
 
-        def count(event: Event) -> None:
+        def count(event: LoggedEvent) -> None:
             nonlocal seen
             seen += 1
             if seen == until and how == "stop" and witness.flow is not None:
@@ -180,7 +180,7 @@ def live(
                 witness.events.append(event)
             witness.hear(event)
 
-        task = loop.create_task(play(scenario, run_dir=run_dir, sinks=[count], on_flow=witness.attach))
+        task = loop.create_task(play_scenario(scenario, run_dir=run_dir, sinks=[count], on_flow=witness.attach))
         death = loop.create_task(killed.wait())
         await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -225,7 +225,7 @@ def check_ledger(run_dir: Path, witness: Witness) -> None:
     assert rows == trained, f"ledger and trainer disagree: {sorted(rows ^ trained)[:5]}"
 
 
-def check_ends(events: list[Event]) -> None:
+def check_ends(events: list[LoggedEvent]) -> None:
     """Between two starts of a sample there is one end; afterwards there is exactly one."""
     state: dict[str, str] = {}
     for event in events:

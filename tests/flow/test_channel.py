@@ -9,12 +9,12 @@ import pytest
 
 from headway.errors import ChannelClosed, Deadlock
 from headway.flow.channel import Channel
-from headway.monitor.waits import Waits
-from headway.sim.clock import run
+from headway.monitor.wait_graph import WaitGraph
+from headway.sim.virtual_clock import run_on_virtual_clock
 
 
-def make_channel(capacity: int = 2, waits: Waits | None = None) -> Channel[int]:
-    waits = waits or Waits(lambda: asyncio.get_running_loop().time())
+def make_channel(capacity: int = 2, waits: WaitGraph | None = None) -> Channel[int]:
+    waits = waits or WaitGraph(lambda: asyncio.get_running_loop().time())
     return Channel("left → right", int, capacity, producer="left", consumer="right", waits=waits)
 
 
@@ -31,7 +31,7 @@ def test_items_come_out_in_the_order_they_went_in() -> None:
             tasks.create_task(fill(channel, 5, []))
             return [await channel.receive() for _ in range(5)]
 
-    assert run(main()) == [0, 1, 2, 3, 4]
+    assert run_on_virtual_clock(main()) == [0, 1, 2, 3, 4]
 
 
 def test_a_full_channel_holds_its_producer_until_there_is_room() -> None:
@@ -44,7 +44,7 @@ def test_a_full_channel_holds_its_producer_until_there_is_room() -> None:
                 await channel.receive()
         return sent
 
-    assert run(main()) == [(0, 0), (0, 1), (10, 2), (20, 3)]
+    assert run_on_virtual_clock(main()) == [(0, 0), (0, 1), (10, 2), (20, 3)]
 
 
 def test_put_refuses_what_has_no_room() -> None:
@@ -56,7 +56,7 @@ def test_put_refuses_what_has_no_room() -> None:
         with pytest.raises(asyncio.QueueFull, match="left → right is full at 1"):
             channel.put(2)
 
-    run(main())
+    run_on_virtual_clock(main())
 
 
 def test_an_item_of_another_type_is_refused_at_the_door() -> None:
@@ -68,7 +68,7 @@ def test_an_item_of_another_type_is_refused_at_the_door() -> None:
             channel.put("one")
         assert len(channel) == 0
 
-    run(main())
+    run_on_virtual_clock(main())
 
 
 def test_a_channel_without_room_for_anything_cannot_be_made() -> None:
@@ -88,7 +88,7 @@ def test_after_close_receivers_get_what_is_left_and_then_the_end() -> None:
         with pytest.raises(ChannelClosed):
             channel.put(8)
 
-    run(main())
+    run_on_virtual_clock(main())
 
 
 def test_close_ends_everybody_who_waits() -> None:
@@ -103,7 +103,7 @@ def test_close_ends_everybody_who_waits() -> None:
         await asyncio.wait([*waiting, *sending])
         return [task.exception() for task in (*waiting, *sending)]
 
-    assert [type(error) for error in run(main())] == [ChannelClosed] * 4
+    assert [type(error) for error in run_on_virtual_clock(main())] == [ChannelClosed] * 4
 
 
 def test_a_receiver_cancelled_in_the_tick_of_its_wake_up_passes_it_on() -> None:
@@ -115,7 +115,7 @@ def test_a_receiver_cancelled_in_the_tick_of_its_wake_up_passes_it_on() -> None:
         first.cancel()
         return await second
 
-    assert run(main()) == 5
+    assert run_on_virtual_clock(main()) == 5
 
 
 def test_a_sender_cancelled_in_the_tick_of_its_wake_up_passes_it_on() -> None:
@@ -129,7 +129,7 @@ def test_a_sender_cancelled_in_the_tick_of_its_wake_up_passes_it_on() -> None:
         await second
         return [*taken, await channel.receive()]
 
-    assert run(main()) == [0, 2]
+    assert run_on_virtual_clock(main()) == [0, 2]
 
 
 def test_drain_takes_everything_and_lets_senders_in() -> None:
@@ -141,12 +141,12 @@ def test_drain_takes_everything_and_lets_senders_in() -> None:
         await sender
         return first, channel.drain()
 
-    assert run(main()) == ([0, 1], [2, 3])
+    assert run_on_virtual_clock(main()) == ([0, 1], [2, 3])
 
 
 def test_waiting_shows_in_the_graph_on_both_sides() -> None:
     async def main() -> list[tuple[str, str, str]]:
-        waits = Waits(asyncio.get_running_loop().time)
+        waits = WaitGraph(asyncio.get_running_loop().time)
         empty, full = make_channel(waits=waits), make_channel(1, waits=waits)
         full.put(0)
         tasks = [asyncio.ensure_future(empty.receive()), asyncio.ensure_future(full.send(1))]
@@ -158,14 +158,14 @@ def test_waiting_shows_in_the_graph_on_both_sides() -> None:
         assert waits.edges() == []
         return edges
 
-    assert run(main()) == [
+    assert run_on_virtual_clock(main()) == [
         ("left", "room in left → right (full at 1)", "right"),
         ("right", "an item in left → right", "left"),
     ]
 
 
 def test_two_stages_that_wait_for_each_other_are_a_deadlock_at_once_and_a_ring_in_the_graph() -> None:
-    waits = Waits(lambda: 0.0)
+    waits = WaitGraph(lambda: 0.0)
 
     async def main() -> None:
         there = Channel("a → b", int, 1, producer="a", consumer="b", waits=waits)
@@ -175,4 +175,4 @@ def test_two_stages_that_wait_for_each_other_are_a_deadlock_at_once_and_a_ring_i
             tasks.create_task(back.receive())
 
     with pytest.raises(Deadlock, match="ring: a → b → a"):
-        run(main(), describe=waits.describe)
+        run_on_virtual_clock(main(), describe=waits.describe)

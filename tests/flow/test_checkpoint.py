@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.simulation import Fault
-from headway.flow.flow import AsyncTrainingFlow
+from headway.config.simulation_config import FaultConfig
+from headway.flow.training_flow import AsyncTrainingFlow
 from headway.ledger import Ledger
-from headway.monitor.events import Event
+from headway.monitor.event_log import LoggedEvent
 from tests.flow.factory import RELIABILITY, audit, make_costs, make_scenario, play_through
 
 SLOW_SAVE = make_costs(trainer=replace(make_costs().trainer, save_s=5.0))
@@ -54,7 +54,7 @@ def test_a_run_killed_while_one_is_written_goes_on_from_the_one_before(tmp_path:
     copy = tmp_path / "killed"
     flows: list[AsyncTrainingFlow] = []
 
-    def kill(event: Event) -> None:
+    def kill(event: LoggedEvent) -> None:
         if event.kind == "request.end" and not copy.exists() and list(tmp_path.glob("run/checkpoints/*4.partial")):
             shutil.copytree(tmp_path / "run", copy)
 
@@ -69,7 +69,7 @@ def test_a_run_killed_while_one_is_written_goes_on_from_the_one_before(tmp_path:
 
 
 def test_a_trainer_that_hangs_while_it_saves_is_lost_at_its_deadline(tmp_path: Path) -> None:
-    fault = Fault(kind="hang", target="trainer", at_s=6.0)
+    fault = FaultConfig(kind="hang", target="trainer", at_s=6.0)
     played = play_through(make_scenario(fault, costs=SLOW_SAVE, max_steps=4, save_steps=2), tmp_path)
     assert played.summary.finished and played.summary.restarts == 1
     assert audit(tmp_path)["trained"] == 8
@@ -78,11 +78,11 @@ def test_a_trainer_that_hangs_while_it_saves_is_lost_at_its_deadline(tmp_path: P
 def test_a_stop_while_the_trainer_hangs_ends_all_the_same(tmp_path: Path) -> None:
     flows: list[AsyncTrainingFlow] = []
 
-    def stop(event: Event) -> None:
+    def stop(event: LoggedEvent) -> None:
         if event.time_s > 4.0:
             flows[0].stop()
 
-    fault = Fault(kind="hang", target="trainer", at_s=3.5)
+    fault = FaultConfig(kind="hang", target="trainer", at_s=3.5)
     scenario = make_scenario(fault, alpha=1, max_steps=9)
     played = play_through(scenario, tmp_path, prepare=flows.append, on_event=stop)
     assert not played.summary.finished
@@ -92,7 +92,7 @@ def test_a_stop_while_the_trainer_hangs_ends_all_the_same(tmp_path: Path) -> Non
 
 def test_a_trainer_that_hangs_while_it_is_loaded_is_restarted(tmp_path: Path) -> None:
     play_through(make_scenario(max_steps=2), tmp_path)
-    hang = Fault(kind="hang", target="trainer", at_s=1.0)
+    hang = FaultConfig(kind="hang", target="trainer", at_s=1.0)
     played = play_through(make_scenario(hang, costs=SLOW_SAVE, max_steps=4), tmp_path)
     assert played.summary.finished and played.summary.trained == 4
     assert len(played.of("restart", who="trainer")) == 1
@@ -101,7 +101,7 @@ def test_a_trainer_that_hangs_while_it_is_loaded_is_restarted(tmp_path: Path) ->
 def test_a_checkpoint_that_cannot_be_written_at_the_end_is_an_event_and_the_last_one_stands(tmp_path: Path) -> None:
     healthy = play_through(make_scenario(costs=SLOW_SAVE, max_steps=4, save_steps=3), tmp_path / "healthy")
     end_s = healthy.of("step.end")[-1].time_s
-    fault = Fault(kind="crash", target="trainer", at_s=end_s + 1.0)
+    fault = FaultConfig(kind="crash", target="trainer", at_s=end_s + 1.0)
     played = play_through(make_scenario(fault, costs=SLOW_SAVE, max_steps=4, save_steps=3), tmp_path / "crash")
     assert [event.data["trained"] for event in played.of("checkpoint")] == [3]
     assert played.of("error", error="TrainerCrashed")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.simulation import EngineChange, Fault, SimulatedWeights
+from headway.config.simulation_config import EngineChangeConfig, FaultConfig, SimulatedWeightsConfig
 from headway.errors import ConfigError
-from headway.flow.flow import AsyncTrainingFlow
-from headway.sim.engine import SimulatedEngine
-from headway.sim.world import Scenario
+from headway.flow.training_flow import AsyncTrainingFlow
+from headway.sim.simulated_engine import SimulatedEngine
+from headway.sim.simulated_run import Scenario
 from tests.flow.factory import Played, audit, make_costs, make_engine_cost, make_scenario, play_through
 
 SLOW = make_engine_cost(slots=2)
@@ -21,19 +21,19 @@ SLOW = make_engine_cost(slots=2)
 
 
 def make_world(
-    *changes: EngineChange, faults: tuple[Fault, ...] = (), engines: int = 1, **settings: object
+    *changes: EngineChangeConfig, faults: tuple[FaultConfig, ...] = (), engines: int = 1, **settings: object
 ) -> Scenario:
-    costs = make_costs(engine=SLOW, weights=SimulatedWeights(buckets=2, send_s=0.3))
+    costs = make_costs(engine=SLOW, weights=SimulatedWeightsConfig(buckets=2, send_s=0.3))
     scenario = make_scenario(*faults, engines=engines, costs=costs, **{"groups_per_step": 4, "alpha": 1, **settings})
     return replace(scenario, simulation=replace(scenario.simulation, changes=changes))
 
 
-def join(at_s: float) -> EngineChange:
-    return EngineChange(kind="join", at_s=at_s)
+def join(at_s: float) -> EngineChangeConfig:
+    return EngineChangeConfig(kind="join", at_s=at_s)
 
 
-def leave(at_s: float, engine: str | None = None) -> EngineChange:
-    return EngineChange(kind="leave", at_s=at_s, engine=engine)
+def leave(at_s: float, engine: str | None = None) -> EngineChangeConfig:
+    return EngineChangeConfig(kind="leave", at_s=at_s, engine=engine)
 
 
 def paces(played: Played) -> list[float]:
@@ -72,7 +72,7 @@ def test_requests_of_an_engine_that_leaves_go_on_elsewhere_with_their_tokens(tmp
 
 
 def test_nobody_waits_for_the_version_of_an_engine_that_has_left(tmp_path: Path) -> None:
-    hang = Fault(kind="hang", target="engine/1", at_s=2.0, for_s=10_000.0)
+    hang = FaultConfig(kind="hang", target="engine/1", at_s=2.0, for_s=10_000.0)
     played = play_through(make_world(leave(2.1, "engine/1"), faults=(hang,), engines=2, max_steps=8), tmp_path)
     assert played.summary.finished
     assert not played.of("restart", who="engine/1")
@@ -86,7 +86,7 @@ def test_the_last_engine_in_service_stays(tmp_path: Path) -> None:
     refusals = [event.data["message"] for event in played.of("error", who="fleet")]
     assert len(refusals) == 2 and all("last engine" in text or "at least one" in text for text in refusals)
 
-    crash = Fault(kind="crash", target="engine/1", at_s=1.5, for_s=20.0)
+    crash = FaultConfig(kind="crash", target="engine/1", at_s=1.5, for_s=20.0)
     world = make_world(leave(2.0, "engine/0"), leave(3.0), faults=(crash,), engines=2, max_steps=12)
     played = play_through(world, tmp_path / "down")
     assert played.summary.finished
@@ -95,7 +95,7 @@ def test_the_last_engine_in_service_stays(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_was_given_up_and_leaves_is_missed_no_longer(tmp_path: Path) -> None:
-    crash = Fault(kind="crash", target="engine/1", at_s=1.5, for_s=10_000.0)
+    crash = FaultConfig(kind="crash", target="engine/1", at_s=1.5, for_s=10_000.0)
     world = make_world(leave(45.0, "engine/1"), faults=(crash,), engines=2, max_steps=40)
     played = play_through(world, tmp_path)
     assert [(event.kind, event.time_s >= 45.0) for event in (*played.of("degrade"), *played.of("restore"))] == [
@@ -115,7 +115,7 @@ def test_a_name_is_used_again_only_when_its_engine_is_closed(tmp_path: Path) -> 
 
 
 def test_what_is_asked_for_while_the_trainer_is_away_happens_in_the_next_line(tmp_path: Path) -> None:
-    crash = Fault(kind="crash", target="trainer", at_s=5.0)
+    crash = FaultConfig(kind="crash", target="trainer", at_s=5.0)
     world = make_world(leave(6.0, "engine/0"), join(6.5), faults=(crash,), engines=2, max_steps=8)
     closed: list[str] = []
 
@@ -163,11 +163,11 @@ def test_how_many_engines_there_can_be_is_a_matter_of_the_placement(tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (EngineChange(kind="leave", engine="engine/7"), "there are at most 1 engines"),
-        (EngineChange(kind="leave", engine="trainer"), "there are at most 1 engines"),
-        (EngineChange(kind="join", engine="engine/1"), "the next free name"),
+        (EngineChangeConfig(kind="leave", engine="engine/7"), "there are at most 1 engines"),
+        (EngineChangeConfig(kind="leave", engine="trainer"), "there are at most 1 engines"),
+        (EngineChangeConfig(kind="join", engine="engine/1"), "the next free name"),
     ],
 )
-def test_changes_that_cannot_be_are_refused(change: EngineChange, problem: str, tmp_path: Path) -> None:
+def test_changes_that_cannot_be_are_refused(change: EngineChangeConfig, problem: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=problem):
         play_through(make_world(change), tmp_path)

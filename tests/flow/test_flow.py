@@ -9,23 +9,29 @@ from typing import Any
 
 import pytest
 
-from headway.build import settings_of
-from headway.config import load
-from headway.config.simulation import Distribution, Fault, SimulatedReward, SimulatedScorer, SimulatedWeights
+from headway.config import load_config
+from headway.config.simulation_config import (
+    DistributionConfig,
+    FaultConfig,
+    SimulatedRewardConfig,
+    SimulatedScorerConfig,
+    SimulatedWeightsConfig,
+)
 from headway.errors import ConfigError, InvariantBroken
-from headway.flow.flow import ROLES, AsyncTrainingFlow
-from headway.flow.policies import POLICIES, Candidate, Drop, View
 from headway.flow.stage import Stage, register_stage
-from headway.monitor.events import Event, EventLog, encode_event
-from headway.sim.faults import FaultInjector
-from headway.sim.world import Scenario, make_backends
+from headway.flow.staleness_policies import STALENESS_POLICIES, CandidateGroup, DropPolicy, SchedulerSnapshot
+from headway.flow.training_flow import ROLES, AsyncTrainingFlow
+from headway.launch import make_run_settings
+from headway.monitor.event_log import EventLog, LoggedEvent, encode_event
+from headway.sim.fault_injection import FaultInjector
+from headway.sim.simulated_run import Scenario, make_simulated_backends
 from headway.types import DropReason, SampleGroup
 from tests.flow.factory import Played, Scripted, audit, make_costs, make_scenario, own_stages, play_through
 
-SPREAD = Distribution(kind="lognormal", mean=100, std=150, min=1, max=1500)
+SPREAD = DistributionConfig(kind="lognormal", mean=100, std=150, min=1, max=1500)
 
 
-def outstanding_over(events: Sequence[Event], engines: int) -> list[int]:
+def outstanding_over(events: Sequence[LoggedEvent], engines: int) -> list[int]:
     """Slots taken after every event, told from the events alone."""
     open_, made, served = set(), {}, {f"engine/{number}": -1 for number in range(engines)}
     counts = []
@@ -56,7 +62,7 @@ def lags(played: Played) -> set[int]:
 def test_over_a_whole_run_no_more_groups_are_outstanding_than_there_are_slots(
     alpha: float, depth: float | None, spares: int, tmp_path: Path
 ) -> None:
-    costs = make_costs(response_tokens=SPREAD, weights=SimulatedWeights(buckets=2, send_s=0.4))
+    costs = make_costs(response_tokens=SPREAD, weights=SimulatedWeightsConfig(buckets=2, send_s=0.4))
     settings: dict[str, Any] = {"groups_per_step": 4, "max_steps": 8, "alpha": alpha, "depth": depth}
     played = play_through(make_scenario(engines=2, costs=costs, spare_groups=spares, **settings), tmp_path)
     most = int((1 + (alpha if depth is None else depth)) * 4) + spares
@@ -66,7 +72,7 @@ def test_over_a_whole_run_no_more_groups_are_outstanding_than_there_are_slots(
 
 
 def test_a_slot_is_not_free_before_the_weights_made_from_it_are_served(tmp_path: Path) -> None:
-    costs = make_costs(weights=SimulatedWeights(buckets=4, send_s=3.0))
+    costs = make_costs(weights=SimulatedWeightsConfig(buckets=4, send_s=3.0))
     played = play_through(make_scenario(costs=costs, max_steps=2), tmp_path)
     trained, served = played.first("step.end").time_s, played.first("served", version=1).time_s
     assert served == pytest.approx(trained + 3.0)
@@ -120,7 +126,7 @@ def test_a_switch_makes_any_run_synchronous(tmp_path: Path) -> None:
 
 
 def make_flow(scenario: Scenario, *, engines: bool = True, **how: Any) -> AsyncTrainingFlow:
-    backends = make_backends(scenario, FaultInjector())
+    backends = make_simulated_backends(scenario, FaultInjector())
     return AsyncTrainingFlow(
         backends=backends if engines else replace(backends, engines=()),
         settings=scenario.settings,
@@ -136,14 +142,14 @@ def make_flow(scenario: Scenario, *, engines: bool = True, **how: Any) -> AsyncT
     ["trainer.generate_ahead_steps=2", "actor_rollout_ref.async_strategy=one-step-off", "async_generation_ratio=1"],
 )
 def test_every_way_to_ask_for_one_step_ahead_runs_one_step_ahead(override: str, tmp_path: Path) -> None:
-    settings = settings_of(load({"rollout_batch_size": 4, "max_steps": 6}, [override]))
+    settings = make_run_settings(load_config({"rollout_batch_size": 4, "max_steps": 6}, [override]))
     assert settings.alpha == 1
     played = play_through(replace(make_scenario(), settings=settings), tmp_path)
     assert played.summary.finished and lags(played) == {0, 1}
 
 
 def test_freshness_is_judged_against_what_is_trained_while_what_is_served_lags_behind(tmp_path: Path) -> None:
-    costs = make_costs(weights=SimulatedWeights(buckets=2, send_s=2.5))
+    costs = make_costs(weights=SimulatedWeightsConfig(buckets=2, send_s=2.5))
     played = play_through(make_scenario(costs=costs, alpha=1, spare_groups=4, max_steps=8), tmp_path)
     behind = {event.data["trained"] - event.data["version"] for event in played.of("served")}
     assert max(behind) >= 1, "weights go out while the next step is trained"
@@ -154,21 +160,21 @@ def test_freshness_is_judged_against_what_is_trained_while_what_is_served_lags_b
 def test_a_policy_that_takes_stale_groups_breaks_the_run_and_trains_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(POLICIES, "drop", Careless)
-    events: list[Event] = []
+    monkeypatch.setitem(STALENESS_POLICIES, "drop", Careless)
+    events: list[LoggedEvent] = []
     with pytest.raises(InvariantBroken, match="has lag 1 at trained = 1, alpha = 0"):
         play_through(make_scenario(spare_groups=2), tmp_path, on_event=events.append)
     assert [event.data["trained"] for event in events if event.kind == "step.begin"] == [0]
     assert audit(tmp_path)["trained"] == 2
 
 
-class Careless(Drop):
+class Careless(DropPolicy):
     """Lets nothing go and takes whatever is ready."""
 
-    def evict(self, groups: Sequence[Candidate], view: View) -> list[Candidate]:
+    def evict(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup]:
         return []
 
-    def select(self, groups: Sequence[Candidate], view: View) -> list[Candidate] | None:
+    def select(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup] | None:
         ready = [group for group in groups if group.is_ready]
         return ready[: self._size] if len(ready) >= self._size else None
 
@@ -246,12 +252,12 @@ def test_a_sample_that_spans_updates_says_which_version_made_what_and_the_counts
 # -- the same again
 
 
-@pytest.mark.parametrize("faults", [(), (Fault(kind="crash", target="engine/0", at_s=3.3),)])
+@pytest.mark.parametrize("faults", [(), (FaultConfig(kind="crash", target="engine/0", at_s=3.3),)])
 def test_the_same_scenario_gives_the_same_log_byte_for_byte_and_another_seed_another(
-    faults: tuple[Fault, ...], tmp_path: Path
+    faults: tuple[FaultConfig, ...], tmp_path: Path
 ) -> None:
     def log(seed: int, name: str) -> str:
-        costs = make_costs(response_tokens=SPREAD, reward=SimulatedReward(latency_s=Distribution(mean=0.3)))
+        costs = make_costs(response_tokens=SPREAD, reward=SimulatedRewardConfig(latency_s=DistributionConfig(mean=0.3)))
         settings = {"alpha": 1, "group_size": 3, "spare_members": 1, "max_steps": 6, "save_steps": 2}
         scenario = make_scenario(*faults, engines=2, costs=costs, world={"seed": seed}, **settings)
         return "\n".join(encode_event(event) for event in play_through(scenario, tmp_path / name).events)
@@ -282,7 +288,7 @@ def test_a_source_that_ends_with_stragglers_on_their_way_waits_for_them(tmp_path
 def test_a_stop_saves_what_is_there_and_a_resumed_run_makes_up_the_rest(tmp_path: Path) -> None:
     flows: list[AsyncTrainingFlow] = []
 
-    def stop(event: Event) -> None:
+    def stop(event: LoggedEvent) -> None:
         if event.kind == "step.end" and event.data["trained"] == 2:
             flows[0].stop("enough for today")
 
@@ -304,7 +310,7 @@ def test_a_stop_saves_what_is_there_and_a_resumed_run_makes_up_the_rest(tmp_path
 def test_what_a_stop_interrupted_is_continued_and_not_made_again(tmp_path: Path) -> None:
     flows: list[AsyncTrainingFlow] = []
 
-    def stop(event: Event) -> None:
+    def stop(event: LoggedEvent) -> None:
         if event.kind == "step.begin":
             flows[0].stop()
 
@@ -320,7 +326,7 @@ def test_what_a_stop_interrupted_is_continued_and_not_made_again(tmp_path: Path)
 def test_a_stop_lets_the_step_under_way_end_and_no_other_begin(tmp_path: Path) -> None:
     flows: list[AsyncTrainingFlow] = []
 
-    def stop(event: Event) -> None:
+    def stop(event: LoggedEvent) -> None:
         if event.kind == "step.begin":
             flows[0].stop()
 
@@ -349,7 +355,7 @@ def test_a_finished_run_started_again_has_nothing_to_do(tmp_path: Path) -> None:
 def test_there_is_a_critic_stage_where_there_is_a_critic_and_nowhere_else(tmp_path: Path) -> None:
     without = play_through(make_scenario(max_steps=1), tmp_path / "without")
     assert list(without.flow.stages) == list(ROLES)
-    costs = make_costs(critic=SimulatedScorer(fixed_s=0.5))
+    costs = make_costs(critic=SimulatedScorerConfig(fixed_s=0.5))
     played = play_through(make_scenario(costs=costs, max_steps=1), tmp_path / "with")
     assert list(played.flow.stages) == [*ROLES[:6], "critic", *ROLES[6:]]
     assert played.summary.finished
@@ -372,12 +378,12 @@ def test_every_stage_ends_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dual_buffer", [True, False])
 @pytest.mark.parametrize(
-    ("groups", "alpha", "tokens"), [(2, 0, SPREAD), (2, 1, SPREAD), (1, 3, Distribution(mean=100))]
+    ("groups", "alpha", "tokens"), [(2, 0, SPREAD), (2, 1, SPREAD), (1, 3, DistributionConfig(mean=100))]
 )
 def test_on_shared_devices_nothing_is_generated_while_a_step_is_trained(
-    groups: int, alpha: float, tokens: Distribution, dual_buffer: bool, tmp_path: Path
+    groups: int, alpha: float, tokens: DistributionConfig, dual_buffer: bool, tmp_path: Path
 ) -> None:
-    costs = make_costs(response_tokens=tokens, weights=SimulatedWeights(buckets=2, send_s=0.4, load_s=0.2))
+    costs = make_costs(response_tokens=tokens, weights=SimulatedWeightsConfig(buckets=2, send_s=0.4, load_s=0.2))
     settings = {"groups_per_step": groups, "alpha": alpha, "dual_buffer": dual_buffer, "max_steps": 8}
     scenario = make_scenario(engines=2, costs=costs, colocated=True, **settings)
     scenario = replace(scenario, train_devices=scenario.infer_devices)

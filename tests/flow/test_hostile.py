@@ -12,15 +12,20 @@ from pathlib import Path
 import pytest
 
 from headway.cluster.base import ResourceLock
-from headway.config.simulation import Distribution, Fault, SimulatedEnvironment, SimulatedWeights
-from headway.config.simulation import SimulatedTrainer as TrainerCost
+from headway.config.simulation_config import (
+    DistributionConfig,
+    FaultConfig,
+    SimulatedEnvironmentConfig,
+    SimulatedWeightsConfig,
+)
+from headway.config.simulation_config import SimulatedTrainerConfig as TrainerCost
 from headway.engines.base import Progress, Request
 from headway.errors import EngineCrashed, EngineError
-from headway.flow.flow import AsyncTrainingFlow
-from headway.monitor.waits import Waits
-from headway.sim.clock import run
-from headway.sim.engine import SimulatedEngine
-from headway.sim.trainer import SimulatedTrainer
+from headway.flow.training_flow import AsyncTrainingFlow
+from headway.monitor.wait_graph import WaitGraph
+from headway.sim.simulated_engine import SimulatedEngine
+from headway.sim.simulated_trainer import SimulatedTrainer
+from headway.sim.virtual_clock import run_on_virtual_clock
 from headway.types import Batch, FinishReason
 from tests.flow.factory import RELIABILITY, make_costs, make_engine_cost, make_line, make_scenario, play_through
 from tests.flow.scenarios import live
@@ -28,8 +33,8 @@ from tests.flow.witness import Witness
 from tests.sim.factory import request
 
 
-def fault(kind: str, target: str, at_s: float, *, factor: float = 1.0) -> Fault:
-    return Fault(kind=kind, target=target, at_s=at_s, for_s=0.0, factor=factor)  # type: ignore[arg-type]
+def fault(kind: str, target: str, at_s: float, *, factor: float = 1.0) -> FaultConfig:
+    return FaultConfig(kind=kind, target=target, at_s=at_s, for_s=0.0, factor=factor)  # type: ignore[arg-type]
 
 
 def put_engine(flow: AsyncTrainingFlow, number: int, kind: type[SimulatedEngine]) -> SimulatedEngine:
@@ -66,8 +71,8 @@ def test_a_source_with_exactly_as_many_tasks_as_the_steps_need_is_trained_to_the
 
 @pytest.mark.parametrize("at_s", [5.0, 5.25, 5.5, 5.75, 6.0])
 def test_weights_that_a_lost_trainer_has_undone_make_no_action_any_more(at_s: float, tmp_path: Path) -> None:
-    weights = SimulatedWeights(buckets=3, gather_s=0.5, send_s=1.0, load_s=0.2, flip_s=0.01)
-    costs = make_costs(weights=weights, response_tokens=Distribution(mean=30))
+    weights = SimulatedWeightsConfig(buckets=3, gather_s=0.5, send_s=1.0, load_s=0.2, flip_s=0.01)
+    costs = make_costs(weights=weights, response_tokens=DistributionConfig(mean=30))
     scenario = make_scenario(
         fault("crash", "trainer", at_s), engines=2, costs=costs, groups_per_step=4, max_steps=8, alpha=2.0
     )
@@ -100,7 +105,7 @@ def test_a_lane_paused_by_a_validation_that_was_torn_down_goes_on_in_the_next_li
     lost: list[str] = []
     played = play_through(
         make_scenario(
-            costs=make_costs(response_tokens=Distribution(mean=300)),
+            costs=make_costs(response_tokens=DistributionConfig(mean=300)),
             groups_per_step=4,
             max_steps=8,
             alpha=1.0,
@@ -133,8 +138,8 @@ def test_a_clean_stop_and_a_resume_give_up_no_group(tmp_path: Path) -> None:
     def prepare(flow: AsyncTrainingFlow) -> None:
         asyncio.get_running_loop().call_later(8.7, flow.stop)
 
-    environment = SimulatedEnvironment(turns=Distribution(mean=3.0), step_s=Distribution(mean=0.5))
-    spread = Distribution(kind="lognormal", mean=60, std=40, min=1, max=400)
+    environment = SimulatedEnvironmentConfig(turns=DistributionConfig(mean=3.0), step_s=DistributionConfig(mean=0.5))
+    spread = DistributionConfig(kind="lognormal", mean=60, std=40, min=1, max=400)
     costs = make_costs(environment=environment, response_tokens=spread)
     scenario = make_scenario(
         engines=2, costs=costs, groups_per_step=4, group_size=4, max_steps=8, alpha=1.0, save_steps=1
@@ -224,7 +229,7 @@ def test_failures_with_a_quiet_time_between_are_not_in_a_row(tmp_path: Path) -> 
 
 
 def test_one_replica_too_slow_to_be_updated_costs_neither_the_trainer_nor_the_others(tmp_path: Path) -> None:
-    costs = make_costs(weights=SimulatedWeights(buckets=10, gather_s=0.1, send_s=0.3, load_s=1.0, flip_s=0.01))
+    costs = make_costs(weights=SimulatedWeightsConfig(buckets=10, gather_s=0.1, send_s=0.3, load_s=1.0, flip_s=0.01))
     slow = fault("slowdown", "engine/0", 5.0, factor=40.0)
     scenario = make_scenario(slow, engines=4, costs=costs, groups_per_step=4, max_steps=12, alpha=1.0, save_steps=5)
     played = play_through(scenario, tmp_path)
@@ -239,7 +244,7 @@ def test_one_replica_too_slow_to_be_updated_costs_neither_the_trainer_nor_the_ot
 def test_a_teardown_with_turns_waiting_for_the_devices_lets_the_engines_go_on() -> None:
     async def main() -> tuple[str, list[str]]:
         clock = asyncio.get_running_loop().time
-        lock = ResourceLock("devices of train", waits=Waits(clock), clock=clock)
+        lock = ResourceLock("devices of train", waits=WaitGraph(clock), clock=clock)
         engines: list[str] = []
 
         async def halt() -> None:
@@ -264,7 +269,7 @@ def test_a_teardown_with_turns_waiting_for_the_devices_lets_the_engines_go_on() 
                 tasks.create_task(die())
         return lock.owner, engines
 
-    owner, engines = run(main())
+    owner, engines = run_on_virtual_clock(main())
     assert owner == "" and engines[-1] == "go on"
 
 
@@ -293,4 +298,4 @@ def test_a_replica_that_comes_back_just_as_the_devices_are_given_back_decodes(tm
             line.books.ledger.close()
 
     pausing = asyncio.Event()
-    run(main(), max_time_s=100)
+    run_on_virtual_clock(main(), max_time_s=100)

@@ -9,18 +9,23 @@ from typing import Any
 
 import pytest
 
-from headway.config.simulation import Distribution, Fault, SimulatedScorer, SimulatedWeights
+from headway.config.simulation_config import (
+    DistributionConfig,
+    FaultConfig,
+    SimulatedScorerConfig,
+    SimulatedWeightsConfig,
+)
 from headway.errors import ConfigError
-from headway.sim.world import Scenario
+from headway.sim.simulated_run import Scenario
 from tests.flow.factory import Played, audit, make_costs, make_engine_cost, make_scenario, play_through
 
 LENT = "engine/lent-0"
-SPREAD = Distribution(kind="gaussian", mean=100, std=40, min=1)
+SPREAD = DistributionConfig(kind="gaussian", mean=100, std=40, min=1)
 
 
-def make_world(*faults: Fault, lend: bool = True, **costs: Any) -> Scenario:
+def make_world(*faults: FaultConfig, lend: bool = True, **costs: Any) -> Scenario:
     """Sixteen answers of a second in two slots: the trainer, which needs a second for a step, waits for seven."""
-    weights = SimulatedWeights(buckets=2, send_s=0.2, load_s=0.1)
+    weights = SimulatedWeightsConfig(buckets=2, send_s=0.2, load_s=0.1)
     made = make_costs(engine=make_engine_cost(slots=2), weights=weights, **costs)
     settings = {"groups_per_step": 16, "alpha": 1, "max_steps": 6}
     return make_scenario(*faults, engines=1, costs=made, world={"lend": lend}, **settings)
@@ -61,7 +66,7 @@ def test_before_a_training_step_its_requests_go_on_elsewhere_with_their_tokens(t
 
 
 def test_while_a_group_is_scored_its_requests_wait_where_they_are(tmp_path: Path) -> None:
-    world = make_world(ref_logp=SimulatedScorer(fixed_s=0.05, with_trainer=True))
+    world = make_world(ref_logp=SimulatedScorerConfig(fixed_s=0.05, with_trainer=True))
     played = play_through(world, tmp_path)
     assert played.summary.finished
     aborted = {round(event.time_s, 1) for event in played.of("request.end", who=LENT, finish="aborted")}
@@ -70,7 +75,7 @@ def test_while_a_group_is_scored_its_requests_wait_where_they_are(tmp_path: Path
 
 
 def test_what_it_serves_when_it_comes_back_is_never_older_than_what_was_served(tmp_path: Path) -> None:
-    world = make_world(Fault(kind="slowdown", target=LENT, at_s=0.0, factor=40.0))
+    world = make_world(FaultConfig(kind="slowdown", target=LENT, at_s=0.0, factor=40.0))
     served: list[int] = []
 
     def follow(event: Any) -> None:
@@ -85,7 +90,7 @@ def test_what_it_serves_when_it_comes_back_is_never_older_than_what_was_served(t
 
 
 def test_a_lent_engine_that_hangs_is_restarted_and_training_goes_on(tmp_path: Path) -> None:
-    hang = Fault(kind="hang", target=LENT, at_s=5.0)
+    hang = FaultConfig(kind="hang", target=LENT, at_s=5.0)
     played = play_through(make_world(hang), tmp_path)
     assert played.summary.finished
     assert played.of("restart", who=LENT) and played.of("up", who=LENT)
@@ -93,7 +98,7 @@ def test_a_lent_engine_that_hangs_is_restarted_and_training_goes_on(tmp_path: Pa
 
 
 def test_a_trainer_that_is_lost_leaves_nothing_standing_still(tmp_path: Path) -> None:
-    played = play_through(make_world(Fault(kind="crash", target="trainer", at_s=8.5)), tmp_path)
+    played = play_through(make_world(FaultConfig(kind="crash", target="trainer", at_s=8.5)), tmp_path)
     assert played.summary.finished and played.summary.restarts == 1
     back = played.first("up", who="trainer").time_s
     assert [event for event in played.of("request.start", who=LENT) if event.time_s > back]

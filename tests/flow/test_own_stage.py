@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from headway.config.simulation import Distribution, SimulatedScorer
+from headway.config.simulation_config import DistributionConfig, SimulatedScorerConfig
 from headway.errors import ConfigError
 from headway.flow import stage as stage_module
-from headway.flow.flow import ROLES, AsyncTrainingFlow, arrange
-from headway.flow.stage import REGISTRY, Stage, register_stage
+from headway.flow.stage import STAGES, Stage, register_stage
+from headway.flow.training_flow import ROLES, AsyncTrainingFlow, order_stages
 from headway.types import DropReason, SampleGroup, Task
 from tests.flow.factory import audit, make_costs, make_scenario, own_stages, play_through
 
@@ -42,14 +42,14 @@ def register_pass_through(role: str, item_type: type[Any], seen: list[Any]) -> N
 @pytest.mark.parametrize(("left", "right"), [*pairwise(WITH_CRITIC)])
 def test_a_stage_fits_between_any_two_neighbours(left: str, right: str, tmp_path: Path) -> None:
     seen: list[Any] = []
-    register_pass_through("mine", REGISTRY[left].produces, seen)
-    costs = make_costs(critic=SimulatedScorer(fixed_s=0.1))
+    register_pass_through("mine", STAGES[left].produces, seen)
+    costs = make_costs(critic=SimulatedScorerConfig(fixed_s=0.1))
     scenario = make_scenario(costs=costs, alpha=1, world={"insert": {"mine": left}})
     played = play_through(scenario, tmp_path)
     assert played.summary.finished and seen
     roles = list(played.flow.stages)
     assert roles[roles.index(left) + 1 : roles.index(right)] == ["mine"]
-    assert all(isinstance(item, REGISTRY[right].consumes) for item in seen)
+    assert all(isinstance(item, STAGES[right].consumes) for item in seen)
     assert any(event.kind == "state" and event.who == "mine" for event in played.events)
 
 
@@ -85,7 +85,7 @@ def test_the_example_of_the_documentation_works_as_it_is_written(tmp_path: Path)
     assert len(source.strip().splitlines()) <= 10
     names = {"Stage": Stage, "register_stage": register_stage, "SampleGroup": SampleGroup, "DropReason": DropReason}
     exec(source, names)
-    costs = make_costs(response_tokens=Distribution(kind="lognormal", mean=700, std=400, min=1, max=1000))
+    costs = make_costs(response_tokens=DistributionConfig(kind="lognormal", mean=700, std=400, min=1, max=1000))
     scenario = make_scenario(costs=costs, alpha=1, group_size=12, max_steps=6, world={"insert": insert})
     played = play_through(scenario, tmp_path)
     assert played.summary.finished
@@ -130,9 +130,9 @@ def test_a_stage_that_breaks_ends_the_run_with_its_error_and_everything_saved(tm
 def test_a_stage_that_does_not_fit_is_refused_before_anything_starts(insert: dict[str, str], problem: str) -> None:
     register_pass_through("mine", Task, [])
     with pytest.raises(ConfigError, match=problem):
-        arrange(insert, critic=False)
+        order_stages(insert, critic=False)
 
 
 def test_without_own_stages_the_line_is_the_one_of_the_design() -> None:
-    assert arrange({}, critic=False) == list(ROLES)
-    assert arrange({}, critic=True) == list(WITH_CRITIC)
+    assert order_stages({}, critic=False) == list(ROLES)
+    assert order_stages({}, critic=True) == list(WITH_CRITIC)

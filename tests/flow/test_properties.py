@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.flow.flow import RunSummary
-from headway.seeding import seeded
-from headway.sim.world import Scenario
+from headway.flow.training_flow import RunSummary
+from headway.seeding import make_rng
+from headway.sim.simulated_run import Scenario
 from tests.flow.scenarios import check_ends, check_ledger, check_slots, live, random_scenario
 from tests.flow.witness import Witness
 
@@ -42,7 +42,7 @@ def to_the_end(seed: int, tmp: Path) -> None:
 
 def resumed(seed: int, tmp: Path) -> None:
     """Stopped or killed at random events, again and again, and taken up each time."""
-    rng = seeded(seed, "lives")
+    rng = make_rng(seed, "lives")
     scenario = random_scenario(seed, faults=1.5)
     witness = Witness(scenario.settings)
     run_dir = tmp / f"run-{seed}"

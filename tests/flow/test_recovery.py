@@ -10,27 +10,27 @@ from typing import Any
 
 import pytest
 
-from headway.config.simulation import Fault, SimulatedScorer
+from headway.config.simulation_config import FaultConfig, SimulatedScorerConfig
 from headway.errors import BackendError, RunStopped
-from headway.flow.recovery import Level, Recovery
-from headway.monitor.events import Event, EventLog
-from headway.sim.clock import run
+from headway.flow.recovery import DegradationControl, DegradationLevel
+from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.sim.virtual_clock import run_on_virtual_clock
 from tests.flow.factory import RELIABILITY, Played, Scripted, audit, make_costs, make_scenario, play_through
 
 FOR_EVER = 100_000.0
 
 
-def make_recovery() -> tuple[Recovery, list[Event], list[Level]]:
-    events, levels = list[Event](), list[Level]()
+def make_recovery() -> tuple[DegradationControl, list[LoggedEvent], list[DegradationLevel]]:
+    events, levels = list[LoggedEvent](), list[DegradationLevel]()
     log = EventLog(asyncio.get_running_loop().time, events.append)
-    return Recovery(RELIABILITY, events=log, on_level=levels.append), events, levels
+    return DegradationControl(RELIABILITY, events=log, on_level=levels.append), events, levels
 
 
 def play(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run(main())
+    run_on_virtual_clock(main())
 
 
-def changes(events: list[Event]) -> list[tuple[str, str]]:
+def changes(events: list[LoggedEvent]) -> list[tuple[str, str]]:
     return [(event.kind, event.data["level"]) for event in events if event.kind in ("degrade", "restore")]
 
 
@@ -41,7 +41,7 @@ def test_a_spent_budget_is_one_level_down_and_the_next_one_the_end() -> None:
     async def main() -> None:
         recovery, events, levels = make_recovery()
         recovery.exhausted("train", BackendError("no"))
-        assert recovery.level is Level.SYNCHRONOUS and levels == [Level.SYNCHRONOUS]
+        assert recovery.level is DegradationLevel.SYNCHRONOUS and levels == [DegradationLevel.SYNCHRONOUS]
         with pytest.raises(RunStopped, match="train keeps failing: still no"):
             recovery.exhausted("train", BackendError("still no"))
         assert changes(events) == [("degrade", "synchronous")]
@@ -56,9 +56,9 @@ def test_a_lost_replica_is_one_level_and_all_of_them_back_is_none() -> None:
         recovery.replica_lost("engine/0")
         recovery.replica_lost("engine/1")
         recovery.replica_back("engine/0")
-        assert recovery.level is Level.FEWER_REPLICAS
+        assert recovery.level is DegradationLevel.FEWER_REPLICAS
         recovery.replica_back("engine/1")
-        assert recovery.level is Level.NORMAL
+        assert recovery.level is DegradationLevel.NORMAL
         assert changes(events) == [("degrade", "fewer_replicas"), ("restore", "normal")]
 
     play(main)
@@ -70,7 +70,10 @@ def test_quiet_with_progress_climbs_back_up() -> None:
         recovery.exhausted("train", BackendError("no"))
         recovery.progress()
         await asyncio.sleep(RELIABILITY.quiet_s + 1)
-        assert recovery.level is Level.NORMAL and levels == [Level.SYNCHRONOUS, Level.NORMAL]
+        assert recovery.level is DegradationLevel.NORMAL and levels == [
+            DegradationLevel.SYNCHRONOUS,
+            DegradationLevel.NORMAL,
+        ]
         assert [event.time_s for event in events if event.kind == "restore"] == [RELIABILITY.quiet_s]
 
     play(main)
@@ -81,10 +84,10 @@ def test_quiet_because_nothing_happens_does_not() -> None:
         recovery, _, _ = make_recovery()
         recovery.exhausted("train", BackendError("no"))
         await asyncio.sleep(10 * RELIABILITY.quiet_s + 1)
-        assert recovery.level is Level.SYNCHRONOUS
+        assert recovery.level is DegradationLevel.SYNCHRONOUS
         recovery.progress()
         await asyncio.sleep(RELIABILITY.quiet_s)
-        assert recovery.level is Level.NORMAL
+        assert recovery.level is DegradationLevel.NORMAL
 
     play(main)
 
@@ -97,9 +100,9 @@ def test_a_failure_starts_the_quiet_time_again() -> None:
         recovery.failure("train", BackendError("again"))
         recovery.progress()
         await asyncio.sleep(RELIABILITY.quiet_s - 1)
-        assert recovery.level is Level.SYNCHRONOUS
+        assert recovery.level is DegradationLevel.SYNCHRONOUS
         await asyncio.sleep(2)
-        assert recovery.level is Level.NORMAL
+        assert recovery.level is DegradationLevel.NORMAL
 
     play(main)
 
@@ -111,7 +114,7 @@ def test_a_run_that_climbs_without_all_its_replicas_stays_one_level_down() -> No
         recovery.replica_lost("engine/0")
         recovery.progress()
         await asyncio.sleep(RELIABILITY.quiet_s + 1)
-        assert recovery.level is Level.FEWER_REPLICAS
+        assert recovery.level is DegradationLevel.FEWER_REPLICAS
         recovery.replica_back("engine/0")
         assert changes(events) == [("degrade", "synchronous"), ("restore", "fewer_replicas"), ("restore", "normal")]
 
@@ -126,7 +129,7 @@ def steps_made(played: Played) -> list[int]:
 
 
 def test_a_step_that_failed_and_changed_nothing_is_tried_again(tmp_path: Path) -> None:
-    scenario = make_scenario(Fault(kind="lost_message", target="trainer", at_s=2.5))
+    scenario = make_scenario(FaultConfig(kind="lost_message", target="trainer", at_s=2.5))
     played = play_through(scenario, tmp_path)
     assert played.summary.finished and steps_made(played) == [1, 2, 3]
     assert [event.data["error"] for event in played.of("error", who="train")] == ["TrainerError"]
@@ -137,7 +140,7 @@ def test_a_step_that_failed_and_changed_nothing_is_tried_again(tmp_path: Path) -
 def test_steps_that_keep_failing_make_the_run_synchronous_and_then_stop_it_with_everything_saved(
     tmp_path: Path,
 ) -> None:
-    fault = Fault(kind="lost_message", target="trainer", at_s=2.5, for_s=FOR_EVER)
+    fault = FaultConfig(kind="lost_message", target="trainer", at_s=2.5, for_s=FOR_EVER)
     played = play_through(make_scenario(fault, alpha=2, max_steps=9), tmp_path)
     assert not played.summary.finished
     assert played.summary.reason == "train keeps failing: trainer: a message was lost"
@@ -153,7 +156,7 @@ def test_steps_that_keep_failing_make_the_run_synchronous_and_then_stop_it_with_
 
 
 def test_a_run_climbs_back_up_when_the_cause_is_gone(tmp_path: Path) -> None:
-    fault = Fault(kind="lost_message", target="trainer", at_s=2.5, for_s=10.0)
+    fault = FaultConfig(kind="lost_message", target="trainer", at_s=2.5, for_s=10.0)
     played = play_through(make_scenario(fault, alpha=2, max_steps=60), tmp_path)
     assert played.summary.finished
     assert changes(played.events) == [("degrade", "synchronous"), ("restore", "normal")]
@@ -171,7 +174,7 @@ def test_a_run_climbs_back_up_when_the_cause_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_step_that_hangs_costs_the_trainer_and_the_line_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
-    fault = Fault(kind="hang", target="trainer", at_s=7.5)
+    fault = FaultConfig(kind="hang", target="trainer", at_s=7.5)
     played = play_through(make_scenario(fault, max_steps=6, save_steps=2), tmp_path)
     assert played.summary.finished and played.summary.restarts == 1
     assert steps_made(played) == [1, 2, 3, 3, 4, 5, 6], "3 was made again, from checkpoint 2"
@@ -183,7 +186,7 @@ def test_a_step_that_hangs_costs_the_trainer_and_the_line_goes_on_from_the_last_
 
 
 def test_what_was_trained_after_the_checkpoint_is_untrained_again_and_used(tmp_path: Path) -> None:
-    fault = Fault(kind="crash", target="trainer", at_s=4.5)
+    fault = FaultConfig(kind="crash", target="trainer", at_s=4.5)
     played = play_through(make_scenario(fault, alpha=1, max_steps=6, save_steps=2, order="oldest"), tmp_path)
     assert played.summary.finished
     ends = [event.data["sample"] for event in played.of("sample.end", end="trained")]
@@ -194,12 +197,12 @@ def test_what_was_trained_after_the_checkpoint_is_untrained_again_and_used(tmp_p
 
 
 def test_a_trainer_lost_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
-    played = play_through(make_scenario(Fault(kind="crash", target="trainer", at_s=5.5)), tmp_path)
+    played = play_through(make_scenario(FaultConfig(kind="crash", target="trainer", at_s=5.5)), tmp_path)
     assert played.summary.finished and steps_made(played) == [1, 2, 1, 2, 3]
 
 
 def test_a_trainer_that_does_not_come_back_is_a_clean_stop(tmp_path: Path) -> None:
-    fault = Fault(kind="crash", target="trainer", at_s=5.5, for_s=FOR_EVER)
+    fault = FaultConfig(kind="crash", target="trainer", at_s=5.5, for_s=FOR_EVER)
     played = play_through(make_scenario(fault, max_steps=6, save_steps=1), tmp_path)
     assert "the trainer does not come back" in played.summary.reason
     assert len(played.of("restart", who="trainer")) == 1 + RELIABILITY.replica_restarts
@@ -209,7 +212,7 @@ def test_a_trainer_that_does_not_come_back_is_a_clean_stop(tmp_path: Path) -> No
 
 
 def test_a_trainer_lost_again_and_again_without_getting_further_is_a_clean_stop(tmp_path: Path) -> None:
-    crashes = [Fault(kind="crash", target="trainer", at_s=1.5 + second) for second in range(0, 400, 2)]
+    crashes = [FaultConfig(kind="crash", target="trainer", at_s=1.5 + second) for second in range(0, 400, 2)]
     played = play_through(make_scenario(*crashes), tmp_path)
     assert "the trainer does not come back" in played.summary.reason
     assert audit(tmp_path)["open"] == 0
@@ -219,15 +222,17 @@ def test_a_trainer_lost_again_and_again_without_getting_further_is_a_clean_stop(
 
 
 def test_a_scorer_that_fails_once_is_asked_again(tmp_path: Path) -> None:
-    costs = make_costs(ref_logp=SimulatedScorer(fixed_s=0.2))
-    played = play_through(make_scenario(Fault(kind="lost_message", target="ref_logp", at_s=2), costs=costs), tmp_path)
+    costs = make_costs(ref_logp=SimulatedScorerConfig(fixed_s=0.2))
+    played = play_through(
+        make_scenario(FaultConfig(kind="lost_message", target="ref_logp", at_s=2), costs=costs), tmp_path
+    )
     assert played.summary.finished and played.of("group.drop") == []
     assert [event.data["error"] for event in played.of("error", who="ref_logp")] == ["ScoringError"]
 
 
 def test_a_scorer_that_keeps_failing_drops_its_groups_and_stops_the_run(tmp_path: Path) -> None:
-    costs = make_costs(ref_logp=SimulatedScorer(fixed_s=0.2))
-    fault = Fault(kind="crash", target="ref_logp", at_s=2, for_s=FOR_EVER)
+    costs = make_costs(ref_logp=SimulatedScorerConfig(fixed_s=0.2))
+    fault = FaultConfig(kind="crash", target="ref_logp", at_s=2, for_s=FOR_EVER)
     played = play_through(make_scenario(fault, costs=costs, max_steps=9), tmp_path)
     assert played.summary.reason.startswith("ref_logp keeps failing")
     assert {event.data["reason"] for event in played.of("group.drop")} == {"scoring_failed"}
@@ -257,7 +262,7 @@ def test_one_bad_prompt_among_good_ones_is_dropped_and_nothing_else_happens(tmp_
 
 
 def test_without_any_engine_the_run_stops_cleanly_and_can_go_on_later(tmp_path: Path) -> None:
-    faults = [Fault(kind="crash", target=f"engine/{n}", at_s=3.0, for_s=FOR_EVER) for n in range(2)]
+    faults = [FaultConfig(kind="crash", target=f"engine/{n}", at_s=3.0, for_s=FOR_EVER) for n in range(2)]
     played = play_through(make_scenario(*faults, engines=2, alpha=1, max_steps=9), tmp_path)
     assert played.summary.reason.startswith("no replica in service for")
     assert played.of("checkpoint")[-1].data["trained"] == played.summary.trained > 0
@@ -267,9 +272,11 @@ def test_without_any_engine_the_run_stops_cleanly_and_can_go_on_later(tmp_path: 
 
 @pytest.mark.parametrize("target", ["engine/0", "trainer", "ref_logp", "weights", "environment", "reward"])
 def test_every_error_is_an_event(target: str, tmp_path: Path) -> None:
-    costs = make_costs(ref_logp=SimulatedScorer(fixed_s=0.2))
+    costs = make_costs(ref_logp=SimulatedScorerConfig(fixed_s=0.2))
     costs = replace(costs, environment=replace(costs.environment, step_s=replace(costs.response_tokens, mean=0.2)))
     costs = replace(costs, reward=replace(costs.reward, latency_s=replace(costs.response_tokens, mean=0.2)))
-    played = play_through(make_scenario(Fault(kind="lost_message", target=target, at_s=1.1), costs=costs), tmp_path)
+    played = play_through(
+        make_scenario(FaultConfig(kind="lost_message", target=target, at_s=1.1), costs=costs), tmp_path
+    )
     assert played.summary.finished
     assert ["lost" in event.data["message"] for event in played.of("error")] == [True]

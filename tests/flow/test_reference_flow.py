@@ -19,19 +19,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageParams, PolicyObjective
+from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import PpoParams
-from headway.build.backends import single_turn
 from headway.engines.native import NativeEngine, NativeSettings
 from headway.flow.backends import Backends
-from headway.flow.flow import AsyncTrainingFlow
-from headway.monitor.events import Event, EventLog
-from headway.rewards.function import FunctionReward
+from headway.flow.training_flow import AsyncTrainingFlow
+from headway.launch.language_components import single_turn
+from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.rewards.function_reward import FunctionReward
 from headway.settings import RunSettings
 from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
 from headway.types import Batch, Sample, SamplingParams, Task, VersionRun
-from headway.weights.store import WeightStore
-from headway.weights.transport import InProcessTransport
+from headway.weights.shared_memory import InProcessTransport
+from headway.weights.weight_store import WeightStore
 from tests.flow.factory import audit
 
 torch.set_num_threads(1)
@@ -108,7 +108,7 @@ def trainer_of(reference: ModuleType, options: Any) -> LocalTrainer:
         objective=PolicyObjective(
             pg_variant="ppo", params=PpoParams(clip_low=options.clip, clip_high=options.clip), mode="token-mean"
         ),
-        advantages=AdvantageParams(adv_estimator="grpo"),
+        advantages=AdvantageSettings(adv_estimator="grpo"),
         optimizer=OptimizerSettings(learning_rate=options.learning_rate, max_grad_norm=options.max_grad_norm),
         precision="fp64",
         temperature=options.temperature,
@@ -125,11 +125,11 @@ def engine_of(reference: ModuleType, options: Any, name: str) -> NativeEngine:
 
 async def play(
     reference: ModuleType, options: Any, run_dir: Path
-) -> tuple[list[Batch], list[Event], dict[str, Tensor]]:
+) -> tuple[list[Batch], list[LoggedEvent], dict[str, Tensor]]:
     """What was trained, what was told about it, and the weights that came of it."""
     trainer = trainer_of(reference, options)
     engines = [engine_of(reference, options, f"engine/{number}") for number in range(2)]
-    batches, told = list[Batch](), list[Event]()
+    batches, told = list[Batch](), list[LoggedEvent]()
     clock = asyncio.get_running_loop().time
     flow = AsyncTrainingFlow(
         backends=Backends(
@@ -183,7 +183,7 @@ def logps_of(reference: ModuleType, model: Any, groups: list[list[Any]], options
 
 
 def follow(
-    reference: ModuleType, options: Any, batches: list[Batch], told: list[Event]
+    reference: ModuleType, options: Any, batches: list[Batch], told: list[LoggedEvent]
 ) -> tuple[list[Step], dict[str, Tensor]]:
     """Every step of the flow done again by the reference, which starts where the flow started and never looks back."""
     model = reference.tiny_model(options)

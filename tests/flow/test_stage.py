@@ -12,14 +12,13 @@ import pytest
 
 from headway.errors import BackendError, TrainerCrashed, TrainerError
 from headway.flow.channel import Channel
-from headway.flow.line import Line
-from headway.flow.stage import REGISTRY, Stage, create_role_state_machine, register_stage
-from headway.flow.states import LEGAL, StageState
-from headway.monitor.events import Event
-from headway.sim.clock import run
+from headway.flow.pipeline import Pipeline
+from headway.flow.stage import LEGAL_TRANSITIONS, STAGES, Stage, StageState, create_role_state_machine, register_stage
+from headway.monitor.event_log import LoggedEvent
+from headway.sim.virtual_clock import run_on_virtual_clock
 from tests.flow.factory import make_line, make_scenario, own_stages
 
-Body = Callable[[Line, list[Event]], Coroutine[Any, Any, None]]
+Body = Callable[[Pipeline, list[LoggedEvent]], Coroutine[Any, Any, None]]
 
 
 def play(body: Body, run_dir: Path) -> None:
@@ -31,7 +30,7 @@ def play(body: Body, run_dir: Path) -> None:
             finally:
                 line.books.ledger.close()
 
-    run(main(), max_time_s=10_000)
+    run_on_virtual_clock(main(), max_time_s=10_000)
 
 
 class Doubling(Stage[int, int]):
@@ -47,7 +46,7 @@ class Doubling(Stage[int, int]):
         return None if item % 2 else item * 2
 
 
-def make_stage(line: Line, *items: int, room: int = 100, width: int = 1) -> Stage[int, int]:
+def make_stage(line: Pipeline, *items: int, room: int = 100, width: int = 1) -> Stage[int, int]:
     """A stage with `items` before it and nothing more to come."""
     stage = Doubling(line)
     stage.width = width
@@ -59,12 +58,12 @@ def make_stage(line: Line, *items: int, room: int = 100, width: int = 1) -> Stag
     return stage
 
 
-def states(events: list[Event]) -> list[tuple[float, str]]:
+def states(events: list[LoggedEvent]) -> list[tuple[float, str]]:
     return [(event.time_s, event.data["new"]) for event in events if event.kind == "state"]
 
 
 def test_items_are_worked_on_one_after_the_other_and_what_becomes_nothing_is_not_sent(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         stage = make_stage(line, 2, 3, 4)
         await stage.run()
         assert asyncio.get_running_loop().time() == 3
@@ -74,7 +73,7 @@ def test_items_are_worked_on_one_after_the_other_and_what_becomes_nothing_is_not
 
 
 def test_as_many_items_as_the_width_are_worked_on_at_once(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         stage = make_stage(line, 2, 4, 6, 8, 10, width=2)
         await stage.run()
         assert asyncio.get_running_loop().time() == 3
@@ -85,7 +84,7 @@ def test_as_many_items_as_the_width_are_worked_on_at_once(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_at_the_end_of_the_stream_it_stops_and_ends_the_stream_behind_it(width: int, tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         stage = make_stage(line, 2, width=width)
         await stage.run()
         assert stage.state is StageState.STOPPED and stage.outbound is not None
@@ -100,7 +99,7 @@ def test_at_the_end_of_the_stream_it_stops_and_ends_the_stream_behind_it(width: 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_stage_that_breaks_has_failed_and_says_with_what(width: int, tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         stage = make_stage(line, 2, 13, 4, width=width)
         with pytest.raises((ValueError, ExceptionGroup)) as caught:
             await stage.run()
@@ -111,7 +110,7 @@ def test_a_stage_that_breaks_has_failed_and_says_with_what(width: int, tmp_path:
 
 
 def test_a_cancelled_stage_has_stopped(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         stage = make_stage(line, 2, 4)
         task = asyncio.ensure_future(stage.run())
         await asyncio.sleep(0.5)
@@ -123,7 +122,7 @@ def test_a_cancelled_stage_has_stopped(tmp_path: Path) -> None:
 
 
 def test_its_states_tell_what_it_was_doing_and_when(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         stage = make_stage(line, 2, 4, room=1)
         assert stage.outbound is not None
         asyncio.get_running_loop().call_later(5, stage.outbound.drain)
@@ -141,12 +140,12 @@ def test_its_states_tell_what_it_was_doing_and_when(tmp_path: Path) -> None:
 
 
 def test_every_change_it_reports_is_legal_and_begins_where_the_last_one_ended(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         await make_stage(line, *range(12), room=20, width=3).run()
         changes = [(event.data["old"], event.data["new"]) for event in events if event.kind == "state"]
         assert changes[0][0] == "idle"
         assert all(before[1] == after[0] for before, after in pairwise(changes))
-        assert all(StageState(new) in LEGAL[StageState(old)] for old, new in changes)
+        assert all(StageState(new) in LEGAL_TRANSITIONS[StageState(old)] for old, new in changes)
 
     play(body, tmp_path)
 
@@ -172,7 +171,7 @@ class Flaky:
 
 
 def test_what_fails_is_tried_again_after_longer_and_longer_pauses(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         stage, call = make_stage(line), Flaky(TrainerError("one"), TrainerError("two"), TrainerError("three"))
         stage.settle(running=1)
         assert await stage.attempt("step 1", call, retries=3) == "done"
@@ -187,7 +186,7 @@ def test_what_fails_is_tried_again_after_longer_and_longer_pauses(tmp_path: Path
 
 
 def test_after_its_budget_the_last_error_comes_out(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         call = Flaky(*[TrainerError(f"failure {number}") for number in range(9)])
         with pytest.raises(TrainerError, match="failure 2"):
             await make_stage(line).attempt("step 1", call, retries=2)
@@ -197,7 +196,7 @@ def test_after_its_budget_the_last_error_comes_out(tmp_path: Path) -> None:
 
 
 def test_what_is_fatal_is_not_tried_again(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         call = Flaky(TrainerCrashed("gone"))
         with pytest.raises(TrainerCrashed, match="gone"):
             await make_stage(line).attempt("step 1", call, retries=5)
@@ -207,7 +206,7 @@ def test_what_is_fatal_is_not_tried_again(tmp_path: Path) -> None:
 
 
 def test_what_takes_too_long_is_tried_again_and_named(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         stage = make_stage(line)
         assert await stage.attempt("ref_logp of group 3", Flaky(100.0), retries=1, timeout_s=4) == "done"
         with pytest.raises(BackendError, match="ref_logp of group 3: not done after 4 s"):
@@ -217,7 +216,7 @@ def test_what_takes_too_long_is_tried_again_and_named(tmp_path: Path) -> None:
 
 
 def test_what_is_no_failure_of_a_back_end_is_not_tried_again(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         call = Flaky(KeyError("bug"))
         with pytest.raises(KeyError):
             await make_stage(line).attempt("step 1", call, retries=5)
@@ -230,7 +229,7 @@ def test_what_is_no_failure_of_a_back_end_is_not_tried_again(tmp_path: Path) -> 
 
 
 def test_a_stage_is_made_by_its_name_with_what_is_asked_for(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         stage = create_role_state_machine("reward", pipeline=line, width=7)
         assert (stage.role, stage.width, stage.line) == ("reward", 7, line)
         assert create_role_state_machine("rollout", pipeline=line).state is StageState.IDLE
@@ -243,7 +242,7 @@ def test_a_stage_is_made_by_its_name_with_what_is_asked_for(tmp_path: Path) -> N
 
 
 def test_a_second_class_of_a_name_replaces_the_first(tmp_path: Path) -> None:
-    async def body(line: Line, events: list[Event]) -> None:
+    async def body(line: Pipeline, events: list[LoggedEvent]) -> None:
         with own_stages():
             register_stage("reward")(Doubling)
             assert isinstance(create_role_state_machine("reward", pipeline=line), Doubling)
@@ -251,4 +250,4 @@ def test_a_second_class_of_a_name_replaces_the_first(tmp_path: Path) -> None:
         Doubling.role = "doubling"
 
     play(body, tmp_path)
-    assert "doubling" not in REGISTRY
+    assert "doubling" not in STAGES

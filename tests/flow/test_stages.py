@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 
-from headway.config.simulation import Distribution, Fault, SimulatedReward, SimulatedScorer
+from headway.config.simulation_config import (
+    DistributionConfig,
+    FaultConfig,
+    SimulatedRewardConfig,
+    SimulatedScorerConfig,
+)
 from headway.errors import ScoringError
-from headway.flow.flow import AsyncTrainingFlow
-from headway.flow.stages.rollout import find_fault, to_sample
-from headway.flow.stages.scoring import check_rows
-from headway.types import Batch, DropReason, Episode, Repeated, SampleGroup, Score, Scores
+from headway.flow.stages.rollout_stage import episode_to_sample, find_fault
+from headway.flow.stages.scoring_stages import check_rows
+from headway.flow.training_flow import AsyncTrainingFlow
+from headway.types import Batch, DropReason, Episode, RepeatedValue, SampleGroup, Score, VersionedScores
 from tests.flow.factory import Played, Scripted, audit, make_costs, make_sample_group, make_scenario, play_through
 
-SLOW_VERDICT = make_costs(reward=SimulatedReward(latency_s=Distribution(mean=0.5)))
+SLOW_VERDICT = make_costs(reward=SimulatedRewardConfig(latency_s=DistributionConfig(mean=0.5)))
 
 
 class Judge:
@@ -143,7 +148,7 @@ def test_an_episode_whose_counts_do_not_add_up_is_found() -> None:
     episode = make_sample_group(0, 3, 4, actions=5).samples[0].episode
     turn = episode.turns[0]
     assert find_fault(episode) == ""
-    broken = replace(turn.generation, logps=Repeated(-1.0, 9))
+    broken = replace(turn.generation, logps=RepeatedValue(-1.0, 9))
     torn = replace(episode, turns=(turn, replace(turn, generation=broken)))
     assert find_fault(torn) == "turn 1 has 10 actions, 9 log-probabilities and versions for 10"
     short = replace(turn.generation, runs=turn.generation.runs[:1])
@@ -154,7 +159,7 @@ def test_an_episode_whose_counts_do_not_add_up_is_found() -> None:
 
 
 def test_a_sample_knows_its_oldest_and_newest_version_and_how_many_actions_it_has() -> None:
-    sample = to_sample(make_sample_group(0, 4, 3, 6, actions=5).samples[0].episode)
+    sample = episode_to_sample(make_sample_group(0, 4, 3, 6, actions=5).samples[0].episode)
     assert (sample.oldest, sample.newest, sample.actions) == (3, 6, 15)
 
 
@@ -172,7 +177,7 @@ def test_a_scorer_gives_one_number_for_each_action_or_is_refused() -> None:
 
 @pytest.mark.parametrize("with_trainer", [True, False])
 def test_a_scorer_on_the_trainers_devices_takes_turns_with_it(with_trainer: bool, tmp_path: Path) -> None:
-    costs = make_costs(ref_logp=SimulatedScorer(fixed_s=0.3, with_trainer=with_trainer))
+    costs = make_costs(ref_logp=SimulatedScorerConfig(fixed_s=0.3, with_trainer=with_trainer))
     played = play_through(make_scenario(costs=costs, alpha=2, max_steps=6), tmp_path)
     assert played.summary.finished
     steps = [(event.time_s - 1.0, event.time_s) for event in played.of("step.end")]
@@ -183,7 +188,7 @@ def test_a_scorer_on_the_trainers_devices_takes_turns_with_it(with_trainer: bool
 
 
 def test_a_group_that_is_let_go_while_it_is_scored_is_not_scored_again(tmp_path: Path) -> None:
-    costs = make_costs(ref_logp=SimulatedScorer(fixed_s=2.5, with_trainer=False))
+    costs = make_costs(ref_logp=SimulatedScorerConfig(fixed_s=2.5, with_trainer=False))
     played = play_through(make_scenario(costs=costs, spare_groups=2, max_steps=3), tmp_path)
     assert played.summary.finished
     gone = {event.data["group"]: event.time_s for event in played.of("group.drop")}
@@ -194,8 +199,8 @@ def test_a_group_that_is_let_go_while_it_is_scored_is_not_scored_again(tmp_path:
 
 def test_a_fault_of_the_environment_is_one_failed_member(tmp_path: Path) -> None:
     costs = make_costs()
-    costs = replace(costs, environment=replace(costs.environment, step_s=Distribution(mean=0.2)))
-    fault = Fault(kind="hang", target="environment", at_s=1.05)
+    costs = replace(costs, environment=replace(costs.environment, step_s=DistributionConfig(mean=0.2)))
+    fault = FaultConfig(kind="hang", target="environment", at_s=1.05)
     played = play_through(make_scenario(fault, costs=costs), tmp_path)
     assert played.summary.finished
     (drop,) = played.of("sample.end", end="dropped")
@@ -208,8 +213,8 @@ class Follower:
     def __init__(self) -> None:
         self.seen: list[tuple[int, int | None]] = []
 
-    async def score(self, group: SampleGroup) -> Scores:
-        return Scores(rows=[[-1.0] * one.actions for one in group.samples], version=self.trainer.version)
+    async def score(self, group: SampleGroup) -> VersionedScores:
+        return VersionedScores(rows=[[-1.0] * one.actions for one in group.samples], version=self.trainer.version)
 
     def use(self, flow: AsyncTrainingFlow) -> None:
         self.trainer, train = flow.backends.trainer, flow.backends.trainer.train

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from headway.errors import IllegalTransition
-from headway.flow.stage import Stage
-from headway.flow.states import LEGAL, PATHS
-from headway.flow.states import StageState as S
-from headway.monitor.events import Event, EventLog
+from headway.flow.stage import LEGAL_TRANSITIONS, TRANSITION_PATHS, Stage
+from headway.flow.stage import StageState as S
+from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.types import Task
 
 ALLOWED = {
@@ -37,8 +36,8 @@ class Plain(Stage[Task, Task]):
     consumes = produces = Task
 
 
-def make_stage(state: S = S.IDLE) -> tuple[Stage[Any, Any], list[Event]]:
-    events: list[Event] = []
+def make_stage(state: S = S.IDLE) -> tuple[Stage[Any, Any], list[LoggedEvent]]:
+    events: list[LoggedEvent] = []
     stage = Plain(SimpleNamespace(events=EventLog(lambda: 0.0, events.append)))  # type: ignore[arg-type]
     stage.state = state
     return stage, events
@@ -77,7 +76,7 @@ def test_staying_where_one_is_says_nothing(state: S) -> None:
 
 @pytest.mark.parametrize(("start", "goal"), EVERY_CHANGE, ids=str)
 def test_a_path_is_legal_shortest_and_passes_no_end(start: S, goal: S) -> None:
-    path = PATHS[start, goal]
+    path = TRANSITION_PATHS[start, goal]
     if start in ENDS:
         assert path == ()
         return
@@ -91,7 +90,7 @@ def distance(start: S, goal: S) -> int:
     """Found by widening circles, independently of the path."""
     reached, steps = {start}, 0
     while goal not in reached:
-        reached |= {new for old in reached - ENDS for new in LEGAL[old]}
+        reached |= {new for old in reached - ENDS for new in LEGAL_TRANSITIONS[old]}
         steps += 1
     return steps
 

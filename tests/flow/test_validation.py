@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from headway.config.simulation import Distribution, Fault, SimulatedReward
-from headway.monitor.events import Event
+from headway.config.simulation_config import DistributionConfig, FaultConfig, SimulatedRewardConfig
+from headway.monitor.event_log import LoggedEvent
 from tests.flow.factory import Played, audit, make_costs, make_engine_cost, make_scenario, play_through
 
-SPREAD = Distribution(kind="lognormal", mean=100, std=100, min=1, max=500)
+SPREAD = DistributionConfig(kind="lognormal", mean=100, std=100, min=1, max=500)
 ACTION_S = 0.01
 
 
-def validated(run_dir: Path, *faults: Fault, **settings: Any) -> Played:
+def validated(run_dir: Path, *faults: FaultConfig, **settings: Any) -> Played:
     """A run that validates every second version on six tasks."""
     costs = make_costs(response_tokens=SPREAD, engine=make_engine_cost(slots=3))
     base: dict[str, Any] = {"alpha": 1, "max_steps": 6, "eval_steps": 2, "eval_tasks": 6}
     return play_through(make_scenario(*faults, costs=costs, **{**base, **settings}), run_dir)
 
 
-def windows(played: Played) -> list[tuple[Event, Event]]:
+def windows(played: Played) -> list[tuple[LoggedEvent, LoggedEvent]]:
     return list(zip(played.of("validate.begin"), played.of("validate.end"), strict=True))
 
 
-def is_training(event: Event) -> bool:
+def is_training(event: LoggedEvent) -> bool:
     return not event.data["request"].startswith("v")
 
 
@@ -103,13 +103,13 @@ def test_validations_take_turns(tmp_path: Path) -> None:
 
 def test_a_crash_under_validation_is_survived_and_its_samples_count(tmp_path: Path) -> None:
     at_s = windows(validated(tmp_path / "healthy"))[0][0].time_s + 0.3
-    played = validated(tmp_path / "crash", Fault(kind="crash", target="engine/0", at_s=at_s))
+    played = validated(tmp_path / "crash", FaultConfig(kind="crash", target="engine/0", at_s=at_s))
     assert played.summary.finished
     assert windows(played)[0][1].data["samples"] == 6
 
 
 def test_samples_without_a_verdict_are_counted_as_failed(tmp_path: Path) -> None:
-    costs = make_costs(reward=SimulatedReward(failure_probability=0.6))
+    costs = make_costs(reward=SimulatedRewardConfig(failure_probability=0.6))
     settings = {"max_steps": 2, "eval_steps": 2, "eval_tasks": 30}
     played = play_through(make_scenario(costs=costs, **settings), tmp_path)
     (end,) = played.of("validate.end")

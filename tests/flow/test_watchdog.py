@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.simulation import Fault
+from headway.config.simulation_config import FaultConfig
 from headway.errors import Deadlock
 from headway.flow.channel import Channel
 from headway.flow.stage import Stage, register_stage
-from headway.flow.watchdog import MOVES, PATIENCE, Progress
-from headway.monitor.events import Event
-from headway.sim.clock import run
+from headway.flow.watchdog import PROGRESS_EVENTS, STALL_WARNINGS, ProgressWatch
+from headway.monitor.event_log import LoggedEvent
+from headway.sim.virtual_clock import run_on_virtual_clock
 from headway.types import SampleGroup
 from tests.flow.factory import RELIABILITY, audit, make_costs, make_line, make_scenario, own_stages, play_through
 
@@ -41,8 +41,10 @@ def test_a_stage_that_never_finishes_is_named_in_the_graph_and_the_run_stopped_c
     register_stuck()
     played = play_through(make_scenario(max_steps=9, world={"insert": {"stuck": "reward"}}), tmp_path)
     stalls = played.of("stall")
-    assert len(stalls) == PATIENCE
-    last_move = max(event.time_s for event in played.events if event.kind in MOVES and event.kind != "checkpoint")
+    assert len(stalls) == STALL_WARNINGS
+    last_move = max(
+        event.time_s for event in played.events if event.kind in PROGRESS_EVENTS and event.kind != "checkpoint"
+    )
     first = stalls[0].time_s
     assert RELIABILITY.stall_timeout_s <= first - last_move <= 2 * RELIABILITY.stall_timeout_s
     graph = stalls[0].data["graph"]
@@ -65,7 +67,7 @@ def test_what_a_stalled_run_saved_is_trained_when_the_cause_is_gone(tmp_path: Pa
 
 
 def test_a_slow_run_that_gets_somewhere_is_left_alone(tmp_path: Path) -> None:
-    fault = Fault(kind="slowdown", target="engine/0", at_s=0.0, factor=50.0)
+    fault = FaultConfig(kind="slowdown", target="engine/0", at_s=0.0, factor=50.0)
     played = play_through(make_scenario(fault), tmp_path)
     assert played.summary.finished and played.of("stall") == []
 
@@ -81,14 +83,14 @@ def test_a_stall_that_ends_is_only_reported(tmp_path: Path) -> None:
             return item
 
     played = play_through(make_scenario(world={"insert": {"slow": "reward"}}), tmp_path)
-    assert played.summary.finished and 0 < len(played.of("stall")) < PATIENCE
+    assert played.summary.finished and 0 < len(played.of("stall")) < STALL_WARNINGS
 
 
 def test_progress_counts_what_means_that_the_run_gets_somewhere() -> None:
-    progress = Progress()
-    for kind in (*sorted(MOVES), "error", "retry", "state", "request.start", "stall"):
-        progress(Event(0.0, kind, "x", {}))
-    assert progress.count == len(MOVES)
+    progress = ProgressWatch()
+    for kind in (*sorted(PROGRESS_EVENTS), "error", "retry", "state", "request.start", "stall"):
+        progress(LoggedEvent(0.0, kind, "x", {}))
+    assert progress.count == len(PROGRESS_EVENTS)
 
 
 def test_on_the_virtual_clock_a_deadlock_is_an_error_at_once_with_the_graph(tmp_path: Path) -> None:
@@ -100,4 +102,4 @@ def test_on_the_virtual_clock_a_deadlock_is_an_error_at_once_with_the_graph(tmp_
             tasks.create_task(channel.receive())
 
     with pytest.raises(Deadlock, match="train waits for reward: an item in reward → train"):
-        run(main())
+        run_on_virtual_clock(main())

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from headway.engines.base import Engine, Progress, Request
-from headway.flow.flow import AsyncTrainingFlow
+from headway.flow.training_flow import AsyncTrainingFlow
 from headway.ledger import Ledger
-from headway.monitor.events import Event
-from headway.rewards.advantage import group_relative
+from headway.monitor.event_log import LoggedEvent
+from headway.rewards.base import group_relative_advantages
 from headway.settings import RunSettings
-from headway.sim.engine import SimulatedEngine
-from headway.sim.trainer import SimulatedTrainer
-from headway.sim.weights import manifest_of
+from headway.sim.simulated_engine import SimulatedEngine
+from headway.sim.simulated_trainer import SimulatedTrainer
+from headway.sim.simulated_weights import make_simulated_manifest
 from headway.types import Batch, FinishReason, Sample, SampleGroup
 from headway.weights.base import Bucket
 
@@ -44,7 +44,7 @@ class Witness:
     settings: RunSettings
     lineage: dict[int, list[str]] = field(default_factory=dict)
     """Version made → ids of the samples it was made of, in the surviving lineage."""
-    events: list[Event] = field(default_factory=list)
+    events: list[LoggedEvent] = field(default_factory=list)
     flow: AsyncTrainingFlow | None = None
     parents: dict[str, str] = field(default_factory=dict)
     """Weights → the weights they were made from."""
@@ -143,7 +143,7 @@ class Witness:
 
     # -- hearing and seeing
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: LoggedEvent) -> None:
         """Events, for what is counted by them."""
         group = event.data.get("group")
         self.free_slots()
@@ -210,7 +210,7 @@ class Witness:
 
     def check_advantages(self, group: SampleGroup) -> None:
         rewards = [sample.score.value for sample in group.samples if sample.score is not None]
-        assert [sample.advantage for sample in group.samples] == pytest.approx(group_relative(rewards))
+        assert [sample.advantage for sample in group.samples] == pytest.approx(group_relative_advantages(rewards))
 
     def check_age(self, sample: Sample, trained: int, weights: str) -> None:
         """By its stamps, and by the way between the weights that made it and those being trained."""
@@ -242,4 +242,4 @@ class Witness:
 def weights_of(trainer: SimulatedTrainer) -> str:
     """The name of the weights that a trainer holds now."""
     buckets = trainer._source._cost.buckets
-    return manifest_of(trainer.version, trainer.lineage, buckets).checksums[0]
+    return make_simulated_manifest(trainer.version, trainer.lineage, buckets).checksums[0]

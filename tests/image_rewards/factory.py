@@ -10,7 +10,7 @@ from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
 from headway.rewards.base import Reward
-from headway.rewards.images.picture import image_from
+from headway.rewards.images.image_reward import array_to_image
 from headway.types import DenoisingStep, Episode, FinishReason, Generation, Image, Score, Task, Turn
 
 
@@ -18,7 +18,7 @@ def written(text: str, *, height: int = 16, width: int = 32, size: int = 12) -> 
     """Dark letters on light paper."""
     paper = Pillow.new("L", (width, height), 240)
     ImageDraw.Draw(paper).text((2, 1), text, fill=10, font=ImageFont.load_default(size))
-    return image_from(np.asarray(paper))
+    return array_to_image(np.asarray(paper))
 
 
 def episode(image: Image | None, **data: Any) -> Episode:

@@ -9,21 +9,20 @@ import pytest
 
 from headway.config import RewardConfig
 from headway.errors import ConfigError, RewardError
-from headway.rewards.images.compressibility import compressibility
-from headway.rewards.images.picture import image_from
-from headway.rewards.registry import make_reward, make_rewards
+from headway.rewards.images.image_reward import array_to_image, make_compressibility_reward
+from headway.rewards.reward_registry import make_reward, make_rewards
 from tests.image_rewards.factory import scored, written
 
-NOISE = image_from(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
-FLAT = image_from(np.full((32, 32, 3), 128, dtype=np.uint8))
+NOISE = array_to_image(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+FLAT = array_to_image(np.full((32, 32, 3), 128, dtype=np.uint8))
 
 
 def test_smooth_pictures_get_smaller_than_noise() -> None:
-    reward = compressibility()
+    reward = make_compressibility_reward()
     assert scored(reward, NOISE).value < scored(reward, FLAT).value < 0
-    assert scored(compressibility(quality=10), NOISE).value > scored(reward, NOISE).value
+    assert scored(make_compressibility_reward(quality=10), NOISE).value > scored(reward, NOISE).value
     with pytest.raises(ConfigError, match="1 to 100"):
-        compressibility(quality=0)
+        make_compressibility_reward(quality=0)
 
 
 def test_a_function_whose_first_parameter_is_image_sees_the_pixels(tmp_path: Path) -> None:
@@ -48,6 +47,6 @@ def test_rewards_of_pictures_add_up_with_weights(tmp_path: Path) -> None:
         "small": RewardConfig(reward_fn="compressibility", weight=0.5, tag_included=("default",)),
     }
     found = scored(make_rewards(rewards), written(""))
-    alone = scored(compressibility(), written(""))
+    alone = scored(make_compressibility_reward(), written(""))
     assert found.parts == {"bright": pytest.approx(1.0), "small": pytest.approx(0.5 * alone.value)}
     assert found.value == pytest.approx(1.0 + 0.5 * alone.value)

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.images.ocr import ocr
+from headway.rewards.images.ocr_reward import make_ocr_reward
 from headway.types import Image
 from tests.image_rewards.factory import episode, scored, written
 
@@ -21,7 +21,7 @@ needs_tesseract = pytest.mark.skipif(shutil.which("tesseract") is None, reason="
 
 @needs_ppocr
 def test_pictures_are_read_side_by_side() -> None:
-    reward = ocr(concurrency=2)
+    reward = make_ocr_reward(concurrency=2)
     cases = [("4711", "4711", 1.0), ("4711", "4712", 0.75), ("0836", "0836", 1.0), ("4711", "0836", 0.0)]
 
     async def scene() -> list[dict[str, float]]:
@@ -33,7 +33,7 @@ def test_pictures_are_read_side_by_side() -> None:
 
 @needs_ppocr
 def test_an_empty_picture_is_a_reward_of_zero_and_a_broken_one_is_none() -> None:
-    reward = ocr(concurrency=1)
+    reward = make_ocr_reward(concurrency=1)
     assert scored(reward, Image(height=16, width=32, pixels=bytes([255]) * 16 * 32 * 3), answer="47").value == 0.0
     with pytest.raises(RewardError, match="reshape"):
         scored(reward, Image(height=16, width=32, pixels=b"123"), answer="47")
@@ -49,23 +49,23 @@ def test_an_empty_picture_is_a_reward_of_zero_and_a_broken_one_is_none() -> None
 def test_a_reading_that_takes_too_long_has_no_verdict_and_the_next_one_has() -> None:
     wide = Image(height=16, width=16_000, pixels=bytes(16 * 16_000 * 3))
     with pytest.raises(RewardError, match=r"no verdict after 0\.001 s"):
-        scored(ocr(concurrency=1, timeout_s=0.001), wide, answer="47")
-    assert scored(ocr(concurrency=1), written("4711"), answer="4711").value == 1.0
+        scored(make_ocr_reward(concurrency=1, timeout_s=0.001), wide, answer="47")
+    assert scored(make_ocr_reward(concurrency=1), written("4711"), answer="4711").value == 1.0
 
 
 @needs_tesseract
 def test_a_second_reader_agrees() -> None:
-    reward = ocr(reader="tesseract", alphabet="0123456789")
+    reward = make_ocr_reward(reader="tesseract", alphabet="0123456789")
     assert scored(reward, written("4711"), answer="4711").value == 1.0
     assert scored(reward, written("4711"), answer="0836").value == 0.0
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="one of ppocr, tesseract"):
-        ocr(reader="abbyy")
+        make_ocr_reward(reader="abbyy")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="apt install tesseract-ocr"):
-        ocr(reader="tesseract")
+        make_ocr_reward(reader="tesseract")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs onnxruntime, rapidocr_onnxruntime"):
-        ocr()
+        make_ocr_reward()

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards import chat
-from headway.rewards.images.picture import image_from_base64
-from headway.rewards.images.remote import image_server
-from headway.rewards.images.vision import vision_judge
+from headway.rewards import reward_client
+from headway.rewards.images.image_reward import png_base64_to_image
+from headway.rewards.images.image_server_reward import make_image_server_reward
+from headway.rewards.judge_rewards import make_vision_judge_reward
 from headway.types import Score
 from tests.image_rewards.factory import episode, scored, written
 
@@ -56,23 +56,23 @@ def test_a_vision_model_sees_the_picture_and_the_words() -> None:
         return {"choices": [{"message": {"content": "Fine.\nScore: 7"}}]}
 
     with server(respond) as url:
-        reward = vision_judge(base_url=f"{url}/v1", model="m")
+        reward = make_vision_judge_reward(base_url=f"{url}/v1", model="m")
         assert scored(reward, PICTURE, prompt="draw 4711", answer="4711").value == 0.7
     image, text = seen[0]["messages"][0]["content"]
     kind, _, data = image["image_url"]["url"].partition(",")
-    assert kind == "data:image/png;base64" and image_from_base64(data) == PICTURE
+    assert kind == "data:image/png;base64" and png_base64_to_image(data) == PICTURE
     assert "draw 4711" in text["text"] and "{" not in text["text"]
 
 
 def test_a_vision_model_without_a_score_gives_no_verdict() -> None:
     with server(lambda body: {"choices": [{"message": {"content": "Lovely."}}]}) as url:
-        reward = vision_judge(base_url=f"{url}/v1", model="m", retries=1, pause_s=0.001)
+        reward = make_vision_judge_reward(base_url=f"{url}/v1", model="m", retries=1, pause_s=0.001)
         with pytest.raises(RewardError, match="vision judge m: no score"):
             scored(reward, PICTURE, prompt="x")
 
 
 def scores_of(url: str, count: int, **options: Any) -> list[Score | BaseException]:
-    reward = image_server(url=url, pause_s=0.001, **options)
+    reward = make_image_server_reward(url=url, pause_s=0.001, **options)
 
     async def scene() -> list[Score | BaseException]:
         verdicts = (reward.score(episode(PICTURE, answer=number)) for number in range(count))
@@ -86,7 +86,7 @@ def test_a_scorer_gets_pictures_in_batches_and_each_sample_its_own_score() -> No
 
     def respond(body: dict[str, Any]) -> object:
         sizes.append(len(body["samples"]))
-        assert all(image_from_base64(sample["png"]) == PICTURE for sample in body["samples"])
+        assert all(png_base64_to_image(sample["png"]) == PICTURE for sample in body["samples"])
         return {"scores": [sample["task"]["answer"] / 2 for sample in body["samples"]]}
 
     with server(respond) as url:
@@ -118,9 +118,9 @@ def test_a_reply_that_is_no_list_of_scores_is_asked_for_again_and_then_no_verdic
 
 def test_an_address_must_be_one() -> None:
     with pytest.raises(ConfigError, match="http://"):
-        image_server(url="localhost:80")
+        make_image_server_reward(url="localhost:80")
     with pytest.raises(ConfigError, match="at least 1"):
-        image_server(url="http://localhost", batch=0)
+        make_image_server_reward(url="http://localhost", batch=0)
 
 
 def test_the_scorer_of_the_examples_speaks_the_protocol() -> None:
@@ -147,10 +147,12 @@ def test_the_scorer_of_the_examples_speaks_the_protocol() -> None:
 
 def test_what_a_connection_needs_is_made_once_not_for_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    make = chat.urllib.request.build_opener
-    monkeypatch.setattr(chat.urllib.request, "build_opener", lambda *handlers: made.append(1) or make(*handlers))
-    chat._opener.cache_clear()
+    make = reward_client.urllib.request.build_opener
+    monkeypatch.setattr(
+        reward_client.urllib.request, "build_opener", lambda *handlers: made.append(1) or make(*handlers)
+    )
+    reward_client._opener.cache_clear()
     with server(lambda body: {"scores": [0.5] * len(body["samples"])}) as url:
         for _ in range(3):
-            assert scored(image_server(url=url), PICTURE).value == 0.5
+            assert scored(make_image_server_reward(url=url), PICTURE).value == 0.5
     assert len(made) == 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headway.ledger import Ledger, Restored
+from headway.ledger import Ledger, RestoredRun
 from headway.types import DropReason, Generation, Score
 
 from .factory import killed_copy, make_episode, make_generation
@@ -237,7 +237,7 @@ class Run:
 
     # What must hold.
 
-    def check_restored(self, restored: Restored) -> None:
+    def check_restored(self, restored: RestoredRun) -> None:
         model = self.model
         assert restored.cursor == max((group.position for group in model.groups.values()), default=-1) + 1
         assert restored.next_group_id == max(model.groups, default=-1) + 1

@@ -12,8 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import LedgerError
-from headway.ledger.codec import decode_episode, decode_generation, encode_episode, encode_generation
-from headway.types import DenoisingStep, Episode, FinishReason, Generation, Image, Repeated, Task, Turn, VersionRun
+from headway.ledger.ledger_records import (
+    decode_episode,
+    decode_generation,
+    encode_episode,
+    encode_generation,
+)
+from headway.types import (
+    DenoisingStep,
+    Episode,
+    FinishReason,
+    Generation,
+    Image,
+    RepeatedValue,
+    Task,
+    Turn,
+    VersionRun,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -21,7 +36,7 @@ json_values = st.recursive(
     max_leaves=8,
 )
 integers = st.lists(st.integers(-(2**70), 2**70) | st.integers(0, 150_000), max_size=8).map(tuple)
-repeated = st.builds(Repeated, st.integers(-9, 9) | st.floats(allow_nan=False), st.integers(0, 10**9))
+repeated = st.builds(RepeatedValue, st.integers(-9, 9) | st.floats(allow_nan=False), st.integers(0, 10**9))
 images = st.builds(Image, height=st.integers(1, 9), width=st.integers(1, 9), pixels=st.binary(max_size=9))
 steps = st.builds(
     DenoisingStep,
@@ -73,10 +88,10 @@ def make_generation(actions: Sequence[Any], logps: Sequence[float]) -> Generatio
 
 
 def test_repeated_and_range_stay_compact() -> None:
-    blob = encode_generation(make_generation(range(10**9), Repeated(-0.1, 10**9)))
+    blob = encode_generation(make_generation(range(10**9), RepeatedValue(-0.1, 10**9)))
     assert len(blob) < 100
     assert decode_generation(blob).actions == range(10**9)
-    assert decode_generation(blob).logps == Repeated(-0.1, 10**9)
+    assert decode_generation(blob).logps == RepeatedValue(-0.1, 10**9)
 
 
 def test_tokens_take_four_bytes_and_log_probabilities_eight() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.ledger import Ledger, rebased
+from headway.ledger import Ledger, rebase_version
 from headway.types import DropReason, Episode, Generation, Score
 
 from .factory import finish_group, killed_copy, make_episode, make_generation, start_group
@@ -116,12 +116,14 @@ def test_groups_whose_payload_an_unreadable_checkpoint_had_pruned_are_made_again
 @given(version=st.integers(0, 50), ancestor=st.integers(0, 50), steps=st.integers(0, 50))
 def test_the_distance_to_lost_weights_goes_through_the_common_ancestor(version: int, ancestor: int, steps: int) -> None:
     trained = ancestor + steps
-    distance = trained - rebased(version, ancestor=ancestor)
+    distance = trained - rebase_version(version, ancestor=ancestor)
     assert distance == trained - min(version, ancestor) + max(version - ancestor, 0)
-    assert rebased(rebased(version, ancestor=ancestor), ancestor=ancestor) == rebased(version, ancestor=ancestor)
+    assert rebase_version(rebase_version(version, ancestor=ancestor), ancestor=ancestor) == rebase_version(
+        version, ancestor=ancestor
+    )
 
 
 @pytest.mark.parametrize(("second", "expected"), [(6, 3), (5, 3), (4, 1), (2, -3)])
 def test_a_second_restore_beyond_the_first_never_brings_lost_weights_closer(second: int, expected: int) -> None:
     # Version 7 was lost by a restore to 5 (so it counts as 3) and came with a partial into the lineage from 5.
-    assert rebased(3, ancestor=second, base=5) == expected
+    assert rebase_version(3, ancestor=second, base=5) == expected

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from headway.models.tiny import make_tiny
+from headway.models.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="session")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ordinary model directory."""
     directory = tmp_path_factory.mktemp("untrained")
-    make_tiny(directory, steps=0)
+    make_tiny_model(directory, steps=0)
     return directory
 
 

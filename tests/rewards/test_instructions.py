@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.checks import CHECKS
-from headway.rewards.instructions import ifeval
+from headway.rewards.ifeval_reward import IFEVAL_CHECKS, make_ifeval_reward
 from tests.rewards.factory import judged
 
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
@@ -101,13 +100,13 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 @pytest.mark.parametrize(("name", "given", "following", "failing"), CASES, ids=[case[0] for case in CASES])
 def test_each_check(name: str, given: dict[str, Any], following: list[str], failing: list[str]) -> None:
     for text in following:
-        assert CHECKS[name](text, **given), text
+        assert IFEVAL_CHECKS[name](text, **given), text
     for text in failing:
-        assert not CHECKS[name](text, **given), text
+        assert not IFEVAL_CHECKS[name](text, **given), text
 
 
 def test_every_check_has_a_case() -> None:
-    assert CHECKS.keys() == {case[0] for case in CASES}
+    assert IFEVAL_CHECKS.keys() == {case[0] for case in CASES}
 
 
 def test_no_check_takes_long_on_any_text() -> None:
@@ -116,7 +115,7 @@ def test_no_check_takes_long_on_any_text() -> None:
     for name, given, _, _ in CASES:
         for text in texts:
             started = time.perf_counter()
-            CHECKS[name](text, **given)
+            IFEVAL_CHECKS[name](text, **given)
             assert time.perf_counter() - started < 1, (name, text[:10])
 
 
@@ -127,20 +126,22 @@ DATA: dict[str, Any] = {
 
 
 def test_all_instructions_of_a_task_must_be_followed() -> None:
-    assert judged(ifeval(), "a cat", **DATA) == 1
-    assert judged(ifeval(), "a, cat", **DATA) == 0
-    assert judged(ifeval(partial=True), "a, cat", **DATA) == 0.5
-    assert judged(ifeval(), "  ", **DATA) == 0, "silence follows no instruction"
+    assert judged(make_ifeval_reward(), "a cat", **DATA) == 1
+    assert judged(make_ifeval_reward(), "a, cat", **DATA) == 0
+    assert judged(make_ifeval_reward(partial=True), "a, cat", **DATA) == 0.5
+    assert judged(make_ifeval_reward(), "  ", **DATA) == 0, "silence follows no instruction"
 
 
 def test_loosely_a_preface_and_asterisks_are_forgiven() -> None:
     text = "Sure, here it is:\n*a cat*"
-    assert judged(ifeval(), text, **DATA) == 0
-    assert judged(ifeval(loose=True), text, **DATA) == 1
+    assert judged(make_ifeval_reward(), text, **DATA) == 0
+    assert judged(make_ifeval_reward(loose=True), text, **DATA) == 1
 
 
 def test_checks_may_come_from_the_configuration() -> None:
-    reward = ifeval(checks=[{"id": "length_constraints:number_words", "num_words": 2, "relation": "at most"}])
+    reward = make_ifeval_reward(
+        checks=[{"id": "length_constraints:number_words", "num_words": 2, "relation": "at most"}]
+    )
     assert judged(reward, "two words") == 1
     assert judged(reward, "a cat ran") == 0
     assert judged(reward, "a cat", **DATA) == 1
@@ -165,7 +166,7 @@ def test_checks_may_come_from_the_configuration() -> None:
 )
 def test_a_task_that_cannot_be_checked_has_no_verdict(data: dict[str, Any], message: str) -> None:
     with pytest.raises(RewardError, match=message):
-        judged(ifeval(), "text", **data)
+        judged(make_ifeval_reward(), "text", **data)
 
 
 @pytest.mark.parametrize(
@@ -173,4 +174,4 @@ def test_a_task_that_cannot_be_checked_has_no_verdict(data: dict[str, Any], mess
 )
 def test_wrong_checks_are_refused(entry: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="checks"):
-        ifeval(checks=[entry])
+        make_ifeval_reward(checks=[entry])

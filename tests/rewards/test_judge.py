@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.judge import Reader, fill, judge
+from headway.rewards.judge_rewards import ScoreParser, fill_template, judge
 from tests.rewards.factory import episode, judged
 
 Answer = tuple[int, dict[str, str], str]
@@ -158,17 +158,17 @@ def test_judgements_run_side_by_side_up_to_the_limit() -> None:
 
 
 def test_scores_are_read_from_json_or_by_pattern() -> None:
-    as_json = Reader("(x)", "grade", 1, 5)
+    as_json = ScoreParser("(x)", "grade", 1, 5)
     assert as_json.read('Sure:\n```json\n{"why": "{", "grade": 3}\n```') == 0.5
     assert as_json.read('{"grade": "5"}') == 1
     for reply in ('{"grade": true}', '{"note": 3}', "3", '{"grade": null}', "[" * 50_000):
         with pytest.raises(ValueError, match="grade"):
             as_json.read(reply)
-    assert Reader(r"\[\[(\d)\]\]", None, 0, 1).read("[[0]] … [[1]]") == 1
+    assert ScoreParser(r"\[\[(\d)\]\]", None, 0, 1).read("[[0]] … [[1]]") == 1
 
 
 def test_what_the_answer_says_is_never_a_field() -> None:
-    assert fill("{a} {b} {c}", {"a": "{b}", "b": "x"}) == "{b} x {c}"
+    assert fill_template("{a} {b} {c}", {"a": "{b}", "b": "x"}) == "{b} x {c}"
 
 
 @pytest.mark.parametrize(

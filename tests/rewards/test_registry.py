@@ -12,9 +12,9 @@ import pytest
 
 from headway.config import RewardConfig
 from headway.errors import ConfigError, RewardError
-from headway.rewards.compose import Part, RoutedReward, WeightedSum
-from headway.rewards.function import FunctionReward
-from headway.rewards.registry import make_reward, make_rewards, register_reward, reward_names
+from headway.rewards.function_reward import FunctionReward
+from headway.rewards.reward_composition import RewardTerm, RoutedReward, WeightedSum
+from headway.rewards.reward_registry import make_reward, make_rewards, register_reward, reward_names
 from headway.types import Episode, Score
 from tests.rewards.factory import episode, judged, scored
 
@@ -165,14 +165,14 @@ def test_names_are_given_once() -> None:
 # -- composition
 
 
-def parts(**rewards: Fixed) -> list[Part]:
-    return [Part(name=name, reward=reward) for name, reward in rewards.items()]
+def parts(**rewards: Fixed) -> list[RewardTerm]:
+    return [RewardTerm(name=name, reward=reward) for name, reward in rewards.items()]
 
 
 def test_weights_add_up_and_parts_are_kept() -> None:
     rewards = [
-        Part(name="right", reward=make_reward("numeric"), weight=0.8),
-        Part(name="form", reward=make_reward(f"{USER}:slowly"), weight=0.2),
+        RewardTerm(name="right", reward=make_reward("numeric"), weight=0.8),
+        RewardTerm(name="form", reward=make_reward(f"{USER}:slowly"), weight=0.2),
     ]
     score = scored(WeightedSum(rewards), "42", answer=42)
     assert score.value == pytest.approx(1.0)
@@ -217,9 +217,9 @@ def value(reward: Any, domain: str, **data: Any) -> Score:
 def test_domains_and_tags_find_their_rewards() -> None:
     rewards = RoutedReward(
         {
-            "math": Part(name="math", reward=Fixed(1), domains=frozenset({"gsm8k", "aime"})),
-            "code": Part(name="code", reward=Fixed(2)),
-            "form": Part(name="form", reward=Fixed(10), weight=0.5, domains=frozenset({"gsm8k", "code"})),
+            "math": RewardTerm(name="math", reward=Fixed(1), domains=frozenset({"gsm8k", "aime"})),
+            "code": RewardTerm(name="code", reward=Fixed(2)),
+            "form": RewardTerm(name="form", reward=Fixed(10), weight=0.5, domains=frozenset({"gsm8k", "code"})),
         }
     )
     assert value(rewards, "gsm8k") == Score(value=6, parts={"math": 1, "form": 5})
@@ -231,7 +231,7 @@ def test_domains_and_tags_find_their_rewards() -> None:
 
 
 def test_the_default_reward_takes_what_no_other_claims() -> None:
-    rewards = RoutedReward({name: Part(name=name, reward=Fixed(n)) for n, name in enumerate(("default", "math"))})
+    rewards = RoutedReward({name: RewardTerm(name=name, reward=Fixed(n)) for n, name in enumerate(("default", "math"))})
     assert value(rewards, "math").parts == {"math": 1}
     assert value(rewards, "poetry").parts == {"default": 0}
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from headway.config.simulation import Fault
+from headway.config.simulation_config import FaultConfig
 from headway.environments.base import EnvironmentFactory
-from headway.monitor.events import Event, EventLog
+from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.base import EpisodeReturn, Reward
-from headway.rollout.hub import InferenceHub
-from headway.rollout.loop import GroupRun, RolloutLoop
+from headway.rollout.inference_hub import InferenceHub
+from headway.rollout.rollout_loop import RolloutLoop, RunningGroup
 from headway.settings import RunSettings
-from headway.sim.engine import SimulatedEngine
-from headway.sim.faults import FaultInjector
+from headway.sim.fault_injection import FaultInjector
+from headway.sim.simulated_engine import SimulatedEngine
 from headway.types import DropReason, Episode, Task
 from tests.flow.factory import Scripted, make_engine_cost, make_settings
 from tests.sim.factory import serve
@@ -45,7 +45,7 @@ class Rollout:
 
     def __init__(
         self,
-        *faults: Fault,
+        *faults: FaultConfig,
         tasks: asyncio.TaskGroup,
         engines: int = 1,
         slots: int = 16,
@@ -59,11 +59,11 @@ class Rollout:
         names = [f"engine/{number}" for number in range(engines)]
         self.engines = [SimulatedEngine(name, cost, health=self.injector.health(name)) for name in names]
         self.settings: RunSettings = make_settings(**settings)
-        self.events: list[Event] = []
+        self.events: list[LoggedEvent] = []
         self.book = Notebook()
-        self.groups: list[tuple[GroupRun, float]] = []
+        self.groups: list[tuple[RunningGroup, float]] = []
         """Groups handed on, and when."""
-        self.given_up: list[tuple[GroupRun, DropReason]] = []
+        self.given_up: list[tuple[RunningGroup, DropReason]] = []
         self.full = asyncio.Event()
         log = EventLog(self.event_loop.time, self.events.append)
         reliability = self.settings.reliability
@@ -87,7 +87,7 @@ class Rollout:
         self.injector.start()
         return self
 
-    def start(self, group_id: int = 0) -> GroupRun:
+    def start(self, group_id: int = 0) -> RunningGroup:
         return self.loop.start(group_id, Task(position=group_id))
 
     def times(self, kind: str, **data: Any) -> list[float]:
@@ -98,6 +98,6 @@ class Rollout:
             if event.kind == kind and all(event.data.get(key) == value for key, value in data.items())
         ]
 
-    def _on_group(self, run: GroupRun) -> None:
+    def _on_group(self, run: RunningGroup) -> None:
         self.groups.append((run, self.event_loop.time()))
         self.full.set()

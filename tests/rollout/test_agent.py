@@ -11,9 +11,9 @@ import pytest
 
 from headway.environments.base import Observation
 from headway.errors import EnvironmentFailed
-from headway.rollout.agent import EnvironmentAgent
-from headway.rollout.barrier import TurnBarrier
-from headway.sim.clock import run
+from headway.rollout.concurrency import TurnBarrier
+from headway.rollout.environment_agent import EnvironmentAgent
+from headway.sim.virtual_clock import run_on_virtual_clock
 from headway.types import Episode, Generation, Task, VersionRun
 from tests.flow.factory import RELIABILITY, Scripted, make_sample_group
 from tests.rollout.factory import Rollout
@@ -25,7 +25,7 @@ def play(main: Callable[[Rollout], Coroutine[Any, Any, None]], **settings: Any) 
         async with asyncio.TaskGroup() as tasks:
             await main(await Rollout(tasks=tasks, **settings).begin())
 
-    run(outer(), max_time_s=10_000)
+    run_on_virtual_clock(outer(), max_time_s=10_000)
 
 
 def make_agent(rollout: Rollout, name: str = "0.0", **how: Any) -> EnvironmentAgent:

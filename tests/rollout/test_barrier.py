@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from headway.rollout.barrier import TurnBarrier
-from headway.sim.clock import run
+from headway.rollout.concurrency import TurnBarrier
+from headway.sim.virtual_clock import run_on_virtual_clock
 
 
 async def take_turns(barrier: TurnBarrier, pauses: list[float], passed: list[float]) -> None:
@@ -29,7 +29,7 @@ def turns_of(*members: list[float]) -> list[list[float]]:
                 tasks.create_task(take_turns(barrier, pauses, times))
         return passed
 
-    return run(main())
+    return run_on_virtual_clock(main())
 
 
 def test_the_slowest_member_sets_the_pace_of_every_round() -> None:
@@ -53,7 +53,7 @@ def test_a_member_that_leaves_without_arriving_opens_the_round() -> None:
         await barrier.arrive()
         return asyncio.get_running_loop().time()
 
-    assert run(main()) == 7
+    assert run_on_virtual_clock(main()) == 7
 
 
 def test_a_member_cancelled_while_it_waits_does_not_count_as_arrived() -> None:
@@ -67,4 +67,4 @@ def test_a_member_cancelled_while_it_waits_does_not_count_as_arrived() -> None:
             cancelled.cancel()
         return times[0]
 
-    assert run(main()) == 6
+    assert run_on_virtual_clock(main()) == 6

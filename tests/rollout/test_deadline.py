@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from headway.rollout.deadline import within
-from headway.sim.clock import VirtualLoop, run
+from headway.rollout.concurrency import run_with_deadline
+from headway.sim.virtual_clock import VirtualEventLoop, run_on_virtual_clock
 
 
 async def answer_after(seconds: float, answer: str = "done") -> str:
@@ -17,17 +17,17 @@ async def answer_after(seconds: float, answer: str = "done") -> str:
 
 
 def test_a_call_in_time_gives_its_result() -> None:
-    assert run(within(5, answer_after(4.9))) == "done"
+    assert run_on_virtual_clock(run_with_deadline(5, answer_after(4.9))) == "done"
 
 
 def test_a_call_that_never_waits_arms_no_timer() -> None:
     async def main() -> tuple[str, int]:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
+        assert isinstance(loop, VirtualEventLoop)
         before = loop._timer_count
-        return await within(5, answer_after(0)), loop._timer_count - before
+        return await run_with_deadline(5, answer_after(0)), loop._timer_count - before
 
-    assert run(main()) == ("done", 0)
+    assert run_on_virtual_clock(main()) == ("done", 0)
 
 
 def test_a_call_past_its_deadline_is_cancelled_at_it() -> None:
@@ -41,10 +41,10 @@ def test_a_call_past_its_deadline_is_cancelled_at_it() -> None:
                 told.append("cleaned up")
 
         with pytest.raises(TimeoutError):
-            await within(5, slow())
+            await run_with_deadline(5, slow())
         return asyncio.get_running_loop().time(), told
 
-    assert run(main()) == (5, ["cleaned up"])
+    assert run_on_virtual_clock(main()) == (5, ["cleaned up"])
 
 
 @pytest.mark.parametrize("seconds", [0, 1])
@@ -54,7 +54,7 @@ def test_an_error_of_the_call_comes_out_as_it_is(seconds: float) -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        run(within(5, broken()))
+        run_on_virtual_clock(run_with_deadline(5, broken()))
 
 
 def test_the_time_of_all_waits_of_a_call_counts() -> None:
@@ -63,19 +63,19 @@ def test_the_time_of_all_waits_of_a_call_counts() -> None:
             await asyncio.sleep(1)
 
     with pytest.raises(TimeoutError):
-        run(within(9.5, steps()))
-    run(within(10.5, steps()))
+        run_on_virtual_clock(run_with_deadline(9.5, steps()))
+    run_on_virtual_clock(run_with_deadline(10.5, steps()))
 
 
 def test_cancelling_from_outside_is_no_timeout() -> None:
     async def main() -> bool:
-        task = asyncio.ensure_future(within(100, answer_after(50)))
+        task = asyncio.ensure_future(run_with_deadline(100, answer_after(50)))
         await asyncio.sleep(1)
         task.cancel()
         await asyncio.wait([task])
         return task.cancelled()
 
-    assert run(main())
+    assert run_on_virtual_clock(main())
 
 
 def test_a_call_may_catch_an_error_thrown_into_it_and_go_on() -> None:
@@ -87,4 +87,4 @@ def test_a_call_may_catch_an_error_thrown_into_it_and_go_on() -> None:
             await asyncio.sleep(1)
         return "went on"
 
-    assert run(within(5, stubborn())) == "went on"
+    assert run_on_virtual_clock(run_with_deadline(5, stubborn())) == "went on"

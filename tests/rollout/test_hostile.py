@@ -12,14 +12,14 @@ import pytest
 
 from headway.engines.base import Progress
 from headway.environments.base import Environment, Observation
-from headway.monitor.events import EventLog
-from headway.rollout.hub import InferenceHub
-from headway.rollout.replica import Queued
-from headway.sim.clock import run
-from headway.sim.engine import SimulatedEngine
-from headway.sim.instant import InstantEngine
-from headway.sim.weights import SimulatedReceiver
-from headway.types import DropReason, Episode, Generation, Score, Task, joined
+from headway.monitor.event_log import EventLog
+from headway.rollout.inference_hub import InferenceHub
+from headway.rollout.replica import QueuedRequest
+from headway.sim.instant_engine import InstantEngine
+from headway.sim.simulated_engine import SimulatedEngine
+from headway.sim.simulated_weights import SimulatedReceiver
+from headway.sim.virtual_clock import run_on_virtual_clock
+from headway.types import DropReason, Episode, Generation, Score, Task, concatenate_actions
 from tests.flow.factory import RELIABILITY, make_engine_cost
 from tests.rollout.factory import Rollout
 from tests.sim.factory import request, serve
@@ -32,7 +32,7 @@ def play(main: Callable[[asyncio.TaskGroup], Coroutine[Any, Any, None]]) -> None
         async with asyncio.TaskGroup() as tasks:
             await main(tasks)
 
-    run(outer(), max_time_s=10_000)
+    run_on_virtual_clock(outer(), max_time_s=10_000)
 
 
 # -- environments
@@ -147,7 +147,7 @@ def test_requests_bound_to_a_replica_and_cancelled_while_they_wait_are_forgotten
         await running
         del waiting, task
         gc.collect()
-        assert not [item for item in gc.get_objects() if isinstance(item, Queued) and item.request_id in names]
+        assert not [item for item in gc.get_objects() if isinstance(item, QueuedRequest) and item.request_id in names]
         assert rollout.hub.waits() == []
 
     play(main)
@@ -187,7 +187,7 @@ def looks_per_update(count: int) -> int:
                 assert hub.served in (0, version)
         return Counting.asked - before
 
-    return run(main())
+    return run_on_virtual_clock(main())
 
 
 def test_the_work_of_an_update_grows_with_the_replicas_and_not_with_their_square() -> None:
@@ -252,7 +252,7 @@ def test_a_halt_that_is_cut_off_leaves_the_engine_as_it_should_be(
         await hub.continue_engines()
         assert await made_in(hub, 1.0, "c") >= 99, "goes on"
 
-    run(main(), max_time_s=100)
+    run_on_virtual_clock(main(), max_time_s=100)
 
 
 # -- sequences
@@ -265,5 +265,5 @@ def stretches(*items: int) -> list[Any]:
 @pytest.mark.parametrize("left", stretches(1, 2, 3), ids=lambda stretch: type(stretch).__name__)
 @pytest.mark.parametrize("right", stretches(4, 5, 6), ids=lambda stretch: type(stretch).__name__)
 def test_two_stretches_of_any_kind_are_put_one_behind_the_other(left: Any, right: Any) -> None:
-    both = joined(left, right)
+    both = concatenate_actions(left, right)
     assert [int(both[index]) for index in range(len(both))] == [1, 2, 3, 4, 5, 6]

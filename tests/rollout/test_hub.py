@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from headway.config.simulation import Fault
+from headway.config.simulation_config import FaultConfig
 from headway.engines.base import Progress
 from headway.errors import EngineError
-from headway.monitor.events import Event, EventLog
-from headway.rollout.hub import InferenceHub
-from headway.rollout.replica import Health, Lane, Replica
+from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.rollout.inference_hub import InferenceHub
+from headway.rollout.replica import Replica, ReplicaHealth, RequestLane
 from headway.settings import Reliability
-from headway.sim.clock import run
-from headway.sim.engine import SimulatedEngine
-from headway.sim.faults import FaultInjector
+from headway.sim.fault_injection import FaultInjector
+from headway.sim.simulated_engine import SimulatedEngine
+from headway.sim.virtual_clock import run_on_virtual_clock
 from headway.types import FinishReason
 from tests.flow.factory import RELIABILITY, make_engine_cost
 from tests.sim.factory import request, serve
@@ -27,13 +27,13 @@ from tests.sim.factory import request, serve
 class World:
     """A hub, its replicas (ten actions a second each) and everything that has happened."""
 
-    def __init__(self, engines: int, *faults: Fault, reliability: Reliability = RELIABILITY, **cost: Any) -> None:
+    def __init__(self, engines: int, *faults: FaultConfig, reliability: Reliability = RELIABILITY, **cost: Any) -> None:
         self.loop = asyncio.get_running_loop()
         self.injector = FaultInjector(faults, engines=engines)
         price = make_engine_cost(**{"step_s": 0.1, "slots": 2, **cost})
         names = [f"engine/{number}" for number in range(engines)]
         self.engines = [SimulatedEngine(name, price, health=self.injector.health(name)) for name in names]
-        self.events: list[Event] = []
+        self.events: list[LoggedEvent] = []
         log = EventLog(self.loop.time, self.events.append)
         self.hub = InferenceHub(self.engines, events=log, reliability=reliability, clock=self.loop.time)
         self.failed: list[tuple[str, float]] = []
@@ -74,7 +74,7 @@ class World:
 
 
 def play(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run(main(), max_time_s=10_000)
+    run_on_virtual_clock(main(), max_time_s=10_000)
 
 
 # -- routing
@@ -151,7 +151,7 @@ def test_requests_of_older_groups_go_first_whenever_they_came() -> None:
 def test_validation_goes_before_training() -> None:
     async def main() -> None:
         world = await World(1, slots=1).begin()
-        tasks = [world.ask("running"), world.ask("train"), world.ask("validate", priority=7, lane=Lane.VALIDATE)]
+        tasks = [world.ask("running"), world.ask("train"), world.ask("validate", priority=7, lane=RequestLane.VALIDATE)]
         await asyncio.wait(tasks)
         assert world.ran_on("validate") == [("engine/0", 1.0)] and world.ran_on("train") == [("engine/0", 2.0)]
 
@@ -174,7 +174,7 @@ def test_members_of_a_group_spread_over_replicas_and_those_of_a_bound_group_do_n
 
 def test_what_waits_for_a_replica_that_goes_out_of_service_runs_elsewhere_at_once() -> None:
     async def main() -> None:
-        world = await World(2, Fault(kind="crash", target="engine/0", at_s=3), slots=1).begin()
+        world = await World(2, FaultConfig(kind="crash", target="engine/0", at_s=3), slots=1).begin()
         tasks = [world.ask("a", 50, bound=0), world.ask("b", 10, bound=0)]
         await asyncio.wait(tasks)
         assert world.ran_on("b") == [("engine/1", 3.0)]
@@ -198,16 +198,16 @@ def test_what_is_bound_to_a_replica_out_of_service_takes_a_free_slot_elsewhere_a
 def test_a_paused_lane_keeps_what_it_made_and_goes_on_where_a_slot_is_free() -> None:
     async def main() -> None:
         world = await World(2, slots=1).begin()
-        task, other = world.ask("a", 100), world.ask("v", 20, lane=Lane.VALIDATE)
+        task, other = world.ask("a", 100), world.ask("v", 20, lane=RequestLane.VALIDATE)
         await asyncio.sleep(1)
-        await world.hub.pause(Lane.TRAIN)
+        await world.hub.pause(RequestLane.TRAIN)
         await asyncio.sleep(2)
         assert len(world.progress["a"].actions) == 10, "stopped at an action boundary"
         assert other.done(), "the other lane was not touched"
         first = world.ran_on("a")[0][0]
-        world.ask("w", 1000, lane=Lane.VALIDATE, bound=int(first[-1]))
+        world.ask("w", 1000, lane=RequestLane.VALIDATE, bound=int(first[-1]))
         await asyncio.sleep(0)
-        world.hub.resume(Lane.TRAIN)
+        world.hub.resume(RequestLane.TRAIN)
         assert await task is FinishReason.STOP
         assert len(world.ran_on("a")) == 2 and world.ran_on("a")[1][0] != first, "it went on on the other replica"
         assert world.ended("a") == [("aborted", 10), ("stop", 90)]
@@ -219,11 +219,11 @@ def test_a_paused_lane_keeps_what_it_made_and_goes_on_where_a_slot_is_free() -> 
 def test_a_request_of_a_paused_lane_does_not_begin() -> None:
     async def main() -> None:
         world = await World(1).begin()
-        await world.hub.pause(Lane.TRAIN)
+        await world.hub.pause(RequestLane.TRAIN)
         task = world.ask("a")
         await asyncio.sleep(5)
         assert world.ran_on("a") == []
-        world.hub.resume(Lane.TRAIN)
+        world.hub.resume(RequestLane.TRAIN)
         await task
         assert world.ran_on("a") == [("engine/0", 5.0)]
 
@@ -235,7 +235,7 @@ def test_an_interruption_without_a_pause_goes_on_at_once() -> None:
         world = await World(1).begin()
         task = world.ask("a", 100)
         await asyncio.sleep(3)
-        await world.hub.interrupt(Lane.TRAIN)
+        await world.hub.interrupt(RequestLane.TRAIN)
         await task
         assert world.loop.time() == pytest.approx(10.0, abs=0.2)
         assert sum(made for _, made in world.ended("a")) == 100 and len(world.ended("a")) == 2
@@ -294,7 +294,7 @@ def test_a_request_cancelled_in_the_tick_of_its_grant_gives_the_slot_back() -> N
 
 def test_a_crash_under_a_request_goes_on_elsewhere_with_what_was_made() -> None:
     async def main() -> None:
-        world = await World(2, Fault(kind="crash", target="engine/0", at_s=3.05)).begin()
+        world = await World(2, FaultConfig(kind="crash", target="engine/0", at_s=3.05)).begin()
         task = world.ask("a", 100)
         assert await task is FinishReason.STOP
         assert world.ran_on("a") == [("engine/0", 0.0), ("engine/1", 3.05)]
@@ -302,14 +302,14 @@ def test_a_crash_under_a_request_goes_on_elsewhere_with_what_was_made() -> None:
         progress = world.progress["a"]
         assert len(progress.actions) == len(progress.logps) == sum(part.count for part in progress.runs) == 100
         assert world.failed == [("engine/0", 3.05)]
-        assert world.hub.replicas[0].health is Health.DOWN and world.hub.up == 1
+        assert world.hub.replicas[0].health is ReplicaHealth.DOWN and world.hub.up == 1
 
     play(main)
 
 
 def test_one_crash_is_reported_once_whatever_ran_there() -> None:
     async def main() -> None:
-        world = await World(2, Fault(kind="crash", target="engine/0", at_s=2), slots=4).begin()
+        world = await World(2, FaultConfig(kind="crash", target="engine/0", at_s=2), slots=4).begin()
         await asyncio.wait([world.ask(f"{n}", 50) for n in range(8)])
         assert world.failed == [("engine/0", 2.0)]
         assert [event.who for event in world.events if event.kind == "down"] == ["engine/0"]
@@ -319,7 +319,7 @@ def test_one_crash_is_reported_once_whatever_ran_there() -> None:
 
 def test_a_revived_replica_takes_what_waits() -> None:
     async def main() -> None:
-        world = await World(1, Fault(kind="crash", target="engine/0", at_s=1)).begin()
+        world = await World(1, FaultConfig(kind="crash", target="engine/0", at_s=1)).begin()
         task = world.ask("a", 20)
         await asyncio.sleep(5)
         assert world.hub.up == 0 and world.hub.served == -1
@@ -334,7 +334,7 @@ def test_a_revived_replica_takes_what_waits() -> None:
 def test_a_replica_that_hangs_under_a_request_is_found_at_the_deadline() -> None:
     async def main() -> None:
         reliability = replace(RELIABILITY, request_timeout_s=20)
-        world = await World(2, Fault(kind="hang", target="engine/0", at_s=3), reliability=reliability).begin()
+        world = await World(2, FaultConfig(kind="hang", target="engine/0", at_s=3), reliability=reliability).begin()
         assert await world.ask("a", 50) is FinishReason.STOP
         assert world.failed == [("engine/0", 20.0)]
         assert [place for place, _ in world.ran_on("a")] == ["engine/0", "engine/1"]
@@ -360,7 +360,7 @@ def test_a_long_request_on_a_replica_that_works_is_only_moved_on() -> None:
 
 def test_a_hung_replica_that_does_not_answer_a_pause_is_taken_out_of_service() -> None:
     async def main() -> None:
-        world = await World(2, Fault(kind="hang", target="engine/0", at_s=1), slots=1).begin()
+        world = await World(2, FaultConfig(kind="hang", target="engine/0", at_s=1), slots=1).begin()
         tasks = [world.ask("a", 100), world.ask("b", 100)]
         await asyncio.sleep(2)
         await world.hub.halt_engines()
@@ -374,7 +374,7 @@ def test_a_hung_replica_that_does_not_answer_a_pause_is_taken_out_of_service() -
 
 def test_a_replica_that_died_with_nothing_to_do_is_found_by_looking() -> None:
     async def main() -> None:
-        world = await World(2, Fault(kind="crash", target="engine/1", at_s=1)).begin()
+        world = await World(2, FaultConfig(kind="crash", target="engine/1", at_s=1)).begin()
         await asyncio.sleep(2)
         assert world.failed == []
         world.hub.check()
@@ -386,7 +386,7 @@ def test_a_replica_that_died_with_nothing_to_do_is_found_by_looking() -> None:
 def test_a_request_that_keeps_failing_raises_after_its_budget() -> None:
     async def main() -> None:
         reliability = replace(RELIABILITY, sample_retries=2)
-        lost = Fault(kind="lost_message", target="engine/0", at_s=0, for_s=100)
+        lost = FaultConfig(kind="lost_message", target="engine/0", at_s=0, for_s=100)
         world = await World(1, lost, reliability=reliability).begin()
         await asyncio.sleep(0.5)
         with pytest.raises(EngineError, match="engine/0: a message was lost"):
@@ -401,7 +401,7 @@ def test_a_request_that_keeps_failing_raises_after_its_budget() -> None:
 
 def test_a_request_that_failed_on_a_replica_is_tried_on_another_first() -> None:
     async def main() -> None:
-        world = await World(2, Fault(kind="lost_message", target="engine/0", at_s=0, for_s=100)).begin()
+        world = await World(2, FaultConfig(kind="lost_message", target="engine/0", at_s=0, for_s=100)).begin()
         await asyncio.sleep(0.5)
         assert await world.ask("a") is FinishReason.STOP
         assert [place for place, _ in world.ran_on("a")] == ["engine/0", "engine/1"]
@@ -411,7 +411,7 @@ def test_a_request_that_failed_on_a_replica_is_tried_on_another_first() -> None:
 
 def test_a_request_under_which_replicas_keep_crashing_raises_after_its_budget() -> None:
     async def main() -> None:
-        crashes = [Fault(kind="crash", target="engine/0", at_s=second + 0.05) for second in range(1, 60, 3)]
+        crashes = [FaultConfig(kind="crash", target="engine/0", at_s=second + 0.05) for second in range(1, 60, 3)]
         reliability = replace(RELIABILITY, sample_retries=1)
         world = World(1, *crashes, reliability=reliability, restart_s=0.0)
         await world.begin()
@@ -431,7 +431,7 @@ def test_replicas_too_old_get_nothing_that_is_trained_but_may_validate() -> None
         world = await World(2).begin(0, 3)
         world.hub.require(2)
         trained = [world.ask(f"t{n}") for n in range(4)]
-        validated = world.ask("v", lane=Lane.VALIDATE)
+        validated = world.ask("v", lane=RequestLane.VALIDATE)
         await asyncio.wait([*trained, validated])
         assert {world.ran_on(f"t{n}")[0][0] for n in range(4)} == {"engine/1"}
         assert world.ran_on("v") == [("engine/0", 0.0)]
@@ -492,7 +492,7 @@ def test_the_graph_names_replicas_lanes_and_restarts() -> None:
             ("generate", "1 train requests wait for a free slot (1 of 2 up)", "hub"),
             ("hub", "restart", "engine/1"),
         }
-        await world.hub.pause(Lane.TRAIN)
+        await world.hub.pause(RequestLane.TRAIN)
         assert any("paused" in wait.what for wait in world.hub.waits())
         for task in tasks:
             task.cancel()

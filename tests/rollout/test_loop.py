@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headway.config.simulation import Distribution, Fault, SimulatedReward
+from headway.config.simulation_config import DistributionConfig, FaultConfig, SimulatedRewardConfig
 from headway.errors import RewardError
-from headway.rollout.replica import Lane
-from headway.sim import reward as sim_reward
-from headway.sim.clock import run
+from headway.rollout.replica import RequestLane
+from headway.sim import simulated_environment as sim_reward
+from headway.sim.virtual_clock import run_on_virtual_clock
 from headway.types import DropReason, Episode, Score, VersionRun
 from tests.flow.factory import RELIABILITY, Scripted, make_sample_group
 from tests.rollout.factory import Rollout
@@ -26,7 +26,7 @@ def play(main: Callable[[asyncio.TaskGroup], Coroutine[Any, Any, None]]) -> None
         async with asyncio.TaskGroup() as tasks:
             await main(tasks)
 
-    run(outer(), max_time_s=10_000)
+    run_on_virtual_clock(outer(), max_time_s=10_000)
 
 
 def lengths(*script: Any) -> Scripted:
@@ -35,7 +35,7 @@ def lengths(*script: Any) -> Scripted:
 
 
 def make_reward(**changes: Any) -> sim_reward.SimulatedReward:
-    return sim_reward.SimulatedReward(SimulatedReward(**changes))
+    return sim_reward.SimulatedReward(SimulatedRewardConfig(**changes))
 
 
 class FailsFor:
@@ -144,7 +144,7 @@ def test_a_failed_member_is_replaced_at_once_by_another_of_a_new_name() -> None:
 
 def test_a_member_that_the_engines_failed_says_so() -> None:
     async def main(tasks: asyncio.TaskGroup) -> None:
-        lost = Fault(kind="lost_message", target="engine/0", at_s=0, for_s=3.5)
+        lost = FaultConfig(kind="lost_message", target="engine/0", at_s=0, for_s=3.5)
         rollout = await Rollout(lost, tasks=tasks, group_size=1).begin()
         await asyncio.sleep(0.5)
         rollout.start()
@@ -213,7 +213,7 @@ def test_a_member_that_ends_in_the_tick_in_which_its_group_is_cancelled_is_not_h
 
 def test_a_sample_is_scored_the_moment_it_ends_whatever_its_siblings_do() -> None:
     async def main(tasks: asyncio.TaskGroup) -> None:
-        reward = make_reward(latency_s=Distribution(mean=0.5))
+        reward = make_reward(latency_s=DistributionConfig(mean=0.5))
         rollout = await Rollout(tasks=tasks, environments=lengths(10, 100), reward=reward, group_size=2).begin()
         run_ = rollout.start()
         await asyncio.sleep(2)
@@ -228,7 +228,7 @@ def test_a_sample_is_scored_the_moment_it_ends_whatever_its_siblings_do() -> Non
 
 def test_without_early_scoring_nothing_is_scored_until_somebody_asks() -> None:
     async def main(tasks: asyncio.TaskGroup) -> None:
-        reward = make_reward(latency_s=Distribution(mean=0.5))
+        reward = make_reward(latency_s=DistributionConfig(mean=0.5))
         rollout = await Rollout(tasks=tasks, reward=reward, group_size=2, with_reward=False).begin()
         run_ = rollout.start()
         await rollout.full.wait()
@@ -261,7 +261,7 @@ def test_a_verdict_is_tried_again_and_then_given_up_with_every_failure_recorded(
 def test_a_verdict_that_never_comes_fails_at_its_deadline() -> None:
     async def main(tasks: asyncio.TaskGroup) -> None:
         reliability = replace(RELIABILITY, sample_retries=0, reward_timeout_s=8)
-        reward = make_reward(latency_s=Distribution(mean=1000))
+        reward = make_reward(latency_s=DistributionConfig(mean=1000))
         rollout = await Rollout(tasks=tasks, reward=reward, reliability=reliability).begin()
         run_ = rollout.start()
         await asyncio.sleep(30)
@@ -331,7 +331,7 @@ def test_what_members_have_made_so_far_can_be_kept() -> None:
         rollout = await Rollout(tasks=tasks, environments=environments, group_size=3).begin()
         run_ = rollout.start()
         await asyncio.sleep(4)
-        await rollout.hub.pause(Lane.TRAIN)
+        await rollout.hub.pause(RequestLane.TRAIN)
         await asyncio.sleep(1)
         partials = run_.partials()
         found = {name: (len(partial.before), len(partial.actions)) for name, partial in partials.items()}

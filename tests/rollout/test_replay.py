@@ -10,9 +10,9 @@ import pytest
 
 from headway.environments.base import Observation
 from headway.ledger import Ledger
-from headway.ledger.codec import decode_generation, encode_generation
-from headway.rollout.replica import Lane
-from headway.types import Episode, FinishReason, Generation, Partial, Task, Turn, VersionRun
+from headway.ledger.ledger_records import decode_generation, encode_generation
+from headway.rollout.replica import RequestLane
+from headway.types import Episode, FinishReason, Generation, PartialGeneration, Task, Turn, VersionRun
 from tests.ledger.factory import make_generation, start_group
 from tests.rollout.factory import Rollout
 from tests.rollout.test_agent import make_agent, play
@@ -50,24 +50,24 @@ class Worlds:
         return self.made[-1]
 
 
-async def interrupted(rollout: Rollout, at_s: float) -> Partial:
+async def interrupted(rollout: Rollout, at_s: float) -> PartialGeneration:
     """An episode of which the process was lost: what it had after so many seconds, as the ledger keeps it."""
     agent = make_agent(rollout)
     task = asyncio.ensure_future(agent.run(Told()))
     await asyncio.sleep(at_s)
-    await rollout.hub.pause(Lane.TRAIN)
+    await rollout.hub.pause(RequestLane.TRAIN)
     await asyncio.sleep(0.2)  # the engine stops at an action
     partial = agent.partial
     task.cancel()
     await asyncio.wait([task])
-    rollout.hub.resume(Lane.TRAIN)
+    rollout.hub.resume(RequestLane.TRAIN)
     assert partial is not None
     kept = decode_generation(encode_generation(partial))
-    assert isinstance(kept, Partial) and kept.before == partial.before and kept.finish == partial.finish
+    assert isinstance(kept, PartialGeneration) and kept.before == partial.before and kept.finish == partial.finish
     return kept
 
 
-def restored(rollout: Rollout, partial: Partial) -> None:
+def restored(rollout: Rollout, partial: PartialGeneration) -> None:
     rollout.loop.restore(0, Task(position=0), started=1, episodes={}, unfinished={"0.0": partial}, scores={})
 
 
@@ -148,7 +148,7 @@ def test_an_episode_is_as_old_as_the_oldest_of_its_actions() -> None:
         return Turn(observation=(), generation=make_generation(*versions))
 
     async def main(rollout: Rollout) -> None:
-        partial = Partial.of(make_generation(2), before=(turn(5, 4), turn(3)), observation=())
+        partial = PartialGeneration.of(make_generation(2), before=(turn(5, 4), turn(3)), observation=())
         assert make_agent(rollout, partial=partial).oldest == 2, "renumbered ones need not ascend"
         assert make_agent(rollout, partial=replace(partial, runs=(), actions=(), logps=())).oldest == 3
 
@@ -159,7 +159,7 @@ def test_turns_of_lost_weights_are_renumbered_with_the_rest() -> None:
     ledger = Ledger(":memory:")
     start_group(ledger, 0, 1)
     before = (Turn(observation=(1, 2), generation=make_generation(5, 6), reward=0.5, fresh=True, state="here"),)
-    partial = Partial.of(make_generation(6, 7), before=before, observation=(3,))
+    partial = PartialGeneration.of(make_generation(6, 7), before=before, observation=(3,))
     ledger.store_partials({"0/0": partial})
     (group,) = ledger.restore(5).groups
     found: Any = group.partials["0/0"]

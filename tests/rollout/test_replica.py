@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from headway.rollout.replica import Lane, LoadIndex, Queued, Replica, WaitingLine
-from headway.sim.clock import run
-from headway.sim.instant import InstantEngine
+from headway.rollout.replica import QueuedRequest, Replica, ReplicaLoadIndex, RequestLane, RequestQueue
+from headway.sim.instant_engine import InstantEngine
+from headway.sim.virtual_clock import run_on_virtual_clock
 
 
 def make_replica(number: int, *, load: int = 0, slots: int = 4) -> Replica:
@@ -17,11 +17,11 @@ def make_replica(number: int, *, load: int = 0, slots: int = 4) -> Replica:
 
 def add_load(replica: Replica, count: int = 1) -> None:
     for _ in range(count):
-        replica.inflight[f"{replica.name}/{replica.load}"] = Lane.TRAIN
+        replica.inflight[f"{replica.name}/{replica.load}"] = RequestLane.TRAIN
 
 
-def make_index(*loads: int) -> tuple[LoadIndex, list[Replica]]:
-    index, replicas = LoadIndex(), [make_replica(number, load=load) for number, load in enumerate(loads)]
+def make_index(*loads: int) -> tuple[ReplicaLoadIndex, list[Replica]]:
+    index, replicas = ReplicaLoadIndex(), [make_replica(number, load=load) for number, load in enumerate(loads)]
     for replica in replicas:
         index.put(replica)
     return index, replicas
@@ -64,16 +64,16 @@ def test_discarding_twice_does_no_harm() -> None:
 
 def test_older_groups_go_first_then_first_come_and_the_cancelled_are_skipped() -> None:
     async def main() -> list[str]:
-        line, slots = WaitingLine(), {}
+        line, slots = RequestQueue(), {}
         for number, (name, priority) in enumerate({"a": 5, "b": 2, "c": 2, "d": 1}.items()):
             slots[name] = asyncio.get_running_loop().create_future()
-            line.push(Queued(priority, number, Lane.TRAIN, name, slots[name]))
+            line.push(QueuedRequest(priority, number, RequestLane.TRAIN, name, slots[name]))
         slots["d"].cancel()
         assert len(line) == 3
         popped = [line.pop() for _ in range(4)]
         return [queued.request_id if queued else "" for queued in popped]
 
-    assert run(main()) == ["b", "c", "a", ""]
+    assert run_on_virtual_clock(main()) == ["b", "c", "a", ""]
 
 
 def test_a_replica_serves_what_its_engine_serves() -> None:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from headway.errors import Deadlock
-from headway.rollout.signal import Signal
-from headway.sim.clock import run
+from headway.rollout.concurrency import Signal
+from headway.sim.virtual_clock import run_on_virtual_clock
 
 
 def test_notify_wakes_everybody_who_waits() -> None:
@@ -20,7 +20,7 @@ def test_notify_wakes_everybody_who_waits() -> None:
         await asyncio.gather(*waiters)
         return sum(waiter.done() for waiter in waiters)
 
-    assert run(main()) == 3
+    assert run_on_virtual_clock(main()) == 3
 
 
 def test_a_notification_before_the_wait_is_not_remembered() -> None:
@@ -30,7 +30,7 @@ def test_a_notification_before_the_wait_is_not_remembered() -> None:
         await signal.wait()
 
     with pytest.raises(Deadlock):
-        run(main())
+        run_on_virtual_clock(main())
 
 
 def test_until_looks_at_its_condition_first_and_after_every_wake_up() -> None:
@@ -53,7 +53,7 @@ def test_until_looks_at_its_condition_first_and_after_every_wake_up() -> None:
         await signal.until(enough)
         return loop.time(), looks
 
-    assert run(main()) == (3, 5)
+    assert run_on_virtual_clock(main()) == (3, 5)
 
 
 def test_a_cancelled_waiter_does_not_keep_the_others_from_waking() -> None:
@@ -66,7 +66,7 @@ def test_a_cancelled_waiter_does_not_keep_the_others_from_waking() -> None:
         await stays
         return gone.cancelled()
 
-    assert run(main())
+    assert run_on_virtual_clock(main())
 
 
 def test_whoever_waits_again_after_a_wake_up_waits_for_the_next_one() -> None:
@@ -79,4 +79,4 @@ def test_whoever_waits_again_after_a_wake_up_waits_for_the_next_one() -> None:
             woken.append(loop.time())
         return woken
 
-    assert run(main()) == [1, 5]
+    assert run_on_virtual_clock(main()) == [1, 5]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.ledger import Ledger
-from headway.monitor.events import Event, read_events
+from headway.monitor.event_log import LoggedEvent, read_events
 from tests.runs.template import Forked, Template
 
 SMALL: dict[str, Any] = {
@@ -39,9 +39,9 @@ SMALL: dict[str, Any] = {
 
 def make_model(directory: str, alphabet: str | None = None) -> None:
     """A decoder with random weights: its answers are noise, of some forty characters where they may be."""
-    from headway.models.tiny import ALPHABET, make_tiny
+    from headway.models.tiny_model import ALPHABET, make_tiny_model
 
-    make_tiny(Path(directory), steps=0, alphabet=alphabet or ALPHABET)
+    make_tiny_model(Path(directory), steps=0, alphabet=alphabet or ALPHABET)
 
 
 def check_checkpoint(directory: str) -> None:
@@ -114,7 +114,7 @@ class Run:
         return True
 
 
-def events(directory: Path, *kinds: str) -> list[Event]:
+def events(directory: Path, *kinds: str) -> list[LoggedEvent]:
     """What the run has written down, whole lines only."""
     path = directory / "events.jsonl"
     if not path.exists():

@@ -24,8 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from headway.cluster import child, process
 from headway.cluster.base import ChildSpec
+from headway.processes import child_main, child_process
 
 _MODULES = (
     "torch",
@@ -33,17 +33,17 @@ _MODULES = (
     "transformers.models.auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
-    "headway.build.children",
+    "headway.launch.children",
     "headway.cli",
     "headway.engines.native",
     "headway.models",
-    "headway.models.tiny",
-    "headway.trainers.host",
-    "headway.engines.host",
+    "headway.models.tiny_model",
+    "headway.trainers.trainer_host",
+    "headway.engines.remote_engine",
     "headway.trainers.local",
-    "headway.trainers.local.scorers",
-    "headway.weights.store",
-    "headway.weights.transport",
+    "headway.trainers.local.local_scorers",
+    "headway.weights.weight_store",
+    "headway.weights.shared_memory",
     "rich._emoji_codes",
     "rich.live",
     "rich.table",
@@ -173,7 +173,7 @@ def become(order: dict[str, Any], descriptors: list[int], address: str) -> NoRet
             for standard in (1, 2):
                 os.dup2(descriptors[1], standard)
             os.environ.update(order["env"])
-            child.main(descriptors[0], os.getppid())
+            child_main.main(descriptors[0], os.getppid())
         elif order["kind"] == "call":
             module, _, name = order["target"].partition(":")
             code = getattr(importlib.import_module(module), name)(*order["args"]) or 0
@@ -197,11 +197,11 @@ def _run(order: dict[str, Any], output: int, address: str) -> int:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"], order["largest_file"]))
 
-    def spawn(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> process.Process:
+    def spawn(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> child_process.ProcessHandle:
         wanted = {"kind": "child", "env": dict(spec.env)}
         return Forked(_ask(address, wanted, [theirs.fileno(), output.fileno()]))
 
-    process.spawned = spawn  # type: ignore[assignment]
+    child_process.spawn_child = spawn  # type: ignore[assignment]
     from headway.cli import main
 
     try:

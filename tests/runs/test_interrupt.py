@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.ledger.codec import decode_episode, decode_generation
+from headway.ledger.ledger_records import decode_episode, decode_generation
 from tests.runs.factory import Run, Runs, audit, count, events, gone, parts, rows
 
 LONG: dict[str, Any] = {"max_steps": 30, "response_length": 60, "processes": True}

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headway.ledger.codec import decode_episode, decode_generation
+from headway.ledger.ledger_records import decode_episode, decode_generation
 from tests.runs.factory import Run, Runs, audit, count, events, gone, parts, rows, segments
 
 ALPHA, STEPS, GROUPS, MEMBERS = 1, 32, 2, 2

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headway.sandbox import Limits, Outcome, Sandbox
+from headway.sandbox import ProgramOutcome, Sandbox, SandboxLimits
 
 T = TypeVar("T")
 
@@ -27,10 +27,10 @@ def require_sandbox() -> None:
         pytest.skip(refusal())
 
 
-def run(code: str, *, sandbox: Sandbox | None = None, **options: Any) -> Outcome:
+def run(code: str, *, sandbox: Sandbox | None = None, **options: Any) -> ProgramOutcome:
     """`code` in a sandbox of its own, with small limits."""
     require_sandbox()
-    limits = Limits(**{"wall_s": 8, "cpu_s": 5, "memory_mb": 256, "disk_mb": 8, "output_kb": 64, **options})
+    limits = SandboxLimits(**{"wall_s": 8, "cpu_s": 5, "memory_mb": 256, "disk_mb": 8, "output_kb": 64, **options})
     return asyncio.run((sandbox or Sandbox()).run_python(code, limits=limits))
 
 

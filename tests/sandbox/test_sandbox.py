@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.sandbox import Ending, Limits, Sandbox, SandboxRefused, probe, seccomp
+from headway.sandbox import ProgramEnding, Sandbox, SandboxLimits, SandboxRefused, probe, seccomp
 from tests.sandbox.factory import play, run
 
 
@@ -28,7 +28,7 @@ def test_the_probe_says_what_holds_here() -> None:
 def test_exit_codes_and_signals_are_told_apart() -> None:
     assert run("raise SystemExit(3)").exit_code == 3
     ended = run("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
-    assert (ended.exit_code, ended.signal, ended.ending) == (None, 15, Ending.SIGNALLED)
+    assert (ended.exit_code, ended.signal, ended.ending) == (None, 15, ProgramEnding.SIGNALLED)
     assert ended.stderr == "", "the shell around it says nothing"
     assert run("import os; os.abort()").signal == 6
 
@@ -176,7 +176,7 @@ def test_a_wall_that_does_not_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_limits_are_checked_when_they_are_made() -> None:
     with pytest.raises(ConfigError, match=r"limits\.memory_mb"):
-        Limits(memory_mb=0)
+        SandboxLimits(memory_mb=0)
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

@@ -11,14 +11,13 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from headway.build.serving import Ready, prepare_serving, serving_hub
 from headway.engines.base import Progress, Request
-from headway.monitor.events import Event
-from headway.rollout.agent import EnvironmentAgent
-from headway.serving.direct import DirectAnswers
-from headway.serving.endpoint import RunEndpoint
-from headway.serving.foreign import ForeignAgents, Launch
-from headway.serving.server import Limits, Server, Service
+from headway.launch.policy_serving import PreparedServing, open_serving_hub, prepare_serving
+from headway.monitor.event_log import LoggedEvent
+from headway.rollout.environment_agent import EnvironmentAgent
+from headway.serving.agent_environment import AgentEndpoint, AgentEnvironmentFactory, AgentLauncher
+from headway.serving.completion_server import CompletionServer, ServedModel, ServerLimits
+from headway.serving.direct_completions import DirectCompletions
 from headway.settings import RunSettings
 from headway.types import Episode, SamplingParams, Task
 
@@ -36,14 +35,14 @@ ADD: dict[str, Any] = {
 
 def make_model(directory: Path) -> Path:
     """Random weights; its template knows tools and writes what it is given."""
-    from headway.models.tiny import make_tiny
+    from headway.models.tiny_model import make_tiny_model
 
-    make_tiny(directory, steps=0)
+    make_tiny_model(directory, steps=0)
     (directory / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     return directory
 
 
-def ready(model: Path, *overrides: str) -> Ready:
+def ready(model: Path, *overrides: str) -> PreparedServing:
     words = ["processes=false", "sequence_length=256", "actor_infer.strategy_args.strategy_config.max_num_seqs=4"]
     return prepare_serving(str(model), [*words, *overrides])
 
@@ -51,13 +50,13 @@ def ready(model: Path, *overrides: str) -> Ready:
 class Stage:
     """One engine with one model for all tests, on one event loop. `hear` is told of its requests."""
 
-    def __init__(self, made: Ready) -> None:
+    def __init__(self, made: PreparedServing) -> None:
         self.made = made
-        self.hear: Callable[[Event], None] = lambda event: None
+        self.hear: Callable[[LoggedEvent], None] = lambda event: None
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
         self.hub = self._runner.run(
-            self._stack.enter_async_context(serving_hub(made, sinks=[lambda event: self.hear(event)]))
+            self._stack.enter_async_context(open_serving_hub(made, sinks=[lambda event: self.hear(event)]))
         )
 
     def run(self, scenario: Coroutine[Any, Any, None], timeout_s: float = 60.0) -> None:
@@ -81,12 +80,12 @@ class World:
     def __init__(self, stage: Stage) -> None:
         self.made, self.hub = stage.made, stage.hub
         self.address = ""
-        self.server: Server | None = None
+        self.server: CompletionServer | None = None
         self.started, self.ended = asyncio.Event(), asyncio.Event()
         """A request has come to the engine, or left it."""
         stage.hear = self._hear
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: LoggedEvent) -> None:
         if event.kind == "request.start":
             self.started.set()
         if event.kind == "request.end":
@@ -113,9 +112,9 @@ def client(base_url: str, key: str) -> AsyncOpenAI:
 async def served(stage: Stage, *, token: str | None = None, **limits: Any) -> AsyncIterator[World]:
     """A server in front of the hub, on a port of its own."""
     world, dialect = World(stage), stage.made.dialect
-    direct = DirectAnswers(stage.hub, dialect, context_tokens=stage.made.context_tokens)
-    service = Service(model="tiny", dialect=dialect, direct=direct)
-    world.server = Server(service, token=token, limits=Limits(shutdown_s=5, **limits))
+    direct = DirectCompletions(stage.hub, dialect, context_tokens=stage.made.context_tokens)
+    service = ServedModel(model="tiny", dialect=dialect, direct=direct)
+    world.server = CompletionServer(service, token=token, limits=ServerLimits(shutdown_s=5, **limits))
     world.address = await world.server.start()
     try:
         yield world
@@ -128,16 +127,16 @@ class Episodes(World):
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
-        self.endpoint = RunEndpoint(stage.made.dialect)
+        self.endpoint = AgentEndpoint(stage.made.dialect)
         self._numbers = count()
 
-    async def play(self, launch: Launch, *, data: dict[str, Any] | None = None, **options: Any) -> Episode:
+    async def play(self, launch: AgentLauncher, *, data: dict[str, Any] | None = None, **options: Any) -> Episode:
         """One episode; the run draws eight tokens a turn at most."""
         number = next(self._numbers)
         settings = RunSettings(groups_per_step=1, sampling=SamplingParams(max_new_tokens=8))
         task = Task(position=number, data=data or {})
         chosen = {"context_tokens": self.made.context_tokens, "model": "policy", **options}
-        agents = ForeignAgents(launch=launch, endpoint=self.endpoint, dialect=self.made.dialect, **chosen)
+        agents = AgentEnvironmentFactory(launch=launch, endpoint=self.endpoint, dialect=self.made.dialect, **chosen)
         agent = EnvironmentAgent(sample_id=f"{number}.0", task=task, hub=self.hub, settings=settings)
         return await agent.run(agents(task))
 

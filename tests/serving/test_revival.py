@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from headway.build import serving
-from headway.build.serving import Ready, serving_hub
 from headway.engines.base import Progress, Request
 from headway.errors import EngineCrashed
-from headway.rollout.hub import InferenceHub
+from headway.launch import policy_serving
+from headway.launch.policy_serving import PreparedServing, open_serving_hub
+from headway.rollout.inference_hub import InferenceHub
 from headway.types import SamplingParams
 from tests.serving.factory import ready
 
 
-async def answer(hub: InferenceHub, made: Ready, name: str) -> list[int]:
+async def answer(hub: InferenceHub, made: PreparedServing, name: str) -> list[int]:
     progress = Progress()
     params = SamplingParams(max_new_tokens=5, temperature=0.0)
     prompt = made.dialect.encoded("1+2=")
@@ -25,11 +25,11 @@ async def answer(hub: InferenceHub, made: Ready, name: str) -> list[int]:
 
 
 def test_an_engine_that_dies_is_restarted_with_its_weights(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_LOOK_S", 0.01)
+    monkeypatch.setattr(policy_serving, "_LOOK_S", 0.01)
 
     async def main() -> None:
         made = ready(model)
-        async with asyncio.timeout(60), serving_hub(made) as hub:
+        async with asyncio.timeout(60), open_serving_hub(made) as hub:
             (replica,) = hub.replicas
             before = await answer(hub, made, "a")
             hub.fail(replica, EngineCrashed("found dead by a request"))

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from headway.build.backends import find_policy, make_machinery
-from headway.build.foreign import make_foreign_agents, make_run_endpoint
-from headway.build.placement import place
-from headway.build.settings import settings_of
-from headway.config import load
+from headway.config import load_config
 from headway.flow.backends import Backends
-from headway.flow.flow import AsyncTrainingFlow, RunSummary
+from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
+from headway.launch.agent_serving import make_external_agents, make_run_endpoint
+from headway.launch.language_components import find_policy, make_training_components
+from headway.launch.placement import plan_placement
+from headway.launch.settings import make_run_settings
 from headway.ledger import Ledger
-from headway.models.tiny import make_tiny
-from headway.monitor.events import Event, EventLog
+from headway.models.tiny_model import make_tiny_model
+from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.base import EpisodeReturn
 from headway.types import Batch, Episode, Task
 
@@ -52,13 +52,17 @@ class Seeds:
         return "seeds"
 
 
-async def train(model: Path, directory: Path, events: list[Event], batches: list[Batch], **changed: Any) -> RunSummary:
+async def train(
+    model: Path, directory: Path, events: list[LoggedEvent], batches: list[Batch], **changed: Any
+) -> RunSummary:
     words = {**WORDS, "pretrain": model, "output_dir": directory, **changed}
-    resolved = load(None, [f"{key}={value}" for key, value in words.items()])
+    resolved = load_config(None, [f"{key}={value}" for key, value in words.items()])
     policy = find_policy(resolved)
-    machinery = make_machinery(resolved, policy, place(resolved), None)
+    machinery = make_training_components(resolved, policy, plan_placement(resolved), None)
     endpoint = make_run_endpoint(policy)
-    agents = make_foreign_agents(endpoint, {"agent": f"{AGENT}:solve"}, context_tokens=resolved.derived.sequence_length)
+    agents = make_external_agents(
+        endpoint, {"agent": f"{AGENT}:solve"}, context_tokens=resolved.derived.sequence_length
+    )
     backends = Backends(
         trainer=machinery.trainer,
         engines=machinery.engines,
@@ -70,7 +74,7 @@ async def train(model: Path, directory: Path, events: list[Event], batches: list
     clock = asyncio.get_running_loop().time
     flow = AsyncTrainingFlow(
         backends=backends,
-        settings=settings_of(resolved),
+        settings=make_run_settings(resolved),
         events=EventLog(clock, events.append),
         run_dir=directory,
         clock=clock,
@@ -85,8 +89,8 @@ async def train(model: Path, directory: Path, events: list[Event], batches: list
 
 
 def test_an_agent_that_knows_nothing_of_headway_is_trained(tmp_path: Path) -> None:
-    make_tiny(tmp_path / "model", steps=20)
-    events: list[Event] = []
+    make_tiny_model(tmp_path / "model", steps=20)
+    events: list[LoggedEvent] = []
     batches: list[Batch] = []
     summary = asyncio.run(train(tmp_path / "model", tmp_path / "run", events, batches))
     assert summary.finished and summary.trained == STEPS, summary
@@ -111,8 +115,8 @@ def _worth(episode: Episode) -> float:
 
 
 def test_the_reward_of_a_wrong_answer_is_how_close_it_was() -> None:
-    from headway.environments.registry import environment_class
+    from headway.environments.environment_registry import find_environment_class
 
-    module = __import__("sys").modules[environment_class(f"{AGENT}:solve").__module__]
+    module = __import__("sys").modules[find_environment_class(f"{AGENT}:solve").__module__]
     assert [module._close(said, 7) for said in ("7", "8", "x", "")] == [1.0, 0.5, 0.0, 0.0]
     assert pytest.approx(module._close("17", 7)) == 1 / 11

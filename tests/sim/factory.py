@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from headway.config import simulation as costs
+from headway.config import simulation_config as costs
 from headway.engines.base import Engine, Request
-from headway.sim.weights import SimulatedSource
-from headway.types import Batch, Episode, Repeated, Sample, SampleGroup, SamplingParams, Task
+from headway.sim.simulated_weights import SimulatedSource
+from headway.types import Batch, Episode, RepeatedValue, Sample, SampleGroup, SamplingParams, Task
 
-FREE = costs.SimulatedWeights(buckets=2)
+FREE = costs.SimulatedWeightsConfig(buckets=2)
 
 
 def request(name: str, length: int, *, prompt: int = 0, key: int = -1, limit: int = 100_000) -> Request:
     return Request(
         request_id=name,
         session=name,
-        prompt=Repeated(0, prompt),
+        prompt=RepeatedValue(0, prompt),
         params=SamplingParams(max_new_tokens=limit),
         prefix_key=key,
         hint=length,
     )
 
 
-async def serve(engine: Engine, version: int, weights: costs.SimulatedWeights = FREE) -> None:
+async def serve(engine: Engine, version: int, weights: costs.SimulatedWeightsConfig = FREE) -> None:
     """Bring `version` to the engine, without a transport."""
     source = SimulatedSource(weights)
     source.publish(version)

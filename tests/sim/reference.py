@@ -1,13 +1,13 @@
 """The slow truth about continuous batching: one step after the other, in plain loops.
 
-What `headway.sim.engine` computes in closed form must come out the same here.
+What `headway.sim.simulated_engine` computes in closed form must come out the same here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headway.config.simulation import SimulatedEngine
+from headway.config.simulation_config import SimulatedEngineConfig
 
 _SAME_INSTANT_S = 1e-9
 
@@ -35,7 +35,7 @@ class Pause:
     until_s: float
 
 
-def simulate(cost: SimulatedEngine, jobs: list[Job], pauses: list[Pause], flips: list[float]) -> None:
+def simulate(cost: SimulatedEngineConfig, jobs: list[Job], pauses: list[Pause], flips: list[float]) -> None:
     """Fill in what becomes of `jobs`. Version n + 1 is flipped to at `flips[n]`, at no cost."""
     arrivals = sorted(jobs, key=lambda job: job.at_s)
     queue: list[Job] = []
@@ -66,12 +66,12 @@ def simulate(cost: SimulatedEngine, jobs: list[Job], pauses: list[Pause], flips:
             now = max(now, arrivals[0].at_s)
 
 
-def _preempt(cost: SimulatedEngine, queue: list[Job], running: list[Job]) -> None:
+def _preempt(cost: SimulatedEngineConfig, queue: list[Job], running: list[Job]) -> None:
     while cost.kv_tokens is not None and sum(job.prompt + job.made + 1 for job in running) > cost.kv_tokens:
         queue.insert(0, running.pop())
 
 
-def _admit(cost: SimulatedEngine, queue: list[Job], running: list[Job], version: int) -> int:
+def _admit(cost: SimulatedEngineConfig, queue: list[Job], running: list[Job], version: int) -> int:
     tokens = 0
     while queue and len(running) < cost.slots:
         job = queue[0]

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config.simulation import Fault
-from headway.config.simulation import SimulatedEngine as Cost
+from headway.config.simulation_config import FaultConfig
+from headway.config.simulation_config import SimulatedEngineConfig as Cost
 from headway.engines.base import Progress
 from headway.errors import BackendError
-from headway.seeding import Rng, seeded
-from headway.sim.clock import run
-from headway.sim.engine import SimulatedEngine
-from headway.sim.faults import FaultInjector
+from headway.seeding import Rng, make_rng
+from headway.sim.fault_injection import FaultInjector
+from headway.sim.simulated_engine import SimulatedEngine
+from headway.sim.virtual_clock import run_on_virtual_clock
 from headway.types import FinishReason
 
 from .factory import FREE, request, serve
@@ -38,10 +38,10 @@ class Chaos:
     """One engine with clients, an operator and faults, all from one seed."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = seeded(seed, "chaos")
+        self.rng = make_rng(seed, "chaos")
         kinds = ("crash", "hang", "slowdown", "lost_message", "late_message")
         faults = [
-            Fault(kind=kinds[self.rng.randrange(0, 5)], target=NAME, at_s=self.some_s(), for_s=self.some_s() / 10)  # type: ignore[arg-type]
+            FaultConfig(kind=kinds[self.rng.randrange(0, 5)], target=NAME, at_s=self.some_s(), for_s=self.some_s() / 10)  # type: ignore[arg-type]
             for _ in range(self.rng.randrange(0, 4))
         ]
         self.injector = FaultInjector(faults, engines=1)
@@ -106,9 +106,9 @@ class Chaos:
     async def play(self) -> None:
         await serve(self.engine, 0)
         async with self.injector, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.operator(seeded(self.rng.randrange(0, 10**9))))
+            tasks.create_task(self.operator(make_rng(self.rng.randrange(0, 10**9))))
             for index in range(8):
-                tasks.create_task(self.client(str(index), seeded(self.rng.randrange(0, 10**9))))
+                tasks.create_task(self.client(str(index), make_rng(self.rng.randrange(0, 10**9))))
         await asyncio.sleep(10.0)
 
 
@@ -116,7 +116,7 @@ class Chaos:
 @given(st.integers(0, 10**6))
 def test_every_request_ends_once_with_every_action_once(seed: int) -> None:
     chaos = Chaos(seed)
-    run(chaos.play(), max_events=200_000)
+    run_on_virtual_clock(chaos.play(), max_events=200_000)
     assert len(chaos.calls) == 8
     for call in chaos.calls:
         assert call.ends.count(FinishReason.STOP) == 1
@@ -132,7 +132,7 @@ def test_every_request_ends_once_with_every_action_once(seed: int) -> None:
 def test_the_same_chaos_happens_twice() -> None:
     def ends(seed: int) -> list[list[object]]:
         chaos = Chaos(seed)
-        run(chaos.play(), max_events=200_000)
+        run_on_virtual_clock(chaos.play(), max_events=200_000)
         return [[*call.ends, *call.progress.runs] for call in chaos.calls]
 
     assert ends(7) == ends(7)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config.simulation import SimulatedEngine as Cost
+from headway.config.simulation_config import SimulatedEngineConfig as Cost
 from headway.engines.base import Progress
-from headway.sim.clock import run
-from headway.sim.engine import SimulatedEngine
-from headway.sim.pace import Pace
+from headway.sim.continuous_batch import DecodePace
+from headway.sim.simulated_engine import SimulatedEngine
+from headway.sim.virtual_clock import run_on_virtual_clock
 from headway.types import FinishReason
 
 from .factory import FREE, request, serve
@@ -101,7 +101,7 @@ def test_ends_and_versions_are_those_of_the_slow_truth(
     if not cost.step_s and not cost.step_per_request_s and not cost.step_per_context_token_s:
         cost = replace(cost, step_s=0.002)
     pauses = disjoint(pauses)
-    results = run(measured(cost, jobs, pauses, flips), max_events=100_000)
+    results = run_on_virtual_clock(measured(cost, jobs, pauses, flips), max_events=100_000)
     simulate(cost, jobs, pauses, flips)
     for job, (ended_s, progress) in zip(jobs, results, strict=True):
         assert ended_s == pytest.approx(job.ended_s, rel=1e-9, abs=1e-9)
@@ -115,7 +115,7 @@ def test_ends_and_versions_are_those_of_the_slow_truth(
     st.floats(0.01, 0.99),
 )
 def test_the_inverse_of_the_closed_form_finds_the_step(first: float, growth: float, steps: int, share: float) -> None:
-    pace = Pace(first + 1e-6, growth)
+    pace = DecodePace(first + 1e-6, growth)
     start, end = pace.time_of(steps), pace.time_of(steps + 1)
     assert pace.steps_in(start) == steps
     assert pace.next_boundary(start) == steps
@@ -125,7 +125,7 @@ def test_the_inverse_of_the_closed_form_finds_the_step(first: float, growth: flo
 
 
 def test_the_cost_of_a_long_stretch_is_the_sum_of_its_steps() -> None:
-    pace = Pace(0.01, 1e-6)
+    pace = DecodePace(0.01, 1e-6)
     assert pace.time_of(1000) == pytest.approx(sum(0.01 + 1e-6 * step for step in range(1000)))
 
 
@@ -138,4 +138,4 @@ def test_a_thousand_tokens_cost_a_handful_of_events() -> None:
                 tasks.create_task(engine.generate(request(str(index), 1000 + index), Progress()))
         return asyncio.get_running_loop().events  # type: ignore[attr-defined,no-any-return]
 
-    assert run(main()) < 100
+    assert run_on_virtual_clock(main()) < 100

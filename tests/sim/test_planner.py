@@ -7,20 +7,19 @@ from functools import cache
 
 import pytest
 
-from headway.config.simulation import (
-    Distribution,
-    SimulatedEngine,
-    SimulatedTrainer,
-    SimulatedWeights,
+from headway.config.simulation_config import (
+    DistributionConfig,
+    SimulatedEngineConfig,
+    SimulatedTrainerConfig,
+    SimulatedWeightsConfig,
     SimulationConfig,
 )
 from headway.errors import ConfigError
-from headway.monitor.report import Monitor
+from headway.monitor.run_report import RunMonitor
 from headway.settings import RunSettings
-from headway.sim.estimate import estimate_of, workload_of
-from headway.sim.planner import Plan, plan_for, scale_for, scaled
-from headway.sim.verdict import verdict
-from headway.sim.world import Scenario, run
+from headway.sim.planner import GpuSplitPlan, choose_scale, plan_gpu_split, recommend_split, scale_scenario
+from headway.sim.simulated_run import Scenario, run_scenario
+from headway.sim.step_estimate import draw_workload, estimate_step
 from headway.types import SamplingParams
 
 
@@ -29,9 +28,9 @@ def long_tail() -> Scenario:
     return Scenario(
         settings=RunSettings(groups_per_step=16, group_size=4, sampling=SamplingParams(max_new_tokens=16_384)),
         simulation=SimulationConfig(
-            response_tokens=Distribution(kind="lognormal", mean=1500, std=3000, min=16, max=16_384),
-            trainer=SimulatedTrainer(gpu_s_per_token=0.001),
-            weights=SimulatedWeights(send_s=1.0, flip_s=0.05),
+            response_tokens=DistributionConfig(kind="lognormal", mean=1500, std=3000, min=16, max=16_384),
+            trainer=SimulatedTrainerConfig(gpu_s_per_token=0.001),
+            weights=SimulatedWeightsConfig(send_s=1.0, flip_s=0.05),
         ),
     )
 
@@ -41,19 +40,19 @@ def short_and_uniform() -> Scenario:
     return Scenario(
         settings=RunSettings(groups_per_step=16, group_size=4, sampling=SamplingParams(max_new_tokens=512)),
         simulation=SimulationConfig(
-            response_tokens=Distribution(mean=200),
-            engine=SimulatedEngine(gpus=4),
-            trainer=SimulatedTrainer(gpu_s_per_token=0.05),
-            weights=SimulatedWeights(gather_s=5.0, send_s=15.0, load_s=5.0, flip_s=1.0),
+            response_tokens=DistributionConfig(mean=200),
+            engine=SimulatedEngineConfig(gpus=4),
+            trainer=SimulatedTrainerConfig(gpu_s_per_token=0.05),
+            weights=SimulatedWeightsConfig(gather_s=5.0, send_s=15.0, load_s=5.0, flip_s=1.0),
         ),
     )
 
 
 @cache
-def planned(kind: str) -> Plan:
+def planned(kind: str) -> GpuSplitPlan:
     if kind == "wins":
-        return plan_for(long_tail(), gpus=8, alphas=(0, 1, 2))
-    return plan_for(short_and_uniform(), gpus=8, alphas=(0, 1, 2), trainer_gpus=4)
+        return plan_gpu_split(long_tail(), gpus=8, alphas=(0, 1, 2))
+    return plan_gpu_split(short_and_uniform(), gpus=8, alphas=(0, 1, 2), trainer_gpus=4)
 
 
 def test_asynchrony_wins_where_answers_have_a_long_tail() -> None:
@@ -62,13 +61,13 @@ def test_asynchrony_wins_where_answers_have_a_long_tail() -> None:
     assert best is not None and plan.options[0] is best
     assert plan.speed_up(best) > 1.3
     assert 0 < best.lag_mean <= best.alpha
-    assert verdict(plan).startswith("Take ")
+    assert recommend_split(plan).startswith("Take ")
 
 
 def test_asynchrony_loses_where_answers_are_short_and_training_cannot_shrink() -> None:
     plan = planned("loses")
     assert plan.options[0] is plan.synchronous and plan.synchronous.lag_mean == 0
-    text = verdict(plan)
+    text = recommend_split(plan)
     assert text.startswith("Synchronous on all 8 GPUs wins here: ")
     assert "training cannot shrink: 4 of 8 GPUs" in text
 
@@ -90,14 +89,14 @@ def test_the_estimate_is_within_a_factor_of_two_of_the_simulation(kind: str) -> 
 
 
 def test_gpus_that_cannot_be_split_leave_the_synchronous_run() -> None:
-    plan = plan_for(short_and_uniform(), gpus=4, alphas=(1,), trainer_gpus=4)
+    plan = plan_gpu_split(short_and_uniform(), gpus=4, alphas=(1,), trainer_gpus=4)
     assert plan.options == (plan.synchronous,)
-    assert "the only way" in verdict(plan)
+    assert "the only way" in recommend_split(plan)
 
 
 def test_too_few_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match="--gpus"):
-        plan_for(short_and_uniform(), gpus=2)
+        plan_gpu_split(short_and_uniform(), gpus=2)
 
 
 def test_a_scaled_world_takes_as_long_as_the_whole() -> None:
@@ -108,19 +107,20 @@ def test_a_scaled_world_takes_as_long_as_the_whole() -> None:
         train_devices=tuple(range(16)),
         infer_devices=tuple(range(16, 32)),
     )
-    assert scale_for(whole, 32) == 2
+    assert choose_scale(whole, 32) == 2
     seconds = []
-    for world in (whole, scaled(whole, 2)):
-        monitor = Monitor(2)
-        assert run(world, sinks=[monitor]).finished
+    for world in (whole, scale_scenario(whole, 2)):
+        monitor = RunMonitor(2)
+        assert run_scenario(world, sinks=[monitor]).finished
         seconds.append(monitor.report().throughput.step_mean_s)
     assert seconds[1] == pytest.approx(seconds[0], rel=0.2)
 
 
 def test_the_estimate_pays_for_less_of_the_tail_with_a_larger_headway() -> None:
     base = replace(long_tail(), infer_devices=(1, 2, 3, 4), train_devices=tuple(range(5, 60)))
-    work = workload_of(base)
+    work = draw_workload(base)
     times = [
-        estimate_of(replace(base, settings=replace(base.settings, alpha=alpha)), work).step_s for alpha in (0, 1, 2, 4)
+        estimate_step(replace(base, settings=replace(base.settings, alpha=alpha)), work).step_s
+        for alpha in (0, 1, 2, 4)
     ]
     assert times == sorted(times, reverse=True)

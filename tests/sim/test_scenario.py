@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headway.config import load
-from headway.sim.scenario import scenario_of
-from headway.sim.world import Scenario
+from headway.config import load_config
+from headway.sim.scenario import make_scenario
+from headway.sim.simulated_run import Scenario
 
 SPLIT = {
     "actor_train": {"device_mapping": [0, 1]},
@@ -18,7 +18,7 @@ SPLIT = {
 
 
 def scenario(**options: Any) -> Scenario:
-    return scenario_of(load({"rollout_batch_size": 8, **options}))
+    return make_scenario(load_config({"rollout_batch_size": 8, **options}))
 
 
 def test_the_run_ends_after_the_simulated_steps() -> None:

@@ -9,15 +9,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headway.generative.models import MmditConfig, SmallMmdit  # noqa: E402
-from headway.generative.text_images.evaluation import draw, legibility, side_by_side  # noqa: E402
-from headway.rewards.images.picture import image_from, pixels_of  # noqa: E402
+from headway.denoising.models import MmditConfig, SmallMmdit  # noqa: E402
+from headway.denoising.text_images.image_evaluation import (  # noqa: E402
+    draw_images,
+    make_comparison_grid,
+    measure_legibility,
+)
+from headway.rewards.images.image_reward import array_to_image, image_to_array  # noqa: E402
 from headway.types import Image  # noqa: E402
 
 
 def test_a_prompt_is_drawn_from_the_same_noise_whatever_stands_beside_it() -> None:
     model = SmallMmdit(MmditConfig(dim=16, depth=1, heads=2))
-    alone, beside, other = draw(model, ["12"], steps=2), draw(model, ["7", "12"], steps=2), draw(model, ["12"], seed=1)
+    alone, beside, other = (
+        draw_images(model, ["12"], steps=2),
+        draw_images(model, ["7", "12"], steps=2),
+        draw_images(model, ["12"], seed=1),
+    )
     assert alone[0] == beside[1] != other[0]
     assert (alone[0].height, alone[0].width) == (16, 32)
 
@@ -26,14 +34,14 @@ def test_what_is_read_decides() -> None:
     async def read(image: Image) -> str:
         return "12" if image.pixels[0] else "13"
 
-    images = [image_from(np.full((2, 2), value, np.uint8)) for value in (0, 255)]
-    found = asyncio.run(legibility(images, ["12", "12"], read))
+    images = [array_to_image(np.full((2, 2), value, np.uint8)) for value in (0, 255)]
+    found = asyncio.run(measure_legibility(images, ["12", "12"], read))
     assert (found.reward, found.exact, found.samples) == (0.75, 0.5, 2)
 
 
 def test_a_grid_holds_each_picture_before_and_after() -> None:
-    shades = [image_from(np.full((4, 6), value, np.uint8)) for value in (10, 20, 30)]
-    later = [image_from(np.full((4, 6), value, np.uint8)) for value in (110, 120, 130)]
-    grid = pixels_of(side_by_side(shades, later, columns=2, enlarged=1))[:, :, 0]
+    shades = [array_to_image(np.full((4, 6), value, np.uint8)) for value in (10, 20, 30)]
+    later = [array_to_image(np.full((4, 6), value, np.uint8)) for value in (110, 120, 130)]
+    grid = image_to_array(make_comparison_grid(shades, later, columns=2, enlarged=1))[:, :, 0]
     inside = [value for row in grid for value in dict.fromkeys(row.tolist()) if value in (10, 20, 30, 110, 120, 130)]
     assert list(dict.fromkeys(inside)) == [10, 110, 20, 120, 30, 130]

@@ -9,16 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headway.data.strings import Strings  # noqa: E402
+from headway.data.generated_tasks import StringSet  # noqa: E402
+from headway.denoising.models import MmditConfig, load  # noqa: E402
+from headway.denoising.pretraining import Pretrainer, PretrainingSettings, pretrain  # noqa: E402
+from headway.denoising.text_images import TextImageStyle  # noqa: E402
 from headway.errors import ConfigError  # noqa: E402
-from headway.generative.models import MmditConfig, load  # noqa: E402
-from headway.generative.pretraining import Pretrainer, Pretraining, pretrain  # noqa: E402
-from headway.generative.text_images import Style  # noqa: E402
 
-SMALL = Pretraining(
+SMALL = PretrainingSettings(
     model=MmditConfig(height=8, width=8, alphabet="01", characters=1, dim=16, depth=1, heads=2),
-    strings=Strings(alphabet="01", shortest=1, longest=1),
-    style=Style(height=8, width=8, alphabet="01"),
+    strings=StringSet(alphabet="01", shortest=1, longest=1),
+    style=TextImageStyle(height=8, width=8, alphabet="01"),
     steps=6,
     batch=4,
     warmup=2,
@@ -55,6 +55,6 @@ def test_the_loss_falls() -> None:
 
 def test_shapes_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(ConfigError, match="the pictures are"):
-        replace(SMALL, style=Style())
+        replace(SMALL, style=TextImageStyle())
     with pytest.raises(ConfigError, match="longest string"):
-        replace(SMALL, strings=Strings(alphabet="01", shortest=1, longest=2))
+        replace(SMALL, strings=StringSet(alphabet="01", shortest=1, longest=2))

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headway.algorithms.flow import Cps, group_advantages, logp, timesteps  # noqa: E402
-from headway.generative.models import MmditConfig, SmallMmdit  # noqa: E402
+from headway.algorithms.denoising import CpsSampler, group_advantages, logp, make_timesteps  # noqa: E402
+from headway.denoising.models import MmditConfig, SmallMmdit  # noqa: E402
 
 FILE = Path(__file__).parents[2] / "examples" / "reference_flow_grpo.py"
 
@@ -39,10 +39,10 @@ def small_model() -> SmallMmdit:
 def test_a_step_and_its_density_are_those_of_the_algorithms(reference: ModuleType) -> None:
     options = reference.Options()
     grid = reference.grid_of(options)
-    assert torch.allclose(grid, timesteps(options.denoising_steps, options.shift))
+    assert torch.allclose(grid, make_timesteps(options.denoising_steps, options.shift))
     x, v = torch.randn(2, 3, 1, 8, 8, generator=torch.Generator().manual_seed(1)).unbind(0)
     mean, std = reference.noisy_step(x, v, grid[2], grid[3], options)
-    law = Cps(options.noise).step(x, v, grid[2].expand(3), grid[3].expand(3))
+    law = CpsSampler(options.noise).step(x, v, grid[2].expand(3), grid[3].expand(3))
     assert torch.allclose(mean, law.mean, atol=1e-6) and torch.allclose(std.expand(3), law.std)
     assert torch.allclose(reference.logp_of(x, mean, std), logp(x, *law), atol=1e-5)
 

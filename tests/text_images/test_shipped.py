@@ -9,41 +9,43 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headway.config import load as load_config  # noqa: E402
-from headway.data.strings import Strings  # noqa: E402
+from headway.config import load_config as load_config  # noqa: E402
+from headway.data.generated_tasks import StringSet  # noqa: E402
+from headway.denoising.models import count_parameters, load  # noqa: E402
+from headway.denoising.pretraining import BASE_PRETRAINING  # noqa: E402
+from headway.denoising.shipped_models import TEXT_IMAGES, find_shipped_model, list_shipped_models  # noqa: E402
+from headway.denoising.text_images.image_evaluation import draw_images  # noqa: E402
 from headway.errors import ConfigError  # noqa: E402
-from headway.generative.models import load, parameters_of  # noqa: E402
-from headway.generative.pretrained import TEXT_IMAGES, shipped, shipped_names  # noqa: E402
-from headway.generative.pretraining import BASE  # noqa: E402
-from headway.generative.text_images.evaluation import draw  # noqa: E402
-from headway.rewards.images.picture import pixels_of  # noqa: E402
-from headway.rewards.images.reading import agreement  # noqa: E402
+from headway.rewards.images.image_reward import image_to_array  # noqa: E402
+from headway.rewards.images.ocr_reward import measure_agreement  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_it_has_the_shape_that_it_is_made_with_and_is_small() -> None:
-    directory = shipped(TEXT_IMAGES)
-    assert load(directory).config == BASE.model and parameters_of(load(directory)) < 500_000
+    directory = find_shipped_model(TEXT_IMAGES)
+    assert load(directory).config == BASE_PRETRAINING.model and count_parameters(load(directory)) < 500_000
     assert sum(file.stat().st_size for file in directory.iterdir()) < 1_000_000
     assert "headway pretrain" in (directory / "README.md").read_text(encoding="utf-8")
 
 
 def test_names_that_mean_nothing_are_refused() -> None:
-    assert TEXT_IMAGES in shipped_names()
+    assert TEXT_IMAGES in list_shipped_models()
     with pytest.raises(ConfigError, match="did you mean 'text-images'"):
-        shipped("text-image")
+        find_shipped_model("text-image")
 
 
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("onnxruntime", "rapidocr_onnxruntime"))), reason="no recogniser"
 )
 def test_it_is_legible_and_often_wrong() -> None:
-    from headway.rewards.images.recogniser import read
+    from headway.rewards.images.ppocr_worker import read_text_line
 
-    strings = Strings().held_out(40, seed=7)
-    found = [read(pixels_of(image)) for image in draw(load(shipped(TEXT_IMAGES)), strings)]
-    reward = sum(map(agreement, strings, found)) / len(strings)
+    strings = StringSet().held_out(40, seed=7)
+    found = [
+        read_text_line(image_to_array(image)) for image in draw_images(load(find_shipped_model(TEXT_IMAGES)), strings)
+    ]
+    reward = sum(map(measure_agreement, strings, found)) / len(strings)
     assert 0.4 < reward < 0.75
     assert sum(len(text) == 4 for text in found) > 30
 

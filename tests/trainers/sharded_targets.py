@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from headway.algorithms import AdvantageParams
+from headway.algorithms import AdvantageSettings
 from headway.errors import ConfigError, TrainerError
 from headway.trainers.local import LocalSettings, LocalTrainer, LoraSettings, OptimizerSettings
-from headway.trainers.sharded.host import Rank
-from headway.trainers.sharded.layout import Layout
-from headway.trainers.sharded.ranks import Ranks
-from headway.trainers.sharded.trainer import RankTrainer
+from headway.trainers.sharded.rank_host import RankSpec
+from headway.trainers.sharded.rank_layout import RankLayout
+from headway.trainers.sharded.sharded_ranks import ShardedRankGroup
+from headway.trainers.sharded.sharded_trainer import RankTrainer
 from headway.types import Batch
-from headway.weights.elsewhere import Elsewhere
-from headway.weights.objects import ObjectArena
-from headway.weights.store import SharedArena, WeightStore
+from headway.weights.object_store import ObjectArena
+from headway.weights.weight_store import NonPublishingStore, SharedArena, WeightStore
 
 from .factory import VOCABULARY, tiny
 
@@ -55,7 +54,7 @@ MODELS = {"llama": tiny, "qwen3": qwen3}
 def settings_of(args: Mapping[str, Any]) -> LocalSettings:
     lora = {"lora": LoraSettings(rank=2, alpha=4.0)} if args.get("lora") else {}
     return LocalSettings(
-        advantages=AdvantageParams(adv_estimator="gae" if args.get("critic") else "grpo"),
+        advantages=AdvantageSettings(adv_estimator="gae" if args.get("critic") else "grpo"),
         optimizer=OptimizerSettings(learning_rate=1e-2, weight_decay=0.1),
         micro_batch_tokens=args.get("tokens", 64),
         reference=args.get("reference", False),
@@ -76,13 +75,15 @@ def whole(args: Mapping[str, Any]) -> LocalTrainer:
     return LocalTrainer(MODELS[args.get("model", "llama")], settings_of(args), store({}))
 
 
-def rank(args: Mapping[str, Any], kind: type[RankTrainer] = RankTrainer) -> Rank:
+def rank(args: Mapping[str, Any], kind: type[RankTrainer] = RankTrainer) -> RankSpec:
     def make() -> RankTrainer:
-        ranks = Ranks(Layout(ranks=args["ranks"], tensor=args.get("tensor", 1), context=args.get("context", 1)), "cpu")
+        ranks = ShardedRankGroup(
+            RankLayout(ranks=args["ranks"], tensor=args.get("tensor", 1), context=args.get("context", 1)), "cpu"
+        )
         model = partial(MODELS[args.get("model", "llama")])
-        return kind(model, settings_of(args), store(args) if ranks.first else Elsewhere(None), ranks)
+        return kind(model, settings_of(args), store(args) if ranks.first else NonPublishingStore(None), ranks)
 
-    return Rank(number=args["rank"], ranks=args["ranks"], device="cpu", make=make)
+    return RankSpec(number=args["rank"], ranks=args["ranks"], device="cpu", make=make)
 
 
 class _Unlucky(RankTrainer):
@@ -92,12 +93,12 @@ class _Unlucky(RankTrainer):
         raise TrainerError("not enough memory")
 
 
-def failing(args: Mapping[str, Any]) -> Rank:
+def failing(args: Mapping[str, Any]) -> RankSpec:
     """The others wait for rank 1 in the middle of a step."""
     return rank(args, _Unlucky)
 
 
-def refusing(args: Mapping[str, Any]) -> Rank:
+def refusing(args: Mapping[str, Any]) -> RankSpec:
     """The others wait for rank 1 before there is anything to do."""
     if args["rank"] == 1:
         raise ConfigError("rank 1 does not like it", key="rank", value=1)
@@ -108,13 +109,13 @@ def _refuses() -> RankTrainer:
     raise ConfigError("rank 1 does not like it", key="rank", value=1)
 
 
-def regretting(args: Mapping[str, Any]) -> Rank:
+def regretting(args: Mapping[str, Any]) -> RankSpec:
     """The same when they have met: the others wait for rank 1 with their model in hand."""
     made = rank(args)
     return replace(made, make=_refuses) if made.number == 1 else made
 
 
-def missing(args: Mapping[str, Any]) -> Rank:
+def missing(args: Mapping[str, Any]) -> RankSpec:
     """There is one rank more than come."""
     made = rank(args)
     return replace(made, ranks=made.ranks + 1)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageParams, token_logps
-from headway.trainers.local import LocalSettings, LocalTrainer, attention
-from headway.trainers.local.optimizer import Optimizer
-from headway.trainers.local.packing import Tree
+from headway.algorithms import AdvantageSettings, compute_token_logps
+from headway.trainers.local import LocalSettings, LocalTrainer, tree_attention
+from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.settings import OptimizerSettings
-from headway.weights.device import DeviceArena
-from headway.weights.store import WeightStore
+from headway.trainers.local.tree_packing import PromptTree
+from headway.weights.device_memory import DeviceArena
+from headway.weights.weight_store import WeightStore
 
 from ..engines import factory as engines
 from .factory import batch, tiny
@@ -25,7 +25,7 @@ GPU = torch.device("cuda")
 
 
 def trainer(device: str, precision: Any, **options: Any) -> LocalTrainer:
-    chosen = LocalSettings(advantages=AdvantageParams(), precision=precision, device=device, **options)
+    chosen = LocalSettings(advantages=AdvantageSettings(), precision=precision, device=device, **options)
     arena = DeviceArena("cuda") if device == "cuda" else None
     return LocalTrainer(lambda: tiny(hidden=64), chosen, WeightStore(wire=None, arena=arena))
 
@@ -35,17 +35,17 @@ def trainer(device: str, precision: Any, **options: Any) -> LocalTrainer:
 def test_flash_attention_over_trees(heads: int, kv: int, size: int, window: int | None) -> None:
     torch.manual_seed(0)
     trees = (
-        Tree(start=0, prefix=33, members=(70, 5, 120)),
-        Tree(start=228, prefix=50, members=(64,)),
-        Tree(start=342, prefix=0, members=(20, 30)),
+        PromptTree(start=0, prefix=33, members=(70, 5, 120)),
+        PromptTree(start=228, prefix=50, members=(64,)),
+        PromptTree(start=342, prefix=0, members=(20, 30)),
     )
-    spans = attention.Spans.of(trees, GPU)
+    spans = tree_attention.AttentionSpans.of(trees, GPU)
     found, wanted = [], []
     q, k, v = (torch.randn(1, n, 392, size, device=GPU, dtype=torch.bfloat16) for n in (heads, kv, kv))
     weight = torch.randn(1, 392, heads, size, device=GPU)
     for results, dtype, extra in ((found, torch.bfloat16, spans), (wanted, torch.float32, None)):
         leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
-        out, _ = attention.tree_attention(
+        out, _ = tree_attention.tree_attention(
             None, *leaves, None, headway_trees=trees, headway_spans=extra, sliding_window=window
         )
         (out.float() * weight).sum().backward()
@@ -73,7 +73,7 @@ def test_fused_log_probabilities(dtype: torch.dtype, chunk: int, temperature: fl
             log_p = (h @ w.T / temperature).log_softmax(-1)
             logp, entropy = log_p.gather(1, token[:, None])[:, 0], -(log_p.exp() * log_p).sum(1)
         else:
-            made = token_logps(h, w, token, temperature=temperature, chunk=chunk)
+            made = compute_token_logps(h, w, token, temperature=temperature, chunk=chunk)
             logp, entropy = made.logp_N, made.entropy_N
         (logp * weights[0] + entropy * weights[1]).sum().backward()
         return [logp.detach(), entropy.detach(), h.grad, w.grad]
@@ -120,7 +120,7 @@ def test_weights_go_from_device_to_device_into_a_running_engine() -> None:
 
 
 def test_moments_on_the_host_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.trainers.local.optimizer._VISIT_BYTES", 40_000)
+    monkeypatch.setattr("headway.trainers.local.local_optimizer._VISIT_BYTES", 40_000)
 
     def made(offload: bool) -> dict[str, Tensor]:
         torch.manual_seed(0)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from headway.trainers.local.model import Policy
-from headway.trainers.local.packing import packs_of
+from headway.trainers.local.policy_model import PolicyModel
 from headway.trainers.local.settings import LocalSettings, LoraSettings
-from headway.trainers.local.tokens import Row
+from headway.trainers.local.token_batch import TokenRow
+from headway.trainers.local.tree_packing import pack_rows
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
@@ -53,17 +53,17 @@ def test_what_is_trained_is_what_the_plain_model_says_and_layers_are_checkpointe
     rows, first, wanted = [], 0, []
     for line in lines:
         actions = tuple(range(9, len(line)))
-        rows.append(Row(sample_id="x", group=0, tokens=line, actions=actions, first=first))
+        rows.append(TokenRow(sample_id="x", group=0, tokens=line, actions=actions, first=first))
         first += len(actions)
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([line]), use_cache=False).logits[0].log_softmax(-1)
         wanted += [float(logits[place - 1, line[place]]) for place in actions]
-    policy = Policy(deepcopy(model), LocalSettings(gradient_checkpointing=True))
+    policy = PolicyModel(deepcopy(model), LocalSettings(gradient_checkpointing=True))
     again: list[None] = []
     for module in policy.causal.modules():
         if getattr(module, "gradient_checkpointing", False) and hasattr(module, "_gradient_checkpointing_func"):
             module._gradient_checkpointing_func = _counted(module._gradient_checkpointing_func, again)
-    found = policy.logps(packs_of(rows, budget=100)[0]).logp_N
+    found = policy.logps(pack_rows(rows, budget=100)[0]).logp_N
     assert found.tolist() == pytest.approx(wanted, abs=1e-4)
     assert len(again) == 2, "once a layer"
     found.sum().backward()  # type: ignore[no-untyped-call]
@@ -74,12 +74,12 @@ def test_what_is_trained_is_what_the_plain_model_says_and_layers_are_checkpointe
 def test_merged_adapters_are_the_model_that_is_trained_experts_included(kind: str) -> None:
     pytest.importorskip("peft")
     line = (1, 7, 3, 11, 5, 2)
-    row = Row(sample_id="x", group=0, tokens=line, actions=(2, 3, 4, 5), first=0)
-    policy, plain = Policy(made(kind), LocalSettings(lora=LoraSettings(rank=2))), made(kind)
+    row = TokenRow(sample_id="x", group=0, tokens=line, actions=(2, 3, 4, 5), first=0)
+    policy, plain = PolicyModel(made(kind), LocalSettings(lora=LoraSettings(rank=2))), made(kind)
     with torch.no_grad():
         for one in policy.trainable().values():
             one.add_(0.1)
-        found = policy.logps(packs_of([row], budget=100)[0]).logp_N.tolist()
+        found = policy.logps(pack_rows([row], budget=100)[0]).logp_N.tolist()
         before = plain(input_ids=torch.tensor([line])).logits[0].log_softmax(-1)
         missing, unexpected = plain.load_state_dict(policy.weights(), strict=False)
         after = plain(input_ids=torch.tensor([line])).logits[0].log_softmax(-1)

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.algorithms import AdvantageParams
+from headway.algorithms import AdvantageSettings
 from headway.trainers.local import LocalSettings, LocalTrainer
-from headway.trainers.local.attention import tree_mask
-from headway.trainers.local.optimizer import Optimizer, copied
-from headway.trainers.local.packing import Spans, Tree
+from headway.trainers.local.local_optimizer import Optimizer, copy_tensors
+from headway.trainers.local.optimizer_steps import apply_optimizer_steps
+from headway.trainers.local.policy_update import UpdateReport
 from headway.trainers.local.settings import OptimizerSettings
-from headway.trainers.local.steps import move
-from headway.trainers.local.update import Report
-from headway.trainers.local.worker import Gate
-from headway.weights.store import WeightStore
+from headway.trainers.local.training_thread import CommitGate
+from headway.trainers.local.tree_attention import make_tree_mask
+from headway.trainers.local.tree_packing import AttentionSpans, PromptTree
+from headway.weights.weight_store import WeightStore
 
 from .factory import batch, tiny
 
@@ -28,7 +28,7 @@ SLOW = OptimizerSettings(learning_rate=1e-5, weight_decay=0.0)
 
 
 def trainer() -> LocalTrainer:
-    chosen = LocalSettings(advantages=AdvantageParams(), precision="bf16", optimizer=SLOW)
+    chosen = LocalSettings(advantages=AdvantageSettings(), precision="bf16", optimizer=SLOW)
     return LocalTrainer(tiny, chosen, WeightStore(wire=None))
 
 
@@ -61,24 +61,24 @@ def test_every_mini_batch_begins_without_gradients() -> None:
         before.append(live.grad)
         live.sum().backward()  # type: ignore[no-untyped-call]
 
-    report = Report()
-    move([optimizer], [[1], [2], [3]], gradients, report, 0, Gate())
+    report = UpdateReport()
+    apply_optimizer_steps([optimizer], [[1], [2], [3]], gradients, report, 0, CommitGate())
     assert before == [None, None, None] and report.steps == 3 and live.grad is None
 
 
 def test_moments_on_the_host_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.trainers.local.optimizer._VISIT_BYTES", 40_000)
+    monkeypatch.setattr("headway.trainers.local.local_optimizer._VISIT_BYTES", 40_000)
 
     async def weights(offload: bool) -> dict[str, torch.Tensor]:
         made = LocalTrainer(
             tiny,
-            LocalSettings(advantages=AdvantageParams(), optimizer=replace(SLOW, offload=offload)),
+            LocalSettings(advantages=AdvantageSettings(), optimizer=replace(SLOW, offload=offload)),
             WeightStore(wire=None),
         )
         assert (len(made.learner.trained.optimizer._adams) > 3) == offload
         for step in range(3):
             await made.train(batch(step))
-        return copied(made.learner.trained.optimizer.everything())
+        return copy_tensors(made.learner.trained.optimizer.everything())
 
     async def scenario() -> None:
         plain, offloaded = await weights(False), await weights(True)
@@ -107,14 +107,14 @@ def test_a_checkpoint_brings_the_masters_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "trees",
     [
-        (Tree(start=0, prefix=3, members=(2, 4)), Tree(start=9, prefix=5, members=(3,))),
-        (Tree(start=0, prefix=0, members=(2, 3)), Tree(start=5, prefix=2, members=(1, 1, 1))),
-        (Tree(start=0, prefix=2, members=(4,)), Tree(start=6, prefix=1, members=(2,))),
+        (PromptTree(start=0, prefix=3, members=(2, 4)), PromptTree(start=9, prefix=5, members=(3,))),
+        (PromptTree(start=0, prefix=0, members=(2, 3)), PromptTree(start=5, prefix=2, members=(1, 1, 1))),
+        (PromptTree(start=0, prefix=2, members=(4,)), PromptTree(start=6, prefix=1, members=(2,))),
     ],
 )
-def test_sequences_see_what_the_tree_lets_them_see(trees: tuple[Tree, ...]) -> None:
+def test_sequences_see_what_the_tree_lets_them_see(trees: tuple[PromptTree, ...]) -> None:
     size = sum(tree.size for tree in trees)
-    spans = Spans.of(trees, torch.device("cpu"))
+    spans = AttentionSpans.of(trees, torch.device("cpu"))
     keys = torch.arange(size) if spans.key_K is None else spans.key_K
     seen = torch.zeros(size, size, dtype=torch.bool)
     queries, ends = spans.query_ends.tolist(), spans.key_ends.tolist()
@@ -127,5 +127,5 @@ def test_sequences_see_what_the_tree_lets_them_see(trees: tuple[Tree, ...]) -> N
     wanted = torch.zeros(size, size, dtype=torch.bool)
     for tree in trees:
         here = slice(tree.start, tree.start + tree.size)
-        wanted[here, here] = tree_mask(tree)
+        wanted[here, here] = make_tree_mask(tree)
     assert torch.equal(seen, wanted)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from headway.algorithms import AdvantageParams, PolicyObjective
-from headway.algorithms.kl import AdaptiveKl
+from headway.algorithms import AdvantageSettings, PolicyObjective
+from headway.algorithms.kl import AdaptiveKlController
 from headway.algorithms.losses import PpoParams
 from headway.errors import ConfigError, ScoringError, TrainerCrashed, TrainerError
 from headway.trainers.base import Trainer
@@ -27,13 +27,13 @@ from headway.trainers.local import (
     ValueScorer,
 )
 from headway.types import Batch
-from headway.weights.receiver import SpareReceiver
-from headway.weights.store import WeightStore
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import WeightStore
 
 from ..contracts.trainer_contract import TrainerContract
 from .factory import batch, tiny
 
-GRPO = AdvantageParams(adv_estimator="grpo")
+GRPO = AdvantageSettings(adv_estimator="grpo")
 FAST = OptimizerSettings(learning_rate=1e-2)
 
 
@@ -76,7 +76,7 @@ class TestLocalTrainer(TrainerContract):
 
 VARIANTS = {
     "lora": settings(lora=LoraSettings(rank=4, alpha=8)),
-    "critic": settings(advantages=AdvantageParams(adv_estimator="gae"), critic=FAST),
+    "critic": settings(advantages=AdvantageSettings(adv_estimator="gae"), critic=FAST),
     "epochs": settings(epochs=2, mini_batch_samples=5),
 }
 
@@ -302,7 +302,7 @@ def test_lora_trains_adapters_only_and_sends_merged_weights() -> None:
             served.update({name: one.clone() for name, one in tensors.items()})
 
         async def pushed() -> None:
-            receiver = SpareReceiver(switch)
+            receiver = DoubleBufferedReceiver(switch)
             manifest, buckets = await made.source.gather(made.version)
             await receiver.begin(manifest)
             async for bucket in buckets:
@@ -342,9 +342,9 @@ def test_the_reference_stays_where_it_was_and_pulls() -> None:
 
 def test_a_token_penalty_steers_its_coefficient() -> None:
     async def scenario() -> None:
-        estimator = AdvantageParams(adv_estimator="grpo", kl_penalty="k1")
+        estimator = AdvantageSettings(adv_estimator="grpo", kl_penalty="k1")
         store = WeightStore()
-        kl = lambda: AdaptiveKl(0.1, target=1e-3, horizon=10)  # noqa: E731
+        kl = lambda: AdaptiveKlController(0.1, target=1e-3, horizon=10)  # noqa: E731
         made = LocalTrainer(tiny, settings(advantages=estimator, reference=True), store, make_kl=kl)
         metrics = [dict(await made.train(batch(step))) for step in range(2)]
         assert metrics[-1]["kl_coef"] != 0.1
@@ -354,7 +354,7 @@ def test_a_token_penalty_steers_its_coefficient() -> None:
 
 def test_the_critic_learns_what_to_expect() -> None:
     async def scenario() -> None:
-        options = settings(advantages=AdvantageParams(adv_estimator="gae", norm_mean_type="none", norm_std_type="none"),
+        options = settings(advantages=AdvantageSettings(adv_estimator="gae", norm_mean_type="none", norm_std_type="none"),
                            critic=OptimizerSettings(learning_rate=1e-2))  # fmt: skip
         made = trainer(options)
         group = batch(0).groups[0]

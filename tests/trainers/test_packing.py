@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageParams, PolicyObjective
+from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import GspoParams, Kimi15Params, PpoParams
-from headway.trainers.local import LocalSettings, attention
-from headway.trainers.local.learner import Learner
-from headway.trainers.local.packing import Tree, common_prefix, packs_of
-from headway.trainers.local.tokens import rows_of
-from headway.trainers.local.worker import Gate
+from headway.trainers.local import LocalSettings, tree_attention
+from headway.trainers.local.local_learner import LocalLearner
+from headway.trainers.local.token_batch import make_token_rows
+from headway.trainers.local.training_thread import CommitGate
+from headway.trainers.local.tree_packing import PromptTree, common_prefix_length, pack_rows
 from headway.types import Batch, Sample, SampleGroup
 
 from .factory import VOCABULARY, batch, exact, tiny
@@ -31,13 +31,13 @@ class Stop(Exception):
 def gradients(data: Batch, model: Callable[[], Any] = exact, **options: Any) -> dict[str, Tensor]:
     """Before the clip, in float64."""
     defaults: dict[str, Any] = {
-        "advantages": AdvantageParams(adv_estimator="grpo"),
+        "advantages": AdvantageSettings(adv_estimator="grpo"),
         "objective": PPO,
         "precision": "fp64",
         "micro_batch_tokens": 10_000,
         "gradient_checkpointing": False,
     }
-    learner = Learner(model(), LocalSettings(**{**defaults, **options}))
+    learner = LocalLearner(model(), LocalSettings(**{**defaults, **options}))
     found: dict[str, Tensor] = {}
 
     def ready(what: str) -> float:
@@ -47,7 +47,7 @@ def gradients(data: Batch, model: Callable[[], Any] = exact, **options: Any) -> 
 
     learner.trained.optimizer.ready = ready  # type: ignore[method-assign]
     with pytest.raises(Exception, match="Stop"):
-        learner.learn(data, Gate())
+        learner.learn(data, CommitGate())
     return found
 
 
@@ -83,7 +83,7 @@ def test_nor_with_rotary_positions_and_fewer_key_heads(change: str) -> None:
 def test_large_trees_are_attended_in_parts_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     data = batch(0, turns=2, longest=20)
     whole = gradients(data)
-    monkeypatch.setattr(attention, "SMALL", 0)
+    monkeypatch.setattr(tree_attention, "SMALL", 0)
     same(whole, gradients(data))
 
 
@@ -104,10 +104,10 @@ def test_groups_that_teach_nothing_are_skipped_without_a_trace(mode: Any) -> Non
 def test_entropy_is_that_of_the_actions_that_were_looked_at(mode: Any) -> None:
     """Groups that are skipped, however many, do not make it look smaller."""
     plain = PolicyObjective(pg_variant="ppo", params=PpoParams(), mode=mode)
-    chosen = LocalSettings(objective=plain, advantages=AdvantageParams(), precision="fp64", micro_batch_tokens=40)
+    chosen = LocalSettings(objective=plain, advantages=AdvantageSettings(), precision="fp64", micro_batch_tokens=40)
     spread, flat = batch(0, groups=2), batch(5, groups=4, flat=True)
-    alone = Learner(exact(), chosen).learn(spread, Gate())["entropy"]
-    among = Learner(exact(), chosen).learn(Batch(trained=0, groups=(*spread.groups, *flat.groups)), Gate())
+    alone = LocalLearner(exact(), chosen).learn(spread, CommitGate())["entropy"]
+    among = LocalLearner(exact(), chosen).learn(Batch(trained=0, groups=(*spread.groups, *flat.groups)), CommitGate())
     assert among["skipped_samples"] == 16
     assert among["entropy"] == pytest.approx(alone, rel=1e-12)
     assert 3.0 < alone < 3.14  # a little less than log 23
@@ -121,16 +121,16 @@ def test_losses_over_sequences_get_whole_ones() -> None:
 
 def test_a_shared_prompt_is_encoded_once_and_nothing_is_padded() -> None:
     data = batch(0, groups=2, members=8)
-    rows = rows_of(data.groups, VOCABULARY)
-    packs = packs_of(rows, budget=10_000)
+    rows = make_token_rows(data.groups, VOCABULARY)
+    packs = pack_rows(rows, budget=10_000)
     assert len(packs) == 1 and len(packs[0].trees) == 2
     prompts = [len(group.task.prompt) for group in data.groups]
     actions = sum(group.actions for group in data.groups)
     assert packs[0].token_L.numel() == sum(prompts) + actions
-    alone = packs_of(rows, budget=10_000, share=False)
+    alone = pack_rows(rows, budget=10_000, share=False)
     assert alone[0].token_L.numel() == sum(8 * prompt for prompt in prompts) + actions
     for budget in (1, 30, 77, 200):
-        cut = packs_of(rows, budget=budget)
+        cut = pack_rows(rows, budget=budget)
         numbers = torch.cat([pack.action_N for pack in cut])
         assert sorted(numbers.tolist()) == list(range(actions))
         assert all(pack.token_L.numel() <= budget or len(pack.trees[0].members) == 1 for pack in cut)
@@ -138,8 +138,8 @@ def test_a_shared_prompt_is_encoded_once_and_nothing_is_padded() -> None:
 
 def test_observations_are_read_and_never_trained() -> None:
     data = batch(0, turns=3)
-    rows = rows_of(data.groups, VOCABULARY)
-    pack = packs_of(rows, budget=10_000)[0]
+    rows = make_token_rows(data.groups, VOCABULARY)
+    pack = pack_rows(rows, budget=10_000)[0]
     made = [token for group in data.groups for one in group.samples for turn in one.episode.turns
             for token in turn.generation.actions]  # fmt: skip
     order = pack.action_N.argsort()
@@ -170,11 +170,11 @@ def test_a_context_that_began_anew_is_a_strand_of_its_own(shared: int) -> None:
     whole = batch(0, turns=3, groups=2)
     groups = (replace(one, samples=tuple(anew(sample, shared) for sample in one.samples)) for one in whole.groups)
     data = Batch(trained=0, groups=tuple(groups))
-    learner = Learner(exact(), LocalSettings(precision="fp64", micro_batch_tokens=10_000))
+    learner = LocalLearner(exact(), LocalSettings(precision="fp64", micro_batch_tokens=10_000))
     for group in data.groups:
         apart = tuple(strand for one in group.samples for strand in strands(one))
-        wanted = learner.score("policy", SampleGroup(group_id=0, task=group.task, samples=apart), Gate())
-        found = learner.score("policy", group, Gate())
+        wanted = learner.score("policy", SampleGroup(group_id=0, task=group.task, samples=apart), CommitGate())
+        found = learner.score("policy", group, CommitGate())
         flat = [[*one, *other] for one, other in zip(wanted[::2], wanted[1::2], strict=True)]
         assert [len(one) for one in found] == [one.actions for one in group.samples]
         for one, other in zip(found, flat, strict=True):
@@ -195,7 +195,7 @@ def stateless(sample: Sample) -> Sample:
 def test_a_state_that_many_turns_saw_is_encoded_once() -> None:
     whole = batch(0, turns=3, groups=2, members=4)
     data = Batch(trained=0, groups=tuple(replace(g, samples=tuple(map(stateless, g.samples))) for g in whole.groups))
-    (pack,) = packs_of(rows_of(data.groups, VOCABULARY), budget=10_000)
+    (pack,) = pack_rows(make_token_rows(data.groups, VOCABULARY), budget=10_000)
     assert [tree.prefix for tree in pack.trees] == [8, 8, 8, 8] and [len(tree.members) for tree in pack.trees] == [
         8,
         4,
@@ -206,7 +206,7 @@ def test_a_state_that_many_turns_saw_is_encoded_once() -> None:
 
 
 def test_who_sees_whom() -> None:
-    mask = attention.tree_mask(Tree(start=0, prefix=2, members=(1, 2))).int().tolist()
+    mask = tree_attention.make_tree_mask(PromptTree(start=0, prefix=2, members=(1, 2))).int().tolist()
     assert mask == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
@@ -214,5 +214,5 @@ def test_who_sees_whom() -> None:
         [1, 1, 0, 1, 0],
         [1, 1, 0, 1, 1],
     ]
-    assert common_prefix([(1, 2, 3), (1, 2), (1, 2, 4)]) == 2
-    assert common_prefix([(1,), (2,)]) == 0 and common_prefix([(5, 6)]) == 2
+    assert common_prefix_length([(1, 2, 3), (1, 2), (1, 2, 4)]) == 2
+    assert common_prefix_length([(1,), (2,)]) == 0 and common_prefix_length([(5, 6)]) == 2

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageParams, PolicyObjective
+from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import DecoupledPpoParams, PpoParams
 from headway.trainers.local import LocalSettings, LocalTrainer, LogpScorer, OptimizerSettings
-from headway.trainers.local.learner import numbers_of
-from headway.trainers.local.tokens import Row
-from headway.types import Batch, SampleGroup, Scores
-from headway.weights.store import WeightStore
+from headway.trainers.local.local_learner import score_rows
+from headway.trainers.local.token_batch import TokenRow
+from headway.types import Batch, SampleGroup, VersionedScores
+from headway.weights.weight_store import WeightStore
 
 from .factory import batch, exact
 from .test_packing import gradients, same
@@ -30,7 +30,7 @@ DECOUPLED = PolicyObjective(
 def settings(**options: Any) -> LocalSettings:
     return LocalSettings(
         objective=DECOUPLED,
-        advantages=AdvantageParams(adv_estimator="grpo"),
+        advantages=AdvantageSettings(adv_estimator="grpo"),
         optimizer=OptimizerSettings(learning_rate=1e-2),
         precision="fp64",
         **{"proximal": True, **options},
@@ -61,9 +61,9 @@ def test_scores_of_other_weights_are_made_anew(version: int | None) -> None:
 def test_only_groups_that_waited_through_a_step_are_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
 
-    def watched(forward: Any, rows: Sequence[Row], *more: Any) -> Tensor:
+    def watched(forward: Any, rows: Sequence[TokenRow], *more: Any) -> Tensor:
         looked_at.extend(row.sample_id for row in rows)
-        return numbers_of(forward, rows, *more)
+        return score_rows(forward, rows, *more)
 
     async def scenario() -> None:
         made, other = (LocalTrainer(exact, settings(), WeightStore()) for _ in range(2))
@@ -72,11 +72,11 @@ def test_only_groups_that_waited_through_a_step_are_scored_again(monkeypatch: py
         for one in (made, other):
             await one.train(batch(0))
         now = [await LogpScorer(made).score(group) for group in data.groups]
-        assert all(isinstance(one, Scores) for one in (waited, *now))
+        assert all(isinstance(one, VersionedScores) for one in (waited, *now))
         assert [list(row) for row in now[1]] != [list(row) for row in waited], "the policy has moved"
         groups = [scored(group, rows.version, rows) for group, rows in zip(data.groups, now, strict=True)]  # type: ignore[attr-defined]
         groups[1] = scored(data.groups[1], waited.version, waited)  # type: ignore[attr-defined]
-        monkeypatch.setattr("headway.trainers.local.learner.numbers_of", watched)
+        monkeypatch.setattr("headway.trainers.local.local_learner.score_rows", watched)
         found = await made.train(replace(data, groups=tuple(groups)))
         assert looked_at == [sample.sample_id for sample in data.groups[1].samples]
         wanted = await other.train(data)

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageParams, PolicyObjective
+from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import PpoParams
 from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
 from headway.types import Batch, Episode, FinishReason, Generation, Sample, SampleGroup, Score, Task, Turn, VersionRun
-from headway.weights.receiver import SpareReceiver
-from headway.weights.store import WeightStore
-from headway.weights.transport import InProcessTransport
+from headway.weights.shared_memory import InProcessTransport
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import WeightStore
 
 FILE = Path(__file__).parents[2] / "examples" / "reference_grpo.py"
 
@@ -64,7 +64,7 @@ def settings(options: Any, **changes: Any) -> LocalSettings:
         "objective": PolicyObjective(
             pg_variant="ppo", params=PpoParams(clip_low=options.clip, clip_high=options.clip), mode="token-mean"
         ),
-        "advantages": AdvantageParams(adv_estimator="grpo"),
+        "advantages": AdvantageSettings(adv_estimator="grpo"),
         "optimizer": OptimizerSettings(learning_rate=options.learning_rate, max_grad_norm=options.max_grad_norm),
     }
     return LocalSettings(**{**usual, **changes})  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ class Sampler:
     def __init__(self, reference: ModuleType, options: Any) -> None:
         self.reference, self.options = reference, options
         self.model = reference.tiny_model(options).float().eval()
-        self.receiver = SpareReceiver(self.switch, dtype=torch.float32)
+        self.receiver = DoubleBufferedReceiver(self.switch, dtype=torch.float32)
         self.generator = torch.Generator().manual_seed(5)
 
     async def switch(self, version: int, tensors: Mapping[str, Tensor]) -> None:
@@ -139,7 +139,7 @@ class Sampler:
         return [flat[start : start + size] for start in range(0, len(flat), size)]
 
 
-async def push(trainer: LocalTrainer, receiver: SpareReceiver) -> None:
+async def push(trainer: LocalTrainer, receiver: DoubleBufferedReceiver) -> None:
     manifest, buckets = await trainer.source.gather(trainer.version)
     await receiver.begin(manifest)
     async for bucket in buckets:

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from headway.algorithms import kl_controller
-from headway.config import load
+from headway.algorithms import make_kl_controller
+from headway.config import load_config
 from headway.errors import ConfigError
-from headway.trainers.local import LocalSettings, LocalTrainer, local_settings_of
-from headway.weights.store import WeightStore
+from headway.trainers.local import LocalSettings, LocalTrainer, make_local_settings
+from headway.weights.weight_store import WeightStore
 
 from .factory import batch, tiny
 
@@ -26,7 +26,7 @@ SMALL = [
 
 def test_a_configuration_becomes_settings() -> None:
     training = "actor_train.training_args"
-    resolved = load(
+    resolved = load_config(
         None,
         [
             *SMALL,
@@ -40,7 +40,7 @@ def test_a_configuration_becomes_settings() -> None:
             "use_kl_loss=true",
         ],
     )
-    made = local_settings_of(resolved, threads=2)
+    made = make_local_settings(resolved, threads=2)
     assert made.optimizer.learning_rate == 3e-4 and made.optimizer.rate_at(0) == 1.5e-4
     assert made.optimizer.max_steps == 10 and made.optimizer.schedule == "cosine"
     assert made.micro_batch_tokens == 6 * 32 and not made.gradient_checkpointing
@@ -64,8 +64,8 @@ def test_a_configuration_becomes_settings() -> None:
 )
 def test_every_kind_of_configuration_trains(options: list[str]) -> None:
     async def scenario() -> None:
-        resolved = load(None, [*SMALL, "actor_train.training_args.learning_rate=1e-3", *options])
-        settings, kl = local_settings_of(resolved), partial(kl_controller, resolved.config)
+        resolved = load_config(None, [*SMALL, "actor_train.training_args.learning_rate=1e-3", *options])
+        settings, kl = make_local_settings(resolved), partial(make_kl_controller, resolved.config)
         if resolved.config.add_token_level_kl:
             with pytest.raises(ConfigError, match="controller"):
                 LocalTrainer(tiny, settings, WeightStore())

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.cluster.base import ChildSpec, Start
-from headway.cluster.process import Child
+from headway.cluster.base import ChildSpec, StartPeer
 from headway.errors import ConfigError, ScoringError, TrainerCrashed, TrainerError
+from headway.processes.child_process import ChildProcess
 from headway.trainers.base import Trainer
-from headway.trainers.remote import Kind, RemoteScorer
-from headway.trainers.sharded.layout import Layout
-from headway.trainers.sharded.remote import KeptRanks, RankedTrainer
+from headway.trainers.remote_trainer import RemoteScorer, ScoreKind
+from headway.trainers.sharded.rank_layout import RankLayout
+from headway.trainers.sharded.ranked_trainer import MultiRankTrainer, RankProcesses
 from headway.types import Batch
-from headway.weights.flat import layout_of, unpack
-from headway.weights.segment import SharedReader
+from headway.weights.shared_memory import PayloadReader
+from headway.weights.weight_layout import compute_layout, unpack_tensors
 
 from ..cluster.pool import Pool
 from ..contracts.trainer_contract import TrainerContract, Watched
@@ -44,10 +44,10 @@ def closing() -> Iterator[None]:
     pool().close()
 
 
-class WatchedRanks(Watched, RankedTrainer):
+class WatchedRanks(Watched, MultiRankTrainer):
     @property
     def pids(self) -> list[int]:
-        assert isinstance(self._child, KeptRanks)
+        assert isinstance(self._child, RankProcesses)
         return [peer.pid for peer in self._child._peers]  # type: ignore[attr-defined]
 
 
@@ -69,7 +69,7 @@ class Ranked:
         ranks: int = 2,
         *,
         target: str = "rank",
-        start: Start | None = None,
+        start: StartPeer | None = None,
         grace_s: float = 10.0,
         meet_s: float = 120.0,
         **args: Any,
@@ -90,9 +90,12 @@ def gone(pids: list[int]) -> bool:
 async def weights(trainer: Trainer) -> dict[str, Tensor]:
     """What is published, by name."""
     manifest, buckets = await trainer.source.gather(trainer.version)
-    reader = SharedReader()
+    reader = PayloadReader()
     data = bytearray().join([bytes(reader.buffer(bucket.payload)) async for bucket in buckets])
-    return {name: tensor.clone() for name, tensor in unpack(memoryview(data), layout_of(manifest.tensors)[0]).items()}
+    return {
+        name: tensor.clone()
+        for name, tensor in unpack_tensors(memoryview(data), compute_layout(manifest.tensors)[0]).items()
+    }
 
 
 def furthest(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
@@ -132,7 +135,7 @@ class TestEquality(Ranked):
                 for name in SAME:
                     assert together[name] == alone[name], name
                 assert furthest(await weights(one), await weights(many)) < 1e-4
-            kinds: list[Kind] = ["policy", *(["reference"] if options.get("reference") else [])]
+            kinds: list[ScoreKind] = ["policy", *(["reference"] if options.get("reference") else [])]
             for kind in kinds:
                 ours = await RemoteScorer(many, kind).score(factory.group(7))
                 theirs = await one.score(kind, factory.group(7))
@@ -237,7 +240,7 @@ class TestLife(Ranked):
             await trainer.train(factory.batch(0))
             await trainer.save(tmp_path / "a")
             pids = trainer.pids
-            step = asyncio.create_task(RankedTrainer.train(trainer, factory.batch(1)))
+            step = asyncio.create_task(MultiRankTrainer.train(trainer, factory.batch(1)))
             await asyncio.sleep(0)
             kill(trainer, 1)
             async with asyncio.timeout(5):
@@ -289,10 +292,10 @@ class TestLife(Ranked):
 
     def test_a_trainer_that_is_closed_while_it_comes_up_leaves_nobody(self) -> None:
         async def scenario() -> None:
-            started: list[Child] = []
+            started: list[ChildProcess] = []
             closed = asyncio.Event()
 
-            async def start(spec: ChildSpec) -> Child:
+            async def start(spec: ChildSpec) -> ChildProcess:
                 child = await pool().start(spec)
                 started.append(child)
                 await closed.wait()
@@ -332,7 +335,7 @@ class TestLife(Ranked):
         async def scenario() -> None:
             trainer = self.ranked(2)
             await trainer.start()
-            step = asyncio.create_task(RankedTrainer.train(trainer, factory.batch(0)))
+            step = asyncio.create_task(MultiRankTrainer.train(trainer, factory.batch(0)))
             await asyncio.sleep(0)
             step.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -360,13 +363,13 @@ class TestRankedTrainer(Ranked, TrainerContract):
 
 
 def test_every_rank_has_a_seat_of_its_own() -> None:
-    layout = Layout(ranks=12, tensor=2, context=3)
+    layout = RankLayout(ranks=12, tensor=2, context=3)
     assert (layout.data, layout.shards) == (2, 6) and layout.text == "data 2 × context 3 × tensor 2"
     assert len({layout.seat(rank) for rank in range(12)}) == 12
     assert layout.seat(1) == (0, 0, 1) and layout.seat(2) == (0, 1, 0) and layout.seat(6) == (1, 0, 0)
     assert layout.together("context")[0] == [0, 2, 4] and layout.together("data")[1] == [1, 7]
     with pytest.raises(ConfigError, match="do not divide"):
-        Layout(ranks=4, tensor=3)
+        RankLayout(ranks=4, tensor=3)
 
 
 torch.set_num_threads(1)

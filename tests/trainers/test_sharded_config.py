@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from headway.build import placement
-from headway.build.needs import parts_of
-from headway.build.placement import place, seen_by
-from headway.build.sharding import check_model, layout_of
-from headway.config import load
+from headway.config import load_config
 from headway.errors import ConfigError
+from headway.launch import placement
+from headway.launch.memory_needs import estimate_component_needs
+from headway.launch.placement import (
+    check_tensor_parallel_model,
+    make_rank_layout,
+    make_visible_devices_env,
+    plan_placement,
+)
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 SIZES = "actor_train.strategy_args.strategy_config"
@@ -28,11 +32,11 @@ APART = {
 
 def test_every_device_of_the_trainer_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "usable_cores", lambda: 16)
-    resolved = load({**APART, f"{SIZES}.tensor_model_parallel_size": 2})
-    made = place(resolved)
+    resolved = load_config({**APART, f"{SIZES}.tensor_model_parallel_size": 2})
+    made = plan_placement(resolved)
     assert (made.ranks, made.train_threads, made.processes) == (4, 2, True)
     assert "4 ranks of the trainer × 2 (data 2 × tensor 2, weights in 2 shards)" in made.text
-    shown = [(part.name, part.rank and part.rank.text) for part in parts_of(resolved, made)]
+    shown = [(part.name, part.rank and part.rank.text) for part in estimate_component_needs(resolved, made)]
     assert shown == [
         ("trainer/0", "device 0: data 0, context 0, tensor 0"),
         ("trainer/1", "device 1: data 0, context 0, tensor 1"),
@@ -43,19 +47,19 @@ def test_every_device_of_the_trainer_is_a_rank(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_trainer_that_was_given_no_devices_is_one_process() -> None:
-    made = place(load({"device": "cpu", "num_gpus_per_node": 8}))
-    assert made.ranks == 1 and parts_of(load({}), made)[0].name == "trainer"
+    made = plan_placement(load_config({"device": "cpu", "num_gpus_per_node": 8}))
+    assert made.ranks == 1 and estimate_component_needs(load_config({}), made)[0].name == "trainer"
 
 
 @pytest.mark.parametrize("name", ["tensor_model_parallel_size", "context_parallel_size"])
 def test_on_a_cpu_sizes_make_the_ranks_that_they_need(name: str) -> None:
-    made = place(load({"device": "cpu", "num_gpus_per_node": 8, f"{SIZES}.{name}": 2}))
+    made = plan_placement(load_config({"device": "cpu", "num_gpus_per_node": 8, f"{SIZES}.{name}": 2}))
     assert made.ranks == 2 and made.layout.text == f"{name.partition('_')[0]} 2"
     with pytest.raises(ConfigError, match="2 ranks of the trainer are processes") as refused:
-        place(load({"device": "cpu", "num_gpus_per_node": 8, f"{SIZES}.{name}": 2, "processes": False}))
+        plan_placement(load_config({"device": "cpu", "num_gpus_per_node": 8, f"{SIZES}.{name}": 2, "processes": False}))
     assert f"{SIZES}.{name}: 1" in refused.value.hint
     with pytest.raises(ConfigError, match=f"{name} = 2: 1 devices are not whole copies.*or a multiple of 2 devices"):
-        load({f"{SIZES}.{name}": 2})
+        load_config({f"{SIZES}.{name}": 2})
 
 
 @pytest.mark.parametrize(("gpus", "options"), [(1, {}), (8, {"processes": False}), (8, {"hybrid_engine": True})])
@@ -68,9 +72,9 @@ def test_sizes_that_one_process_would_ignore_are_refused(
     given = {**APART, "device": "cuda", **options}
     if "hybrid_engine" in options:
         given["actor_infer.device_mapping"] = given["actor_train.device_mapping"]
-    assert place(load(given)).ranks == 1, "with sizes of 1, many devices are one process"
+    assert plan_placement(load_config(given)).ranks == 1, "with sizes of 1, many devices are one process"
     with pytest.raises(ConfigError, match="the trainer would be one process here") as refused:
-        place(load({**given, f"{SIZES}.{name}": 2}))
+        plan_placement(load_config({**given, f"{SIZES}.{name}": 2}))
     assert (refused.value.key, refused.value.value) == (f"{SIZES}.{name}", 2)
     assert refused.value.hint.startswith("1, or actor_train.device_mapping with GPUs of this machine")
 
@@ -80,7 +84,7 @@ def test_a_configuration_for_a_cluster_is_placed_on_one_machine(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(cuda))
     for name in ("frozen_lake_async", "webshop_async"):
-        made = place(load(str(CONFIGS / f"{name}.yaml")))
+        made = plan_placement(load_config(str(CONFIGS / f"{name}.yaml")))
         assert (made.device, made.ranks) == (("cuda", 1) if cuda else ("cpu", 4))
 
 
@@ -88,17 +92,24 @@ def test_every_rank_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    made = place(load({**APART, "device": "cuda"}))
+    made = plan_placement(load_config({**APART, "device": "cuda"}))
     assert made.ranks == 4 and made.processes
-    assert [seen_by(made, f"trainer/{rank}")["CUDA_VISIBLE_DEVICES"] for rank in range(4)] == ["0", "1", "2", "3"]
+    assert [make_visible_devices_env(made, f"trainer/{rank}")["CUDA_VISIBLE_DEVICES"] for rank in range(4)] == [
+        "0",
+        "1",
+        "2",
+        "3",
+    ]
     assert "trainer/3 3" in made.text and "trainer 0" not in made.text
 
 
 @pytest.mark.parametrize("name", ["megatron_train", "deepspeed_train"])
 def test_sizes_of_other_trainers_are_taken_over_with_one_line(name: str) -> None:
-    resolved = load({**APART, "actor_train.strategy_args.strategy_name": name, f"{SIZES}.context_parallel_size": 2})
+    resolved = load_config(
+        {**APART, "actor_train.strategy_args.strategy_name": name, f"{SIZES}.context_parallel_size": 2}
+    )
     assert sum(f"{name} is not in this build, fsdp2_train is used instead" in note for note in resolved.notes) == 1
-    assert layout_of(resolved, place(resolved).ranks).text == "data 2 × context 2"
+    assert make_rank_layout(resolved, plan_placement(resolved).ranks).text == "data 2 × context 2"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +125,7 @@ def test_sizes_of_other_trainers_are_taken_over_with_one_line(name: str) -> None
 )
 def test_what_ranks_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        place(load({**APART, **options}))
+        plan_placement(load_config({**APART, **options}))
 
 
 def model(directory: Path, kind: str, **shape: Any) -> Path:
@@ -140,10 +151,10 @@ def model(directory: Path, kind: str, **shape: Any) -> Path:
 def test_models_whose_layers_cannot_be_shared_are_refused(
     tmp_path: Path, kind: str, shape: dict[str, Any], size: int, message: str | None
 ) -> None:
-    resolved = load({**APART, f"{SIZES}.tensor_model_parallel_size": size})
+    resolved = load_config({**APART, f"{SIZES}.tensor_model_parallel_size": size})
     path = model(tmp_path, kind, **shape)
     if message is None:
-        check_model(layout_of(resolved, 4), path)
+        check_tensor_parallel_model(make_rank_layout(resolved, 4), path)
         return
     with pytest.raises(ConfigError, match=message):
-        check_model(layout_of(resolved, 4), path)
+        check_tensor_parallel_model(make_rank_layout(resolved, 4), path)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from headway.algorithms import AdvantageParams, PolicyObjective
+from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import PpoParams
-from headway.config import load
+from headway.config import load_config
 from headway.errors import ConfigError
-from headway.trainers.local import LocalSettings, OptimizerSettings, local_settings_of
-from headway.trainers.local.learner import Learner
-from headway.trainers.local.worker import Gate
+from headway.trainers.local import LocalSettings, OptimizerSettings, make_local_settings
+from headway.trainers.local.local_learner import LocalLearner
+from headway.trainers.local.training_thread import CommitGate
 from headway.types import Batch, FinishReason, Sample, SampleGroup
 
 from .factory import batch, exact
@@ -89,10 +89,10 @@ def test_a_turn_that_ran_out_of_tokens_does_not_cut_off_its_episode() -> None:
 def test_a_batch_in_which_everything_was_cut_off_is_a_step_that_moves_nothing(critic: OptimizerSettings | None) -> None:
     data = batch(0, groups=2)
     groups = tuple(replace(g, samples=tuple(out_of_tokens(s) for s in g.samples)) for g in data.groups)
-    estimator = AdvantageParams(adv_estimator="grpo" if critic is None else "gae")
-    learner = Learner(exact(), LocalSettings(advantages=estimator, critic=critic, mask_truncated=True))
+    estimator = AdvantageSettings(adv_estimator="grpo" if critic is None else "gae")
+    learner = LocalLearner(exact(), LocalSettings(advantages=estimator, critic=critic, mask_truncated=True))
     before = {name: one.clone() for name, one in learner.policy.weights().items()}
-    metrics = learner.learn(replace(data, groups=groups), Gate())
+    metrics = learner.learn(replace(data, groups=groups), CommitGate())
     assert learner.version == 1 and metrics["masked_samples"] == metrics["skipped_samples"] == 8
     assert metrics["loss"] == metrics["grad_norm"] == metrics["value_loss"] == 0.0 and metrics["reward"] > 0
     for name, one in learner.policy.weights().items():
@@ -101,7 +101,7 @@ def test_a_batch_in_which_everything_was_cut_off_is_a_step_that_moves_nothing(cr
 
 @pytest.mark.parametrize("key", ["mask_truncated_samples", "max_len_mask"])
 def test_a_configuration_asks_for_it(key: str) -> None:
-    assert local_settings_of(load(None, [f"{key}=true"])).mask_truncated
-    assert not local_settings_of(load(None)).mask_truncated
+    assert make_local_settings(load_config(None, [f"{key}=true"])).mask_truncated
+    assert not make_local_settings(load_config(None)).mask_truncated
     with pytest.raises(ConfigError, match="mask_truncated_samples"):
-        load({key: True, "flow": {}})
+        load_config({key: True, "flow": {}})

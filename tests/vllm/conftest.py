@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .place import Place
+    from tests.vllm.server_pool import ServerPool
 
 collect_ignore_glob = [] if os.environ.get("HEADWAY_VLLM") else ["test_*.py"]
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    from .place import Place
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
+    from tests.vllm.server_pool import ServerPool
 
-    made = Place(tmp_path_factory.mktemp("vllm"))
+    made = ServerPool(tmp_path_factory.mktemp("vllm"))
     try:
         yield made
     finally:

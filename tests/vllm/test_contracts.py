@@ -14,15 +14,14 @@ from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTra
 from tests.contracts.engine_contract import EngineContract
 from tests.contracts.weights_contract import WeightsContract
 from tests.engines import factory
-
-from .place import Place, Watched, family, gone
+from tests.vllm.server_pool import ServerPool, WatchedServerEngine, family, gone
 
 
 class OverVllm:
     """Runs scenarios where the servers are."""
 
     @pytest.fixture(autouse=True)
-    def at(self, place: Place) -> None:
+    def at(self, place: ServerPool) -> None:
         self.place = place
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
@@ -42,7 +41,7 @@ class TestVllmEngine(OverVllm, EngineContract):
         return factory.request(name, [1, 2, 3], count=self.LENGTH + 20)
 
     async def midway(self, engine: Engine, progress: Progress) -> None:
-        assert isinstance(engine, Watched)
+        assert isinstance(engine, WatchedServerEngine)
         await engine.made(5)
 
     async def crash(self, engine: Engine) -> None:

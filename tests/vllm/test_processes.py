@@ -7,22 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headway.engines.servers.engine import ServerEngine
-from headway.engines.servers.vllm import Vllm
+from headway.engines.servers.server_engine import ServerEngine
+from headway.engines.servers.vllm_dialect import VllmDialect
 from headway.errors import ConfigError, EngineCrashed
 from tests.engines import factory
+from tests.vllm.server_pool import PYTHON, SETTINGS, ServerPool, children, family, gone, owned, save
 
-from .place import PYTHON, SETTINGS, Place, children, family, gone, owned, save
 
-
-def refused(place: Place, tmp_path: Path, model: Path, **args: object) -> str:
+def refused(place: ServerPool, tmp_path: Path, model: Path, **args: object) -> str:
     """What is said about a server that cannot be used."""
     said = ""
 
     async def scenario() -> None:
         nonlocal said
         server = owned("engine/9", model, tmp_path / "server.log", **args)
-        engine = ServerEngine("engine/9", server, Vllm(ours=True), SETTINGS, root=tmp_path / "served")
+        engine = ServerEngine("engine/9", server, VllmDialect(ours=True), SETTINGS, root=tmp_path / "served")
         try:
             await engine.start()
         except (EngineCrashed, ConfigError) as error:
@@ -34,19 +33,19 @@ def refused(place: Place, tmp_path: Path, model: Path, **args: object) -> str:
     return said
 
 
-def test_an_option_that_vllm_does_not_know_is_shown_as_it_says_it(place: Place, tmp_path: Path) -> None:
+def test_an_option_that_vllm_does_not_know_is_shown_as_it_says_it(place: ServerPool, tmp_path: Path) -> None:
     said = refused(place, tmp_path, place.model, nonsense=3)
     assert "exit code 2" in said and "unrecognized arguments: --nonsense" in said
 
 
-def test_a_server_that_dies_while_it_loads_says_why(place: Place, tmp_path: Path) -> None:
+def test_a_server_that_dies_while_it_loads_says_why(place: ServerPool, tmp_path: Path) -> None:
     model = save(factory.counting_model(), tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"no weights at all")
     said = refused(place, tmp_path, model)
     assert "exit code 1" in said and "SafetensorError: Error while deserializing header" in said
 
 
-def test_a_server_with_log_probabilities_before_the_temperature_is_refused(place: Place, tmp_path: Path) -> None:
+def test_a_server_with_log_probabilities_before_the_temperature_is_refused(place: ServerPool, tmp_path: Path) -> None:
     model = save(place.random, tmp_path / "model")
     said = refused(place, tmp_path, model, **{"logprobs-mode": "raw_logprobs"})
     assert "before the temperature" in said
@@ -55,7 +54,7 @@ def test_a_server_with_log_probabilities_before_the_temperature_is_refused(place
 PARENT = """
 import asyncio, sys, time
 from pathlib import Path
-from tests.vllm.place import SETTINGS, Vllm, ServerEngine, owned
+from tests.vllm.server_pool import SETTINGS, Vllm, ServerEngine, owned
 
 async def main():
     server = owned("engine/0", Path(sys.argv[1]))
@@ -68,7 +67,7 @@ asyncio.run(main())
 """
 
 
-def test_a_server_ends_with_us_and_all_its_children_do_when_we_are_killed(place: Place, tmp_path: Path) -> None:
+def test_a_server_ends_with_us_and_all_its_children_do_when_we_are_killed(place: ServerPool, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HEADWAY_VLLM": PYTHON}
     line = [sys.executable, "-c", PARENT, str(place.model), str(tmp_path)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as parent:

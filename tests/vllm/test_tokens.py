@@ -13,8 +13,7 @@ from headway.engines.base import Progress, Request
 from headway.errors import EngineCrashed, TransferError
 from headway.types import FinishReason, SamplingParams
 from tests.engines import factory
-
-from .place import SIZE, Place, Watched
+from tests.vllm.server_pool import SIZE, ServerPool, WatchedServerEngine
 
 FLIPS, REQUESTS, LENGTH = 4, 4, 400
 
@@ -25,7 +24,7 @@ def asked(count: int, prompt: tuple[int, ...] = (1, 2, 3), name: str = "a", **pa
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probabilities_are_those_of_the_model_after_the_temperature(place: Place, temperature: float) -> None:
+def test_log_probabilities_are_those_of_the_model_after_the_temperature(place: ServerPool, temperature: float) -> None:
     async def scenario() -> None:
         engine = place.engine()
         await factory.serve(engine, place.random, 0)
@@ -37,7 +36,7 @@ def test_log_probabilities_are_those_of_the_model_after_the_temperature(place: P
     place.run(scenario())
 
 
-def test_log_probabilities_are_those_of_what_was_drawn_from(place: Place) -> None:
+def test_log_probabilities_are_those_of_what_was_drawn_from(place: ServerPool) -> None:
     """After top-k: one of three, and their probabilities are one together."""
 
     async def scenario() -> None:
@@ -55,7 +54,7 @@ def test_log_probabilities_are_those_of_what_was_drawn_from(place: Place) -> Non
     place.run(scenario())
 
 
-def test_a_greedy_request_takes_the_likeliest(place: Place) -> None:
+def test_a_greedy_request_takes_the_likeliest(place: ServerPool) -> None:
     async def scenario() -> None:
         engine = place.engine()
         await factory.serve(engine, place.random, 0)
@@ -67,10 +66,10 @@ def test_a_greedy_request_takes_the_likeliest(place: Place) -> None:
     place.run(scenario())
 
 
-def test_a_stop_string_ends_an_answer_with_the_token_that_completes_it(place: Place) -> None:
-    from headway.models.tiny import make_tokenizer
+def test_a_stop_string_ends_an_answer_with_the_token_that_completes_it(place: ServerPool) -> None:
+    from headway.models.tiny_model import make_character_tokenizer
 
-    tokenizer = make_tokenizer()
+    tokenizer = make_character_tokenizer()
     stop = tokenizer.decode([30, 31])
 
     async def scenario() -> None:
@@ -94,13 +93,13 @@ def always(token: int) -> PreTrainedModel:
     return model
 
 
-async def ask(engine: Watched, name: str, progress: Progress) -> None:
+async def ask(engine: WatchedServerEngine, name: str, progress: Progress) -> None:
     """To the end, also where somebody aborts it on the way."""
     while await engine.generate(asked(LENGTH, name=name), progress) is FinishReason.ABORTED:
         pass
 
 
-async def disturb(engine: Watched, watched: Progress, chance: random.Random) -> None:
+async def disturb(engine: WatchedServerEngine, watched: Progress, chance: random.Random) -> None:
     """Again and again, whenever some tokens more have been made."""
     for version in range(1, FLIPS + 1):
         wanted = min(len(watched.actions) + chance.randrange(5, 20), LENGTH)
@@ -117,7 +116,7 @@ async def disturb(engine: Watched, watched: Progress, chance: random.Random) -> 
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_every_token_carries_the_version_that_made_it(place: Place, seed: int) -> None:
+def test_every_token_carries_the_version_that_made_it(place: ServerPool, seed: int) -> None:
     async def scenario() -> None:
         engine = place.engine()
         await factory.serve(engine, always(0), 0)
@@ -138,7 +137,7 @@ def other_names() -> PreTrainedModel:
     return factory.make_model("qwen3", hidden_size=SIZE, vocab_size=SIZE, num_hidden_layers=1, head_dim=128)
 
 
-def test_weights_whose_names_do_not_match_never_reach_the_server(place: Place) -> None:
+def test_weights_whose_names_do_not_match_never_reach_the_server(place: ServerPool) -> None:
     async def scenario() -> None:
         engine = place.engine()
         await factory.serve(engine, place.counting, 0)
@@ -153,7 +152,7 @@ def test_weights_whose_names_do_not_match_never_reach_the_server(place: Place) -
     place.run(scenario())
 
 
-def test_what_the_server_says_about_weights_that_it_cannot_load_is_told(place: Place) -> None:
+def test_what_the_server_says_about_weights_that_it_cannot_load_is_told(place: ServerPool) -> None:
     async def scenario() -> None:
         engine = place.engine(beside=None)
         await factory.serve(engine, place.counting, 0)

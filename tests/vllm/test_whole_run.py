@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.runs.factory import Run, Runs, audit, count, events, segments
-from tests.vllm.place import BASE, PYTHON, gone
+from tests.vllm.server_pool import BASE, PYTHON, gone
 
 
 def lottery(text: str, task: Any) -> float:
@@ -24,10 +24,10 @@ def save_model(directory: str) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from headway.models.tiny import make_tokenizer
+    from headway.models.tiny_model import make_character_tokenizer
 
     torch.manual_seed(0)
-    tokenizer = make_tokenizer()
+    tokenizer = make_character_tokenizer()
     names = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}

@@ -15,11 +15,18 @@ import pytest
 import torch
 
 from headway.errors import TransferError
-from headway.weights.base import Bucket, Landed, Manifest, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.broadcast import BroadcastTransport, Landing
-from headway.weights.receiver import SpareReceiver
-from headway.weights.segment import SharedReader
-from headway.weights.store import SharedArena, WeightStore
+from headway.weights.base import (
+    Bucket,
+    Manifest,
+    ReceivedBuffer,
+    WeightReceiver,
+    WeightSource,
+    WeightTransport,
+)
+from headway.weights.broadcast_transport import BroadcastInbox, BroadcastTransport
+from headway.weights.shared_memory import PayloadReader
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import SharedArena, WeightStore
 
 from ..contracts.weights_contract import WeightsContract
 from .test_local_weights import BUCKET_MB, Real, Serving, published, updated, weights
@@ -38,14 +45,14 @@ class TestBroadcast(Real, WeightsContract):
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
         self.transport = BroadcastTransport(timeout_s=30)
-        self.landings = [Landing("engine/0", HERE, self.transport.port)]
-        receiver = SpareReceiver(Serving().switch, read=self.landings[0].buffer)
+        self.landings = [BroadcastInbox("engine/0", HERE, self.transport.port)]
+        receiver = DoubleBufferedReceiver(Serving().switch, read=self.landings[0].buffer)
         self.transport.admit(receiver, "engine/0")
         return published(), self.transport, receiver
 
     def another(self) -> WeightReceiver:
-        self.landings.append(Landing("engine/1", HERE, self.transport.port))
-        receiver = SpareReceiver(Serving().switch, read=self.landings[-1].buffer)
+        self.landings.append(BroadcastInbox("engine/1", HERE, self.transport.port))
+        receiver = DoubleBufferedReceiver(Serving().switch, read=self.landings[-1].buffer)
         self.transport.admit(receiver, "engine/1")
         return receiver
 
@@ -62,8 +69,8 @@ def engine(name: str, port: int, pipe: Any) -> None:
     """A process with a receiver, told what to do over a pipe. It dies in the middle of a version if told so."""
     torch.set_num_threads(1)
     serving = Serving()
-    landing = Landing(name, HERE, port)
-    receiver = SpareReceiver(serving.switch, read=landing.buffer)
+    landing = BroadcastInbox(name, HERE, port)
+    receiver = DoubleBufferedReceiver(serving.switch, read=landing.buffer)
     pipe.send("ready")
 
     async def obey(call: str, argument: Any) -> Any:
@@ -107,7 +114,7 @@ class Remote:
         await self.ask("begin", manifest)
 
     async def load(self, bucket: Bucket) -> None:
-        assert isinstance(bucket.payload, Landed)
+        assert isinstance(bucket.payload, ReceivedBuffer)
         await self.ask("load", bucket)
 
     async def flip(self) -> None:
@@ -164,7 +171,7 @@ async def lost(store: WeightStore, receiver: Remote, transport: BroadcastTranspo
 def test_a_receiver_without_a_landing_and_a_landing_without_anybody_are_said() -> None:
     async def scenario() -> None:
         store, transport = published(), BroadcastTransport(timeout_s=3)
-        receiver = SpareReceiver(Serving().switch)
+        receiver = DoubleBufferedReceiver(Serving().switch)
         _, buckets = await store.gather(2)
         bucket = await anext(buckets)
         with pytest.raises(TransferError, match="not admitted"):
@@ -172,7 +179,7 @@ def test_a_receiver_without_a_landing_and_a_landing_without_anybody_are_said() -
         transport.admit(receiver, "engine/7")
         with pytest.raises(TransferError, match="engine/7 has no landing"):
             await transport.send(bucket, receiver)
-        landing = Landing("engine/7", HERE, transport.port)
+        landing = BroadcastInbox("engine/7", HERE, transport.port)
         sent = await transport.send(bucket, receiver)
         assert bytes(landing.buffer(sent.payload)) == bytes(bucket.payload)
         with pytest.raises(TransferError, match="is not here"):
@@ -190,12 +197,12 @@ def descriptors() -> int:
 def test_what_arrived_damaged_is_sent_again_to_whoever_asks() -> None:
     async def scenario() -> None:
         store, transport = published(wire=None, arena=SharedArena()), BroadcastTransport(timeout_s=30)
-        landings = [Landing(f"engine/{n}", HERE, transport.port) for n in range(2)]
-        receivers = [SpareReceiver(Serving().switch, read=landing.buffer) for landing in landings]
+        landings = [BroadcastInbox(f"engine/{n}", HERE, transport.port) for n in range(2)]
+        receivers = [DoubleBufferedReceiver(Serving().switch, read=landing.buffer) for landing in landings]
         for number, receiver in enumerate(receivers):
             transport.admit(receiver, f"engine/{number}")
         _, buckets = await store.gather(2)
-        reader, open_files = SharedReader(), set()
+        reader, open_files = PayloadReader(), set()
         async for bucket in buckets:
             wanted = bytes(reader.buffer(bucket.payload))
             sent = [await transport.send(bucket, receivers[0])]

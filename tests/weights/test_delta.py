@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from headway.errors import TransferError
-from headway.weights.base import Bucket, Kept, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.delta import DeltaTransport, KeepingReceiver
-from headway.weights.disk import DiskSource, DiskTransport
-from headway.weights.receiver import SpareReceiver
-from headway.weights.store import SharedArena, WeightStore
-from headway.weights.transport import InProcessTransport, SharedMemoryTransport
+from headway.weights.base import Bucket, UnchangedBucket, WeightReceiver, WeightSource, WeightTransport
+from headway.weights.delta_transport import DeltaTransport, RetainingReceiver
+from headway.weights.disk_transport import DiskSource, DiskTransport
+from headway.weights.shared_memory import InProcessTransport, SharedMemoryTransport
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import SharedArena, WeightStore
 
 from ..contracts.weights_contract import WeightsContract
 from .test_disk import directory_in, equal
@@ -38,12 +38,12 @@ def served(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: one.float() if one.is_floating_point() else one for name, one in tensors.items()}
 
 
-def keeping(serving: Serving) -> KeepingReceiver:
-    return KeepingReceiver(SpareReceiver(serving.switch, dtype=torch.float32))
+def keeping(serving: Serving) -> RetainingReceiver:
+    return RetainingReceiver(DoubleBufferedReceiver(serving.switch, dtype=torch.float32))
 
 
-def spare(serving: Serving) -> SpareReceiver:
-    return SpareReceiver(serving.switch, dtype=torch.float32)
+def spare(serving: Serving) -> DoubleBufferedReceiver:
+    return DoubleBufferedReceiver(serving.switch, dtype=torch.float32)
 
 
 class Way:
@@ -80,7 +80,7 @@ class TestDelta(Real, WeightsContract):
     """An engine without weights gets all of a version."""
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
-        return published(), DeltaTransport(InProcessTransport()), SpareReceiver(Serving().switch)
+        return published(), DeltaTransport(InProcessTransport()), DoubleBufferedReceiver(Serving().switch)
 
     def corrupted(self, bucket: Bucket) -> Bucket:
         return replace(bucket, payload=bytearray(b"\x01" + bytes(bucket.payload)[1:]))
@@ -89,7 +89,7 @@ class TestDelta(Real, WeightsContract):
 class TestKeeping(TestDelta):
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
         source, transport, receiver = super().make()
-        return source, transport, KeepingReceiver(receiver)
+        return source, transport, RetainingReceiver(receiver)
 
 
 @pytest.mark.parametrize("make", [spare, keeping])
@@ -119,7 +119,7 @@ def test_any_sequence_of_changes_is_served_byte_for_byte(seed: int, tmp_path: Pa
     async def scenario() -> None:
         generator = torch.Generator().manual_seed(seed)
         way, serving, live = Way("heap", tmp_path), Serving(), weights(0)
-        receiver = SpareReceiver(serving.switch)
+        receiver = DoubleBufferedReceiver(serving.switch)
         for version in range(12):
             for name in live:
                 if live[name].numel() and torch.rand(1, generator=generator) < 0.3:
@@ -169,13 +169,13 @@ def test_a_receiver_refuses_to_keep_what_it_does_not_have_and_is_sent_it_when_it
         await receiver.begin(manifest)
         async for bucket in buckets:
             with pytest.raises(TransferError, match="not what is served"):
-                await receiver.load(replace(bucket, payload=Kept(size=memoryview(bucket.payload).nbytes)))
+                await receiver.load(replace(bucket, payload=UnchangedBucket(size=memoryview(bucket.payload).nbytes)))
             with pytest.raises(TransferError):
                 await receiver.flip()
         store.publish(3, weights(2))
         _, buckets = await store.gather(3)
         bucket = await anext(buckets)
         first, second = [await transport.send(bucket, other) for _ in range(2)]
-        assert isinstance(first.payload, Kept) and second is bucket
+        assert isinstance(first.payload, UnchangedBucket) and second is bucket
 
     asyncio.run(scenario())

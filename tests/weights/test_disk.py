@@ -13,15 +13,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from headway.cluster.wire import decode, encode
-from headway.engines.servers.receiver import DirectoryReceiver
+from headway.engines.servers.directory_receiver import DirectoryReceiver
 from headway.errors import TransferError
+from headway.processes.peer_messages import decode_message, encode_message
 from headway.weights.base import Bucket, FileSlice, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.disk import DiskSource, DiskTransport, VersionDirectory, seeded
-from headway.weights.receiver import SpareReceiver
-from headway.weights.segment import SharedReader
-from headway.weights.store import SharedArena, WeightStore
-from headway.weights.transport import InProcessTransport
+from headway.weights.disk_transport import DiskSource, DiskTransport, VersionDirectory, load_newest_version
+from headway.weights.shared_memory import InProcessTransport, PayloadReader
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import SharedArena, WeightStore
 
 from ..contracts.weights_contract import WeightsContract
 from .test_local_weights import BUCKET_MB, Real, Serving, published, updated, weights
@@ -52,7 +51,7 @@ class TestDisk(Real, WeightsContract):
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
         source = DiskSource(published(), directory_in(self.path))
-        return source, DiskTransport(), SpareReceiver(Serving().switch)
+        return source, DiskTransport(), DoubleBufferedReceiver(Serving().switch)
 
     def corrupted(self, bucket: Bucket) -> Bucket:
         path, start, _ = bucket.payload.spans[0]
@@ -74,7 +73,7 @@ class TestReadBack(TestDisk):
             asyncio.run(write(directory_in(tmp_path), version, weights(version)))
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
-        return directory_in(self.path), InProcessTransport(), SpareReceiver(Serving().switch)
+        return directory_in(self.path), InProcessTransport(), DoubleBufferedReceiver(Serving().switch)
 
 
 def test_servers_read_versions_from_files_too(tmp_path: Path) -> None:
@@ -84,7 +83,7 @@ def test_servers_read_versions_from_files_too(tmp_path: Path) -> None:
         async def switch(version: int, path: Path) -> None:
             served.append((version, path))
 
-        receiver = DirectoryReceiver(tmp_path / "served", switch, read=SharedReader().buffer)
+        receiver = DirectoryReceiver(tmp_path / "served", switch, read=PayloadReader().buffer)
         source = DiskSource(published(wire=None), directory_in(tmp_path / "versions"))
         await updated(source, receiver, 2, DiskTransport())
         ((version, path),) = served
@@ -110,14 +109,14 @@ def test_what_is_on_the_disk_is_a_sharded_model_that_others_load(tmp_path: Path)
 def test_a_late_joiner_seeds_itself_from_the_newest_whole_version(tmp_path: Path, arena: SharedArena | None) -> None:
     async def scenario() -> None:
         store, directory = WeightStore(bucket_mb=BUCKET_MB, wire=None, arena=arena), directory_in(tmp_path)
-        source, receiver = DiskSource(store, directory), SpareReceiver(Serving().switch)
+        source, receiver = DiskSource(store, directory), DoubleBufferedReceiver(Serving().switch)
         for version in range(5):
             store.publish(version, weights(version))
             await updated(source, receiver, version, DiskTransport())
         assert complete(directory) == [4, 3], "old versions are pruned"
         store.close()
         serving = Serving()
-        assert await seeded(SpareReceiver(serving.switch), directory_in(tmp_path)) == 4
+        assert await load_newest_version(DoubleBufferedReceiver(serving.switch), directory_in(tmp_path)) == 4
         assert equal(serving.tensors, weights(4))
 
     asyncio.run(scenario())
@@ -142,13 +141,13 @@ def test_a_damaged_version_is_passed_over(tmp_path: Path, harm: Callable[[Path],
         for version in (1, 2):
             await write(directory, version, weights(version))
         harm(directory.complete()[0].path / file)
-        assert await seeded(SpareReceiver(serving.switch), directory) == 1
+        assert await load_newest_version(DoubleBufferedReceiver(serving.switch), directory) == 1
         assert equal(serving.tensors, weights(1))
         harm(directory.complete()[-1].path / file)
         with pytest.raises(TransferError, match="no whole version"):
-            await seeded(SpareReceiver(serving.switch), directory)
+            await load_newest_version(DoubleBufferedReceiver(serving.switch), directory)
         await write(directory, 3, weights(3))
-        assert await seeded(SpareReceiver(serving.switch), directory) == 3
+        assert await load_newest_version(DoubleBufferedReceiver(serving.switch), directory) == 3
         assert complete(directory)[0] == 3 and len(list(directory.path.iterdir())) <= 2, "damaged ones go, too"
 
     asyncio.run(scenario())
@@ -175,7 +174,7 @@ def test_going_back_to_a_checkpoint_makes_its_version_the_newest_and_removes_the
             await write(directory, version, weights(version))
         await write(directory, 6, weights(60))
         assert complete(directory) == [6, 5]
-        assert await seeded(SpareReceiver(serving.switch), directory) == 6
+        assert await load_newest_version(DoubleBufferedReceiver(serving.switch), directory) == 6
         assert equal(serving.tensors, weights(60))
 
     asyncio.run(scenario())
@@ -191,7 +190,7 @@ def test_files_that_did_not_change_are_the_same_files_unless_what_is_there_was_d
                 numbers = [[(one.path / s.file).stat().st_ino for s in one.shards] for one in (newest, before)]
                 assert [a == b for a, b in zip(*numbers, strict=True)] == [False, True, True]
                 flip(newest.path / newest.shards[1].file)
-        assert await seeded(SpareReceiver(serving.switch), directory) == 3
+        assert await load_newest_version(DoubleBufferedReceiver(serving.switch), directory) == 3
         assert equal(serving.tensors, {**weights(1), "steps": torch.tensor([3])})
 
     asyncio.run(scenario())
@@ -210,11 +209,11 @@ def test_gathering_again_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_bucket_crosses_to_another_process_as_words_and_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
     async def scenario() -> None:
-        directory, receiver = directory_in(tmp_path), SpareReceiver(Serving().switch)
+        directory, receiver = directory_in(tmp_path), DoubleBufferedReceiver(Serving().switch)
         await write(directory, 1, weights(1))
         manifest, buckets = await directory.gather(1)
         bucket = await anext(buckets)
-        assert decode(encode(bucket)[8:]) == bucket
+        assert decode_message(encode_message(bucket)[8:]) == bucket
         await receiver.begin(manifest)
         nowhere = FileSlice(spans=((str(tmp_path / "nowhere"), 0, 4),))
         with pytest.raises(TransferError, match="nowhere cannot be read"):

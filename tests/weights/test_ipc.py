@@ -15,11 +15,10 @@ from torch import Tensor
 
 from headway.errors import TransferError
 from headway.weights.base import Bucket, IpcSlice, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.ipc import IpcArena, IpcReader
-from headway.weights.receiver import SpareReceiver
-from headway.weights.segment import Segment
-from headway.weights.store import WeightStore
-from headway.weights.transport import InProcessTransport
+from headway.weights.device_memory import IpcArena, IpcPayloadReader
+from headway.weights.shared_memory import InProcessTransport, SharedSegment
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import WeightStore
 
 from ..contracts.weights_contract import WeightsContract
 from .test_local_weights import BUCKET_MB, Real, Serving, updated, weights
@@ -29,11 +28,11 @@ class HostMemory:
     """Shared memory in the place of a GPU's: a buffer is opened by the name of its segment."""
 
     def __init__(self) -> None:
-        self.exported, self.opens = list[Segment](), 0
-        self._made: dict[int, Segment] = {}
+        self.exported, self.opens = list[SharedSegment](), 0
+        self._made: dict[int, SharedSegment] = {}
 
     def empty(self, size: int) -> Tensor:
-        segment = Segment.create(size)
+        segment = SharedSegment.create(size)
         data = torch.frombuffer(segment.buffer, dtype=torch.uint8)
         self._made[data.data_ptr()] = segment
         return data
@@ -44,7 +43,7 @@ class HostMemory:
 
     def opened(self, handle: tuple[Any, ...]) -> Tensor:
         self.opens += 1
-        return torch.frombuffer(Segment.attach(handle[0]).buffer, dtype=torch.uint8)
+        return torch.frombuffer(SharedSegment.attach(handle[0]).buffer, dtype=torch.uint8)
 
     def settle(self) -> None:
         """Nothing is ever under way."""
@@ -64,15 +63,15 @@ class TestIpc(Real, WeightsContract):
             reader.close()
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
-        self.memory, self.readers = HostMemory(), list[IpcReader]()
+        self.memory, self.readers = HostMemory(), list[IpcPayloadReader]()
         self.store, _ = store_in(self.memory)
         for version in (1, 2):
             self.store.publish(version, weights(version))
         return self.store, InProcessTransport(), self.another()
 
     def another(self) -> WeightReceiver:
-        self.readers.append(IpcReader(self.memory))
-        return SpareReceiver(Serving().switch, read=self.readers[-1].buffer)
+        self.readers.append(IpcPayloadReader(self.memory))
+        return DoubleBufferedReceiver(Serving().switch, read=self.readers[-1].buffer)
 
     def corrupted(self, bucket: Bucket) -> Bucket:
         self.readers[0].buffer(bucket.payload).data[0] ^= 1
@@ -83,9 +82,11 @@ def test_buffers_are_exported_and_opened_once_and_written_again() -> None:
     async def scenario() -> None:
         memory = HostMemory()
         store, arena = store_in(memory)
-        readers = [IpcReader(memory) for _ in range(2)]
+        readers = [IpcPayloadReader(memory) for _ in range(2)]
         serving = [Serving() for _ in readers]
-        receivers = [SpareReceiver(one.switch, read=two.buffer) for one, two in zip(serving, readers, strict=True)]
+        receivers = [
+            DoubleBufferedReceiver(one.switch, read=two.buffer) for one, two in zip(serving, readers, strict=True)
+        ]
         for version in range(9):
             store.publish(version, weights(version))
             for receiver in receivers:
@@ -107,14 +108,14 @@ def test_a_version_that_somebody_reads_is_not_written_over() -> None:
             store.publish(version := next(numbers), weights(version))
             return version
 
-        slow = IpcReader(memory)
+        slow = IpcPayloadReader(memory)
         _, buckets = await store_bucket(store, publish())
         payload = buckets[0].payload
         before = slow.buffer(payload).data.clone()
         for _ in range(6):
             publish()
         assert torch.equal(slow.buffer(payload).data, before) and arena.buffers == 4, "one more for the slow one"
-        late = IpcReader(memory)
+        late = IpcPayloadReader(memory)
         late.buffer(payload)
         late.close()
         _, newest = await store_bucket(store, publish())
@@ -135,7 +136,7 @@ async def store_bucket(store: WeightStore, version: int) -> tuple[Any, list[Buck
 
 def hold(payload: IpcSlice, pipe: Any) -> None:
     """A process that reads a bucket, and never lets go."""
-    found = IpcReader(HostMemory()).buffer(payload)
+    found = IpcPayloadReader(HostMemory()).buffer(payload)
     pipe.send(found.checksum())
     pipe.recv()
 
@@ -171,12 +172,12 @@ def test_what_cannot_be_read_is_said() -> None:
         store, _ = store_in(memory)
         store.publish(0, weights(0))
         _, buckets = await store_bucket(store, 0)
-        payload, reader = buckets[0].payload, IpcReader(memory)
+        payload, reader = buckets[0].payload, IpcPayloadReader(memory)
         with pytest.raises(TransferError, match="of a buffer of"):
             reader.buffer(replace(payload, start=10**6))
         assert bytes(reader.buffer(memoryview(b"other kinds"))) == b"other kinds"
         store.close()
         with pytest.raises(TransferError, match="cannot be opened"):
-            IpcReader(memory).buffer(payload)
+            IpcPayloadReader(memory).buffer(payload)
 
     asyncio.run(scenario())

@@ -11,9 +11,9 @@ import torch
 
 from headway.errors import TransferError
 from headway.weights.base import Bucket
-from headway.weights.ipc import CudaMemory, IpcArena, IpcReader
-from headway.weights.receiver import SpareReceiver
-from headway.weights.store import WeightStore
+from headway.weights.device_memory import CudaMemory, IpcArena, IpcPayloadReader
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import WeightStore
 
 from .test_local_weights import Serving
 
@@ -32,8 +32,8 @@ def tensors(version: int) -> dict[str, torch.Tensor]:
 
 def engine(pipe: Any) -> None:
     """A receiver on the same card; told what to do over a pipe."""
-    serving, reader = Serving(), IpcReader(CudaMemory("cuda"))
-    receiver = SpareReceiver(serving.switch, device="cuda", read=reader.buffer)
+    serving, reader = Serving(), IpcPayloadReader(CudaMemory("cuda"))
+    receiver = DoubleBufferedReceiver(serving.switch, device="cuda", read=reader.buffer)
 
     async def obey(call: str, *arguments: Any) -> Any:
         try:

@@ -19,18 +19,19 @@ from torch import Tensor
 
 from headway.errors import TransferError
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.device import tensor_checksum
-from headway.weights.receiver import SpareReceiver
-from headway.weights.segment import Segment, sweep
-from headway.weights.store import SharedArena, WeightStore
-from headway.weights.transport import (
+from headway.weights.device_memory import compute_tensor_checksum
+from headway.weights.shared_memory import (
     InProcessTransport,
     SharedMemoryTransport,
+    SharedSegment,
     bucket_from_json,
     bucket_to_json,
     manifest_from_json,
     manifest_to_json,
+    remove_stale_segments,
 )
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import SharedArena, WeightStore
 
 from ..contracts.weights_contract import WeightsContract
 
@@ -72,7 +73,7 @@ def published(**options: Any) -> WeightStore:
 
 class TestInProcess(Real, WeightsContract):
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
-        return published(), InProcessTransport(), SpareReceiver(Serving().switch)
+        return published(), InProcessTransport(), DoubleBufferedReceiver(Serving().switch)
 
     def corrupted(self, bucket: Bucket) -> Bucket:
         return replace(bucket, payload=bytearray(b"\x01" + bytes(bucket.payload)[1:]))
@@ -80,15 +81,18 @@ class TestInProcess(Real, WeightsContract):
 
 def test_a_checksum_on_a_device_finds_what_was_changed_torn_or_moved() -> None:
     data = torch.randint(0, 256, (10_007,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    right = tensor_checksum(data)
-    assert tensor_checksum(data.clone()) == right and tensor_checksum(torch.cat((data[:1], data))[1:]) == right
+    right = compute_tensor_checksum(data)
+    assert (
+        compute_tensor_checksum(data.clone()) == right
+        and compute_tensor_checksum(torch.cat((data[:1], data))[1:]) == right
+    )
     changed, moved, columns = data.clone(), data.clone(), data.clone()
     changed[10_006] ^= 1
     moved[:4096], moved[4096:8192] = data[4096:8192], data[:4096]
     columns[:4], columns[4:8] = data[4:8], data[:4]
     wrong = [changed, moved, columns, data[:-1], torch.cat((data[:5000], torch.zeros(5007, dtype=torch.uint8)))]
-    assert right not in [tensor_checksum(one) for one in wrong]
-    assert tensor_checksum(data[:0]) != right
+    assert right not in [compute_tensor_checksum(one) for one in wrong]
+    assert compute_tensor_checksum(data[:0]) != right
 
 
 class TestSharedMemory(Real, WeightsContract):
@@ -100,13 +104,13 @@ class TestSharedMemory(Real, WeightsContract):
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
         self.transport = SharedMemoryTransport()
-        return published(), self.transport, SpareReceiver(Serving().switch)
+        return published(), self.transport, DoubleBufferedReceiver(Serving().switch)
 
     def another(self) -> WeightReceiver:
-        return SpareReceiver(Serving().switch)
+        return DoubleBufferedReceiver(Serving().switch)
 
     def corrupted(self, bucket: Bucket) -> Bucket:
-        segment = Segment.attach(bucket.payload.segment)
+        segment = SharedSegment.attach(bucket.payload.segment)
         segment.buffer[0] ^= 1
         segment.close()
         return bucket
@@ -121,10 +125,10 @@ class TestPublishedInSharedMemory(Real, WeightsContract):
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
         self.store = published(arena=SharedArena())
-        return self.store, SharedMemoryTransport(), SpareReceiver(Serving().switch)
+        return self.store, SharedMemoryTransport(), DoubleBufferedReceiver(Serving().switch)
 
     def another(self) -> WeightReceiver:
-        return SpareReceiver(Serving().switch)
+        return DoubleBufferedReceiver(Serving().switch)
 
     def corrupted(self, bucket: Bucket) -> Bucket:
         return replace(bucket, payload=replace(bucket.payload, start=0, size=bucket.payload.size - 64))
@@ -148,7 +152,7 @@ async def updated(store: WeightSource, receiver: WeightReceiver, version: int, t
 def test_what_arrives_is_what_was_published_in_the_precision_asked_for(wire: torch.dtype | None) -> None:
     async def scenario() -> None:
         serving, store = Serving(), WeightStore(bucket_mb=BUCKET_MB, wire=wire)
-        receiver = SpareReceiver(serving.switch, dtype=torch.float32)
+        receiver = DoubleBufferedReceiver(serving.switch, dtype=torch.float32)
         for version in range(4):
             live = weights(version)
             store.publish(version, live)
@@ -167,7 +171,7 @@ def test_what_arrives_is_what_was_published_in_the_precision_asked_for(wire: tor
 def test_a_flip_leaves_the_tensors_in_use_alone_until_the_next_one() -> None:
     async def scenario() -> None:
         serving, store = Serving(), published(wire=None)
-        receiver = SpareReceiver(serving.switch)
+        receiver = DoubleBufferedReceiver(serving.switch)
         await updated(store, receiver, 1, InProcessTransport())
         live = serving.tensors
         manifest, buckets = await store.gather(2)
@@ -199,7 +203,7 @@ def test_a_version_dropped_while_it_is_gathered_says_so_and_its_buckets_stay_who
 def test_a_version_on_its_way_survives_the_next_two_and_is_found_out_when_it_is_overwritten() -> None:
     async def scenario() -> None:
         store = published(arena=SharedArena())
-        receiver = SpareReceiver(Serving().switch)
+        receiver = DoubleBufferedReceiver(Serving().switch)
         manifest, buckets = await store.gather(1)
         await receiver.begin(manifest)
         first = await anext(buckets)
@@ -223,9 +227,9 @@ def test_what_travels_between_processes_is_plain_json() -> None:
         bucket = await anext(buckets)
         with pytest.raises(TransferError, match="not in shared memory"):
             bucket_to_json(bucket)
-        sent = await transport.send(bucket, SpareReceiver(Serving().switch))
+        sent = await transport.send(bucket, DoubleBufferedReceiver(Serving().switch))
         assert bucket_from_json(bucket_to_json(sent)) == sent
-        again = await transport.send(bucket, SpareReceiver(Serving().switch))
+        again = await transport.send(bucket, DoubleBufferedReceiver(Serving().switch))
         assert again.payload == sent.payload, "a second engine reads the same bytes"
         for data in ({}, {"version": 1, "index": 0, "checksum": "", "payload": {"file": "/etc/passwd"}}):
             with pytest.raises(TransferError):
@@ -239,8 +243,8 @@ def test_what_travels_between_processes_is_plain_json() -> None:
 
 ENGINE = """
 import asyncio, json, sys
-from headway.weights.receiver import SpareReceiver
-from headway.weights.transport import bucket_from_json, manifest_from_json
+from headway.weights.weight_receiver import SpareReceiver
+from headway.weights.shared_memory import bucket_from_json, manifest_from_json
 
 async def switch(version, tensors):
     print(json.dumps({name: float(one.double().sum()) for name, one in tensors.items()}), flush=True)
@@ -266,7 +270,7 @@ def test_versions_reach_another_process(arena: SharedArena | None) -> None:
         manifest, buckets = await store.gather(version)
         sent = [["manifest", manifest_to_json(manifest)]]
         async for bucket in buckets:
-            moved = await transport.send(bucket, SpareReceiver(Serving().switch))
+            moved = await transport.send(bucket, DoubleBufferedReceiver(Serving().switch))
             sent.append(["bucket", bucket_to_json(moved)])
         return [json.dumps(one) for one in [*sent, ["flip", {}]]]
 
@@ -289,23 +293,23 @@ def test_versions_reach_another_process(arena: SharedArena | None) -> None:
 
 READER = """
 import sys
-from headway.weights.segment import Segment
+from headway.weights.shared_memory import Segment
 segment = Segment.attach(sys.argv[1])
 print(bytes(segment.buffer[:5]).decode())
 """
 
 
 def test_a_process_that_attached_and_ended_takes_no_name_with_it() -> None:
-    segment = Segment.create(100)
+    segment = SharedSegment.create(100)
     segment.buffer[:5] = b"hello"
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", READER, segment.name], capture_output=True, text=True, check=True)
         assert done.stdout == "hello\n" and not done.stderr
-    assert Segment.attach(segment.name).size >= 100
+    assert SharedSegment.attach(segment.name).size >= 100
     segment.close()
     segment.close()
     with pytest.raises(TransferError):
-        Segment.attach(segment.name)
+        SharedSegment.attach(segment.name)
 
 
 OWNER = """
@@ -336,28 +340,28 @@ def test_a_killed_owner_leaves_nothing_and_says_nothing(kind: str) -> None:
     if kind == "anonymous" and not hasattr(os, "memfd_create"):
         pytest.skip("no anonymous memory here")
     owner, name = owner_of(kind)
-    attached = Segment.attach(name)
+    attached = SharedSegment.attach(name)
     attached.buffer[:3] = b"abc"
-    assert name not in sweep(), "its owner lives"
+    assert name not in remove_stale_segments(), "its owner lives"
     owner.kill()
     _, noise = owner.communicate()
     assert not noise
     assert bytes(attached.buffer[:3]) == b"abc", "who has it open keeps it"
     attached.close()
     if kind == "named":
-        assert name in sweep()
+        assert name in remove_stale_segments()
     with pytest.raises(TransferError):
-        Segment.attach(name)
+        SharedSegment.attach(name)
     assert not mine(owner.pid)
 
 
 def test_a_descriptor_that_means_something_else_by_now_is_refused() -> None:
-    segment = Segment.create(10)
+    segment = SharedSegment.create(10)
     name = segment.name
     segment.close()
-    others = [Segment.create(20) for _ in range(3)]  # one of them has its number now
+    others = [SharedSegment.create(20) for _ in range(3)]  # one of them has its number now
     with pytest.raises(TransferError):
-        Segment.attach(name)
+        SharedSegment.attach(name)
     for other in others:
         other.close()
 
@@ -365,4 +369,4 @@ def test_a_descriptor_that_means_something_else_by_now_is_refused() -> None:
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "headway-1-../../x", "memfd-1", ""])
 def test_what_is_no_segment_cannot_be_opened(name: str) -> None:
     with pytest.raises(TransferError, match="cannot be opened"):
-        Segment.attach(name)
+        SharedSegment.attach(name)

@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
-from headway.build.placement import Placement, place, seen_by
-from headway.build.transfer import bucket_mb, check_directory, make_transport
-from headway.build.ways import Route, way_of
-from headway.config import Resolved, load
+from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
-from headway.weights.delta import DeltaTransport
+from headway.launch.placement import Placement, make_visible_devices_env, plan_placement
+from headway.launch.transports import (
+    TransportPlan,
+    check_version_directory,
+    choose_bucket_mb,
+    make_transport,
+    select_transport_kind,
+)
+from headway.weights.delta_transport import DeltaTransport
 from tests.runs.factory import Runs, audit, count, events, parts
 
 SMALL_BUCKETS = {"weight_transfer.bucket_mb": 0.05, "processes": True}
@@ -70,12 +75,12 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_starts(ru
     assert "weight_transfer.directory" in run.text and "cannot be written" in run.text
     assert not (run.directory / "ledger.sqlite").exists()
     with pytest.raises(ConfigError, match="versions need about"):
-        check_directory(Route(way="disk", directory=str(tmp_path)), 1 << 60)
-    check_directory(Route(way="broadcast"), 1 << 60)
+        check_version_directory(TransportPlan(way="disk", directory=str(tmp_path)), 1 << 60)
+    check_version_directory(TransportPlan(way="broadcast"), 1 << 60)
 
 
-def of(**options: Any) -> Resolved:
-    return load({"device": "cpu", **{f"weight_transfer.{key}": value for key, value in options.items()}})
+def of(**options: Any) -> ResolvedConfig:
+    return load_config({"device": "cpu", **{f"weight_transfer.{key}": value for key, value in options.items()}})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,7 @@ def of(**options: Any) -> Resolved:
 )
 def test_what_contradicts_itself_is_refused(options: dict[str, Any], key: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as refused:
-        place(load({"device": "cpu", **options}))
+        plan_placement(load_config({"device": "cpu", **options}))
     assert f"weight_transfer.{key}" in str(refused.value)
 
 
@@ -101,27 +106,31 @@ def test_servers_are_given_whole_directories() -> None:
     server = {f"{base}.strategy_name": "vllm", f"{base}.strategy_config.url": ["http://127.0.0.1:1"]}
     for options in (BROADCAST, DELTA):
         with pytest.raises(ConfigError, match="director"):
-            load({**server, **options})
-    assert load({**server, **DISK}).config.weight_transfer.transport == "disk"
+            load_config({**server, **options})
+    assert load_config({**server, **DISK}).config.weight_transfer.transport == "disk"
 
 
 def test_threads_of_one_process_hand_weights_over() -> None:
-    assert way_of(of(), device="cuda", processes=False) == "in_process"
-    assert way_of(of(), device="cuda", processes=True) == "shared_memory"
+    assert select_transport_kind(of(), device="cuda", processes=False) == "in_process"
+    assert select_transport_kind(of(), device="cuda", processes=True) == "shared_memory"
     for options in ({"transport": "broadcast"}, {"delta": True}):
         with pytest.raises(ConfigError, match="handed over"):
-            way_of(of(**options), device="cuda", processes=False)
+            select_transport_kind(of(**options), device="cuda", processes=False)
 
 
 def test_the_route_says_what_both_ends_need(tmp_path: Path) -> None:
-    route = place(of(transport="broadcast", address="10.0.0.1")).route
-    assert route.rendezvous.startswith("10.0.0.1:") and route == Route(**json.loads(json.dumps(route.to_json())))
-    assert place(of(transport="broadcast", address="h:70")).route.rendezvous == "h:70"
-    assert place(of(transport="disk", directory=str(tmp_path))).route.directory == str(tmp_path)
-    assert place(of(transport="disk")).route.directory.endswith("/output/weights")
-    assert place(of(transport="disk", delta=True)).without_trainer().route == Route(way="shared_memory")
-    assert isinstance(make_transport(of(), Route(way="disk", delta=True)), DeltaTransport)
-    assert [bucket_mb(of(**one)) for one in ({}, {"delta": True}, {"bucket_mb": 3})] == [128, 16, 3]
+    route = plan_placement(of(transport="broadcast", address="10.0.0.1")).route
+    assert route.rendezvous.startswith("10.0.0.1:") and route == TransportPlan(
+        **json.loads(json.dumps(route.to_json()))
+    )
+    assert plan_placement(of(transport="broadcast", address="h:70")).route.rendezvous == "h:70"
+    assert plan_placement(of(transport="disk", directory=str(tmp_path))).route.directory == str(tmp_path)
+    assert plan_placement(of(transport="disk")).route.directory.endswith("/output/weights")
+    assert plan_placement(of(transport="disk", delta=True)).without_trainer().route == TransportPlan(
+        way="shared_memory"
+    )
+    assert isinstance(make_transport(of(), TransportPlan(way="disk", delta=True)), DeltaTransport)
+    assert [choose_bucket_mb(of(**one)) for one in ({}, {"delta": True}, {"bucket_mb": 3})] == [128, 16, 3]
 
 
 def test_who_reads_from_the_trainers_gpu_sees_it_after_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +142,7 @@ def test_who_reads_from_the_trainers_gpu_sees_it_after_its_own(monkeypatch: pyte
         infer_threads=1,
         replicas=1,
         cards={"trainer": 2, "engine/0": 3},
-        route=Route(way="cuda_ipc"),
+        route=TransportPlan(way="cuda_ipc"),
     )
-    seen = [seen_by(made, name)["CUDA_VISIBLE_DEVICES"] for name in ("trainer", "engine/0")]
+    seen = [make_visible_devices_env(made, name)["CUDA_VISIBLE_DEVICES"] for name in ("trainer", "engine/0")]
     assert seen == ["2", "3,2"]

@@ -9,46 +9,43 @@
 Needs torch and nothing else. Knows no model, no device, no process: what runs where is the trainer's business.
 """
 
-from headway.algorithms.actions import Actions
+from headway.algorithms.actions import Actions, BatchTotals, make_action_weights, sum_weighted
 from headway.algorithms.advantages import (
-    AdvantageParams,
     Advantages,
+    AdvantageSettings,
     RewardBatch,
-    Steps,
-    advantage_params_of,
+    TurnRewards,
     estimate_advantages,
+    make_advantage_settings,
 )
-from headway.algorithms.aggregate import BatchTotals, action_weights, weighted_sum
-from headway.algorithms.kl import KlController, kl_controller, kl_estimate
-from headway.algorithms.logprobs import TokenLogps, token_logps
-from headway.algorithms.metrics import PolicySums
-from headway.algorithms.mismatch import Mismatch, mismatch_of
-from headway.algorithms.normalise import zero_variance
-from headway.algorithms.objective import ObjectiveResult, PolicyObjective, objective_of
-from headway.algorithms.returns import value_loss
+from headway.algorithms.kl import KlController, estimate_kl, make_kl_controller
+from headway.algorithms.logprobs import TokenLogps, compute_token_logps
+from headway.algorithms.mismatch import MismatchCorrection, make_mismatch_correction
+from headway.algorithms.objective import ObjectiveResult, PolicyMetricSums, PolicyObjective, make_objective
+from headway.algorithms.returns import compute_value_loss, find_zero_variance_groups
 
 __all__ = [
     "Actions",
-    "AdvantageParams",
+    "AdvantageSettings",
     "Advantages",
     "BatchTotals",
     "KlController",
-    "Mismatch",
+    "MismatchCorrection",
     "ObjectiveResult",
+    "PolicyMetricSums",
     "PolicyObjective",
-    "PolicySums",
     "RewardBatch",
-    "Steps",
     "TokenLogps",
-    "action_weights",
-    "advantage_params_of",
+    "TurnRewards",
+    "compute_token_logps",
+    "compute_value_loss",
     "estimate_advantages",
-    "kl_controller",
-    "kl_estimate",
-    "mismatch_of",
-    "objective_of",
-    "token_logps",
-    "value_loss",
-    "weighted_sum",
-    "zero_variance",
+    "estimate_kl",
+    "find_zero_variance_groups",
+    "make_action_weights",
+    "make_advantage_settings",
+    "make_kl_controller",
+    "make_mismatch_correction",
+    "make_objective",
+    "sum_weighted",
 ]

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from headway.algorithms.ratio import bounded
+from headway.algorithms.packed_sequences import clamp_log_ratio
 from headway.config import Config
 
 KlEstimator = Literal["k1", "k2", "k3", "abs"]
@@ -22,7 +22,7 @@ _LARGEST_ERROR = 0.2
 """Where the relative error of the adaptive controller is cut off."""
 
 
-def kl_estimate(kind: KlEstimator, logp_N: Tensor, reference_N: Tensor) -> Tensor:
+def estimate_kl(kind: KlEstimator, logp_N: Tensor, reference_N: Tensor) -> Tensor:
     """k1 = ℓ − ℓ_ref; k2 = ½(ℓ − ℓ_ref)²; k3 = e^{ℓ_ref − ℓ} − (ℓ_ref − ℓ) − 1; abs = |ℓ − ℓ_ref|."""
     difference_N = logp_N - reference_N
     if kind == "k1":
@@ -30,7 +30,7 @@ def kl_estimate(kind: KlEstimator, logp_N: Tensor, reference_N: Tensor) -> Tenso
     if kind == "k2":
         return 0.5 * difference_N.square()
     if kind == "k3":
-        back_N = bounded(-difference_N)
+        back_N = clamp_log_ratio(-difference_N)
         return torch.expm1(back_N) - back_N
     return difference_N.abs()
 
@@ -56,7 +56,7 @@ class KlController(Protocol):
         ...
 
 
-class FixedKl:
+class FixedKlController:
     """The coefficient of the start, for ever."""
 
     def __init__(self, coef: float) -> None:
@@ -72,7 +72,7 @@ class FixedKl:
         """The configuration decides, not the checkpoint."""
 
 
-class AdaptiveKl:
+class AdaptiveKlController:
     """Multiplied by 1 + clip(kl/target − 1, ±0.2)·min(samples/horizon, 1) after each step."""
 
     def __init__(self, coef: float, *, target: float, horizon: int) -> None:
@@ -91,10 +91,10 @@ class AdaptiveKl:
         self.coef = state["coef"]
 
 
-def kl_controller(config: Config) -> KlController:
+def make_kl_controller(config: Config) -> KlController:
     """From `init_kl_coef`, `target_kl`, `kl_horizon`; without `add_token_level_kl` the coefficient is 0."""
     if not config.add_token_level_kl:
-        return FixedKl(0.0)
+        return FixedKlController(0.0)
     if config.target_kl is None:
-        return FixedKl(config.init_kl_coef)
-    return AdaptiveKl(config.init_kl_coef, target=config.target_kl, horizon=config.kl_horizon)
+        return FixedKlController(config.init_kl_coef)
+    return AdaptiveKlController(config.init_kl_coef, target=config.target_kl, horizon=config.kl_horizon)

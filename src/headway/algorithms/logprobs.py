@@ -4,7 +4,7 @@ Logits are made for a chunk of positions at a time, reduced to two numbers per p
 backward pass; what is kept for it is the hidden states (which the model keeps anyway) and two numbers per position.
 Peak extra memory is about three chunks of logits, whatever the number of positions; the price is one more matrix
 product. Where all positions fit into one chunk, that chunk is kept instead and nothing is made twice. On a GPU a chunk
-is larger, and read once where it is otherwise read ten times (`triton_rows`).
+is larger, and read once where it is otherwise read ten times (`triton_logprobs`).
 
 Guarantees: equal to log_softmax(hidden·headᵀ / temperature) and its gradients up to rounding; reductions in at least
 float32. Not differentiable twice. Does not choose positions: give it those that are trained.
@@ -40,7 +40,7 @@ class TokenLogps:
     entropy_N: Tensor
 
 
-def token_logps(
+def compute_token_logps(
     hidden_NH: Tensor,
     head_VH: Tensor,
     token_N: Tensor,
@@ -77,9 +77,9 @@ def _passes(hidden_NH: Tensor, wide: torch.dtype) -> tuple[Any, Any]:
     """What is done with a chunk forward and backward."""
     if not hidden_NH.is_cuda or wide != torch.float32 or find_spec("triton") is None:
         return _sums, _gradient
-    from headway.algorithms import triton_rows
+    from headway.algorithms import triton_logprobs
 
-    return triton_rows.sums, triton_rows.gradient
+    return triton_logprobs.write_logp_sums, triton_logprobs.compute_logit_gradient
 
 
 class _Chunked(torch.autograd.Function):

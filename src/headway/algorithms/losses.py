@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.algorithms.actions import Actions, required
-from headway.algorithms.ratio import ratio_at, ratio_of
+from headway.algorithms.actions import Actions, require_input
+from headway.algorithms.packed_sequences import importance_ratio, importance_ratio_at
 from headway.errors import ConfigError
 
 
@@ -112,7 +112,7 @@ def clipped_surrogate(ratio_N: Tensor, advantage_N: Tensor, params: PpoParams) -
 
 def ppo(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, params: PpoParams) -> ActionLoss:
     """Clipped surrogate on exp(ℓ − ℓ_b)."""
-    return clipped_surrogate(ratio_of(logp_N, behaviour_N), advantage_N, params)
+    return clipped_surrogate(importance_ratio(logp_N, behaviour_N), advantage_N, params)
 
 
 def decoupled_ppo(
@@ -123,8 +123,8 @@ def decoupled_ppo(
     params: DecoupledPpoParams,
 ) -> ActionLoss:
     """Clipped surrogate on exp(ℓ − ℓ_p), times sg(min(exp(ℓ_p − ℓ_b), C))."""
-    inner = clipped_surrogate(ratio_of(logp_N, proximal_N), advantage_N, params.clip)
-    weight_N = ratio_of(proximal_N, behaviour_N).detach().clamp(max=params.weight_cap)
+    inner = clipped_surrogate(importance_ratio(logp_N, proximal_N), advantage_N, params.clip)
+    weight_N = importance_ratio(proximal_N, behaviour_N).detach().clamp(max=params.weight_cap)
     return ActionLoss(loss_N=inner.loss_N * weight_N, clipped_N=inner.clipped_N)
 
 
@@ -135,7 +135,7 @@ def vanilla(logp_N: Tensor, advantage_N: Tensor, params: VanillaParams) -> Actio
 
 def tis(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, params: TisParams) -> ActionLoss:
     """−sg(clip(r, lo, hi))·A·ℓ."""
-    ratio_N = ratio_of(logp_N, behaviour_N).detach()
+    ratio_N = importance_ratio(logp_N, behaviour_N).detach()
     weight_N = ratio_N.clamp(params.lower, params.upper)
     return ActionLoss(loss_N=-weight_N * advantage_N * logp_N, clipped_N=weight_N != ratio_N)
 
@@ -143,7 +143,7 @@ def tis(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, params: TisPar
 def cispo(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, params: CispoParams) -> ActionLoss:
     """−sg(clip(r, 1 − e_lo, 1 + e_hi))·A·ℓ: every action keeps a gradient, unless the unified mask drops it."""
     low, high = 1 - params.epsilon_low, 1 + params.epsilon_high
-    ratio_N = ratio_of(logp_N, behaviour_N).detach()
+    ratio_N = importance_ratio(logp_N, behaviour_N).detach()
     weight_N = ratio_N.clamp(low, high)
     if params.unified_mask:
         dropped_N = ((advantage_N > 0) & (ratio_N > high)) | ((advantage_N < 0) & (ratio_N < low))
@@ -153,7 +153,7 @@ def cispo(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, params: Cisp
 
 def topr(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, reward_N: Tensor, params: ToprParams) -> ActionLoss:
     """Reward > 0: −w₊·A·ℓ, however old; else −w₋·sg(clip(r, 0, 1))·A·ℓ."""
-    ratio_N = ratio_of(logp_N, behaviour_N).detach()
+    ratio_N = importance_ratio(logp_N, behaviour_N).detach()
     good_N = reward_N > 0
     tapered_N = params.negative_weight * ratio_N.clamp(0.0, 1.0)
     weight_N = torch.where(good_N, torch.full_like(ratio_N, params.positive_weight), tapered_N)
@@ -176,7 +176,7 @@ def gspo(
     params: GspoParams,
 ) -> ActionLoss:
     """Clipped surrogate on the sequence ratio exp(mean over masked actions of ℓ − ℓ_b)."""
-    ratio_N = ratio_at("geometric", logp_N, behaviour_N, mask_N, sequence_N, sequences)
+    ratio_N = importance_ratio_at("geometric", logp_N, behaviour_N, mask_N, sequence_N, sequences)
     return clipped_surrogate(ratio_N, advantage_N, PpoParams(clip_low=params.clip_low, clip_high=params.clip_high))
 
 
@@ -194,7 +194,7 @@ VARIANTS: Mapping[str, Variant] = {
     "decoupled_ppo": Variant(
         params=DecoupledPpoParams,
         loss=lambda x, p: decoupled_ppo(
-            x.logp_N, x.behaviour_N, required(x.proximal_N, "proximal_N", "decoupled_ppo"), x.advantage_N, p
+            x.logp_N, x.behaviour_N, require_input(x.proximal_N, "proximal_N", "decoupled_ppo"), x.advantage_N, p
         ),
     ),
     "vanilla": Variant(params=VanillaParams, loss=lambda x, p: vanilla(x.logp_N, x.advantage_N, p)),
@@ -202,7 +202,9 @@ VARIANTS: Mapping[str, Variant] = {
     "cispo": Variant(params=CispoParams, loss=lambda x, p: cispo(x.logp_N, x.behaviour_N, x.advantage_N, p)),
     "topr": Variant(
         params=ToprParams,
-        loss=lambda x, p: topr(x.logp_N, x.behaviour_N, x.advantage_N, required(x.reward_N, "reward_N", "topr"), p),
+        loss=lambda x, p: topr(
+            x.logp_N, x.behaviour_N, x.advantage_N, require_input(x.reward_N, "reward_N", "topr"), p
+        ),
     ),
     "kimi15": Variant(params=Kimi15Params, loss=lambda x, p: kimi15(x.logp_N, x.behaviour_N, x.advantage_N, p)),
     "gspo": Variant(

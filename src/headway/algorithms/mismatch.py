@@ -16,33 +16,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.algorithms.ratio import Level, ratio_at
+from headway.algorithms.packed_sequences import RatioLevel, importance_ratio_at
 from headway.config import TrainInferCorrectionConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightParams:
+class ImportanceWeightSettings:
     """The truncated importance weight."""
 
-    level: Level = "token"
+    level: RatioLevel = "token"
     upper_bound: float = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilterParams:
+class RatioFilterSettings:
     """One mask: ratios inside [low, high] stay."""
 
-    level: Level = "token"
+    level: RatioLevel = "token"
     low: float = 0.8
     high: float = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
+class MismatchCorrection:
     """The whole correction; empty, it changes nothing."""
 
-    weight: WeightParams | None = None
-    filters: tuple[FilterParams, ...] = ()
+    weight: ImportanceWeightSettings | None = None
+    filters: tuple[RatioFilterSettings, ...] = ()
 
     @property
     def active(self) -> bool:
@@ -56,16 +56,18 @@ class Mismatch:
         return any(level != "token" for level in levels)
 
 
-NO_CORRECTION = Mismatch()
+NO_CORRECTION = MismatchCorrection()
 
 
-def mismatch_of(config: TrainInferCorrectionConfig) -> Mismatch:
+def make_mismatch_correction(config: TrainInferCorrectionConfig) -> MismatchCorrection:
     """From `train_infer_correction`; what is not enabled is left out."""
     weight = config.is_weight
-    return Mismatch(
-        weight=WeightParams(level=weight.weight_type, upper_bound=weight.upper_bound) if weight.enabled else None,
+    return MismatchCorrection(
+        weight=ImportanceWeightSettings(level=weight.weight_type, upper_bound=weight.upper_bound)
+        if weight.enabled
+        else None,
         filters=tuple(
-            FilterParams(level=one.agg_type, low=one.ratio_low, high=one.ratio_high)
+            RatioFilterSettings(level=one.agg_type, low=one.ratio_low, high=one.ratio_high)
             for one in config.filters
             if one.enabled
         ),
@@ -78,10 +80,10 @@ def importance_weight(
     mask_N: Tensor,
     sequence_N: Tensor,
     sequences: int,
-    params: WeightParams,
+    params: ImportanceWeightSettings,
 ) -> Tensor:
     """min(exp(ℓ_p − ℓ_b), C) at the level asked for, without gradient."""
-    ratio_N = ratio_at(params.level, proximal_N, behaviour_N, mask_N, sequence_N, sequences)
+    ratio_N = importance_ratio_at(params.level, proximal_N, behaviour_N, mask_N, sequence_N, sequences)
     return ratio_N.detach().clamp(max=params.upper_bound)
 
 
@@ -91,12 +93,12 @@ def filter_mask(
     mask_N: Tensor,
     sequence_N: Tensor,
     sequences: int,
-    filters: Sequence[FilterParams],
+    filters: Sequence[RatioFilterSettings],
 ) -> Tensor:
     """`mask_N` without what the filters drop."""
     kept_N = mask_N
     with torch.no_grad():
         for one in filters:
-            ratio_N = ratio_at(one.level, proximal_N, behaviour_N, kept_N, sequence_N, sequences)
+            ratio_N = importance_ratio_at(one.level, proximal_N, behaviour_N, kept_N, sequence_N, sequences)
             kept_N = kept_N & (ratio_N >= one.low) & (ratio_N <= one.high)
     return kept_N

@@ -1,31 +1,26 @@
-"""The policy objective: what a trainer calls for each micro-batch.
+"""What a practitioner looks at after a step, kept as sums so that micro-batches and ranks add up exactly.
 
-    objective = objective_of(resolved)
-    totals = BatchTotals.of(mask_N, sequence_N, sequences)        # once per optimizer step, over all of it
-    for part in micro_batches:
-        result = objective(part, totals)
-        result.loss.backward()                                    # gradients add up to those of the whole batch
-
-    loss = agg(pg_variant · mismatch weight, over kept actions) + kl_loss_coef·agg(KL) − entropy_loss_coef·agg(entropy)
-
-Guarantees: the sum of the losses of all micro-batches is the loss of the batch, in any cut and any packing, over any
-number of ranks; a micro-batch without trained actions has loss 0 and gradient 0. A loss over sequences that is given
-part of one raises. Ratios are against the behaviour policy unless a loss asks for the proximal one.
-
-Does not compute log-probabilities (`logprobs.py`) or advantages (`advantages.py`).
+Nothing here leaves the device until `summary`: a micro-batch costs no synchronisation. All tensors are scalars
+without gradient.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headway.algorithms.actions import Actions, required
-from headway.algorithms.aggregate import AggregationMode, BatchTotals, action_weights, weighted_sum
-from headway.algorithms.kl import KlEstimator, kl_estimate
+from headway.algorithms.actions import (
+    Actions,
+    AggregationMode,
+    BatchTotals,
+    make_action_weights,
+    require_input,
+    sum_weighted,
+)
+from headway.algorithms.kl import KlEstimator, estimate_kl
 from headway.algorithms.losses import (
     ActionLoss,
     CispoParams,
@@ -38,9 +33,102 @@ from headway.algorithms.losses import (
     VanillaParams,
     variant,
 )
-from headway.algorithms.metrics import PolicySums, divergence
-from headway.algorithms.mismatch import NO_CORRECTION, Mismatch, filter_mask, importance_weight, mismatch_of
-from headway.config import Resolved
+from headway.algorithms.mismatch import (
+    NO_CORRECTION,
+    MismatchCorrection,
+    filter_mask,
+    importance_weight,
+    make_mismatch_correction,
+)
+from headway.algorithms.packed_sequences import clamp_log_ratio
+from headway.config import ResolvedConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PolicyMetricSums:
+    """Sums over trained actions (fields ending in `_max`: the largest), and parts of the loss, which add up too."""
+
+    loss: Tensor
+    pg_loss: Tensor
+    kl_loss: Tensor
+    """Before its coefficient."""
+    entropy_mean: Tensor
+    """Entropy under the aggregation of the loss; 0 where none was given."""
+    actions: Tensor
+    clipped: Tensor
+    dropped: Tensor
+    """Actions that the mismatch filters took out."""
+    ratio: Tensor
+    """exp(ℓ − ℓ_b), as all of `ratio_*`."""
+    ratio_squared: Tensor
+    ratio_max: Tensor
+    k1: Tensor
+    """ℓ_b − ℓ: the plain estimate of KL(behaviour ‖ policy)."""
+    k3: Tensor
+    """r − 1 − log r: the same, never negative."""
+    mismatch_k3: Tensor
+    """The same for ℓ_p instead of ℓ: what trainer and engine disagree about; 0 without ℓ_p."""
+    mismatch_ratio_max: Tensor
+    advantage: Tensor
+
+    def __add__(self, other: PolicyMetricSums) -> PolicyMetricSums:
+        """Of two micro-batches, or two ranks."""
+        return PolicyMetricSums(**{name: _join(name, getattr(self, name), getattr(other, name)) for name in _NAMES})
+
+    def summary(self) -> dict[str, float]:
+        """Plain numbers by the names they are logged under; a batch without actions gives zeros."""
+        value = {name: float(getattr(self, name)) for name in _NAMES}
+        actions = max(value["actions"], 1.0)
+        squares = value["ratio_squared"] * actions
+        return {
+            "loss": value["loss"],
+            "pg_loss": value["pg_loss"],
+            "kl_loss": value["kl_loss"],
+            "entropy": value["entropy_mean"],
+            "actions": value["actions"],
+            "clip_fraction": value["clipped"] / actions,
+            "dropped_fraction": value["dropped"] / actions,
+            "ratio_mean": value["ratio"] / actions,
+            "ratio_max": value["ratio_max"],
+            "ess": value["ratio"] ** 2 / squares if squares > 0 else 0.0,
+            "behaviour_kl_k1": value["k1"] / actions,
+            "behaviour_kl": value["k3"] / actions,
+            "mismatch_kl": value["mismatch_k3"] / actions,
+            "mismatch_ratio_max": value["mismatch_ratio_max"],
+            "advantage_mean": value["advantage"] / actions,
+        }
+
+
+_NAMES = tuple(field.name for field in fields(PolicyMetricSums))
+
+
+def _join(name: str, one: Tensor, other: Tensor) -> Tensor:
+    return torch.maximum(one, other) if name.endswith("_max") else one + other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BehaviourDivergence:
+    """How far one policy is from the one that acted, summed over trained actions."""
+
+    ratio: Tensor
+    ratio_squared: Tensor
+    ratio_max: Tensor
+    k1: Tensor
+    k3: Tensor
+
+
+def measure_divergence(logp_N: Tensor, behaviour_N: Tensor, mask_N: Tensor) -> BehaviourDivergence:
+    """Ratios and KL of `logp_N` against `behaviour_N`."""
+    with torch.no_grad():
+        log_ratio_N = clamp_log_ratio(torch.where(mask_N, logp_N - behaviour_N, torch.zeros_like(logp_N)))
+        ratio_N = torch.where(mask_N, log_ratio_N.exp(), torch.zeros_like(log_ratio_N))
+        return BehaviourDivergence(
+            ratio=ratio_N.sum(),
+            ratio_squared=ratio_N.square().sum(),
+            ratio_max=torch.cat([ratio_N.flatten(), ratio_N.new_zeros(1)]).amax(),
+            k1=-log_ratio_N.sum(),
+            k3=(torch.expm1(log_ratio_N) - log_ratio_N).sum(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,7 +137,7 @@ class ObjectiveResult:
 
     loss: Tensor
     """Scalar with gradient."""
-    sums: PolicySums
+    sums: PolicyMetricSums
     """Add them up over micro-batches and ranks, then ask for the `summary`."""
 
 
@@ -63,7 +151,7 @@ class PolicyObjective:
     mode: AggregationMode = "token-mean"
     norm_length: int = 1
     """The constant of `seq-mean-token-sum-norm`."""
-    mismatch: Mismatch = NO_CORRECTION
+    mismatch: MismatchCorrection = NO_CORRECTION
     kl_kind: KlEstimator = "k3"
     kl_coef: float | None = None
     """Coefficient of the KL term; None: no term, and no reference read."""
@@ -73,10 +161,12 @@ class PolicyObjective:
         x = actions.cleaned()
         if self.whole_sequences:
             totals.require_whole(x.mask_N, x.sequence_N)
-        weight_N = action_weights(self.mode, x.sequence_N, totals, norm_length=self.norm_length, dtype=x.logp_N.dtype)
+        weight_N = make_action_weights(
+            self.mode, x.sequence_N, totals, norm_length=self.norm_length, dtype=x.logp_N.dtype
+        )
         policy = variant(self.pg_variant).loss(x, self.params)
         correction_N, kept_N = self._correction(x)
-        pg_loss = weighted_sum(policy.loss_N * correction_N, kept_N, weight_N)
+        pg_loss = sum_weighted(policy.loss_N * correction_N, kept_N, weight_N)
         kl_loss = self._kl(x, weight_N)
         entropy = self._entropy(x, weight_N)
         loss = pg_loss if self.kl_coef is None else pg_loss + self.kl_coef * kl_loss
@@ -95,7 +185,7 @@ class PolicyObjective:
         ones_N = torch.ones_like(x.behaviour_N)
         if not self.mismatch.active:
             return ones_N, x.mask_N
-        proximal_N = required(x.proximal_N, "proximal_N", "train_infer_correction")
+        proximal_N = require_input(x.proximal_N, "proximal_N", "train_infer_correction")
         where = (proximal_N, x.behaviour_N, x.mask_N, x.sequence_N, x.sequences)
         weight_N = ones_N if self.mismatch.weight is None else importance_weight(*where, self.mismatch.weight)
         return weight_N, filter_mask(*where, self.mismatch.filters)
@@ -103,22 +193,24 @@ class PolicyObjective:
     def _kl(self, x: Actions, weight_N: Tensor) -> Tensor:
         if self.kl_coef is None:
             return x.logp_N.new_zeros(())
-        reference_N = required(x.reference_N, "reference_N", "use_kl_loss")
-        return weighted_sum(kl_estimate(self.kl_kind, x.logp_N, reference_N), x.mask_N, weight_N)
+        reference_N = require_input(x.reference_N, "reference_N", "use_kl_loss")
+        return sum_weighted(estimate_kl(self.kl_kind, x.logp_N, reference_N), x.mask_N, weight_N)
 
     def _entropy(self, x: Actions, weight_N: Tensor) -> Tensor:
         if x.entropy_N is None:
             if self.entropy_coef:
-                required(None, "entropy_N", "entropy_loss_coef")
+                require_input(None, "entropy_N", "entropy_loss_coef")
             return x.logp_N.new_zeros(())
-        return weighted_sum(x.entropy_N, x.mask_N, weight_N)
+        return sum_weighted(x.entropy_N, x.mask_N, weight_N)
 
 
-def _sums(x: Actions, policy: ActionLoss, kept_N: Tensor, parts: tuple[Tensor, Tensor, Tensor, Tensor]) -> PolicySums:
+def _sums(
+    x: Actions, policy: ActionLoss, kept_N: Tensor, parts: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> PolicyMetricSums:
     loss, pg_loss, kl_loss, entropy = parts
-    ahead = divergence(x.logp_N, x.behaviour_N, x.mask_N)
-    torn = divergence(x.behaviour_N if x.proximal_N is None else x.proximal_N, x.behaviour_N, x.mask_N)
-    return PolicySums(
+    ahead = measure_divergence(x.logp_N, x.behaviour_N, x.mask_N)
+    torn = measure_divergence(x.behaviour_N if x.proximal_N is None else x.proximal_N, x.behaviour_N, x.mask_N)
+    return PolicyMetricSums(
         loss=loss,
         pg_loss=pg_loss,
         kl_loss=kl_loss,
@@ -137,7 +229,7 @@ def _sums(x: Actions, policy: ActionLoss, kept_N: Tensor, parts: tuple[Tensor, T
     )
 
 
-def objective_of(resolved: Resolved) -> PolicyObjective:
+def make_objective(resolved: ResolvedConfig) -> PolicyObjective:
     """From a configuration."""
     config = resolved.config
     return PolicyObjective(
@@ -145,14 +237,14 @@ def objective_of(resolved: Resolved) -> PolicyObjective:
         params=loss_params_of(resolved),
         mode=config.loss_agg_mode,
         norm_length=resolved.derived.response_length,
-        mismatch=mismatch_of(config.train_infer_correction),
+        mismatch=make_mismatch_correction(config.train_infer_correction),
         kl_kind=config.kl_loss_type,
         kl_coef=config.kl_loss_coef if config.use_kl_loss else None,
         entropy_coef=config.entropy_loss_coef,
     )
 
 
-def loss_params_of(resolved: Resolved) -> Any:
+def loss_params_of(resolved: ResolvedConfig) -> Any:
     """The parameters of the configured `pg_variant`."""
     config, low, high = resolved.config, resolved.derived.pg_clip_low, resolved.derived.pg_clip_high
     dual = config.dual_clip_c if config.dual_clip_loss else None

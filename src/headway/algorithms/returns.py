@@ -1,19 +1,102 @@
-"""What follows an action: discounted rewards, generalised advantages, and the loss of the critic that predicts them.
+"""Centring and scaling of rewards by group or batch, whitening of advantages, and groups that teach nothing.
 
-Rows are sequences of trained actions without gaps (`packing.Rows`), zeros behind their end; what the environment said
-in between is no action and discounts nothing. The value behind the last action is 0: an episode cut off by a limit is
-taken for one that ended.
+Guarantees: computed in float64; a set whose values are all equal is centred to exactly 0 and never divided by its
+vanishing spread (in float32 a mean that is one bit off, divided by 1e-6, would be an advantage of a percent). The
+standard deviation is that of the set itself (divided by n), as in `headway.rewards.base`. Members that are not
+kept are in no statistic and come out as 0.
 
-Legend: S rows, T columns, N packed actions.
+Legend: S samples, G sets (groups), N packed actions.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+from headway.algorithms.packed_sequences import sequence_sums
 
-def reward_to_go(reward_ST: Tensor, gamma: float) -> Tensor:
+NormType = Literal["group", "batch", "none"]
+
+STD_EPSILON = 1e-6
+"""Added to the standard deviation of rewards."""
+WHITEN_EPSILON = 1e-8
+"""Added to the variance of advantages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupStatistics:
+    """Mean and spread of each set, over the members that are kept."""
+
+    count_G: Tensor
+    mean_G: Tensor
+    std_G: Tensor
+    """Exactly 0 where all kept members are equal, or there is at most one."""
+
+
+def compute_group_statistics(x_S: Tensor, keep_S: Tensor, set_S: Tensor, sets: int) -> GroupStatistics:
+    """Of the sets that `set_S` numbers."""
+    kept_x, kept_set = x_S[keep_S].double(), set_S[keep_S]
+    count_G = torch.bincount(kept_set, minlength=sets)
+    mean_G = sequence_sums(kept_x, kept_set, sets) / count_G.clamp(min=1)
+    low_G = mean_G.new_full((sets,), torch.inf).scatter_reduce(0, kept_set, kept_x, "amin")
+    high_G = mean_G.new_full((sets,), -torch.inf).scatter_reduce(0, kept_set, kept_x, "amax")
+    mean_G = torch.where(low_G == high_G, low_G, mean_G)
+    variance_G = sequence_sums((kept_x - mean_G[kept_set]).square(), kept_set, sets) / count_G.clamp(min=1)
+    return GroupStatistics(count_G=count_G, mean_G=mean_G, std_G=variance_G.sqrt())
+
+
+def normalise_rewards(
+    x_S: Tensor,
+    keep_S: Tensor,
+    group_S: Tensor,
+    groups: int,
+    *,
+    mean_type: NormType,
+    std_type: NormType,
+    epsilon: float = STD_EPSILON,
+) -> Tensor:
+    """(x − mean)/(std + ε), each over the group, the batch or not at all; [S] in float64."""
+    wide_S = x_S.double()
+    sets: dict[NormType, tuple[Tensor, int]] = {"group": (group_S, groups), "batch": (torch.zeros_like(group_S), 1)}
+    if mean_type != "none":
+        set_S, count = sets[mean_type]
+        wide_S = wide_S - compute_group_statistics(x_S, keep_S, set_S, count).mean_G[set_S]
+    if std_type != "none":
+        set_S, count = sets[std_type]
+        std_S = compute_group_statistics(x_S, keep_S, set_S, count).std_G[set_S]
+        wide_S = torch.where(std_S > 0, wide_S / (std_S + epsilon), wide_S)
+    return torch.where(keep_S, wide_S, torch.zeros_like(wide_S))
+
+
+def leave_one_out(x_S: Tensor, keep_S: Tensor, group_S: Tensor, groups: int) -> Tensor:
+    """x − mean of the other kept members of the group; 0 where there are none. [S] in float64."""
+    statistics = compute_group_statistics(x_S, keep_S, group_S, groups)
+    count_S = statistics.count_G[group_S]
+    # n/(n−1)·(x − mean) is x − mean of the others, and exactly 0 where all are equal.
+    scaled_S = (x_S.double() - statistics.mean_G[group_S]) * count_S / (count_S - 1).clamp(min=1)
+    return torch.where(keep_S & (count_S > 1), scaled_S, torch.zeros_like(scaled_S))
+
+
+def find_zero_variance_groups(reward_S: Tensor, group_S: Tensor, groups: int, keep_S: Tensor | None = None) -> Tensor:
+    """Groups whose kept rewards are all equal, [G] booleans: they teach nothing. Groups without members count too."""
+    keep_S = torch.ones_like(group_S, dtype=torch.bool) if keep_S is None else keep_S
+    return compute_group_statistics(reward_S, keep_S, group_S, groups).std_G == 0
+
+
+def whiten_over_actions(advantage_N: Tensor, mask_N: Tensor, epsilon: float = WHITEN_EPSILON) -> Tensor:
+    """(A − mean)/√(var + ε) over masked actions of the whole batch; 0 elsewhere."""
+    masked = advantage_N[mask_N].double()
+    white_N = torch.zeros_like(advantage_N)
+    if masked.numel():
+        white = (masked - masked.mean()) / (masked.var(correction=0) + epsilon).sqrt()
+        white_N[mask_N] = white.to(white_N.dtype)
+    return white_N
+
+
+def compute_reward_to_go(reward_ST: Tensor, gamma: float) -> Tensor:
     """Σ_k γᵏ r_{t+k}."""
     if gamma == 1.0:
         return reward_ST.flip(1).cumsum(1).flip(1)
@@ -23,14 +106,14 @@ def reward_to_go(reward_ST: Tensor, gamma: float) -> Tensor:
     return return_ST
 
 
-def generalised_advantages(reward_ST: Tensor, value_ST: Tensor, *, gamma: float, lambd: float) -> Tensor:
+def compute_gae(reward_ST: Tensor, value_ST: Tensor, *, gamma: float, lambd: float) -> Tensor:
     """A_t = Σ_k (γλ)ᵏ δ_{t+k} with δ_t = r_t + γ·V_{t+1} − V_t."""
     following_ST = torch.cat([value_ST[:, 1:], value_ST.new_zeros(value_ST.shape[0], 1)], dim=1)
     delta_ST = reward_ST + gamma * following_ST[:, : value_ST.shape[1]] - value_ST
-    return reward_to_go(delta_ST, gamma * lambd)
+    return compute_reward_to_go(delta_ST, gamma * lambd)
 
 
-def value_loss(value_N: Tensor, old_value_N: Tensor, return_N: Tensor, clip: float | None = None) -> Tensor:
+def compute_value_loss(value_N: Tensor, old_value_N: Tensor, return_N: Tensor, clip: float | None = None) -> Tensor:
     """½·max((V − R)², (clip(V, V_old ± c) − R)²) per action; without a clip ½(V − R)²."""
     error_N = (value_N - return_N).square()
     if clip is not None:

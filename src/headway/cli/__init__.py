@@ -1,5 +1,5 @@
-"""The command line: `headway train`, `scale`, `eval`, `play`, `serve`, `report`, `config`, `simulate`,
-`plan`, `pretrain`, `cluster`.
+"""The command line: `headway train`, `scale_command`, `eval_command`, `play_command`, `serve_command`, `report_command`, `config_command`, `simulate_command`,
+`plan_command`, `pretrain_command`, `cluster_command`.
 
 Exit codes: 0 done, 1 the run ended before its last step, 2 the input is wrong (said on standard error, without a
 traceback), 130 interrupted. A traceback means a bug in Headway.
@@ -13,14 +13,26 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headway.cli import cluster, config, eval, plan, play, pretrain, report, scale, serve, simulate, train
+from headway.cli import (
+    cluster_command,
+    config_command,
+    eval_command,
+    plan_command,
+    play_command,
+    pretrain_command,
+    report_command,
+    scale_command,
+    serve_command,
+    simulate_command,
+    train_command,
+)
 from headway.errors import HeadwayError
 from headway.version import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    args = parse(sys.argv[1:] if argv is None else argv)
+    args = parse_arguments(sys.argv[1:] if argv is None else argv)
     gc.set_threshold(100_000, 20, 50)  # thousands of live tasks are not garbage, and looking costs a fifth of the time
     try:
         code = args.run(args)
@@ -39,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of one command. Overrides `key=value` may stand before and after options."""
     parser = argparse.ArgumentParser(
         prog="headway",
@@ -48,7 +60,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"headway {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (train, scale, eval, play, serve, report, config, simulate, plan, pretrain, cluster):
+    for command in (
+        train_command,
+        scale_command,
+        eval_command,
+        play_command,
+        serve_command,
+        report_command,
+        config_command,
+        simulate_command,
+        plan_command,
+        pretrain_command,
+        cluster_command,
+    ):
         command.add_parser(commands)
         told = commands.choices[command.__name__.rpartition(".")[2]]
         told.description, told.formatter_class = command.__doc__, argparse.RawDescriptionHelpFormatter

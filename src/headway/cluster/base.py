@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from headway.errors import BackendError, ConfigError, HeadwayError, LockTimeout
-from headway.monitor.waits import Waits
+from headway.monitor.wait_graph import WaitGraph
 
 _TAIL_BYTES, _TAIL_LINES = 4000, 12
 
@@ -27,7 +27,7 @@ _TAIL_BYTES, _TAIL_LINES = 4000, 12
 class ResourceLock:
     """Mutual exclusion, first come first served, with a name on it."""
 
-    def __init__(self, name: str, *, waits: Waits, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, *, waits: WaitGraph, clock: Callable[[], float]) -> None:
         self.name = name
         self.owner = ""
         """Who holds it now; empty: nobody."""
@@ -94,7 +94,7 @@ class ResourceLock:
 class DevicePools:
     """Devices by role; roles whose devices overlap share one lock."""
 
-    def __init__(self, devices: Mapping[str, tuple[int, ...]], *, waits: Waits, clock: Callable[[], float]) -> None:
+    def __init__(self, devices: Mapping[str, tuple[int, ...]], *, waits: WaitGraph, clock: Callable[[], float]) -> None:
         for role, pool in devices.items():
             if not pool:
                 raise ConfigError("has no devices", key=f"{role}.device_mapping", value=list(pool))
@@ -121,7 +121,7 @@ class DevicePools:
                 yield
 
 
-def output_file(log: Path | None) -> IO[bytes]:
+def open_output_file(log: Path | None) -> IO[bytes]:
     """Where a process of ours writes to: its log, or a file that goes with it."""
     if log is None:
         return tempfile.TemporaryFile()
@@ -129,7 +129,7 @@ def output_file(log: Path | None) -> IO[bytes]:
     return log.open("a+b")
 
 
-def last_lines(output: IO[bytes]) -> str:
+def read_last_lines(output: IO[bytes]) -> str:
     """Of what it has written, for people; nothing where that cannot be read."""
     with suppress(OSError, ValueError):
         descriptor = output.fileno()
@@ -208,11 +208,11 @@ class Peer(Protocol):
         ...
 
 
-Start = Callable[[ChildSpec], Awaitable[Peer]]
+StartPeer = Callable[[ChildSpec], Awaitable[Peer]]
 """Raises `PeerLost` or what the target raised when it does not come up."""
 
 
-class KeptPeer:
+class RestartablePeer:
     """One peer after the other for the same part: started when first needed; once lost, down until `restart`.
 
     `crashed` is what its loss is called. `on_down` is told of every loss, restart and close, before anybody who waits.
@@ -222,7 +222,7 @@ class KeptPeer:
     def __init__(
         self,
         spec: ChildSpec,
-        start: Start,
+        start: StartPeer,
         *,
         crashed: type[BackendError],
         on_note: Callable[[Any], None],

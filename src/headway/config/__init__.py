@@ -4,11 +4,11 @@
     resolved.config.actor_train.training_args.learning_rate
     resolved.derived.slots
 
-`load` accepts both dialects users have, derives what was not said, and raises `ConfigErrors` with every problem at
+`load_config` accepts both dialects users have, derives what was not said, and raises `ConfigErrors` with every problem at
 once. Nothing here reads the environment, evaluates text or imports torch.
 """
 
-from headway.config.blocks import (
+from headway.config.config_blocks import (
     CustomEnvConfig,
     EnvManagerConfig,
     ImportanceWeightConfig,
@@ -16,8 +16,8 @@ from headway.config.blocks import (
     ReliabilityConfig,
     TrainInferCorrectionConfig,
 )
-from headway.config.loading import load
-from headway.config.resolved import Derived, Resolved
+from headway.config.config_loading import load_config
+from headway.config.resolved_config import DerivedConfig, ResolvedConfig
 from headway.config.roles import (
     DataArgs,
     GeneratingArgs,
@@ -30,7 +30,7 @@ from headway.config.roles import (
     ValidationConfig,
 )
 from headway.config.schema import Config
-from headway.config.simulation import SimulationConfig
+from headway.config.simulation_config import SimulationConfig
 from headway.errors import ConfigError, ConfigErrors
 
 __all__ = [
@@ -39,14 +39,14 @@ __all__ = [
     "ConfigErrors",
     "CustomEnvConfig",
     "DataArgs",
-    "Derived",
+    "DerivedConfig",
     "EnvManagerConfig",
     "GeneratingArgs",
     "ImportanceWeightConfig",
     "ModelArgs",
     "RatioFilterConfig",
     "ReliabilityConfig",
-    "Resolved",
+    "ResolvedConfig",
     "RewardConfig",
     "RoleConfig",
     "SimulationConfig",
@@ -55,5 +55,5 @@ __all__ = [
     "TrainInferCorrectionConfig",
     "TrainingArgs",
     "ValidationConfig",
-    "load",
+    "load_config",
 ]

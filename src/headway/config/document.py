@@ -7,7 +7,7 @@ Knows nothing of the schema: names and types are judged later.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,7 +30,7 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ConfigEntry:
     """One value the user gave."""
 
     value: Any
@@ -39,11 +39,11 @@ class Entry:
     """Where it was given: `file.yaml:12`, `override`, `mapping`, or what it was translated from."""
 
 
-Entries = dict[KeyPath, Entry]
+ConfigEntries = dict[KeyPath, ConfigEntry]
 """Everything the user gave."""
 
 
-def dotted(path: KeyPath) -> str:
+def join_key(path: KeyPath) -> str:
     """The key as the user types it."""
     return ".".join(path)
 
@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
-def read(source: Source, problems: list[ConfigError]) -> Entries:
+def read_source(source: Source, problems: list[ConfigError]) -> ConfigEntries:
     """Entries of a file or mapping; what cannot be read is added to `problems`."""
     if source is None:
         return {}
@@ -63,15 +63,15 @@ def read(source: Source, problems: list[ConfigError]) -> Entries:
         return _collected(_walk_values(source, (), "mapping"), problems)
     if isinstance(source, str | Path):
         try:
-            return read_text(Path(source).read_text(encoding="utf-8"), Path(source).name, problems)
+            return read_yaml_text(Path(source).read_text(encoding="utf-8"), Path(source).name, problems)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             problems.append(ConfigError(f"cannot read the file: {reason}", key="FILE", value=str(source)))
             return {}
-    return read_text(source.read(), getattr(source, "name", "stream"), problems)
+    return read_yaml_text(source.read(), getattr(source, "name", "stream"), problems)
 
 
-def read_text(text: str, name: str, problems: list[ConfigError]) -> Entries:
+def read_yaml_text(text: str, name: str, problems: list[ConfigError]) -> ConfigEntries:
     """Entries of YAML text; `name` stands for the file in messages."""
     loader = _Loader(text)
     try:
@@ -109,14 +109,14 @@ def _split(path: KeyPath, key: str) -> KeyPath:
 
 def _walk_nodes(
     loader: _Loader, node: yaml.MappingNode, path: KeyPath, name: str, problems: list[ConfigError]
-) -> Iterator[tuple[KeyPath, Entry]]:
+) -> Iterator[tuple[KeyPath, ConfigEntry]]:
     for key, child in _pairs(loader, node, path, name, problems).items():
         here = _split(path, key)
         if isinstance(child, yaml.MappingNode) and child.value:
             yield from _walk_nodes(loader, child, here, name, problems)
         else:
             value = _plain(loader, child, here, name, problems)
-            yield here, Entry(value, f"{name}:{child.start_mark.line + 1}")
+            yield here, ConfigEntry(value, f"{name}:{child.start_mark.line + 1}")
 
 
 def _pairs(
@@ -128,7 +128,7 @@ def _pairs(
         key, line = str(key_node.value), key_node.start_mark.line + 1
         if key in lines and key_node.tag != "tag:yaml.org,2002:merge":
             where = f"{name}:{lines[key]} and {name}:{line}"
-            problems.append(ConfigError(f"{dotted((*path, key))}: given twice, at {where} (keep one of them)"))
+            problems.append(ConfigError(f"{join_key((*path, key))}: given twice, at {where} (keep one of them)"))
         lines[key] = line
     loader.flatten_mapping(node)
     return {str(key_node.value): child for key_node, child in node.value}
@@ -143,26 +143,26 @@ def _plain(loader: _Loader, node: yaml.Node, path: KeyPath, name: str, problems:
     return loader.construct_object(node, deep=True)
 
 
-def _walk_values(values: Mapping[Any, Any], path: KeyPath, origin: str) -> Iterator[tuple[KeyPath, Entry]]:
+def _walk_values(values: Mapping[Any, Any], path: KeyPath, origin: str) -> Iterator[tuple[KeyPath, ConfigEntry]]:
     for key, value in values.items():
         here = _split(path, str(key))
         if isinstance(value, Mapping) and value:
             yield from _walk_values(value, here, origin)
         else:
-            yield here, Entry(value, origin)
+            yield here, ConfigEntry(value, origin)
 
 
-def _collected(found: Iterable[tuple[KeyPath, Entry]], problems: list[ConfigError]) -> Entries:
-    entries: Entries = {}
+def _collected(found: Iterable[tuple[KeyPath, ConfigEntry]], problems: list[ConfigError]) -> ConfigEntries:
+    entries: ConfigEntries = {}
     for path, entry in found:
         if path in entries:
             where = f"{entries[path].origin} and {entry.origin}"
-            problems.append(ConfigError(f"{dotted(path)}: given twice, at {where} (keep one of them)"))
+            problems.append(ConfigError(f"{join_key(path)}: given twice, at {where} (keep one of them)"))
         _place(entries, path, entry)
     return entries
 
 
-def _place(entries: Entries, path: KeyPath, entry: Entry) -> None:
+def _place(entries: ConfigEntries, path: KeyPath, entry: ConfigEntry) -> None:
     """Set one entry; whatever stood above or below it gives way."""
     for length in range(1, len(path)):
         entries.pop(path[:length], None)
@@ -172,8 +172,8 @@ def _place(entries: Entries, path: KeyPath, entry: Entry) -> None:
 
 
 def apply_overrides(
-    entries: Entries, overrides: Iterable[str] | Mapping[str, Any], problems: list[ConfigError]
-) -> Entries:
+    entries: ConfigEntries, overrides: Iterable[str] | Mapping[str, Any], problems: list[ConfigError]
+) -> ConfigEntries:
     """`entries` with overrides on top; a later one wins over an earlier one."""
     merged = dict(entries)
     if isinstance(overrides, Mapping):
@@ -184,7 +184,7 @@ def apply_overrides(
     for key, value in given:
         path = tuple(key.split("."))
         children = _walk_values(value, path, "override") if isinstance(value, Mapping) and value else None
-        for child_path, entry in children or [(path, Entry(value, "override"))]:
+        for child_path, entry in children or [(path, ConfigEntry(value, "override"))]:
             _place(merged, child_path, entry)
     return merged
 
@@ -208,3 +208,122 @@ def parse_override(text: str, problems: list[ConfigError]) -> list[tuple[str, An
         except yaml.YAMLError as error:
             problems.append(ConfigError(_syntax_message(error, "the override"), key=key, value=value))
     return pairs
+
+
+_REFERENCE = re.compile(r"(?<!\\)\$\{([^{}]*)\}")
+_NAME = re.compile(r"[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)*")
+
+
+def resolve_references(
+    entries: ConfigEntries,
+    default_of: Callable[[str], Any],
+    problems: list[ConfigError],
+    unread: Callable[[KeyPath], bool] = lambda path: False,
+) -> tuple[ConfigEntries, frozenset[str]]:
+    """Entries without references, and the first segments of the names that were referred to.
+
+    Where `unread` says that nobody reads an entry, a reference in it that leads nowhere is no problem.
+    """
+    resolver = _Resolver(entries, default_of)
+    resolved: ConfigEntries = {}
+    cycles: set[frozenset[KeyPath]] = set()
+    for path, entry in entries.items():
+        try:
+            resolved[path] = ConfigEntry(resolver.value_at(path), entry.origin)
+        except ConfigError as problem:
+            if unread(path):
+                resolved[path] = entry
+            elif not isinstance(problem, _Cycle):
+                problems.append(problem)
+            elif problem.members not in cycles:
+                cycles.add(problem.members)
+                problems.append(problem)
+    return resolved, frozenset(resolver.used)
+
+
+class _Cycle(ConfigError):
+    """Values that stand for each other; reported once, however many of them are looked at."""
+
+    def __init__(self, circle: list[KeyPath], entry: ConfigEntry) -> None:
+        self.members = frozenset(circle)
+        shown = " → ".join(join_key(path) for path in (*circle, circle[0]))
+        hint = "give one of them a value of its own"
+        problem = f"refers to itself: {shown} [{entry.origin}]"
+        super().__init__(problem, key=join_key(circle[0]), value=entry.value, hint=hint)
+
+
+class _Resolver:
+    """Depth-first resolution with a stack, so that a cycle is seen and named."""
+
+    def __init__(self, entries: ConfigEntries, default_of: Callable[[str], Any]) -> None:
+        self._entries = entries
+        self._default_of = default_of
+        self._done: dict[KeyPath, Any] = {}
+        self._stack: list[KeyPath] = []
+        self.used: set[str] = set()
+
+    def value_at(self, path: KeyPath) -> Any:
+        """The resolved value of an entry."""
+        if path in self._done:
+            return self._done[path]
+        entry = self._entries[path]
+        if path in self._stack:
+            raise _Cycle(self._stack[self._stack.index(path) :], entry)
+        self._stack.append(path)
+        try:
+            self._done[path] = self._expanded(entry.value, entry)
+        finally:
+            self._stack.pop()
+        return self._done[path]
+
+    def _expanded(self, value: Any, entry: ConfigEntry) -> Any:
+        if isinstance(value, str):
+            return self._expanded_text(value, entry)
+        if isinstance(value, Mapping):
+            return {key: self._expanded(item, entry) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._expanded(item, entry) for item in value]
+        return value
+
+    def _expanded_text(self, text: str, entry: ConfigEntry) -> Any:
+        whole = _REFERENCE.fullmatch(text.strip())
+        if whole:
+            return self._looked_up(whole.group(1), entry)
+        expanded = _REFERENCE.sub(lambda match: str(self._looked_up(match.group(1), entry)), text)
+        return expanded.replace("\\${", "${")
+
+    def _looked_up(self, name: str, entry: ConfigEntry) -> Any:
+        key = join_key(self._stack[-1])
+        if not _NAME.fullmatch(name.strip()):
+            raise ConfigError(
+                f"${{{name}}} is not a name [{entry.origin}]",
+                key=key,
+                value=entry.value,
+                hint="${name} or ${a.b}; functions and environment variables are not read",
+            )
+        path = tuple(name.strip().split("."))
+        self.used.add(path[0])
+        if path in self._entries:
+            return self.value_at(path)
+        below = {other: other[len(path) :] for other in self._entries if other[: len(path)] == path}
+        if below:
+            return _nested({rest: self.value_at(other) for other, rest in below.items()})
+        try:
+            return self._default_of(name.strip())
+        except KeyError:
+            raise ConfigError(
+                f"${{{name}}} names nothing that is set [{entry.origin}]",
+                key=key,
+                value=entry.value,
+                hint=f"set {name.strip()}, or write the value here",
+            ) from None
+
+
+def _nested(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        spot = tree
+        for segment in path[:-1]:
+            spot = spot.setdefault(segment, {})
+        spot[path[-1]] = value
+    return tree

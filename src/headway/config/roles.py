@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headway.config.ranges import Amount, Count, Devices, Discount, Positive, Probability, Real, Share
+from headway.config.field_types import Amount, Count, Devices, Discount, Positive, Probability, Real, Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

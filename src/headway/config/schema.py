@@ -1,8 +1,8 @@
 """The configuration tree: every option there is, with its type, range, default and meaning.
 
 The shape is that of the YAML files users have: scheduler and algorithm options at the top, roles below them.
-Defaults live here and nowhere else; null means "derived", and `headway.config.derive` says from what. A `Config`
-made by `headway.config.load` is complete and checked; one made by hand is neither.
+Defaults live here and nowhere else; null means "derived", and `headway.config.derivation` says from what. A `Config`
+made by `headway.config.load_config` is complete and checked; one made by hand is neither.
 """
 
 from __future__ import annotations
@@ -11,18 +11,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headway.config.blocks import (
+from headway.config.config_blocks import (
     ClusterConfig,
     CustomEnvConfig,
+    DenoisingConfig,
     EnvManagerConfig,
-    FlowConfig,
     ReliabilityConfig,
     TrainInferCorrectionConfig,
     WeightTransferConfig,
 )
-from headway.config.ranges import Amount, Count, Discount, Factor, Nodes, NodeSize, Positive, Probability, Real, Steps
+from headway.config.field_types import (
+    Amount,
+    Count,
+    Discount,
+    Factor,
+    Nodes,
+    NodeSize,
+    Positive,
+    Probability,
+    Real,
+    Steps,
+)
 from headway.config.roles import RewardConfig, RoleConfig, ValidationConfig
-from headway.config.simulation import SimulationConfig
+from headway.config.simulation_config import SimulationConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +268,7 @@ class Config:
     """Kinds of environments by tag."""
 
     # Pictures.
-    flow: FlowConfig | None = None
+    flow: DenoisingConfig | None = None
     """Denoising of a flow model; its presence makes the run generative. null: `pretrain` is a language model."""
 
     # Everything else.

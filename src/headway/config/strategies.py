@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 from headway.config.roles import StrategyConfig
 from headway.errors import ConfigError
 
-BUILT_IN = frozenset({"fsdp2_train", "native"})
+BUILT_IN_STRATEGIES = frozenset({"fsdp2_train", "native"})
 """Back ends that come with Headway."""
 
-SERVERS = ("vllm", "sglang")
+SERVER_STRATEGIES = ("vllm", "sglang")
 """Engines of others."""
 
 _TRAIN = MappingProxyType(
@@ -33,12 +33,12 @@ _BY_ROLE: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 
 
-def default_strategy(role: str) -> str:
+def get_default_strategy(role: str) -> str:
     """The built-in back end of a role."""
     return "fsdp2_train" if _BY_ROLE.get(role) is _TRAIN else "native"
 
 
-def strategy_for(role: str, name: str, available: Collection[str] = BUILT_IN) -> tuple[str, str | None]:
+def choose_strategy(role: str, name: str, available: Collection[str] = BUILT_IN_STRATEGIES) -> tuple[str, str | None]:
     """The back end that is used when `name` is asked for, and a note if that is another one."""
     known = _BY_ROLE.get(role, _SCORE)
     key = f"{role}.strategy_args.strategy_name"
@@ -52,11 +52,11 @@ def strategy_for(role: str, name: str, available: Collection[str] = BUILT_IN) ->
     if stand_in not in available:
         raise ConfigError("this build cannot serve it", key=key, value=name, hint="one of " + ", ".join(available))
     ways = "url, launch or in_process" if name == "vllm" else "url or launch"
-    how = f"used as a server where strategy_config has {ways}" if name in SERVERS else "not in this build"
+    how = f"used as a server where strategy_config has {ways}" if name in SERVER_STRATEGIES else "not in this build"
     return stand_in, f"{key}: {name} is {how}, {stand_in} is used instead"
 
 
-def wants_server(config: StrategyConfig) -> bool:
+def uses_server(config: StrategyConfig) -> bool:
     """Whether a role is said to be served by somebody else's engine."""
     return bool(_ways(config))
 
@@ -67,7 +67,7 @@ def _ways(config: StrategyConfig) -> dict[str, object]:
     return {name: value for name, value in said.items() if value}
 
 
-def server_problems(role: str, name: str | None, config: StrategyConfig) -> list[ConfigError]:
+def find_server_problems(role: str, name: str | None, config: StrategyConfig) -> list[ConfigError]:
     """What is wrong with what is said about servers; nothing where nothing is said."""
     base, found, ways = f"{role}.strategy_args", [], _ways(config)
     start = f"{base}.strategy_config"
@@ -75,8 +75,8 @@ def server_problems(role: str, name: str | None, config: StrategyConfig) -> list
     key = f"{start}.{way}"
     if ways and role != "actor_infer":
         found.append(ConfigError("only engines can be servers", key=key, value=value, hint="actor_infer"))
-    if ways and name not in SERVERS:
-        hint = "one of " + ", ".join(SERVERS)
+    if ways and name not in SERVER_STRATEGIES:
+        hint = "one of " + ", ".join(SERVER_STRATEGIES)
         problem = f"{key} is given, and this is no server"
         found.append(ConfigError(problem, key=f"{base}.strategy_name", value=name, hint=hint))
     if len(ways) > 1:

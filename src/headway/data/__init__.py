@@ -1,19 +1,17 @@
 """Where tasks come from."""
 
-from headway.data.base import SizedSource, TaskSource
-from headway.data.cursor import Cursor
-from headway.data.making import Sources, fingerprint, make_sources
-from headway.data.prompts import Tokenizer
-from headway.data.sources import JsonlSource, ListSource
+from headway.data.prompts import PromptTokenizer
+from headway.data.task_sources import JsonlSource, ListSource, SizedSource, TaskCursor, TaskSource
+from headway.data.training_data import DataSources, fingerprint, make_sources
 
 __all__ = [
-    "Cursor",
+    "DataSources",
     "JsonlSource",
     "ListSource",
+    "PromptTokenizer",
     "SizedSource",
-    "Sources",
+    "TaskCursor",
     "TaskSource",
-    "Tokenizer",
     "fingerprint",
     "make_sources",
 ]

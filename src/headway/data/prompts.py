@@ -18,10 +18,10 @@ from headway.errors import ConfigError
 Message = dict[str, Any]
 
 MISSING = object()
-"""What `value_at` gives where a row has no such column."""
+"""What `get_column` gives where a row has no such column."""
 
 
-class Tokenizer(Protocol):
+class PromptTokenizer(Protocol):
     """The part of a tokenizer that data needs. One that can be called with a list of texts is asked in batches."""
 
     def apply_chat_template(
@@ -35,19 +35,19 @@ class Tokenizer(Protocol):
         ...
 
 
-def value_at(row: Mapping[str, Any], column: str) -> Any:
+def get_column(row: Mapping[str, Any], column: str) -> Any:
     """The value of a column; `a.b` is a column of that name, else `b` inside of `a`."""
     if column in row:
         return row[column]
     head, _, rest = column.partition(".")
     inner = row.get(head)
-    return value_at(inner, rest) if rest and isinstance(inner, Mapping) else MISSING
+    return get_column(inner, rest) if rest and isinstance(inner, Mapping) else MISSING
 
 
-class Prompts:
+class PromptBuilder:
     """Makes the prompts of one `data_args`."""
 
-    def __init__(self, tokenizer: Tokenizer, args: DataArgs, *, key: str) -> None:
+    def __init__(self, tokenizer: PromptTokenizer, args: DataArgs, *, key: str) -> None:
         self._tokenizer, self._args, self._key = tokenizer, args, key
         self._raw = (args.template or "").lower() == "none"
         self._frames: dict[tuple[str, ...], int] = {}
@@ -72,7 +72,7 @@ class Prompts:
 
     def conversation(self, row: Mapping[str, Any], place: str) -> list[Message]:
         """The messages of a row. `place`: where it stands, for what is wrong with it."""
-        value = value_at(row, self._args.prompt)
+        value = get_column(row, self._args.prompt)
         if value is MISSING:
             hint = f"{self._key}.prompt names the column; here are {', '.join(map(str, row))}"
             raise ConfigError(f"{place}: no column {self._args.prompt!r}", hint=hint)

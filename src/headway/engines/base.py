@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headway.errors import EngineError
-from headway.types import FinishReason, Generation, SamplingParams, VersionRun, extend_runs, joined
+from headway.types import (
+    FinishReason,
+    Generation,
+    SamplingParams,
+    VersionRun,
+    concatenate_actions,
+    extend_runs,
+)
 from headway.weights.base import WeightReceiver
 
 
@@ -59,8 +66,8 @@ class Progress:
             raise ValueError(f"{len(actions)} actions with {len(logps)} log-probabilities")
         if not len(actions):
             return
-        self.actions = joined(self.actions, actions)
-        self.logps = joined(self.logps, logps)
+        self.actions = concatenate_actions(self.actions, actions)
+        self.logps = concatenate_actions(self.logps, logps)
         self.runs = extend_runs(self.runs, version, len(actions))
         if self.on_chunk is not None:
             self.on_chunk(actions)

@@ -53,7 +53,7 @@ class Environment(Protocol):
 
 
 @runtime_checkable
-class Admitted(Protocol):
+class ConcurrencyLimitedEnvironment(Protocol):
     """An environment of which only so many are played at once."""
 
     async def enter(self) -> None:
@@ -67,13 +67,13 @@ class EnvironmentFactory(Protocol):
     def __call__(self, task: Task) -> Environment: ...
 
 
-def outcome_of(info: Mapping[str, Any]) -> dict[str, float]:
+def extract_outcome(info: Mapping[str, Any]) -> dict[str, float]:
     """What `info` says about how an episode went, for those who count: success, turns, invalid."""
     found = {name: info.get(name) for name in ("success", "turns", "invalid")}
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
-class SingleTurn:
+class SingleTurnEnvironment:
     """Answer once, then done: RLVR as an environment."""
 
     __slots__ = ()

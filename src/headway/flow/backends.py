@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headway.data.base import TaskSource
+from headway.data.task_sources import TaskSource
 from headway.engines.base import Engine
 from headway.environments.base import EnvironmentFactory
-from headway.rewards.advantage import group_relative
-from headway.rewards.base import Reward
-from headway.rollout.agent import Decode
+from headway.rewards.base import Reward, group_relative_advantages
+from headway.rollout.environment_agent import Decode
 from headway.trainers.base import Scorer, Trainer
 from headway.weights.base import WeightTransport
 
@@ -19,7 +18,7 @@ Estimator = Callable[[Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reserve:
+class EngineReserve:
     """Where further engines come from."""
 
     make: Callable[[str], Engine]
@@ -40,7 +39,7 @@ class Backends:
     tasks: TaskSource
     environments: EnvironmentFactory
     reward: Reward
-    estimator: Estimator = group_relative
+    estimator: Estimator = group_relative_advantages
     logp: Scorer | None = None
     """Proximal log-probabilities; `None`: the stage passes groups through."""
     ref_logp: Scorer | None = None
@@ -49,7 +48,7 @@ class Backends:
     validation_tasks: TaskSource | None = None
     decode: Decode | None = None
     """Actions as text, for rewards and environments that read; `None`: they do not."""
-    reserve: Reserve | None = None
+    reserve: EngineReserve | None = None
     """Engines that may join; `None`: it stays with those of the start."""
     lent: Sequence[Engine] = ()
     """Engines on the trainer's devices: they work while it waits."""

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from headway.errors import ChannelClosed
-from headway.monitor.waits import Waits
+from headway.monitor.wait_graph import WaitGraph
 
 T = TypeVar("T")
 
@@ -15,7 +15,9 @@ T = TypeVar("T")
 class Channel(Generic[T]):
     """Carries items of one type, at most `capacity` at a time, from producers to consumers, in order."""
 
-    def __init__(self, name: str, item: type[T], capacity: int, *, producer: str, consumer: str, waits: Waits) -> None:
+    def __init__(
+        self, name: str, item: type[T], capacity: int, *, producer: str, consumer: str, waits: WaitGraph
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"channel {name}: capacity {capacity} is not at least 1")
         self.name = name

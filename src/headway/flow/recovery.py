@@ -7,11 +7,11 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from headway.errors import RunStopped
-from headway.monitor.events import EventLog
+from headway.monitor.event_log import EventLog
 from headway.settings import Reliability
 
 
-class Level(IntEnum):
+class DegradationLevel(IntEnum):
     """How much of the run is left."""
 
     NORMAL = 0
@@ -19,11 +19,13 @@ class Level(IntEnum):
     SYNCHRONOUS = 2
 
 
-class Recovery:
+class DegradationControl:
     """Counts failures and moves between levels. `on_level` is told of every change."""
 
-    def __init__(self, reliability: Reliability, *, events: EventLog, on_level: Callable[[Level], None]) -> None:
-        self.level = Level.NORMAL
+    def __init__(
+        self, reliability: Reliability, *, events: EventLog, on_level: Callable[[DegradationLevel], None]
+    ) -> None:
+        self.level = DegradationLevel.NORMAL
         self.failures = 0
         self._reliability = reliability
         self._events = events
@@ -36,7 +38,7 @@ class Recovery:
         """Something failed and will be tried again."""
         self.failures += 1
         self._events.emit("error", who, error=type(error).__name__, message=str(error))
-        if self.level >= Level.SYNCHRONOUS:
+        if self.level >= DegradationLevel.SYNCHRONOUS:
             self._watch_for_quiet()
 
     def progress(self) -> None:
@@ -45,22 +47,22 @@ class Recovery:
 
     def exhausted(self, who: str, error: BaseException) -> None:
         """A retry budget is spent: one level down. Raises `RunStopped` when there is none left."""
-        if self.level >= Level.SYNCHRONOUS:
+        if self.level >= DegradationLevel.SYNCHRONOUS:
             raise RunStopped(f"{who} keeps failing: {error}") from error
-        self._move(Level.SYNCHRONOUS)
+        self._move(DegradationLevel.SYNCHRONOUS)
         self._watch_for_quiet()
 
     def replica_lost(self, name: str) -> None:
         """A replica is given up for now."""
         self._lost.add(name)
-        if self.level < Level.FEWER_REPLICAS:
-            self._move(Level.FEWER_REPLICAS)
+        if self.level < DegradationLevel.FEWER_REPLICAS:
+            self._move(DegradationLevel.FEWER_REPLICAS)
 
     def replica_back(self, name: str) -> None:
         """A replica serves again."""
         self._lost.discard(name)
-        if self.level is Level.FEWER_REPLICAS and not self._lost:
-            self._move(Level.NORMAL)
+        if self.level is DegradationLevel.FEWER_REPLICAS and not self._lost:
+            self._move(DegradationLevel.NORMAL)
 
     def close(self) -> None:
         """Stop watching."""
@@ -76,9 +78,9 @@ class Recovery:
         if not self._moved:  # quiet, but only because nothing happens
             self._watch_for_quiet()
             return
-        self._move(Level.FEWER_REPLICAS if self._lost else Level.NORMAL)
+        self._move(DegradationLevel.FEWER_REPLICAS if self._lost else DegradationLevel.NORMAL)
 
-    def _move(self, level: Level) -> None:
+    def _move(self, level: DegradationLevel) -> None:
         kind = "degrade" if level > self.level else "restore"
         self.level = level
         self._events.emit(kind, "recovery", level=level.name.lower())

@@ -22,14 +22,15 @@ time. `width` items are worked on at once; the state is that of the busiest of t
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from headway.errors import BackendError, ChannelClosed, IllegalTransition
 from headway.flow.channel import Channel
-from headway.flow.line import Line
-from headway.flow.states import LEGAL, PATHS, StageState
-from headway.rollout.tasks import OrderedTaskGroup
+from headway.flow.pipeline import Pipeline
+from headway.rollout.concurrency import OrderedTaskGroup
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -46,7 +47,7 @@ class Stage(Generic[In, Out]):
     width: int = 1
     """Items worked on at once."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Pipeline) -> None:
         self.line = line
         self.state = StageState.IDLE
         self.inbound: Channel[In] | None = None
@@ -92,7 +93,7 @@ class Stage(Generic[In, Out]):
         """Change state, if that is legal."""
         if state is self.state:
             return
-        if state not in LEGAL[self.state]:
+        if state not in LEGAL_TRANSITIONS[self.state]:
             raise IllegalTransition(f"{self.role}: {self.state} → {state}")
         old, self.state = self.state, state
         self.line.events.emit("state", self.role, old=str(old), new=str(state))
@@ -112,7 +113,7 @@ class Stage(Generic[In, Out]):
         else:
             goal = StageState.WAITING if self._listening else StageState.IDLE
         if goal is not self.state:
-            for state in PATHS[self.state, goal]:
+            for state in TRANSITION_PATHS[self.state, goal]:
                 self.to(state)
 
     async def next_item(self) -> In | None:
@@ -172,7 +173,7 @@ class Stage(Generic[In, Out]):
 
 
 StageT = TypeVar("StageT", bound=type[Stage[Any, Any]])
-REGISTRY: dict[str, type[Stage[Any, Any]]] = {}
+STAGES: dict[str, type[Stage[Any, Any]]] = {}
 """Every stage that can be named in a flow."""
 
 
@@ -181,19 +182,69 @@ def register_stage(role: str) -> Callable[[StageT], StageT]:
 
     def register(stage: StageT) -> StageT:
         stage.role = role
-        REGISTRY[role] = stage
+        STAGES[role] = stage
         return stage
 
     return register
 
 
-def create_role_state_machine(role_name: str, *, pipeline: Line, **overrides: object) -> Stage[Any, Any]:
+def create_role_state_machine(role_name: str, *, pipeline: Pipeline, **overrides: object) -> Stage[Any, Any]:
     """One stage by name, for the given line. `overrides` are set on it as attributes (such as `width`)."""
-    if role_name not in REGISTRY:
-        raise KeyError(f"no stage {role_name!r}; there are {', '.join(sorted(REGISTRY))}")
-    stage = REGISTRY[role_name](pipeline)
+    if role_name not in STAGES:
+        raise KeyError(f"no stage {role_name!r}; there are {', '.join(sorted(STAGES))}")
+    stage = STAGES[role_name](pipeline)
     for name, value in overrides.items():
         if not hasattr(stage, name):
             raise AttributeError(f"stage {role_name!r} has no {name!r}")
         setattr(stage, name, value)
     return stage
+
+
+class StageState(StrEnum):
+    """What a stage is doing."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    """For something to consume, or for leave to go on."""
+    RUNNING = "running"
+    EMITTING = "emitting"
+    """Done with its item, waiting for room behind it."""
+    RECOVERING = "recovering"
+    """Something failed and is being tried again."""
+    DEGRADED = "degraded"
+    """Tried as often as it may be; the run goes on smaller."""
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+S = StageState
+_ENDS = {S.STOPPED, S.FAILED}
+LEGAL_TRANSITIONS: dict[StageState, frozenset[StageState]] = {
+    S.IDLE: frozenset({S.WAITING} | _ENDS),
+    S.WAITING: frozenset({S.RUNNING, S.IDLE} | _ENDS),
+    S.RUNNING: frozenset({S.EMITTING, S.IDLE, S.RECOVERING} | _ENDS),
+    S.EMITTING: frozenset({S.IDLE, S.RUNNING} | _ENDS),
+    S.RECOVERING: frozenset({S.RUNNING, S.DEGRADED} | _ENDS),
+    S.DEGRADED: frozenset({S.RUNNING} | _ENDS),
+    S.STOPPED: frozenset(),
+    S.FAILED: frozenset(),
+}
+
+
+def _shortest_path(start: StageState, goal: StageState) -> tuple[StageState, ...]:
+    """The shortest way of legal changes from one state to another, without passing an end."""
+    ways: deque[tuple[StageState, ...]] = deque([(start,)])
+    seen = {start}
+    while ways:
+        way = ways.popleft()
+        if way[-1] is goal:
+            return way[1:]
+        for state in S:
+            if state in LEGAL_TRANSITIONS[way[-1]] and state not in seen and (state is goal or state not in _ENDS):
+                seen.add(state)
+                ways.append((*way, state))
+    return ()
+
+
+TRANSITION_PATHS = {(start, goal): _shortest_path(start, goal) for start in S for goal in S if start is not goal}
+"""How a stage gets from any state to any other; empty where it cannot."""

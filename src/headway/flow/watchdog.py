@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from headway.errors import RunStopped, Stalled
-from headway.flow.line import Line
-from headway.monitor.events import Event, EventLog
+from headway.flow.pipeline import Pipeline
+from headway.monitor.event_log import EventLog, LoggedEvent
 
-PATIENCE = 4
+STALL_WARNINGS = 4
 """Times the stall is reported before the run is stopped."""
-MOVES = frozenset(
+PROGRESS_EVENTS = frozenset(
     {
         "sample.finish",
         "score.end",
@@ -26,18 +26,18 @@ MOVES = frozenset(
 """Kinds of events that mean the run gets somewhere."""
 
 
-class Progress:
+class ProgressWatch:
     """Counts them."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, event: Event) -> None:
-        if event.kind in MOVES:
+    def __call__(self, event: LoggedEvent) -> None:
+        if event.kind in PROGRESS_EVENTS:
             self.count += 1
 
 
-async def watch(line: Line, progress: Progress, events: EventLog) -> None:
+async def watch_for_stalls(line: Pipeline, progress: ProgressWatch, events: EventLog) -> None:
     """Look every `stall_timeout_s`. Raises `Stalled` when nothing moved for long, `RunStopped` without engines."""
     limit_s = line.settings.reliability.stall_timeout_s
     quiet = 0
@@ -52,11 +52,11 @@ async def watch(line: Line, progress: Progress, events: EventLog) -> None:
         events.emit("stall", "flow", graph=graph)
         if line.hub.up == 0:
             raise RunStopped(f"no replica in service for {quiet * limit_s:g} s")
-        if quiet >= PATIENCE:
+        if quiet >= STALL_WARNINGS:
             raise Stalled(f"no progress for {quiet * limit_s:g} s:\n{graph}")
 
 
-async def check_replicas(line: Line) -> None:
+async def check_replicas(line: Pipeline) -> None:
     """Ask now and then whether a replica died while it had nothing to do: no request would ever tell."""
     while True:
         await asyncio.sleep(line.settings.reliability.abort_timeout_s)

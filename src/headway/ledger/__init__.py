@@ -1,7 +1,7 @@
 """The book of samples: what was started, how it ended, and what a run goes on with after a crash."""
 
 from headway.ledger.ledger import Ledger
-from headway.ledger.restore import Restored, RestoredGroup, rebased, rebased_generation
-from headway.ledger.store import newest_of
+from headway.ledger.ledger_restore import RestoredGroup, RestoredRun, rebase_generation, rebase_version
+from headway.ledger.ledger_store import find_newest_checkpoint
 
-__all__ = ["Ledger", "Restored", "RestoredGroup", "newest_of", "rebased", "rebased_generation"]
+__all__ = ["Ledger", "RestoredGroup", "RestoredRun", "find_newest_checkpoint", "rebase_generation", "rebase_version"]

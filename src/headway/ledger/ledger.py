@@ -20,12 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headway.errors import LedgerError
-from headway.ledger.audit import find_problems
-from headway.ledger.codec import encode_episode, encode_generation
-from headway.ledger.journal import Journal
-from headway.ledger.restore import Restored, read_restored, rewind
-from headway.ledger.state import OpenGroup, OpenSample, State, count_ends
-from headway.ledger.store import open_store
+from headway.ledger.ledger_records import encode_episode, encode_generation
+from headway.ledger.ledger_restore import RestoredRun, read_restored, rewind
+from headway.ledger.ledger_state import LedgerState, OpenGroup, OpenSample, count_ends, find_problems
+from headway.ledger.ledger_store import Journal, open_store
 from headway.types import DropReason, Episode, Generation, Score
 
 
@@ -35,7 +33,7 @@ class Ledger:
     def __init__(self, path: Path | str, *, defer: Callable[[Callable[[], None]], object] | None = None) -> None:
         db, self._lock = open_store(path)
         self._journal = Journal(db, path, defer)
-        self._state = State(db)
+        self._state = LedgerState(db)
 
     # A sample's life.
 
@@ -187,20 +185,20 @@ class Ledger:
         (found,) = self._journal.db.execute("SELECT value FROM meta WHERE key = 'run'").fetchone()
         return str(found)
 
-    def restore(self, version: int) -> Restored:
+    def restore(self, version: int) -> RestoredRun:
         """Go on from the trainer's checkpoint `version`: in a new process, or in this one when its trainer was lost.
 
         Samples trained after `version` are finished and untrained again, and saved ones are open again. An action
         made by a version v > `version` came from weights that no longer exist; its distance to weights trained from
         now on goes through the common ancestor, so it is renumbered to 2·`version` − v, for good: `trained` minus
-        that number is the true distance, and the staleness bound stays provable (see `headway.ledger.restore`).
+        that number is the true distance, and the staleness bound stays provable (see `headway.ledger.ledger_restore`).
 
         Only what is returned may go on: what is in flight in this process is stored with `store_partials` before,
         or made anew.
         """
         self.flush()
         self._journal.transact(lambda db: rewind(db, version))
-        self._state = State(self._journal.db)
+        self._state = LedgerState(self._journal.db)
         return read_restored(self._journal.db)
 
     # Looking at it.

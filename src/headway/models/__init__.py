@@ -6,25 +6,25 @@
 Importing it imports neither torch nor transformers.
 """
 
-from headway.models.cache import cache_root
-from headway.models.loading import (
-    architecture,
-    end_tokens,
+from headway.models.model_cache import cache_root
+from headway.models.model_loading import (
+    find_end_tokens,
     load_model,
     load_tokenizer,
-    longest_sequence,
+    make_architecture_factory,
+    max_sequence_length,
     parameter_count,
 )
-from headway.models.names import built_in_names, resolve
+from headway.models.model_names import built_in_names, resolve_model
 
 __all__ = [
-    "architecture",
     "built_in_names",
     "cache_root",
-    "end_tokens",
+    "find_end_tokens",
     "load_model",
     "load_tokenizer",
-    "longest_sequence",
+    "make_architecture_factory",
+    "max_sequence_length",
     "parameter_count",
-    "resolve",
+    "resolve_model",
 ]

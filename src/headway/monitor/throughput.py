@@ -14,11 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.monitor.events import Event
-from headway.monitor.window import Handler, WindowClock
+from headway.monitor.event_log import LoggedEvent
+from headway.monitor.measured_window import EventHandler, WindowClock
 
 _APART = "train/behaviour_kl"
-TORN = 0.02
+MISMATCH_LIMIT = 0.02
 """Rounding to bf16 makes a thousandth, in fp32 a millionth."""
 
 
@@ -56,11 +56,11 @@ class StepRecord:
     @property
     def torn(self) -> bool:
         """The engines answered with something else than the policy that is trained."""
-        return self.mismatch is not None and self.mismatch > TORN
+        return self.mismatch is not None and self.mismatch > MISMATCH_LIMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
+class ThroughputSummary:
     """Speed of a run."""
 
     steps: tuple[StepRecord, ...]
@@ -108,7 +108,7 @@ class ThroughputRecorder:
         self._resumed_s: float | None = None
         self.generated = 0
         """Actions made since the end of the last step."""
-        self.handlers: Mapping[str, Handler] = {
+        self.handlers: Mapping[str, EventHandler] = {
             "run.begin": self._run_begin,
             "request.end": self._request_end,
             "group.ready": self._group_ready,
@@ -118,24 +118,24 @@ class ThroughputRecorder:
             "step.end": self._step_end,
         }
 
-    def _run_begin(self, event: Event) -> None:
+    def _run_begin(self, event: LoggedEvent) -> None:
         """A new process: the step that was under way is made again, and the pause between the two is no step's."""
         self._open.clear()
         self._begun_s = None
         self._resumed_s = event.time_s
 
-    def _request_end(self, event: Event) -> None:
+    def _request_end(self, event: LoggedEvent) -> None:
         self.generated += event.data.get("actions", 0)
 
-    def _group_ready(self, event: Event) -> None:
+    def _group_ready(self, event: LoggedEvent) -> None:
         reward = _number(event.data.get("reward"))
         if reward is not None:
             self._rewards[event.data["group"]] = reward
 
-    def _group_drop(self, event: Event) -> None:
+    def _group_drop(self, event: LoggedEvent) -> None:
         self._rewards.pop(event.data["group"], None)
 
-    def _group_train(self, event: Event) -> None:
+    def _group_train(self, event: LoggedEvent) -> None:
         data = event.data
         samples = data.get("samples", 1)
         step = self._open.get(data["trained"])
@@ -150,10 +150,10 @@ class ThroughputRecorder:
             step.rewarded += samples
             step.reward += samples * reward
 
-    def _step_begin(self, event: Event) -> None:
+    def _step_begin(self, event: LoggedEvent) -> None:
         self._begun_s = event.time_s
 
-    def _step_end(self, event: Event) -> None:
+    def _step_end(self, event: LoggedEvent) -> None:
         time_s, _, _, data = event
         step = self._close(data["trained"])
         before_s = self._before_s()
@@ -198,7 +198,7 @@ class ThroughputRecorder:
             total.lag += step.lag
         return total
 
-    def throughput(self) -> Throughput:
+    def throughput(self) -> ThroughputSummary:
         """What is known so far."""
         window = self._clock.window()
         measured = self.steps[-window.steps :] if window.steps else []
@@ -208,13 +208,13 @@ class ThroughputRecorder:
         train_s = sum(step.train_s for step in measured)
         tflops = sum(step.tflop for step in measured) / (train_s or 1.0)
         peak = max((step.peak_tflops for step in measured), default=0.0)
-        return Throughput(
+        return ThroughputSummary(
             steps=tuple(self.steps),
             samples=sum(step.samples for step in self.steps),
             actions=sum(step.actions for step in self.steps),
             step_mean_s=_mean(seconds),
-            step_p50_s=quantile(seconds, 0.50),
-            step_p95_s=quantile(seconds, 0.95),
+            step_p50_s=compute_quantile(seconds, 0.50),
+            step_p95_s=compute_quantile(seconds, 0.95),
             train_mean_s=_mean([step.train_s for step in measured]),
             train_tflops=tflops,
             mfu=tflops / peak if peak else 0.0,
@@ -225,7 +225,7 @@ class ThroughputRecorder:
         )
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
+def compute_quantile(ordered: Sequence[float], share: float) -> float:
     """Linear between neighbours; 0 for nothing."""
     if not ordered:
         return 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import sqrt
 from typing import Protocol
 
 from headway.types import Episode, Score
@@ -22,3 +24,15 @@ class EpisodeReturn:
 
     async def score(self, episode: Episode) -> Score:
         return Score(value=sum(turn.reward for turn in episode.turns))
+
+
+def group_relative_advantages(rewards: Sequence[float]) -> list[float]:
+    """(R − mean) / (std + 1e-6) over the members of one group."""
+    mean = sum(rewards) / len(rewards)
+    std = sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    return [(reward - mean) / (std + 1e-6) for reward in rewards]
+
+
+def has_zero_variance(rewards: Sequence[float]) -> bool:
+    """All members got the same reward."""
+    return all(reward == rewards[0] for reward in rewards)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from headway.engines.base import Engine
 
 
-class Health(StrEnum):
+class ReplicaHealth(StrEnum):
     """Whether a replica can be given work."""
 
     UP = "up"
@@ -23,33 +23,33 @@ class Health(StrEnum):
     """It was let go and does not come back."""
 
 
-class Lane(StrEnum):
+class RequestLane(StrEnum):
     """Who a request works for; lanes are paused independently."""
 
     TRAIN = "train"
     VALIDATE = "validate"
 
 
-class Queued(NamedTuple):
+class QueuedRequest(NamedTuple):
     """A request that waits for a free slot. Older groups go first, then first come."""
 
     priority: int
     number: int
-    lane: Lane
+    lane: RequestLane
     request_id: str
     slot: asyncio.Future[Replica]
 
 
-class WaitingLine:
+class RequestQueue:
     """Requests without a slot, in order; entries whose future is done (cancelled) are skipped."""
 
     def __init__(self) -> None:
-        self._heap: list[Queued] = []
+        self._heap: list[QueuedRequest] = []
 
-    def push(self, queued: Queued) -> None:
+    def push(self, queued: QueuedRequest) -> None:
         heappush(self._heap, queued)
 
-    def pop(self) -> Queued | None:
+    def pop(self) -> QueuedRequest | None:
         """The first one still waiting."""
         while self._heap:
             queued = heappop(self._heap)
@@ -88,7 +88,7 @@ class Replica:
     def __init__(self, engine: Engine, number: int, *, lent: bool = False) -> None:
         self.engine = engine
         self.number = number
-        self.health = Health.UP
+        self.health = ReplicaHealth.UP
         self.lent = lent
         """Its devices are the trainer's."""
         self.away = False
@@ -103,12 +103,12 @@ class Replica:
         """How many want it to stand still."""
         self.stands_still: bool | None = False
         """`None`: it was asked to change that and has not answered, or nobody waited for its answer."""
-        self.inflight: dict[str, Lane] = {}
+        self.inflight: dict[str, RequestLane] = {}
         self.deadlines: dict[str, asyncio.Timeout] = {}
         """Of the requests in flight; they stand still when the engine does."""
         self.left_s: dict[str, float] = {}
         """What was left of them when it was made to."""
-        self.bound = WaitingLine()
+        self.bound = RequestQueue()
         """Training requests that may run nowhere else (groups that are not replicated)."""
         self.failures = 0
         """In a row, without a quiet time between."""
@@ -129,7 +129,7 @@ class Replica:
     @property
     def in_service(self) -> bool:
         """Whether it can be given work at all."""
-        return self.health is Health.UP and self.trusted and not self.away and self.version >= 0
+        return self.health is ReplicaHealth.UP and self.trusted and not self.away and self.version >= 0
 
     @property
     def name(self) -> str:
@@ -144,7 +144,7 @@ class Replica:
         return self.engine.receiver.version
 
 
-class LoadIndex:
+class ReplicaLoadIndex:
     """Replicas that may be given work, by load: the least loaded one in constant time."""
 
     def __init__(self) -> None:

@@ -1,7 +1,21 @@
 """Sandbox: a place for code that nobody has read. See `Sandbox`."""
 
-from headway.sandbox.limits import Ending, Limits, Outcome, SandboxBroken, SandboxRefused
-from headway.sandbox.probe import Probe
+from headway.sandbox.probe import SandboxProbe
 from headway.sandbox.sandbox import Sandbox
+from headway.sandbox.sandbox_limits import (
+    ProgramEnding,
+    ProgramOutcome,
+    SandboxBroken,
+    SandboxLimits,
+    SandboxRefused,
+)
 
-__all__ = ["Ending", "Limits", "Outcome", "Probe", "Sandbox", "SandboxBroken", "SandboxRefused"]
+__all__ = [
+    "ProgramEnding",
+    "ProgramOutcome",
+    "Sandbox",
+    "SandboxBroken",
+    "SandboxLimits",
+    "SandboxProbe",
+    "SandboxRefused",
+]

@@ -67,7 +67,7 @@ print(json.dumps(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class SandboxProbe:
     """What can be enforced on this machine."""
 
     enforced: tuple[str, ...] = ()

@@ -22,15 +22,21 @@ from typing import Any
 
 from headway.errors import ConfigError
 from headway.sandbox import probe as probing
-from headway.sandbox.command import Jail, hidden_folders, request
-from headway.sandbox.limits import Ending, Limits, Outcome, SandboxBroken, SandboxRefused
-from headway.sandbox.probe import Probe
+from headway.sandbox.bubblewrap_command import SandboxLayout, find_hidden_folders, make_supervisor_request
+from headway.sandbox.probe import SandboxProbe
+from headway.sandbox.sandbox_limits import (
+    ProgramEnding,
+    ProgramOutcome,
+    SandboxBroken,
+    SandboxLimits,
+    SandboxRefused,
+)
 
 _SUPERVISOR = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from supervisor import main; main()"
 """Imported rather than run as a file: that keeps its compiled form, and a third of its cost."""
 _GRACE_S = 10.0
 """How much longer than the program its supervisor may take before it is given up."""
-_PROBE_LIMITS = Limits(wall_s=20, memory_mb=256, disk_mb=1, processes=4)
+_PROBE_LIMITS = SandboxLimits(wall_s=20, memory_mb=256, disk_mb=1, processes=4)
 
 
 class Sandbox:
@@ -40,24 +46,24 @@ class Sandbox:
         self,
         *,
         concurrency: int | None = None,
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
         python: str | None = None,
         packages: Sequence[str] = (),
     ) -> None:
         """`python`: interpreter inside; default ours, else the system's. `packages`: folders it may import from."""
-        self.limits = limits or Limits()
+        self.limits = limits or SandboxLimits()
         self.concurrency = concurrency or os.cpu_count() or 1
         self._packages = tuple(str(Path(path).resolve()) for path in packages)
         self._pythons = (python,) if python else (_own_python(), "/usr/bin/python3")
         self._turns = asyncio.Semaphore(self.concurrency)
         self._probing = asyncio.Lock()
         self._uids = list(probing.uids())
-        self._probe: Probe | None = None
-        self._jail: Jail | None = None
+        self._probe: SandboxProbe | None = None
+        self._jail: SandboxLayout | None = None
         rotation = os.getpid() * 31 % len(self._uids)  # several runs of Headway on one machine rarely share a user
         self._uids = self._uids[rotation:] + self._uids[:rotation]
 
-    async def probe(self) -> Probe:
+    async def probe(self) -> SandboxProbe:
         """What this machine can enforce, found out once."""
         async with self._probing:
             if self._probe is None:
@@ -71,8 +77,8 @@ class Sandbox:
         arguments: Sequence[str] = (),
         stdin: str | bytes = b"",
         files: Mapping[str, str | bytes] | None = None,
-        limits: Limits | None = None,
-    ) -> Outcome:
+        limits: SandboxLimits | None = None,
+    ) -> ProgramOutcome:
         """Run `code` as `main.py`; `files` lie beside it and can be imported."""
         jail = await self._ready()
         files = {**(files or {}), "main.py": code}
@@ -84,14 +90,14 @@ class Sandbox:
         *,
         stdin: str | bytes = b"",
         files: Mapping[str, str | bytes] | None = None,
-        limits: Limits | None = None,
-    ) -> Outcome:
+        limits: SandboxLimits | None = None,
+    ) -> ProgramOutcome:
         """Run a program of the system. Raises `SandboxRefused` where not everything can be enforced."""
         if isinstance(argv, str) or not argv:
             raise ConfigError("must be a list of words", key="argv", value=argv, hint="run_python runs code")
         return await self._run(await self._ready(), argv, stdin, files or {}, limits)
 
-    async def _ready(self) -> Jail:
+    async def _ready(self) -> SandboxLayout:
         found = await self.probe()
         if self._jail is None:
             raise SandboxRefused(f"untrusted code is refused on this machine: {found.reason}")
@@ -99,43 +105,43 @@ class Sandbox:
 
     async def _run(
         self,
-        jail: Jail,
+        jail: SandboxLayout,
         argv: Sequence[str],
         stdin: str | bytes,
         files: Mapping[str, str | bytes],
-        limits: Limits | None,
-    ) -> Outcome:
+        limits: SandboxLimits | None,
+    ) -> ProgramOutcome:
         limits = limits or self.limits
         content = {name: _bytes(text) for name, text in files.items()}
         async with self._turns:
             uid = self._uids.pop() if len(self._uids) > 1 else self._uids[0]
             try:
-                asked = request(jail, argv, stdin=_bytes(stdin), files=content, limits=limits, uid=uid)
+                asked = make_supervisor_request(jail, argv, stdin=_bytes(stdin), files=content, limits=limits, uid=uid)
                 return _outcome(await _supervise(asked, limits.wall_s + _GRACE_S))
             finally:
                 if uid not in self._uids:
                     self._uids.insert(0, uid)
 
-    async def _find_out(self) -> Probe:
+    async def _find_out(self) -> SandboxProbe:
         problem = probing.system_problem()
         if problem:
-            return Probe(missing=(problem,))
+            return SandboxProbe(missing=(problem,))
         bwrap, problem = probing.find_bwrap()
         if bwrap is None:
-            return Probe(missing=(problem,))
+            return SandboxProbe(missing=(problem,))
         problem = await asyncio.to_thread(probing.bwrap_problem, bwrap)
         if problem:
-            return Probe(missing=(problem,), bwrap=bwrap)
+            return SandboxProbe(missing=(problem,), bwrap=bwrap)
         library = probing.library_of(bwrap) if os.geteuid() == 0 else None
-        found = Probe(missing=("no Python interpreter to run inside",), bwrap=bwrap)
+        found = SandboxProbe(missing=("no Python interpreter to run inside",), bwrap=bwrap)
         for python in filter(os.path.exists, self._pythons):
-            jail = Jail(
+            jail = SandboxLayout(
                 bwrap=bwrap,
                 library=library,
                 python=python,
                 prefixes=(*_prefix(python), *self._packages),
                 packages=self._packages,
-                hidden=hidden_folders(_own_folders()),
+                hidden=find_hidden_folders(_own_folders()),
             )
             found = await self._try_out(jail)
             if found.ok:
@@ -143,7 +149,7 @@ class Sandbox:
                 break
         return found
 
-    async def _try_out(self, jail: Jail) -> Probe:
+    async def _try_out(self, jail: SandboxLayout) -> SandboxProbe:
         """Run the self test inside."""
         visible = (*jail.prefixes, *jail.hidden, "/usr")
         paths = (*_own_folders(), "/etc/shadow", "/var", "/root/.ssh")
@@ -152,12 +158,12 @@ class Sandbox:
         try:
             outcome = await self._run(jail, argv, b"", {"main.py": probing.SELF_TEST}, _PROBE_LIMITS)
         except SandboxBroken as error:
-            return Probe(missing=(probing.explain(str(error)),), bwrap=jail.bwrap)
+            return SandboxProbe(missing=(probing.explain(str(error)),), bwrap=jail.bwrap)
         if not outcome.ok:
             missing = f"{jail.python} does not run inside: {outcome.stderr.strip()[-400:] or outcome.ending}"
-            return Probe(missing=(missing,), bwrap=jail.bwrap)
+            return SandboxProbe(missing=(missing,), bwrap=jail.bwrap)
         checks: dict[str, bool] = json.loads(outcome.stdout)
-        return Probe(
+        return SandboxProbe(
             enforced=tuple(name for name, held in checks.items() if held),
             missing=tuple(f"not enforced here: {name}" for name, held in checks.items() if not held),
             bwrap=jail.bwrap,
@@ -205,7 +211,7 @@ async def _gone(process: asyncio.subprocess.Process) -> None:
             process.kill()
 
 
-def _outcome(report: bytes) -> Outcome:
+def _outcome(report: bytes) -> ProgramOutcome:
     words, _, rest = report.partition(b"\n")
     ready, cut, status, cpu_s, wall_s, out_bytes, err_bytes = words.decode().split()
     stdout = rest[: int(out_bytes)].decode(errors="replace")
@@ -214,15 +220,15 @@ def _outcome(report: bytes) -> Outcome:
     if ready == "0" and not was_cut:
         raise SandboxBroken(stderr.strip()[-400:] or f"bubblewrap ended with {code} before the program started")
     signal = -code if code < 0 else code - 128 if code > 128 else None
-    ending = Ending(cut) if was_cut else Ending.SIGNALLED if signal else Ending.EXITED
-    return Outcome(
+    ending = ProgramEnding(cut) if was_cut else ProgramEnding.SIGNALLED if signal else ProgramEnding.EXITED
+    return ProgramOutcome(
         ending=ending,
         exit_code=None if was_cut or signal else code,
         signal=9 if was_cut else signal,
         stdout=stdout,
         stderr=stderr,
-        truncated=ending is Ending.OUTPUT,
-        timed_out=ending is Ending.TIMEOUT,
+        truncated=ending is ProgramEnding.OUTPUT,
+        timed_out=ending is ProgramEnding.TIMEOUT,
         cpu_s=float(cpu_s),
         wall_s=float(wall_s),
     )

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
-from headway.config.simulation import SimulatedScorer, SimulationConfig
+from headway.config.simulation_config import SimulatedScorerConfig, SimulationConfig
 from headway.errors import ConfigError
-from headway.monitor.report import Monitor, RunReport
-from headway.sim.estimate import Estimate, estimate_of, train_seconds, workload_of
-from headway.sim.world import Scenario, run
+from headway.monitor.run_report import RunMonitor, RunReport
+from headway.sim.simulated_run import Scenario, run_scenario
+from headway.sim.step_estimate import StepEstimate, draw_workload, estimate_step, estimate_train_s
 
 _MOST_SIMULATIONS = 14
 _MOST_SPLITS = 16
@@ -29,7 +29,7 @@ _STALE = ("stale_in_flight", "stale_in_queue")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class GpuSplitOption:
     """One way to use the GPUs, simulated."""
 
     alpha: float
@@ -58,7 +58,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class GpuSplitPlan:
     """Every simulated option, fastest first."""
 
     gpus: int
@@ -66,17 +66,17 @@ class Plan:
     """Batch and engines were simulated at 1/scale of their size."""
     considered: int
     """Options that the coarse pass looked at."""
-    options: tuple[Option, ...]
-    synchronous: Option
-    estimate: Estimate
+    options: tuple[GpuSplitOption, ...]
+    synchronous: GpuSplitOption
+    estimate: StepEstimate
     """Parts of the synchronous step."""
 
     @property
-    def best_asynchronous(self) -> Option | None:
+    def best_asynchronous(self) -> GpuSplitOption | None:
         """The fastest option with pools of their own; `None` where the GPUs cannot be split."""
         return next((option for option in self.options if not option.colocated), None)
 
-    def speed_up(self, option: Option) -> float:
+    def speed_up(self, option: GpuSplitOption) -> float:
         """Over the synchronous run on all GPUs."""
         return self.synchronous.seconds_per_step / option.seconds_per_step
 
@@ -91,13 +91,15 @@ class _Candidate:
 class _Search:
     """The options of one plan, and those of them that have been simulated."""
 
-    def __init__(self, base: Scenario, gpus: int, trainer_gpus: int, on_option: Callable[[Option], None]) -> None:
+    def __init__(
+        self, base: Scenario, gpus: int, trainer_gpus: int, on_option: Callable[[GpuSplitOption], None]
+    ) -> None:
         self.base, self.gpus, self.trainer_gpus = base, gpus, trainer_gpus
         unit = base.simulation.engine.gpus
-        self.scale = scale_for(base, gpus // unit)
+        self.scale = choose_scale(base, gpus // unit)
         self.unit = unit * self.scale * max(1, ceil(gpus / (unit * self.scale) / _MOST_SPLITS))
-        self.work = workload_of(base)
-        self.done: dict[_Candidate, Option] = {}
+        self.work = draw_workload(base)
+        self.done: dict[_Candidate, GpuSplitOption] = {}
         self._on_option = on_option
 
     def splits(self) -> list[int]:
@@ -126,16 +128,16 @@ class _Search:
             infer_devices=every[len(train) :] if candidate.infer_gpus else train,
         )
 
-    def estimate(self, candidate: _Candidate) -> Estimate:
-        return estimate_of(self.scenario(candidate), self.work)
+    def estimate(self, candidate: _Candidate) -> StepEstimate:
+        return estimate_step(self.scenario(candidate), self.work)
 
     def simulate(self, candidate: _Candidate) -> None:
         """Add the option of a candidate, once."""
         if candidate in self.done or len(self.done) >= _MOST_SIMULATIONS:
             return
         full = self.scenario(candidate)
-        monitor = Monitor(full.settings.max_steps - _MEASURED_STEPS)
-        summary = run(scaled(full, self.scale), sinks=[monitor])
+        monitor = RunMonitor(full.settings.max_steps - _MEASURED_STEPS)
+        summary = run_scenario(scale_scenario(full, self.scale), sinks=[monitor])
         option = _option(full, monitor.report(), self.estimate(candidate).step_s, self.scale, summary.finished)
         self.done[candidate] = option
         self._on_option(option)
@@ -150,14 +152,14 @@ class _Search:
             yield replace(candidate, alpha=alpha)
 
 
-def plan_for(
+def plan_gpu_split(
     scenario: Scenario,
     *,
     gpus: int,
     alphas: Sequence[float] = (0.0, 1.0, 2.0, 4.0),
     trainer_gpus: int = 1,
-    on_option: Callable[[Option], None] = lambda option: None,
-) -> Plan:
+    on_option: Callable[[GpuSplitOption], None] = lambda option: None,
+) -> GpuSplitPlan:
     """The ranking of ways to use `gpus` GPUs. `on_option` is told of each as soon as it is simulated."""
     _check(scenario, gpus, alphas, trainer_gpus)
     search = _Search(scenario, gpus, trainer_gpus, on_option)
@@ -171,7 +173,7 @@ def plan_for(
             search.simulate(min(same, key=lambda candidate: search.estimate(candidate).step_s))
     _climb(search, ahead)
     options = sorted(search.done.values(), key=lambda option: (round(option.seconds_per_step, 3), option.alpha))
-    return Plan(
+    return GpuSplitPlan(
         gpus=gpus,
         scale=search.scale,
         considered=len(candidates) + 1,
@@ -208,7 +210,7 @@ def _check(scenario: Scenario, gpus: int, alphas: Sequence[float], trainer_gpus:
 # -- a smaller world that behaves like the large one
 
 
-def scale_for(scenario: Scenario, engines: int) -> int:
+def choose_scale(scenario: Scenario, engines: int) -> int:
     """The largest part of batch and engines that both can be divided by and that leaves enough of both."""
     groups, size = scenario.settings.groups_per_step, scenario.settings.group_size
     common = gcd(engines, groups)
@@ -216,7 +218,7 @@ def scale_for(scenario: Scenario, engines: int) -> int:
     return max((n for n in fits if engines // n >= _MOST_SPLITS // 2), default=1)
 
 
-def scaled(scenario: Scenario, scale: int) -> Scenario:
+def scale_scenario(scenario: Scenario, scale: int) -> Scenario:
     """1/scale of the batch and of the engines, with training work that takes as long as before."""
     if scale == 1:
         return scenario
@@ -241,7 +243,7 @@ def scaled(scenario: Scenario, scale: int) -> Scenario:
 
 
 def _scaled_costs(costs: SimulationConfig, work: float, groups: float) -> SimulationConfig:
-    def scorer(cost: SimulatedScorer) -> SimulatedScorer:
+    def scorer(cost: SimulatedScorerConfig) -> SimulatedScorerConfig:
         return replace(cost, gpu_s_per_token=cost.gpu_s_per_token * work, fixed_s=cost.fixed_s * groups)
 
     trainer = replace(
@@ -253,15 +255,15 @@ def _scaled_costs(costs: SimulationConfig, work: float, groups: float) -> Simula
     return replace(costs, trainer=trainer, logp=logp, ref_logp=ref_logp, critic=critic)
 
 
-def _option(full: Scenario, report: RunReport, estimated_s: float, scale: int, finished: bool) -> Option:
+def _option(full: Scenario, report: RunReport, estimated_s: float, scale: int, finished: bool) -> GpuSplitOption:
     speed, ends, pool = report.throughput, report.ends, report.usage.pool
     seconds = speed.step_mean_s if finished else float("inf")
     samples = full.settings.groups_per_step * full.settings.group_size
     actions = speed.actions / max(speed.samples, 1) * samples
-    train_s = train_seconds(full, actions, samples, full.settings.groups_per_step)
+    train_s = estimate_train_s(full, actions, samples, full.settings.groups_per_step)
     ended = max(ends.trained + ends.dropped, 1)
     slots = full.engines // scale * full.simulation.engine.slots
-    return Option(
+    return GpuSplitOption(
         alpha=full.settings.alpha,
         train_gpus=len(full.train_devices),
         infer_gpus=len(full.infer_devices),
@@ -275,3 +277,61 @@ def _option(full: Scenario, report: RunReport, estimated_s: float, scale: int, f
         stale_share=sum(ends.drops.get(reason, 0) for reason in _STALE) / ended,
         finished=finished,
     )
+
+
+_WORTH = 1.03
+"""A speed-up below this does not pay for training on older samples."""
+_CLOSE = 1.02
+"""Options this close in time are equally fast; the fresher one is better."""
+
+
+def recommend_split(plan: GpuSplitPlan) -> str:
+    """One or two sentences that name the winner and the reason."""
+    best, sync = plan.best_asynchronous, plan.synchronous
+    if best is None:
+        return f"Synchronous on all {plan.gpus} GPUs is the only way here: they cannot be split into two pools."
+    gain = plan.speed_up(best)
+    why = "; ".join(explain_split(plan, best))
+    if gain < 1:
+        loss = f"{best.name}, the best split, takes {best.seconds_per_step:.4g} s a step"
+        return f"Synchronous on all {plan.gpus} GPUs wins here: {sync.seconds_per_step:.4g} s; {loss}. Why: {why}."
+    if gain < _WORTH:
+        return (
+            f"Stay synchronous on all {plan.gpus} GPUs: {best.name} is only {gain - 1:.1%} faster, "
+            f"which does not pay for older samples. Why: {why}."
+        )
+    chosen = choose_freshest_split(plan, best)
+    text = (
+        f"Take {chosen.name}: {chosen.seconds_per_step:.4g} s a step, {plan.speed_up(chosen):.2f}× the synchronous run"
+    )
+    if chosen is not best:
+        text += f"; {best.name} is less than {_CLOSE - 1:.0%} faster and older"
+    return text + "."
+
+
+def choose_freshest_split(plan: GpuSplitPlan, best: GpuSplitOption) -> GpuSplitOption:
+    """Of the options about as fast as the best, the one with the smallest lag."""
+    close = [o for o in plan.options if not o.colocated and o.seconds_per_step <= best.seconds_per_step * _CLOSE]
+    return min(close, key=lambda option: (option.alpha, option.lag_mean))
+
+
+def explain_split(plan: GpuSplitPlan, best: GpuSplitOption) -> list[str]:
+    """What holds the best split back, the heaviest first where that can be told."""
+    parts, found = plan.estimate, []
+    trains, generates = best.train_busy, best.generate_busy * best.slots_filled
+    if best.stale_share > 0.05:
+        found.append(f"{best.stale_share:.0%} of the samples became too old and were dropped")
+    if trains > 0.85:
+        found.append(
+            f"training cannot shrink: {best.train_gpus} of {plan.gpus} GPUs do what all of them do in "
+            f"{parts.train_s:.4g} s, and the engines idle meanwhile"
+        )
+    elif trains < 0.6:
+        found.append(f"the pools idle: {best.train_gpus} training GPUs work only {trains:.0%} of the time")
+    if parts.update_s > 0.1 * best.seconds_per_step:
+        found.append(f"every weight update takes {parts.update_s:.4g} s")
+    if parts.tail_s < 0.5 * parts.generate_s or parts.tail_s < 0.1 * plan.synchronous.seconds_per_step:
+        found.append(f"the longest answer takes only {parts.tail_s:.4g} s, so a synchronous run waits little")
+    if generates < 0.5 and trains <= 0.85:
+        found.append(f"the engines' slots are {best.slots_filled:.0%} full")
+    return found or ["the split leaves each pool waiting for the other"]

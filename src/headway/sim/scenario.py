@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.build import settings_of
-from headway.config import Resolved, SimulationConfig
-from headway.config.simulation import SimulatedScorer
-from headway.sim.world import Scenario
+from headway.config import ResolvedConfig, SimulationConfig
+from headway.config.simulation_config import SimulatedScorerConfig
+from headway.launch import make_run_settings
+from headway.sim.simulated_run import Scenario
 
 _GPUS = "simulation.engine.gpus"
 
 
-def scenario_of(resolved: Resolved) -> Scenario:
+def make_scenario(resolved: ResolvedConfig) -> Scenario:
     """The scenario that a configuration describes."""
     config, devices = resolved.config, resolved.derived.devices
     return Scenario(
-        settings=replace(settings_of(resolved), max_steps=config.simulation.steps),
+        settings=replace(make_run_settings(resolved), max_steps=config.simulation.steps),
         simulation=_simulation(resolved),
         train_devices=devices["actor_train"],
         infer_devices=devices["actor_train"] if resolved.derived.hybrid else devices["actor_infer"],
@@ -29,13 +29,13 @@ def scenario_of(resolved: Resolved) -> Scenario:
     )
 
 
-def trainer_granularity(resolved: Resolved) -> int:
+def trainer_granularity(resolved: ResolvedConfig) -> int:
     """Devices that one copy of the trained model needs: the trainer grows in steps of these."""
     sizes = resolved.config.actor_train.strategy_args.strategy_config
     return sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * sizes.context_parallel_size
 
 
-def _simulation(resolved: Resolved) -> SimulationConfig:
+def _simulation(resolved: ResolvedConfig) -> SimulationConfig:
     """The costs, with replicas as large as the engine's parallel sizes unless the block says otherwise."""
     simulation, devices = resolved.config.simulation, resolved.derived.devices
     engine = simulation.engine
@@ -52,7 +52,7 @@ def _simulation(resolved: Resolved) -> SimulationConfig:
     )
 
 
-def _scorer(cost: SimulatedScorer, devices: tuple[int, ...], trainers: tuple[int, ...]) -> SimulatedScorer:
+def _scorer(cost: SimulatedScorerConfig, devices: tuple[int, ...], trainers: tuple[int, ...]) -> SimulatedScorerConfig:
     """A scorer with devices of its own does not wait for the trainer, and is as fast as those are many."""
     if set(devices) & set(trainers):
         return cost

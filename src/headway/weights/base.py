@@ -58,7 +58,7 @@ class FileSlice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSlice:
+class ObjectSlice:
     """The payload of a bucket that lies in the object store of a cluster, where every node can read it."""
 
     ref: Any = field(repr=False)
@@ -67,7 +67,7 @@ class StoredSlice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Landed:
+class ReceivedBuffer:
     """The payload of a bucket that was broadcast: its bytes lie in the process of the receiver already."""
 
     version: int
@@ -76,7 +76,7 @@ class Landed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class UnchangedBucket:
     """The payload of a bucket that did not change since the version the receiver serves: it uses what it has."""
 
     size: int
@@ -94,7 +94,7 @@ class IpcSlice:
     size: int
 
 
-Words = SharedSlice | FileSlice | StoredSlice | IpcSlice | Landed | Kept
+PayloadRef = SharedSlice | FileSlice | ObjectSlice | IpcSlice | ReceivedBuffer | UnchangedBucket
 """Payloads that cross to another process as they are: they say where the bytes are."""
 
 
@@ -120,21 +120,21 @@ class Bucket:
     index: int
     checksum: str
     payload: Any = field(repr=False)
-    """A buffer, one of `Words`, a `DevicePayload`, or in the simulator the checksum of what arrived."""
+    """A buffer, one of `PayloadRef`, a `DevicePayload`, or in the simulator the checksum of what arrived."""
 
 
 def payload_size(payload: Any) -> int:
     """Bytes that a payload stands for, wherever they are."""
     if isinstance(payload, FileSlice):
         return sum(size for _, _, size in payload.spans)
-    if isinstance(payload, SharedSlice | StoredSlice | IpcSlice | Landed | Kept):
+    if isinstance(payload, SharedSlice | ObjectSlice | IpcSlice | ReceivedBuffer | UnchangedBucket):
         return payload.size
     if isinstance(payload, DevicePayload):
         return int(payload.data.numel())
     return memoryview(payload).nbytes
 
 
-def checksum(data: Any) -> str:
+def compute_checksum(data: Any) -> str:
     """CRC-32 and length of a buffer, as text. Other threads run while it counts.
 
     It finds every torn, lost or overwritten stretch for the price of reading it once: 1.0 GiB/s on one core of a small
@@ -185,7 +185,7 @@ class WeightReceiver(Protocol):
         ...
 
 
-class Stage(Protocol):
+class IncomingVersion(Protocol):
     """One version on its way in; used by one thread at a time."""
 
     @property
@@ -198,7 +198,7 @@ class Stage(Protocol):
         ...
 
 
-S = TypeVar("S", bound=Stage)
+S = TypeVar("S", bound=IncomingVersion)
 
 
 class StagedReceiver(ABC, Generic[S]):

@@ -14,7 +14,7 @@ decoders             the families like Llama in nine kernels a layer; any other 
 ops, triton_*        what a step is made of, in plain torch and in Triton
 """
 
-from headway.engines.native.engine import NativeEngine
+from headway.engines.native.native_engine import NativeEngine
 from headway.engines.native.settings import NativeSettings
 
 __all__ = ["NativeEngine", "NativeSettings"]

@@ -18,25 +18,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.engines.native import ops as columns
-from headway.engines.native.block_kv import BlockKv, sent
-from headway.engines.native.cuda_graphs import Graphs, Shape, ladder, splits_for
-from headway.engines.native.decoders import Decoder
-from headway.engines.native.ops import TILE, Heads, Ops
-from headway.engines.native.parameters import Parameters, Values
-from headway.engines.native.scheduler import Fill, Plan, Run
-from headway.engines.native.sequence import Sequence
+from headway.engines.native import block_ops as columns
+from headway.engines.native.block_ops import TILE_TOKENS, AttentionHeads, BlockOps
+from headway.engines.native.decode_graphs import DecodeGraphs, DecodeShape, choose_splits, round_up_lanes
+from headway.engines.native.kv_cache import LaneKvCache, copy_to_device
+from headway.engines.native.kv_slots import KvCacheMoves
+from headway.engines.native.model_decoders import BlockDecoder
+from headway.engines.native.native_scheduler import DrawnTokens, PrefillChunk, StepPlan
+from headway.engines.native.native_sequence import NativeSequence
+from headway.engines.native.served_parameters import ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
-from headway.engines.native.slots import KvMoves
 
 if TYPE_CHECKING:
     from torch.cuda import Event
 
 
-class Flight(NamedTuple):
+class BlockInFlight(NamedTuple):
     """A block that was launched."""
 
-    ready: Listing[Sequence]
+    ready: Listing[NativeSequence]
     """By lane."""
     slots: NDArray[np.int64]
     report: Tensor
@@ -47,7 +47,7 @@ class Flight(NamedTuple):
 class _Steps:
     """A `View` of one token a lane."""
 
-    def __init__(self, ops: Ops, kv: BlockKv, lanes_B: Tensor, positions_B: Tensor, splits: int) -> None:
+    def __init__(self, ops: BlockOps, kv: LaneKvCache, lanes_B: Tensor, positions_B: Tensor, splits: int) -> None:
         self.kv = kv.layers
         self.slot_tokens = kv.slot_tokens
         self.positions = positions_B
@@ -56,14 +56,14 @@ class _Steps:
         self._lanes_B = lanes_B
         self._splits = splits
 
-    def attend(self, layer: int, q_THD: Tensor, heads: Heads) -> Tensor:
+    def attend(self, layer: int, q_THD: Tensor, heads: AttentionHeads) -> Tensor:
         return self._ops.decode(q_THD, self.kv[layer], heads, self._lanes_B, self.positions, self._splits)
 
 
 class _Prompts:
     """A `View` of pieces of prompts."""
 
-    def __init__(self, ops: Ops, kv: BlockKv, positions_T: Tensor, rows_T: Tensor, tiles_N4: Tensor) -> None:
+    def __init__(self, ops: BlockOps, kv: LaneKvCache, positions_T: Tensor, rows_T: Tensor, tiles_N4: Tensor) -> None:
         self.kv = kv.layers
         self.slot_tokens = kv.slot_tokens
         self.positions = positions_T
@@ -71,7 +71,7 @@ class _Prompts:
         self._ops = ops
         self._tiles_N4 = tiles_N4
 
-    def attend(self, layer: int, q_THD: Tensor, heads: Heads) -> Tensor:
+    def attend(self, layer: int, q_THD: Tensor, heads: AttentionHeads) -> Tensor:
         return self._ops.fill(q_THD, self.kv[layer], heads, self._tiles_N4)
 
 
@@ -80,10 +80,10 @@ class BlockRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
-        ops: Ops,
-        kv: BlockKv,
-        parameters: Parameters,
+        decoder: BlockDecoder,
+        ops: BlockOps,
+        kv: LaneKvCache,
+        parameters: ServedParameters,
         settings: NativeSettings,
         *,
         kv_heads: int,
@@ -99,7 +99,7 @@ class BlockRunner:
         self._state = torch.zeros(settings.slots + 1, columns.COLUMNS, dtype=torch.int64, device=device)
         self._block = torch.zeros(settings.slots + 1, 1 + 2 * settings.look_steps, dtype=torch.int32, device=device)
         self._ends = torch.tensor(sorted(eos), dtype=torch.int64, device=device)
-        self._graphs = None if self._stream is None else Graphs(self._stream)
+        self._graphs = None if self._stream is None else DecodeGraphs(self._stream)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.default_stream(device))
         self._changes = -1
@@ -113,10 +113,10 @@ class BlockRunner:
         self._limits = np.zeros(settings.slots, dtype=np.int64)
 
     @property
-    def moves(self) -> KvMoves:
+    def moves(self) -> KvCacheMoves:
         return self._kv
 
-    def install(self, values: Values) -> None:
+    def install(self, values: ServedValues) -> None:
         """Serve other weights from the next block on."""
         with self._kv.on_stream():
             if self._stream is not None:  # loaded by another thread, on the default stream
@@ -124,7 +124,7 @@ class BlockRunner:
             self._parameters.install(values)
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> Flight | None:
+    def launch(self, plan: StepPlan) -> BlockInFlight | None:
         """Start a block. None where nobody will draw anything."""
         with self._kv.on_stream():
             self._kv.settle()
@@ -136,7 +136,7 @@ class BlockRunner:
                 self._seat(plan)
             return self._decode(plan.ready)
 
-    def land(self, flight: Flight) -> list[Run]:
+    def land(self, flight: BlockInFlight) -> list[DrawnTokens]:
         """Wait for a block; what each lane has drawn."""
         if flight.done is not None:
             flight.done.synchronize()
@@ -150,7 +150,7 @@ class BlockRunner:
         rows = zip(counts.tolist(), tokens.tolist(), logps.tolist(), strict=True)
         return [(drawn, found) if count == steps else (drawn[:count], found[:count]) for count, drawn, found in rows]
 
-    def _seat(self, plan: Plan) -> None:
+    def _seat(self, plan: StepPlan) -> None:
         """Others have joined or left: tell the device who sits where, and all about those who are new."""
         self._changes = plan.changes
         slots = np.array(self._kv.slot_of[: len(plan.ready)], dtype=np.int64)
@@ -158,80 +158,80 @@ class BlockRunner:
         new = np.flatnonzero(self._owners[slots] != numbers).tolist()
         if new:
             entered = [plan.ready[lane] for lane in new]
-            rows = sent(np.array([_entry(sequence) for sequence in entered], dtype=np.int64), self._kv.device)
-            self._state.index_copy_(0, sent(slots[new], self._kv.device), rows)
+            rows = copy_to_device(np.array([_entry(sequence) for sequence in entered], dtype=np.int64), self._kv.device)
+            self._state.index_copy_(0, copy_to_device(slots[new], self._kv.device), rows)
             self._owners[slots[new]] = numbers[new]
             self._lengths[slots[new]] = [len(sequence.tokens) for sequence in entered]
             self._limits[slots[new]] = [sequence.limit for sequence in entered]
-        seats = np.full(ladder(len(slots), self._slots), self._slots, dtype=np.int64)
+        seats = np.full(round_up_lanes(len(slots), self._slots), self._slots, dtype=np.int64)
         seats[: len(slots)] = slots
-        self._lanes[: len(seats)].copy_(sent(seats, self._kv.device))
+        self._lanes[: len(seats)].copy_(copy_to_device(seats, self._kv.device))
         self._seated = slots
         self._cut = any(_truncates(sequence) for sequence in plan.ready)
 
-    def _decode(self, ready: Listing[Sequence]) -> Flight | None:
+    def _decode(self, ready: Listing[NativeSequence]) -> BlockInFlight | None:
         slots = self._seated
         lengths, limits = self._lengths[slots], self._limits[slots]
         steps = min(self._look_steps, int((limits - lengths).max()))
         if steps <= 0:
             return None
         longest = int(lengths.max()) + steps
-        size = ladder(len(slots), self._slots)
-        shape = Shape(size, splits_for(size, self._kv_heads, longest), self._cut)
+        size = round_up_lanes(len(slots), self._slots)
+        shape = DecodeShape(size, choose_splits(size, self._kv_heads, longest), self._cut)
         self._block[:, 0].zero_()
         for _ in range(steps):
             self._run(shape)
         self._lengths[slots] = np.minimum(lengths + steps, limits)
         if self._stream is None:
-            return Flight(ready, slots, self._block.clone(), None)
+            return BlockInFlight(ready, slots, self._block.clone(), None)
         report = torch.empty(self._block.shape, dtype=torch.int32, pin_memory=True)
         report.copy_(self._block, non_blocking=True)
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         done.record(self._stream)
-        return Flight(ready, slots, report, done)
+        return BlockInFlight(ready, slots, report, done)
 
-    def _run(self, shape: Shape) -> None:
+    def _run(self, shape: DecodeShape) -> None:
         if self._graphs is None:
             self._step(shape)
         else:
             self._graphs.run(shape, self._step, self._idle_step)
 
-    def _step(self, shape: Shape) -> None:
+    def _step(self, shape: DecodeShape) -> None:
         self._step_of(self._lanes[: shape.lanes], shape)
 
-    def _idle_step(self, shape: Shape) -> None:
+    def _idle_step(self, shape: DecodeShape) -> None:
         self._step_of(self._nobody[: shape.lanes], shape)
 
-    def _step_of(self, lanes_B: Tensor, shape: Shape) -> None:
+    def _step_of(self, lanes_B: Tensor, shape: DecodeShape) -> None:
         rows = self._state.index_select(0, lanes_B)
         positions_B = rows[:, columns.POSITION].contiguous()
         view = _Steps(self._ops, self._kv, lanes_B, positions_B, shape.splits)
         logits_BV = self._decoder.logits(rows[:, columns.TOKEN], view)
         self._ops.draw(logits_BV, lanes_B, self._state, self._block, self._ends, cut=shape.cut)
 
-    def _fill(self, fills: Listing[Fill]) -> None:
+    def _fill(self, fills: Listing[PrefillChunk]) -> None:
         """One forward of all pieces; nothing is drawn."""
         tokens: list[int] = []
         positions, rows, tiles = [], [], []
         for fill in fills:
             sequence, start, slot = fill.sequence, fill.sequence.cached, self._kv.slot_of[fill.sequence.row]
-            for first in range(0, fill.count, TILE):
-                tiles.append((len(tokens) + first, min(TILE, fill.count - first), slot, start + first))
+            for first in range(0, fill.count, TILE_TOKENS):
+                tiles.append((len(tokens) + first, min(TILE_TOKENS, fill.count - first), slot, start + first))
             tokens += sequence.tokens[start : start + fill.count]
             at = np.arange(start, start + fill.count)
             positions.append(at)
             rows.append(at + slot * self._kv.slot_tokens)
         flat = np.stack((np.array(tokens, dtype=np.int64), np.concatenate(positions), np.concatenate(rows)))
-        tokens_T, positions_T, rows_T = sent(flat, self._kv.device)
-        view = _Prompts(self._ops, self._kv, positions_T, rows_T, sent(np.array(tiles), self._kv.device))
+        tokens_T, positions_T, rows_T = copy_to_device(flat, self._kv.device)
+        view = _Prompts(self._ops, self._kv, positions_T, rows_T, copy_to_device(np.array(tiles), self._kv.device))
         self._decoder.fill(tokens_T, view)
 
 
-def _entry(sequence: Sequence) -> list[int]:
+def _entry(sequence: NativeSequence) -> list[int]:
     """A sequence as a row of `state`, in the order of its columns."""
     params = sequence.params
-    fractions = [columns.bits(value) for value in (params.temperature, params.top_p, params.min_p)]
-    key = columns.key_of(sequence.key, sequence.prompt_length)
+    fractions = [columns.float_to_bits(value) for value in (params.temperature, params.top_p, params.min_p)]
+    key = columns.make_draw_key(sequence.key, sequence.prompt_length)
     position = len(sequence.tokens) - 1
     return [
         sequence.tokens[-1],
@@ -246,6 +246,6 @@ def _entry(sequence: Sequence) -> list[int]:
     ]
 
 
-def _truncates(sequence: Sequence) -> bool:
+def _truncates(sequence: NativeSequence) -> bool:
     params = sequence.params
     return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway.engines.native.ops import TILE, Heads
-from headway.engines.native.triton_launch import early, follow
+from headway.engines.native.block_ops import TILE_TOKENS, AttentionHeads
+from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 SHORTEST = 256
 _LOG2_E = 1.4426950408889634
@@ -43,7 +43,7 @@ def _decode(
     SHARED: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    follow(EARLY)
+    wait_for_previous_kernel(EARLY)
     lane = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -102,7 +102,7 @@ def _join(
     SHORTEST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    follow(EARLY)
+    wait_for_previous_kernel(EARLY)
     lane = tl.program_id(0)
     head = lane.to(tl.int64) * HEADS + tl.program_id(1)
     length = (tl.load(positions + lane) + 1).to(tl.int32)
@@ -135,7 +135,7 @@ def _fill(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    follow(EARLY)
+    wait_for_previous_kernel(EARLY)
     tile = tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(tiles + tile * 4)
@@ -175,7 +175,7 @@ def _fill(
 
 
 def decode(
-    q_BHD: Tensor, kv: tuple[Tensor, Tensor], heads: Heads, lanes_B: Tensor, positions_B: Tensor, splits: int
+    q_BHD: Tensor, kv: tuple[Tensor, Tensor], heads: AttentionHeads, lanes_B: Tensor, positions_B: Tensor, splits: int
 ) -> Tensor:
     """See `Ops.decode`."""
     lanes, out = len(q_BHD), torch.empty_like(q_BHD)
@@ -189,23 +189,23 @@ def decode(
         q_BHD, *kv, out, parts, weights, lanes_B, positions_B, heads.scale * _LOG2_E, heads.window, splits,
         heads.slot_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
         GROUP_PAD=max(16, triton.next_power_of_2(heads.query // heads.kv)), SIZE_PAD=size_pad, BLOCK=block,
-        SHORTEST=SHORTEST, SHARED=shared, num_warps=2 if size_pad <= 64 else 4, num_stages=2 if busy else 3, **early(),
+        SHORTEST=SHORTEST, SHARED=shared, num_warps=2 if size_pad <= 64 else 4, num_stages=2 if busy else 3, **launch_options(),
     )  # fmt: skip
     if shared:
         _join[(lanes, heads.query)](
             parts, weights, out, positions_B, heads.window, splits, HEADS=heads.query, SIZE=heads.size,
             SIZE_PAD=size_pad, SPLITS_PAD=triton.next_power_of_2(splits), BLOCK=block, SHORTEST=SHORTEST, num_warps=1,
-            **early(),
+            **launch_options(),
         )  # fmt: skip
     return out
 
 
-def fill(q_THD: Tensor, kv: tuple[Tensor, Tensor], heads: Heads, tiles_N4: Tensor) -> Tensor:
+def fill(q_THD: Tensor, kv: tuple[Tensor, Tensor], heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
     """See `Ops.fill`."""
     out = torch.empty_like(q_THD)
     _fill[(len(tiles_N4), heads.query)](
         q_THD, *kv, out, tiles_N4, heads.scale * _LOG2_E, heads.window, heads.slot_tokens, HEADS=heads.query,
-        KV=heads.kv, SIZE=heads.size, SIZE_PAD=triton.next_power_of_2(heads.size), ROWS=TILE, BLOCK=64,
-        num_warps=4, num_stages=2, **early(),
+        KV=heads.kv, SIZE=heads.size, SIZE_PAD=triton.next_power_of_2(heads.size), ROWS=TILE_TOKENS, BLOCK=64,
+        num_warps=4, num_stages=2, **launch_options(),
     )  # fmt: skip
     return out

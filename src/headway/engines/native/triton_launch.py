@@ -2,7 +2,7 @@
 
 A step is some two hundred kernels of a few microseconds, a good part of which is their start. On GPUs that can do it
 (compute capability 9), the next kernel is started as soon as all programs of this one are at work, and waits inside for
-its end. Every kernel of a step begins with `follow`, before it reads or writes anything, so that whoever has waited for
+its end. Every kernel of a step begins with `wait_for_previous_kernel`, before it reads or writes anything, so that whoever has waited for
 its predecessor has waited for all before it.
 """
 
@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def follow(EARLY: tl.constexpr):
+def wait_for_previous_kernel(EARLY: tl.constexpr):
     """Wait for the kernel before, then let the next one start."""
     if EARLY:
         gdc_wait()
@@ -27,8 +27,8 @@ def follow(EARLY: tl.constexpr):
 
 
 @cache
-def early() -> dict[str, Any]:
-    """What every launch of a kernel with `follow` is given."""
+def launch_options() -> dict[str, Any]:
+    """What every launch of a kernel with `wait_for_previous_kernel` is given."""
     if os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.get_device_capability()[0] < 9:
         return {"EARLY": False}
     return {"EARLY": True, "launch_pdl": True}

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from headway.engines.native import triton_attention, triton_products, triton_sampling
-from headway.engines.native.ops import Heads, Rotation
-from headway.engines.native.triton_launch import early, follow
+from headway.engines.native.block_ops import AttentionHeads, RotaryEmbedding
+from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def _add_norm(
     x, delta, weight, out, eps, plane, WIDTH: tl.constexpr, PAD: tl.constexpr, PLANES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    follow(EARLY)
+    wait_for_previous_kernel(EARLY)
     row = tl.program_id(0).to(tl.int64) * WIDTH
     i = tl.arange(0, PAD)
     here = i < WIDTH
@@ -37,7 +37,7 @@ def _add_norm(
 
 @triton.jit
 def _gated(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    follow(EARLY)
+    wait_for_previous_kernel(EARLY)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = i < WIDTH
@@ -59,7 +59,7 @@ def _rotate_store(
     PLANES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    follow(EARLY)
+    wait_for_previous_kernel(EARLY)
     half: tl.constexpr = SIZE // 2
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token)
@@ -98,7 +98,7 @@ def _rotate_store(
     tl.store(values + target + i, value.to(q.dtype.element_ty), mask=i < KV * SIZE)
 
 
-class TritonOps:
+class TritonBlockOps:
     """Implements `Ops`."""
 
     decode = staticmethod(triton_attention.decode)
@@ -111,12 +111,18 @@ class TritonOps:
         pad = triton.next_power_of_2(width)
         _add_norm[(len(x_TE),)](
             x_TE, x_TE if delta_TE is None else delta_TE, weight_E, out, eps, x_TE.numel(),
-            WIDTH=width, PAD=pad, PLANES=_planes(delta_TE), num_warps=4 if pad <= 2048 else 8, **early(),
+            WIDTH=width, PAD=pad, PLANES=_planes(delta_TE), num_warps=4 if pad <= 2048 else 8, **launch_options(),
         )  # fmt: skip
         return out
 
     def rotate_store(
-        self, qkv: Tensor, heads: Heads, by: Rotation, positions_T: Tensor, rows_T: Tensor, kv: tuple[Tensor, Tensor]
+        self,
+        qkv: Tensor,
+        heads: AttentionHeads,
+        by: RotaryEmbedding,
+        positions_T: Tensor,
+        rows_T: Tensor,
+        kv: tuple[Tensor, Tensor],
     ) -> Tensor:
         tokens = qkv.shape[-2]
         q = torch.empty(tokens, heads.query, heads.size, dtype=kv[0].dtype, device=qkv.device)
@@ -126,22 +132,24 @@ class TritonOps:
             positions_T, rows_T, q, *kv, tokens * qkv.shape[-1], HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
             HEADS_PAD=triton.next_power_of_2(heads.query + heads.kv), HALF_PAD=triton.next_power_of_2(heads.size // 2),
             KV_PAD=triton.next_power_of_2(heads.kv * heads.size), NORMS=norms,
-            PLANES=_planes(qkv), num_warps=4, **early(),
+            PLANES=_planes(qkv), num_warps=4, **launch_options(),
         )  # fmt: skip
         return q
 
     def product(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if triton_products.pays(len(x_TE), weight.numel()):
+        if triton_products.is_faster(len(x_TE), weight.numel()):
             return triton_products.product(x_TE, weight, bias)
         return linear(x_TE, weight, bias)
 
     def gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if bias is None and triton_products.pays(len(x_TE), weight.numel() // 2):
+        if bias is None and triton_products.is_faster(len(x_TE), weight.numel() // 2):
             return triton_products.gated(x_TE, weight)
         gate_up = linear(x_TE, weight, bias)
         width = gate_up.shape[-1] // 2
         out = torch.empty(len(gate_up), width, dtype=gate_up.dtype, device=gate_up.device)
-        _gated[(len(gate_up), triton.cdiv(width, 1024))](gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4, **early())
+        _gated[(len(gate_up), triton.cdiv(width, 1024))](
+            gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4, **launch_options()
+        )
         return out
 
 

@@ -15,20 +15,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway.engines.native import ops
-from headway.engines.native.triton_launch import early, follow
+from headway.engines.native import block_ops
+from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 WIDTH = 4096
-_TOKEN = tl.constexpr(ops.TOKEN)
-_POSITION = tl.constexpr(ops.POSITION)
-_LIMIT = tl.constexpr(ops.LIMIT)
-_ACTIVE = tl.constexpr(ops.ACTIVE)
-_KEY = tl.constexpr(ops.KEY)
-_TEMPERATURE = tl.constexpr(ops.TEMPERATURE)
-_TOP_K = tl.constexpr(ops.TOP_K)
-_TOP_P = tl.constexpr(ops.TOP_P)
-_MIN_P = tl.constexpr(ops.MIN_P)
-_COLUMNS = tl.constexpr(ops.COLUMNS)
+_TOKEN = tl.constexpr(block_ops.TOKEN)
+_POSITION = tl.constexpr(block_ops.POSITION)
+_LIMIT = tl.constexpr(block_ops.LIMIT)
+_ACTIVE = tl.constexpr(block_ops.ACTIVE)
+_KEY = tl.constexpr(block_ops.KEY)
+_TEMPERATURE = tl.constexpr(block_ops.TEMPERATURE)
+_TOP_K = tl.constexpr(block_ops.TOP_K)
+_TOP_P = tl.constexpr(block_ops.TOP_P)
+_MIN_P = tl.constexpr(block_ops.MIN_P)
+_COLUMNS = tl.constexpr(block_ops.COLUMNS)
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _scale(row):
 
 @triton.jit
 def _uniform(row):
-    """`ops.uniform`, in float32 and below 1."""
+    """`block_ops.uniform`, in float32 and below 1."""
     z = tl.load(row + _KEY).to(tl.uint64, bitcast=True)
     z += (tl.load(row + _POSITION) + 2).to(tl.uint64) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
@@ -63,7 +63,7 @@ def _order(x):
 
 @triton.jit
 def _cut(logits, lanes, state, cuts, V, WIDTH: tl.constexpr, EARLY: tl.constexpr):
-    follow(EARLY)
+    wait_for_previous_kernel(EARLY)
     lane = tl.program_id(0)
     row = state + tl.load(lanes + lane).to(tl.int64) * _COLUMNS
     logits += lane.to(tl.int64) * V
@@ -125,7 +125,7 @@ def _piece(logits, cuts, lane, at, V, scale, CUT: tl.constexpr):
 def _sums(
     logits, lanes, state, cuts, peaks, sums, V, PIECES, WIDTH: tl.constexpr, CUT: tl.constexpr, EARLY: tl.constexpr
 ):
-    follow(EARLY)
+    wait_for_previous_kernel(EARLY)
     lane = tl.program_id(0)
     piece = tl.program_id(1)
     scale = _scale(state + tl.load(lanes + lane).to(tl.int64) * _COLUMNS)
@@ -155,7 +155,7 @@ def _pick(
     CUT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    follow(EARLY)
+    wait_for_previous_kernel(EARLY)
     lane = tl.program_id(0)
     slot = tl.load(lanes + lane).to(tl.int64)
     row = state + slot * _COLUMNS
@@ -202,13 +202,13 @@ def draw(logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends:
     peaks = torch.empty(2, rows, pieces, dtype=torch.float32, device=logits_BV.device)
     cuts = torch.empty(rows, dtype=torch.float32, device=logits_BV.device)
     if cut:
-        _cut[(rows,)](logits_BV, lanes_B, state, cuts, vocabulary, WIDTH=2 * WIDTH, num_warps=16, **early())
+        _cut[(rows,)](logits_BV, lanes_B, state, cuts, vocabulary, WIDTH=2 * WIDTH, num_warps=16, **launch_options())
     _sums[(rows, pieces)](
         logits_BV, lanes_B, state, cuts, peaks[0], peaks[1], vocabulary, pieces, WIDTH=WIDTH, CUT=cut, num_warps=4,
-        **early(),
+        **launch_options(),
     )  # fmt: skip
     _pick[(rows,)](
         logits_BV, lanes_B, state, cuts, peaks[0], peaks[1], block, ends, vocabulary, pieces,
         STEPS=(block.shape[1] - 1) // 2, ENDS=len(ends), PIECES_PAD=triton.next_power_of_2(pieces), WIDTH=WIDTH,
-        CUT=cut, num_warps=8, **early(),
+        CUT=cut, num_warps=8, **launch_options(),
     )  # fmt: skip

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-LIBRARY: dict[str, str] = {
+LIBRARY_ENVIRONMENTS: dict[str, str] = {
     "alfworld": "headway.environments.library.alfworld:ALFWorld",
-    "repair": "headway.environments.library.repair:Repair",
+    "repair": "headway.environments.library.repair:RepairEnvironment",
     "scienceworld": "headway.environments.library.scienceworld:ScienceWorld",
-    "shop": "headway.environments.library.shop:Shop",
+    "shop": "headway.environments.library.shop:ShopEnvironment",
     "sokoban": "headway.environments.library.sokoban:Sokoban",
     "textworld": "headway.environments.library.textworld:TextWorldExpress",
-    "tools": "headway.environments.tools.environment:ToolEnvironment",
-    "verifiers": "headway.environments.library.verifiers:Verifiers",
+    "tools": "headway.environments.tools.tool_environment:ToolEnvironment",
+    "verifiers": "headway.environments.library.verifiers_environment:VerifiersEnvironment",
 }
 """Name → module:class, as the registry reads them."""

@@ -16,9 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from headway.environments.library.wording import line_in
-from headway.environments.text import Reply
-from headway.environments.tools.extras import library
+from headway.environments.optional_dependencies import import_optional_library
+from headway.environments.response_parsing import extract_command
+from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, EnvironmentFailed
 
 _SPLITS = ("train", "valid_seen", "valid_unseen")
@@ -38,10 +38,12 @@ class ALFWorld:
         if split not in _SPLITS:
             raise ConfigError("is no split", key="split", value=split, hint=f"one of {', '.join(_SPLITS)}")
         folder = data_path or os.environ.get("ALFWORLD_DATA", "")
-        self._textworld = library("textworld", extra="alfworld", wanted_by="alfworld")
-        self._wrappers = library("alfworld.agents.environment.alfred_tw_env", extra="alfworld", wanted_by="alfworld")
+        self._textworld = import_optional_library("textworld", extra="alfworld", wanted_by="alfworld")
+        self._wrappers = import_optional_library(
+            "alfworld.agents.environment.alfred_tw_env", extra="alfworld", wanted_by="alfworld"
+        )
         self._folder = Path(folder).expanduser()
-        self._games = _games(str(self._folder), split) if folder else ()
+        self._games = _find_games(str(self._folder), split) if folder else ()
         if not self._games:
             hint = "run alfworld-download and name its folder"
             raise ConfigError(f"there are no games of {split} below it", key="data_path", value=folder, hint=hint)
@@ -60,7 +62,7 @@ class ALFWorld:
 
     def step(self, action: str) -> Reply:
         self._steps += 1
-        command = line_in(action)
+        command = extract_command(action)
         valid = command in self._now["admissible_commands"]
         self._now, _, ended = self._world.step(command)
         won = bool(self._now["won"])
@@ -88,7 +90,7 @@ class ALFWorld:
 
 
 @lru_cache(maxsize=8)
-def _games(folder: str, split: str) -> tuple[Path, ...]:
+def _find_games(folder: str, split: str) -> tuple[Path, ...]:
     """Game files of a split, without those that the original leaves out: movable and sliced things."""
     below = (path for path in Path(folder).glob(f"json_*/{split}/**/game.tw-pddl"))
     return tuple(sorted(path for path in below if "movable" not in str(path) and "Sliced" not in str(path)))

@@ -12,22 +12,22 @@ from typing import Any
 from headway.environments.library.projects.numerals import to_roman
 from headway.seeding import Rng
 
-Arguments = tuple[Any, ...]
+CallArguments = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
+class FunctionCases:
     """One function: calls that the tests show, and how to make others."""
 
-    shown: tuple[Arguments, ...]
-    make: Callable[[Rng], Arguments]
+    shown: tuple[CallArguments, ...]
+    make: Callable[[Rng], CallArguments]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
+class RepairModule:
     """A module of `headway.environments.library.projects`, and ways to break it."""
 
-    functions: Mapping[str, Function]
+    functions: Mapping[str, FunctionCases]
     bugs: tuple[tuple[str, str], ...]
     """Text that is there once, and what stands there instead."""
 
@@ -36,7 +36,7 @@ def _one(rng: Rng, *choices: Any) -> Any:
     return choices[rng.randrange(0, len(choices))]
 
 
-def _pairs(rng: Rng) -> Arguments:
+def _pairs(rng: Rng) -> CallArguments:
     starts = [rng.randrange(0, 30) for _ in range(rng.randrange(1, 7))]
     return ([[start, start + rng.randrange(0, 9)] for start in starts],)
 
@@ -45,7 +45,7 @@ def _words(rng: Rng) -> str:
     return " ".join("".join(_one(rng, *"aabeno") for _ in range(rng.randrange(1, 7))) for _ in range(12))
 
 
-def _title(rng: Rng) -> Arguments:
+def _title(rng: Rng) -> CallArguments:
     return ("".join(_one(rng, *"abC9 -!'") for _ in range(20)),)
 
 
@@ -53,12 +53,12 @@ def _year(rng: Rng) -> int:
     return int(_one(rng, 100 * rng.randrange(16, 24), 400 * rng.randrange(4, 6), 1900 + rng.randrange(0, 200)))
 
 
-def _date(rng: Rng) -> Arguments:
+def _date(rng: Rng) -> CallArguments:
     month = _one(rng, 0, 2, 12, 13, *(rng.randrange(1, 13) for _ in range(4)))
     return (_year(rng), month, _one(rng, 0, 0, 1, 29, 31, 32, rng.randrange(1, 29)))
 
 
-def _month(rng: Rng) -> Arguments:
+def _month(rng: Rng) -> CallArguments:
     return _date(rng)[:2]
 
 
@@ -71,7 +71,7 @@ def _number(rng: Rng) -> int:
     return int(_one(rng, 0, 0, 4000, *(int("".join(map(str, digits))) for _ in range(6))))
 
 
-def _numeral(rng: Rng) -> Arguments:
+def _numeral(rng: Rng) -> CallArguments:
     number = _number(rng)
     text = to_roman(number) if 1 <= number <= 3999 else ""
     wrong = _one(rng, *"IVXLCDM") * rng.randrange(1, 5)
@@ -82,12 +82,12 @@ def _rows(rng: Rng, rows: int, columns: int) -> list[list[int]]:
     return [[rng.randrange(-9, 10) for _ in range(columns)] for _ in range(rows)]
 
 
-def _factors(rng: Rng) -> Arguments:
+def _factors(rng: Rng) -> CallArguments:
     inner = rng.randrange(1, 4)
     return (_rows(rng, rng.randrange(1, 4), inner), _rows(rng, inner, rng.randrange(1, 4)))
 
 
-def _place(rng: Rng) -> Arguments:
+def _place(rng: Rng) -> CallArguments:
     rows, columns = rng.randrange(1, 5), rng.randrange(1, 5)
     return (_rows(rng, rows, columns), rng.randrange(0, rows), rng.randrange(0, columns))
 
@@ -96,7 +96,7 @@ def _stock(rng: Rng) -> dict[str, int]:
     return {name: rng.randrange(1, 4) for name in ("nuts", "tea", "rice", "salt")[: rng.randrange(1, 5)]}
 
 
-def _sale(rng: Rng) -> Arguments:
+def _sale(rng: Rng) -> CallArguments:
     stock, name = _stock(rng), _one(rng, "nuts", "tea", "salt")
     return (stock, name, _one(rng, stock.get(name, 1), rng.randrange(1, 5)))
 
@@ -105,19 +105,19 @@ def _letters(rng: Rng) -> str:
     return "".join(_one(rng, *"abc") * _one(rng, 1, 1, 2, 3, 11) for _ in range(rng.randrange(0, 7)))
 
 
-def _code(rng: Rng) -> Arguments:
+def _code(rng: Rng) -> CallArguments:
     parts = [f"{rng.randrange(2, 15) if rng.random() < 0.6 else ''}{letter}" for letter in "vwxyz"]
     return ("".join(parts) + _one(rng, "", "", "7"),)
 
 
-MODULES: dict[str, Module] = {
-    "intervals": Module(
+REPAIR_MODULES: dict[str, RepairModule] = {
+    "intervals": RepairModule(
         functions={
-            "merged": Function(
+            "merged": FunctionCases(
                 shown=(([[5, 8], [1, 3]],), ([[1, 4], [5, 6]],), ([[1, 9], [2, 3]],), ([],)), make=_pairs
             ),
-            "covered": Function(shown=(([[1, 3], [2, 5]],), ([],)), make=_pairs),
-            "gaps": Function(shown=(([[1, 2], [6, 7]],), ([[1, 2], [3, 4]],)), make=_pairs),
+            "covered": FunctionCases(shown=(([[1, 3], [2, 5]],), ([],)), make=_pairs),
+            "gaps": FunctionCases(shown=(([[1, 2], [6, 7]],), ([[1, 2], [3, 4]],)), make=_pairs),
         },
         bugs=(
             ("first <= result[-1][1] + 1", "first <= result[-1][1]"),
@@ -127,14 +127,14 @@ MODULES: dict[str, Module] = {
             ("right[0] - 1]", "right[0]]"),
         ),
     ),
-    "texts": Module(
+    "texts": RepairModule(
         functions={
-            "slug": Function(shown=(("Hello, World!",), ("  Two  spaces ",), ("Top 10",)), make=_title),
-            "commonest": Function(
+            "slug": FunctionCases(shown=(("Hello, World!",), ("  Two  spaces ",), ("Top 10",)), make=_title),
+            "commonest": FunctionCases(
                 shown=(("b a b c", 2), ("A a b", 1), ("z y z y x", 3)),
                 make=lambda rng: (_words(rng), rng.randrange(1, 5)),
             ),
-            "wrapped": Function(
+            "wrapped": FunctionCases(
                 shown=(("the quick brown fox", 9), ("extraordinary day", 5), ("ab cd ef", 7), ("", 4)),
                 make=lambda rng: (_words(rng), rng.randrange(4, 16)),
             ),
@@ -148,13 +148,13 @@ MODULES: dict[str, Module] = {
             ("+ 1 + len(word) <= width", "+ 1 + len(word) < width"),
         ),
     ),
-    "days": Module(
+    "days": RepairModule(
         functions={
-            "is_leap": Function(shown=((2024,), (1900,), (2000,), (2023,)), make=lambda rng: (_year(rng),)),
-            "days_in": Function(
+            "is_leap": FunctionCases(shown=((2024,), (1900,), (2000,), (2023,)), make=lambda rng: (_year(rng),)),
+            "days_in": FunctionCases(
                 shown=((2023, 1), (2024, 2), (2023, 2), (2023, 12), (2023, 13), (2023, 0)), make=_month
             ),
-            "day_of_year": Function(shown=((2023, 1, 1), (2024, 12, 31), (2023, 2, 29), (2023, 3, 0)), make=_date),
+            "day_of_year": FunctionCases(shown=((2023, 1, 1), (2024, 12, 31), (2023, 2, 29), (2023, 3, 0)), make=_date),
         },
         bugs=(
             (" and (year % 100 != 0 or year % 400 == 0)", ""),
@@ -167,16 +167,16 @@ MODULES: dict[str, Module] = {
             ("not 1 <= day <=", "not 0 <= day <="),
         ),
     ),
-    "grades": Module(
+    "grades": RepairModule(
         functions={
-            "mean": Function(shown=(([1.0, 2.0, 6.0],), ([],)), make=lambda rng: (_scores(rng),)),
-            "median": Function(
+            "mean": FunctionCases(shown=(([1.0, 2.0, 6.0],), ([],)), make=lambda rng: (_scores(rng),)),
+            "median": FunctionCases(
                 shown=(([3.0, 1.0, 2.0],), ([4.0, 1.0, 3.0, 2.0],), ([],)), make=lambda rng: (_scores(rng),)
             ),
-            "letter": Function(
+            "letter": FunctionCases(
                 shown=((95,), (90,), (80,), (70,), (60,), (59,)), make=lambda rng: (10 * rng.randrange(3, 11),)
             ),
-            "best_of": Function(
+            "best_of": FunctionCases(
                 shown=(([1.0, 9.0, 5.0], 2), ([4.0], 3)), make=lambda rng: ([*_scores(rng), 50.0], rng.randrange(1, 5))
             ),
         },
@@ -190,10 +190,12 @@ MODULES: dict[str, Module] = {
             ("sum(values) / len(values)", "sum(values) // len(values) + 1"),
         ),
     ),
-    "numerals": Module(
+    "numerals": RepairModule(
         functions={
-            "to_roman": Function(shown=((1994,), (4,), (3999,), (8,), (0,), (90,)), make=lambda rng: (_number(rng),)),
-            "from_roman": Function(
+            "to_roman": FunctionCases(
+                shown=((1994,), (4,), (3999,), (8,), (0,), (90,)), make=lambda rng: (_number(rng),)
+            ),
+            "from_roman": FunctionCases(
                 shown=(("MCMXCIV",), ("xl",), ("IIII",), ("",), ("III",)),
                 make=_numeral,
             ),
@@ -208,17 +210,17 @@ MODULES: dict[str, Module] = {
             (" or to_roman(number) != text.upper()", ""),
         ),
     ),
-    "grids": Module(
+    "grids": RepairModule(
         functions={
-            "transposed": Function(
+            "transposed": FunctionCases(
                 shown=(([[1, 2], [3, 4], [5, 6]],),), make=lambda rng: (_rows(rng, 2, rng.randrange(1, 5)),)
             ),
-            "turned": Function(shown=(([[1, 2], [3, 4]],), ([[1, 2, 3]],)), make=lambda rng: (_rows(rng, 3, 2),)),
-            "product": Function(
+            "turned": FunctionCases(shown=(([[1, 2], [3, 4]],), ([[1, 2, 3]],)), make=lambda rng: (_rows(rng, 3, 2),)),
+            "product": FunctionCases(
                 shown=(([[1, 2], [3, 4]], [[5, 6], [7, 8]]), ([[1, 2]], [[3], [4]]), ([[1, 2]], [[3, 4]])),
                 make=_factors,
             ),
-            "neighbours": Function(
+            "neighbours": FunctionCases(
                 shown=(([[1, 2], [3, 4]], 0, 1), ([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 1, 1)), make=_place
             ),
         },
@@ -232,13 +234,13 @@ MODULES: dict[str, Module] = {
             ("total += rows", "total = rows"),
         ),
     ),
-    "stocks": Module(
+    "stocks": RepairModule(
         functions={
-            "delivered": Function(
+            "delivered": FunctionCases(
                 shown=(({"tea": 2}, "tea", 3), ({}, "nuts", 1), ({"tea": 2}, "tea", 0)),
                 make=lambda rng: (_stock(rng), "rice", rng.randrange(0, 3)),
             ),
-            "sold": Function(
+            "sold": FunctionCases(
                 shown=(
                     ({"tea": 2, "rice": 1}, "tea", 1),
                     ({"tea": 2}, "tea", 2),
@@ -247,7 +249,7 @@ MODULES: dict[str, Module] = {
                 ),
                 make=_sale,
             ),
-            "short_of": Function(
+            "short_of": FunctionCases(
                 shown=(({"tea": 2}, {"tea": 5, "rice": 1}), ({"tea": 2}, {"tea": 2}), ({"tea": 2}, {"tea": 1})),
                 make=lambda rng: (_stock(rng), _stock(rng)),
             ),
@@ -262,11 +264,11 @@ MODULES: dict[str, Module] = {
             ("count - stock.get(name, 0) for", "stock.get(name, 0) - count for"),
         ),
     ),
-    "runs": Module(
+    "runs": RepairModule(
         functions={
-            "packed": Function(shown=(("aaabcc",), ("",), ("abc",)), make=lambda rng: (_letters(rng),)),
-            "unpacked": Function(shown=(("3ab2c",), ("12x",), ("",), ("a3",)), make=_code),
-            "longest": Function(shown=(("aabbb",), ("bbba",), ("",), ("a",)), make=lambda rng: (_letters(rng),)),
+            "packed": FunctionCases(shown=(("aaabcc",), ("",), ("abc",)), make=lambda rng: (_letters(rng),)),
+            "unpacked": FunctionCases(shown=(("3ab2c",), ("12x",), ("",), ("a3",)), make=_code),
+            "longest": FunctionCases(shown=(("aabbb",), ("bbba",), ("",), ("a",)), make=lambda rng: (_letters(rng),)),
         },
         bugs=(
             ("if len(run[0]) > 1", "if len(run[0]) > 2"),

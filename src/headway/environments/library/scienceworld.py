@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headway.environments.library.java import check_java, end
-from headway.environments.library.wording import line_in
-from headway.environments.text import Reply
-from headway.environments.tools.extras import library
+from headway.environments.optional_dependencies import close_java_world, import_optional_library, require_java
+from headway.environments.response_parsing import extract_command
+from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, EnvironmentFailed
 
 _FOLDS = ("train", "dev", "test")
@@ -46,8 +45,8 @@ class ScienceWorld:
             raise ConfigError("is no fold", key="fold", value=fold, hint=f"one of {', '.join(_FOLDS)}")
         if max_steps < 1:
             raise ConfigError("must be at least 1", key="max_steps", value=max_steps)
-        check_java("scienceworld")
-        module = library("scienceworld", extra="scienceworld", wanted_by="scienceworld")
+        require_java("scienceworld")
+        module = import_optional_library("scienceworld", extra="scienceworld", wanted_by="scienceworld")
         self.max_steps, self.concurrency = max_steps, concurrency
         self.workers = concurrency  # a call into Java that hangs can only be killed
         self._task, self._simplifications, self._fold = task, simplifications, fold
@@ -55,7 +54,7 @@ class ScienceWorld:
         try:
             self._load(task, 0)
         except EnvironmentFailed as error:
-            end(self._world)
+            close_java_world(self._world)
             raise ConfigError(str(error), key="task", value=task) from error
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
@@ -70,7 +69,7 @@ class ScienceWorld:
 
     def step(self, action: str) -> Reply:
         self._steps += 1
-        command = line_in(action)
+        command = extract_command(action)
         text, _, ended, now = self._world.step(command)
         score = max(now["score"], 0) / 100
         reward, self._score = score - self._score, score
@@ -86,7 +85,7 @@ class ScienceWorld:
         )
 
     def close(self) -> None:
-        end(self._world)
+        close_java_world(self._world)
 
     def _variations(self) -> list[int]:
         return list(getattr(self._world, f"get_variations_{self._fold}")())

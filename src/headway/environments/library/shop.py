@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from headway.environments.library.shop_catalogue import Goal, Product, make_catalogue, make_goal
-from headway.environments.library.wording import answer_in
-from headway.environments.text import Reply
-from headway.environments.tools.index import Index
+from headway.environments.library.shop_catalogue import ShoppingGoal, ShopProduct, make_catalogue, make_goal
+from headway.environments.response_parsing import extract_answer
+from headway.environments.text_environment import Reply
+from headway.environments.tools.search_tool import BM25Index
 from headway.errors import ConfigError
 
 _INSTRUCTIONS = """You are shopping online. Buy the product that the instruction describes, with its options.
@@ -27,11 +27,11 @@ Each turn answer with one action:
 <answer>click[name]</answer> for one of the names shown in brackets.
 Choose the options before you click [buy now]; buying ends the task."""
 _ACTION = re.compile(r"(search|click)\s{0,3}\[([^\[\]]{0,500})\]", re.IGNORECASE)
-_RESULTS, _PER_PAGE = 50, 10
+_MAX_RESULTS, _RESULTS_PER_PAGE = 50, 10
 _DETAILS = ("description", "features")
 
 
-class Shop:
+class ShopEnvironment:
     """The goal is the seed's, or that of `data["goal"]`: a number."""
 
     instructions = _INSTRUCTIONS
@@ -44,9 +44,9 @@ class Shop:
             raise ConfigError("nothing is bought in fewer than 2 steps", key="max_steps", value=max_steps)
         self.max_steps = max_steps
         self._seed = catalogue_seed
-        self._catalogue, self._index = _stocked(catalogue_seed, products)
-        self._results: list[Product] | None = None
-        self._product: Product | None = None
+        self._catalogue, self._index = _load_catalogue(catalogue_seed, products)
+        self._results: list[ShopProduct] | None = None
+        self._product: ShopProduct | None = None
         self._chosen: dict[str, str] = {}
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
@@ -55,14 +55,14 @@ class Shop:
         return self._page()
 
     def step(self, action: str) -> Reply:
-        found = _ACTION.findall(answer_in(action))
+        found = _ACTION.findall(extract_answer(action))
         if not found:
             return self._refused("Answer with search[words] or click[name].")
         verb, what = found[-1][0].lower(), " ".join(found[-1][1].lower().split())
         if verb == "search":
             if self._product is not None or self._results is not None:
                 return self._refused("There is no search box on this page.")
-            self._results, self._first = [self._catalogue[one] for one, _ in self._index.search(what, _RESULTS)], 0
+            self._results, self._first = [self._catalogue[one] for one, _ in self._index.search(what, _MAX_RESULTS)], 0
             return Reply(self._page())
         if what not in self.clickable():
             return self._refused(f"There is no [{what}] on this page.")
@@ -77,7 +77,7 @@ class Shop:
             return ["back to search", "< prev", *choices, *_DETAILS, "buy now"]
         if self._results is None:
             return []
-        ways = ["next >"] if self._first + _PER_PAGE < len(self._results) else []
+        ways = ["next >"] if self._first + _RESULTS_PER_PAGE < len(self._results) else []
         ways += ["< prev"] if self._first else []
         return ["back to search", *ways, *(one.code for one in self._shown())]
 
@@ -99,7 +99,7 @@ class Shop:
 
     def _bought(self) -> Reply:
         assert self._product is not None
-        parts = judged(self._product, self._chosen, self.goal)
+        parts = score_purchase(self._product, self._chosen, self.goal)
         reward = parts["reward"]
         text = f"Thank you for shopping with us! Your score (min 0.0, max 1.0): {reward:.3f}"
         return Reply(text, reward, done=True, success=reward == 1.0, info=parts)
@@ -110,14 +110,14 @@ class Shop:
         elif self._product is not None:
             self._product = None
         else:
-            self._first += _PER_PAGE if what == "next >" else -_PER_PAGE
+            self._first += _RESULTS_PER_PAGE if what == "next >" else -_RESULTS_PER_PAGE
 
     def _to_search(self) -> None:
         self._results, self._first = None, 0
         self._product, self._chosen, self._detail = None, {}, ""
 
-    def _shown(self) -> list[Product]:
-        return (self._results or [])[self._first : self._first + _PER_PAGE]
+    def _shown(self) -> list[ShopProduct]:
+        return (self._results or [])[self._first : self._first + _RESULTS_PER_PAGE]
 
     def _refused(self, why: str) -> Reply:
         return Reply(f"{why}\n{self._page()}", valid=False)
@@ -131,11 +131,11 @@ class Shop:
         else:
             ways = [way for way in self.clickable() if way in ("back to search", "< prev", "next >")]
             lines.append("".join(f"[{way}] " for way in ways).strip())
-            lines.append(f"Page {self._first // _PER_PAGE + 1} ({len(self._results)} results)")
-            lines += [f"[{one.code}] {one.title} — {_prices(one)}" for one in self._shown()]
+            lines.append(f"Page {self._first // _RESULTS_PER_PAGE + 1} ({len(self._results)} results)")
+            lines += [f"[{one.code}] {one.title} — {_format_price_range(one)}" for one in self._shown()]
         return "\n".join(lines)
 
-    def _product_page(self, product: Product) -> list[str]:
+    def _product_page(self, product: ShopProduct) -> list[str]:
         lines = ["[back to search] [< prev]"]
         if self._detail:
             told = product.description if self._detail == "description" else "; ".join(product.attributes)
@@ -147,7 +147,7 @@ class Shop:
         return [*lines, f"Price: {product.price_with(self._chosen):.2f} dollars", "[description] [features] [buy now]"]
 
 
-def judged(product: Product, chosen: Mapping[str, str], goal: Goal) -> dict[str, float]:
+def score_purchase(product: ShopProduct, chosen: Mapping[str, str], goal: ShoppingGoal) -> dict[str, float]:
     """The reward of a purchase and its parts."""
     text = f"{product.title} {product.description}".lower()
     attributes = sum(one in product.attributes or one in text for one in goal.attributes)
@@ -164,7 +164,7 @@ def judged(product: Product, chosen: Mapping[str, str], goal: Goal) -> dict[str,
     }
 
 
-def _type_reward(bought: Product, wanted: Product) -> float:
+def _type_reward(bought: ShopProduct, wanted: ShopProduct) -> float:
     nouns = set(wanted.kind.split())
     shared = len(nouns & set(bought.kind.split())) / len(nouns)
     if shared == 0.0:
@@ -175,7 +175,7 @@ def _type_reward(bought: Product, wanted: Product) -> float:
     return 1.0 if alike else 0.5
 
 
-def _prices(product: Product) -> str:
+def _format_price_range(product: ShopProduct) -> str:
     dearest = product.price_with(
         {name: max(c, key=lambda one: product.extra.get(one, 0.0)) for name, c in product.options.items()}
     )
@@ -183,8 +183,8 @@ def _prices(product: Product) -> str:
 
 
 @lru_cache(maxsize=4)
-def _stocked(seed: int, size: int) -> tuple[tuple[Product, ...], Index]:
+def _load_catalogue(seed: int, size: int) -> tuple[tuple[ShopProduct, ...], BM25Index]:
     """A catalogue and its index, shared by the shops of a process: neither changes."""
     catalogue = make_catalogue(seed, size)
     texts = (f"{one.title} {one.kind} {' '.join(one.category)} {one.description}" for one in catalogue)
-    return catalogue, Index(tuple(texts))
+    return catalogue, BM25Index(tuple(texts))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product as combinations
 
-from headway.seeding import Rng, seeded
+from headway.seeding import Rng, make_rng
 
 _SIZES = ("small", "medium", "large", "x-large", "xx-large")
 _COLOURS = ("black", "white", "navy blue", "red", "forest green", "grey", "beige", "pink", "purple", "yellow")
@@ -30,7 +30,7 @@ _MANNERS = ("classic", "everyday", "modern", "premium", "simple", "vintage", "co
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Department:
+class ShopDepartment:
     """One shelf of the shop, from which products are drawn."""
 
     category: tuple[str, str]
@@ -40,8 +40,8 @@ class Department:
     prices: tuple[int, int]
 
 
-DEPARTMENTS = (
-    Department(
+SHOP_DEPARTMENTS = (
+    ShopDepartment(
         category=("fashion", "women"),
         kinds=("summer dress", "cardigan", "ankle boots", "yoga pants", "rain jacket"),
         attributes=(
@@ -56,7 +56,7 @@ DEPARTMENTS = (
         options={"color": _COLOURS, "size": _SIZES},
         prices=(15, 90),
     ),
-    Department(
+    ShopDepartment(
         category=("fashion", "men"),
         kinds=("dress shirt", "polo shirt", "hiking shorts", "leather belt", "running shoes"),
         attributes=(
@@ -71,7 +71,7 @@ DEPARTMENTS = (
         options={"color": _COLOURS, "size": _SIZES},
         prices=(12, 110),
     ),
-    Department(
+    ShopDepartment(
         category=("beauty", "hair care"),
         kinds=("shampoo", "conditioner", "hair mask", "styling gel"),
         attributes=(
@@ -89,7 +89,7 @@ DEPARTMENTS = (
         },
         prices=(5, 40),
     ),
-    Department(
+    ShopDepartment(
         category=("electronics", "audio"),
         kinds=("wireless headphones", "bluetooth speaker", "soundbar", "earbuds"),
         attributes=(
@@ -104,7 +104,7 @@ DEPARTMENTS = (
         options={"color": _COLOURS[:6], "warranty": ("1 year", "2 years", "3 years")},
         prices=(20, 250),
     ),
-    Department(
+    ShopDepartment(
         category=("electronics", "computer"),
         kinds=("mechanical keyboard", "laptop stand", "usb hub", "gaming mouse", "monitor arm"),
         attributes=(
@@ -119,7 +119,7 @@ DEPARTMENTS = (
         options={"color": _COLOURS[:6], "style": ("standard", "compact", "with cable")},
         prices=(15, 180),
     ),
-    Department(
+    ShopDepartment(
         category=("home", "furniture"),
         kinds=("coffee table", "bookshelf", "bar stool", "tv stand", "nightstand"),
         attributes=(
@@ -134,7 +134,7 @@ DEPARTMENTS = (
         options={"color": ("walnut", "oak", "white", "black", "espresso"), "size": ("narrow", "regular", "wide")},
         prices=(40, 320),
     ),
-    Department(
+    ShopDepartment(
         category=("home", "kitchen"),
         kinds=("water bottle", "frying pan", "cutting board", "coffee grinder", "lunch box"),
         attributes=(
@@ -149,7 +149,7 @@ DEPARTMENTS = (
         options={"color": _COLOURS[:7], "size": ("small", "medium", "large")},
         prices=(8, 75),
     ),
-    Department(
+    ShopDepartment(
         category=("grocery", "snacks"),
         kinds=("trail mix", "dark chocolate", "granola bars", "rice crackers", "green tea"),
         attributes=("gluten free", "low sugar", "non gmo", "high protein", "dairy free", "keto friendly", "fair trade"),
@@ -163,7 +163,7 @@ DEPARTMENTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class ShopProduct:
     """One thing for sale."""
 
     code: str
@@ -183,53 +183,53 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class ShoppingGoal:
     """What a customer was sent for. `product` is one that meets it."""
 
-    product: Product
+    product: ShopProduct
     attributes: tuple[str, ...]
     options: Mapping[str, str]
     price_upper: float
     instruction: str
 
 
-def make_catalogue(seed: int, size: int) -> tuple[Product, ...]:
+def make_catalogue(seed: int, size: int) -> tuple[ShopProduct, ...]:
     """`size` products; their codes are unique."""
-    return tuple(_product(seeded(seed, "shop", number), number) for number in range(size))
+    return tuple(_make_product(make_rng(seed, "shop", number), number) for number in range(size))
 
 
-def make_goal(catalogue: Sequence[Product], seed: int, number: int) -> Goal:
+def make_goal(catalogue: Sequence[ShopProduct], seed: int, number: int) -> ShoppingGoal:
     """Goal `number` of a catalogue."""
-    rng = seeded(seed, "shop goal", number)
+    rng = make_rng(seed, "shop goal", number)
     wanted = catalogue[rng.randrange(0, len(catalogue))]
-    attributes = _some(rng, wanted.attributes, 1, 3)
-    named = _some(rng, tuple(wanted.options), 0, len(wanted.options))
-    options = {name: _one(rng, wanted.options[name]) for name in sorted(named)}
+    attributes = _sample(rng, wanted.attributes, 1, 3)
+    named = _sample(rng, tuple(wanted.options), 0, len(wanted.options))
+    options = {name: _choose(rng, wanted.options[name]) for name in sorted(named)}
     choices = (dict(zip(wanted.options, choice, strict=True)) for choice in combinations(*wanted.options.values()))
     dearest = max(wanted.price_with({**choice, **options}) for choice in choices)
     upper = float(10 * (int(dearest) // 10 + 1 + rng.randrange(0, 3)))
-    return Goal(
+    return ShoppingGoal(
         product=wanted,
         attributes=attributes,
         options=options,
         price_upper=upper,
-        instruction=_instruction(wanted, attributes, options, upper),
+        instruction=_make_instruction(wanted, attributes, options, upper),
     )
 
 
-def _instruction(wanted: Product, attributes: Sequence[str], options: Mapping[str, str], upper: float) -> str:
+def _make_instruction(wanted: ShopProduct, attributes: Sequence[str], options: Mapping[str, str], upper: float) -> str:
     chosen = "".join(f", {name}: {choice}" for name, choice in options.items())
     qualities = " and ".join(attributes)
     return f"I am looking for {wanted.kind} that is {qualities}{chosen}, and price lower than {upper:.2f} dollars"
 
 
-def _product(rng: Rng, number: int) -> Product:
-    department = DEPARTMENTS[rng.randrange(0, len(DEPARTMENTS))]
-    kind, brand, manner = _one(rng, department.kinds), _one(rng, _BRANDS), _one(rng, _MANNERS)
-    attributes = _some(rng, department.attributes, 2, 5)
-    options = {name: _some(rng, choices, 2, min(5, len(choices))) for name, choices in department.options.items()}
+def _make_product(rng: Rng, number: int) -> ShopProduct:
+    department = SHOP_DEPARTMENTS[rng.randrange(0, len(SHOP_DEPARTMENTS))]
+    kind, brand, manner = _choose(rng, department.kinds), _choose(rng, _BRANDS), _choose(rng, _MANNERS)
+    attributes = _sample(rng, department.attributes, 2, 5)
+    options = {name: _sample(rng, choices, 2, min(5, len(choices))) for name, choices in department.options.items()}
     low, high = department.prices
-    return Product(
+    return ShopProduct(
         code=f"b{number * 7919 % 1_000_003:07d}{'xkqzmw'[number % 6]}",
         title=f"{brand} {manner} {kind}, {attributes[0]}",
         kind=kind,
@@ -242,11 +242,11 @@ def _product(rng: Rng, number: int) -> Product:
     )
 
 
-def _one(rng: Rng, items: Sequence[str]) -> str:
+def _choose(rng: Rng, items: Sequence[str]) -> str:
     return items[rng.randrange(0, len(items))]
 
 
-def _some(rng: Rng, items: Sequence[str], least: int, most: int) -> tuple[str, ...]:
+def _sample(rng: Rng, items: Sequence[str], least: int, most: int) -> tuple[str, ...]:
     order = list(range(len(items)))
     rng.shuffle(order)
     return tuple(items[place] for place in order[: rng.randrange(least, most + 1)])

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headway.environments.library.java import check_java, end
-from headway.environments.library.wording import line_in
-from headway.environments.text import Reply
-from headway.environments.tools.extras import library
+from headway.environments.optional_dependencies import close_java_world, import_optional_library, require_java
+from headway.environments.response_parsing import extract_command
+from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, EnvironmentFailed
 
 GAMES = ("arithmetic", "coin", "cookingworld", "mapreader", "peckingorder", "simonsays", "sorting", "twc")
@@ -44,13 +43,13 @@ class TextWorldExpress:
             raise ConfigError("is no fold", key="fold", value=fold, hint=f"one of {', '.join(_FOLDS)}")
         if max_steps < 1:
             raise ConfigError("must be at least 1", key="max_steps", value=max_steps)
-        check_java("textworld")
+        require_java("textworld")
         self.max_steps, self.concurrency = max_steps, concurrency
         self.workers = concurrency  # a call into Java that hangs can only be killed
         self._game, self._params, self._fold, self._list = game, game_params, fold, list_actions
-        self._world = library("textworld_express", extra="textworld", wanted_by="textworld").TextWorldExpressEnv(
-            envStepLimit=max_steps
-        )
+        self._world = import_optional_library(
+            "textworld_express", extra="textworld", wanted_by="textworld"
+        ).TextWorldExpressEnv(envStepLimit=max_steps)
         self._seeds: dict[str, list[int]] = {}
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
@@ -65,7 +64,7 @@ class TextWorldExpress:
 
     def step(self, action: str) -> Reply:
         self._steps += 1
-        command = line_in(action).lower()
+        command = extract_command(action).lower()
         known = command in self._now["validActions"]
         _, reward, _, now = self._world.step(command)
         self._now = now
@@ -75,7 +74,7 @@ class TextWorldExpress:
         return Reply(self._shown(), float(reward), done=bool(done), valid=known, success=success, info=info)
 
     def close(self) -> None:
-        end(self._world)
+        close_java_world(self._world)
 
     def gold(self, seed: int) -> list[str]:
         """A way to the end of a game, for checks and demonstrations. Begins that game."""

@@ -13,9 +13,9 @@ from typing import Any, Protocol, get_type_hints
 
 from headway.errors import ConfigError, HeadwayError
 
-Arguments = Mapping[str, Any]
+ToolArguments = Mapping[str, Any]
 
-_TYPES: dict[str, tuple[type, ...]] = {
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
     "number": (int, float),
@@ -24,7 +24,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
-_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+_JSON_TYPE_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
 class ToolRefused(HeadwayError):
@@ -39,7 +39,7 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
     """JSON schema of an object."""
-    call: Callable[[Arguments], Awaitable[str]]
+    call: Callable[[ToolArguments], Awaitable[str]]
     """Answers with a text. Raises `ToolRefused`."""
 
     @property
@@ -61,7 +61,7 @@ class ToolSource(Protocol):
         ...
 
 
-class Always:
+class StaticToolSource:
     """Tools that need no getting ready."""
 
     def __init__(self, *tools: Tool) -> None:
@@ -74,20 +74,22 @@ class Always:
         return None
 
 
-def tool_of(function: Callable[..., Any]) -> Tool:
+def make_function_tool(function: Callable[..., Any]) -> Tool:
     """A plain or async function as a tool: its name, docstring and annotations say everything."""
     hints = get_type_hints(function)
     properties: dict[str, Any] = {}
     required = []
     for name, parameter in inspect.signature(function).parameters.items():
-        if hints.get(name) not in _NAMES:
-            problem = f"the parameter {name!r} needs one of the types {', '.join(kind.__name__ for kind in _NAMES)}"
+        if hints.get(name) not in _JSON_TYPE_NAMES:
+            problem = (
+                f"the parameter {name!r} needs one of the types {', '.join(kind.__name__ for kind in _JSON_TYPE_NAMES)}"
+            )
             raise ConfigError(problem, key="tools", value=function.__qualname__)
-        properties[name] = {"type": _NAMES[hints[name]]}
+        properties[name] = {"type": _JSON_TYPE_NAMES[hints[name]]}
         if parameter.default is parameter.empty:
             required.append(name)
 
-    async def call(arguments: Arguments) -> str:
+    async def call(arguments: ToolArguments) -> str:
         answer = function(**arguments)
         return str(await answer if inspect.isawaitable(answer) else answer)
 
@@ -99,7 +101,7 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     )
 
 
-def check_arguments(tool: Tool, arguments: Arguments) -> None:
+def check_tool_arguments(tool: Tool, arguments: ToolArguments) -> None:
     """Names and types against the schema's first level; deeper levels are the tool's own. Raises `ToolRefused`."""
     properties: Mapping[str, Any] = tool.parameters.get("properties", {})
     missing = [name for name in tool.parameters.get("required", ()) if name not in arguments]
@@ -111,11 +113,11 @@ def check_arguments(tool: Tool, arguments: Arguments) -> None:
     for name, value in arguments.items():
         wanted = properties.get(name, {}).get("type")
         kinds = [wanted] if isinstance(wanted, str) else wanted or []
-        if kinds and not any(_fits(value, kind) for kind in kinds):
+        if kinds and not any(_has_json_type(value, kind) for kind in kinds):
             raise ToolRefused(f"{name!r} of {tool.name} must be of type {' or '.join(kinds)}")
 
 
-def _fits(value: object, kind: str) -> bool:
+def _has_json_type(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
-    return isinstance(value, _TYPES.get(kind, (object,)))
+    return isinstance(value, _JSON_TYPES.get(kind, (object,)))

@@ -11,22 +11,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.environments.tools.base import Always, Tool, ToolRefused, ToolSource, check_arguments, tool_of
-from headway.environments.tools.calculator import CALCULATOR
-from headway.environments.tools.calls import Call
-from headway.environments.tools.mcp import MCPTools
-from headway.environments.tools.python import python_tool, shortened
-from headway.environments.tools.search import search_tool
+from headway.environments.response_parsing import ParsedToolCall
+from headway.environments.tools.base import (
+    StaticToolSource,
+    Tool,
+    ToolRefused,
+    ToolSource,
+    check_tool_arguments,
+    make_function_tool,
+)
+from headway.environments.tools.calculator_tool import CALCULATOR_TOOL
+from headway.environments.tools.mcp_tools import MCPToolSource
+from headway.environments.tools.python_tool import make_python_tool, shorten_middle
+from headway.environments.tools.search_tool import make_search_tool
 from headway.errors import ConfigError, EnvironmentFailed
-from headway.own_code import own_function
+from headway.user_code import import_function
 
-_SOURCES: dict[str, Callable[..., ToolSource]] = {
-    "calculator": lambda: Always(CALCULATOR),
-    "python": lambda **options: Always(python_tool(**options)),
-    "search": lambda **options: Always(search_tool(**options)),
-    "mcp": MCPTools,
+_BUILT_IN_SOURCES: dict[str, Callable[..., ToolSource]] = {
+    "calculator": lambda: StaticToolSource(CALCULATOR_TOOL),
+    "python": lambda **options: StaticToolSource(make_python_tool(**options)),
+    "search": lambda **options: StaticToolSource(make_search_tool(**options)),
+    "mcp": MCPToolSource,
 }
-FORMAT = """# Tools
+TOOL_PROMPT_FORMAT = """# Tools
 
 You may call functions. These are their signatures:
 <tools>
@@ -39,7 +46,7 @@ For each call write a JSON object with the name and the arguments between tool_c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class ToolResults:
     """What the tools said to the calls of one turn."""
 
     text: str
@@ -70,23 +77,23 @@ class Toolbox:
         for source in self._sources:
             await source.close()
 
-    async def answer(self, calls: Sequence[Call | str]) -> Answers:
+    async def answer(self, calls: Sequence[ParsedToolCall | str]) -> ToolResults:
         """Call one tool after the other, in the order that they were asked for."""
         texts, counts = [], {"malformed": 0, "refused": 0, "called": 0}
         for call in calls:
             what, text = await self._answered(call)
             counts[what] += 1
-            texts.append(f"<tool_response>\n{shortened(text, self._longest)}\n</tool_response>")
-        return Answers(text="\n".join(texts), **counts)
+            texts.append(f"<tool_response>\n{shorten_middle(text, self._longest)}\n</tool_response>")
+        return ToolResults(text="\n".join(texts), **counts)
 
-    async def _answered(self, call: Call | str) -> tuple[str, str]:
+    async def _answered(self, call: ParsedToolCall | str) -> tuple[str, str]:
         if isinstance(call, str):
             return "malformed", f"Error: {call}"
         tool = self.tools.get(call.name)
         if tool is None:
             return "malformed", f"Error: there is no tool {call.name!r}, only {', '.join(self.tools)}"
         try:
-            check_arguments(tool, call.arguments)
+            check_tool_arguments(tool, call.arguments)
         except ToolRefused as error:
             return "malformed", f"Error: {error}"
         try:
@@ -95,35 +102,35 @@ class Toolbox:
             return "refused", f"Error: {error}"
 
 
-def described(tools: Sequence[Tool]) -> str:
+def describe_tools(tools: Sequence[Tool]) -> str:
     """What a policy has to know of its tools."""
     signatures = "\n".join(json.dumps(tool.signature, ensure_ascii=False) for tool in tools)
-    return FORMAT.format(signatures=signatures)
+    return TOOL_PROMPT_FORMAT.format(signatures=signatures)
 
 
-def sources_of(tools: Sequence[str | Mapping[str, Any]]) -> list[ToolSource]:
+def make_tool_sources(tools: Sequence[str | Mapping[str, Any]]) -> list[ToolSource]:
     """Raises `ConfigError` for what is no tool."""
-    return [_source(one) for one in tools]
+    return [_make_source(one) for one in tools]
 
 
-def _source(asked: str | Mapping[str, Any]) -> ToolSource:
+def _make_source(asked: str | Mapping[str, Any]) -> ToolSource:
     options = {} if isinstance(asked, str) else dict(asked)
     name = asked if isinstance(asked, str) else options.pop("name", "")
-    make = _SOURCES.get(name)
+    make = _BUILT_IN_SOURCES.get(name)
     if make is None:
-        tool = tool_of(_function(str(name)))
+        tool = make_function_tool(_import_function(str(name)))
         if options:
             raise ConfigError("a function of your own has no options", key="tools", value=asked)
-        return Always(tool)
+        return StaticToolSource(tool)
     try:
         return make(**options)
     except TypeError as error:
         raise ConfigError(f"has other options: {error}", key="tools", value=asked) from error
 
 
-def _function(path: str) -> Callable[..., Any]:
+def _import_function(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     if not module or not name:
-        hint = f"one of {', '.join(_SOURCES)}, or module:function of your own"
+        hint = f"one of {', '.join(_BUILT_IN_SOURCES)}, or module:function of your own"
         raise ConfigError("is no tool", key="tools", value=path, hint=hint)
-    return own_function(path, key="tools")
+    return import_function(path, key="tools")

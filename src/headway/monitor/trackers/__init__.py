@@ -19,21 +19,27 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.monitor.trackers.files import METRICS_FILE, JsonlWriter, TensorBoardWriter, read_metrics
-from headway.monitor.trackers.scalars import Point, ScalarMeter, scalars_of
-from headway.monitor.trackers.services import TrackioWriter, WandbWriter
-from headway.monitor.trackers.tracker import Tracker, Writer, complain
+from headway.monitor.trackers.scalar_series import ScalarMeter, ScalarPoint, compute_scalars
+from headway.monitor.trackers.tracker import Tracker, TrackerWriter, print_to_stderr
+from headway.monitor.trackers.tracker_writers import (
+    METRICS_FILE,
+    JsonlWriter,
+    TensorBoardWriter,
+    TrackioWriter,
+    WandbWriter,
+    read_metrics,
+)
 
-__all__ = ["METRICS_FILE", "Point", "ScalarMeter", "Tracker", "make_trackers", "read_metrics", "scalars_of"]
+__all__ = ["METRICS_FILE", "ScalarMeter", "ScalarPoint", "Tracker", "compute_scalars", "make_trackers", "read_metrics"]
 
-Maker = Callable[[Path, str, Mapping[str, Any]], Writer]
-_MAKERS: dict[str, Maker] = {
+TrackerWriterFactory = Callable[[Path, str, Mapping[str, Any]], TrackerWriter]
+_MAKERS: dict[str, TrackerWriterFactory] = {
     "tensorboard": lambda directory, project, config: TensorBoardWriter(directory / "tensorboard"),
     "wandb": WandbWriter,
     "trackio": TrackioWriter,
     "jsonl": lambda directory, project, config: JsonlWriter(directory / METRICS_FILE),
 }
-TRACKERS = tuple(_MAKERS)
+TRACKER_NAMES = tuple(_MAKERS)
 
 
 def make_trackers(
@@ -42,7 +48,7 @@ def make_trackers(
     *,
     project: str,
     config: Mapping[str, Any],
-    on_failure: Callable[[str], None] = complain,
+    on_failure: Callable[[str], None] = print_to_stderr,
 ) -> list[Tracker]:
     """A tracker for each name, with its files in `directory`; `on_failure` is told when one is switched off."""
     wanted = list(dict.fromkeys(names))
@@ -64,6 +70,6 @@ def make_trackers(
 
 def _check(name: str) -> None:
     if name not in _MAKERS:
-        raise ConfigError(f"no such tracker; there are {', '.join(TRACKERS)}", key="track_with", value=name)
+        raise ConfigError(f"no such tracker; there are {', '.join(TRACKER_NAMES)}", key="track_with", value=name)
     if name != "jsonl" and importlib.util.find_spec(name) is None:
         raise ConfigError("the package is not installed", key="track_with", value=name, hint=f"pip install {name}")

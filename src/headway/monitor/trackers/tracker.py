@@ -10,21 +10,21 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
-from headway.monitor.events import Event
-from headway.monitor.trackers.scalars import Point, ScalarMeter
+from headway.monitor.event_log import LoggedEvent
+from headway.monitor.trackers.scalar_series import ScalarMeter, ScalarPoint
 
 
-class Writer(Protocol):
+class TrackerWriter(Protocol):
     """Where points go: a file or a service."""
 
-    def write(self, point: Point) -> None:
+    def write(self, point: ScalarPoint) -> None:
         """Take one point; a rewind comes before the numbers that replace the old ones."""
 
     def close(self) -> None:
         """Nothing more comes; what was written is safe when this returns."""
 
 
-def complain(message: str) -> None:
+def print_to_stderr(message: str) -> None:
     """Say it on standard error."""
     print(message, file=sys.stderr)
 
@@ -32,7 +32,7 @@ def complain(message: str) -> None:
 class Tracker:
     """One writer behind the run's events."""
 
-    def __init__(self, name: str, writer: Writer, on_failure: Callable[[str], None] = complain) -> None:
+    def __init__(self, name: str, writer: TrackerWriter, on_failure: Callable[[str], None] = print_to_stderr) -> None:
         self.name = name
         self.failure = ""
         """Why it was switched off; empty while it works."""
@@ -40,7 +40,7 @@ class Tracker:
         self._on_failure = on_failure
         self._meter = ScalarMeter()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: LoggedEvent) -> None:
         if self.failure:
             return
         try:

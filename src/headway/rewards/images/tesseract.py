@@ -12,7 +12,7 @@ import subprocess
 from io import BytesIO
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.images.picture import pixels_of
+from headway.rewards.images.image_reward import image_to_array
 from headway.types import Image
 
 PROGRAM = "tesseract"
@@ -52,7 +52,7 @@ def _enlarged(image: Image) -> bytes:
     """A PNG of it, large enough, in a margin of the colour of its corners."""
     from PIL import Image as Pillow
 
-    pixels = pixels_of(image)
+    pixels = image_to_array(image)
     times = max(1, -(-_LETTERS_HIGH // image.height))
     large = Pillow.fromarray(pixels).convert("L")
     large = large.resize((large.width * times, large.height * times), Pillow.Resampling.BICUBIC)

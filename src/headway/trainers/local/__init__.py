@@ -8,9 +8,14 @@
 → `update` (losses → gradients → weights).
 """
 
-from headway.trainers.local.scorers import LogpScorer, ReferenceScorer, ValueScorer
-from headway.trainers.local.settings import LocalSettings, LoraSettings, OptimizerSettings, local_settings_of
-from headway.trainers.local.trainer import LocalTrainer
+from headway.trainers.local.local_scorers import LogpScorer, ReferenceScorer, ValueScorer
+from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.settings import (
+    LocalSettings,
+    LoraSettings,
+    OptimizerSettings,
+    make_local_settings,
+)
 
 __all__ = [
     "LocalSettings",
@@ -20,5 +25,5 @@ __all__ = [
     "OptimizerSettings",
     "ReferenceScorer",
     "ValueScorer",
-    "local_settings_of",
+    "make_local_settings",
 ]

@@ -14,11 +14,11 @@ from torch import Tensor
 from headway.errors import ConfigError
 from headway.trainers.local.settings import LoraSettings
 
-ADAPTER = "default"
+ADAPTER_NAME = "default"
 """What `peft` calls the only one."""
 
 
-def attach(model: Any, settings: LoraSettings) -> Any:
+def attach_adapters(model: Any, settings: LoraSettings) -> Any:
     """Put adapters into `model`; returns what can switch them off."""
     try:
         from peft import LoraConfig, get_peft_model
@@ -51,39 +51,39 @@ def _check_head(model: Any, settings: LoraSettings) -> None:
         )
 
 
-def merged(model: Any) -> dict[str, Tensor]:
+def merge_adapters(model: Any) -> dict[str, Tensor]:
     """Weights with their adapters added, by the names they have without adapters.
 
     Experts, several weights in one module, have one adapter around the other.
     """
-    around = adapted(model)
+    around = find_adapted_modules(model)
     found = {}
     with torch.no_grad():
-        for name, tensor in distinct(model.state_dict()).items():
+        for name, tensor in drop_tied_duplicates(model.state_dict()).items():
             if ".lora_" in name:
                 continue
-            own = plain(name)
+            own = strip_adapter_name(name)
             if own in around:
-                tensor = tensor + around[own].get_delta_weight(ADAPTER).to(tensor.dtype)
+                tensor = tensor + around[own].get_delta_weight(ADAPTER_NAME).to(tensor.dtype)
             found[own] = tensor
     return found
 
 
-def adapted(model: Any) -> dict[str, Any]:
+def find_adapted_modules(model: Any) -> dict[str, Any]:
     """What adapters are around, by the names that the weights have without them."""
     return {
-        f"{plain(name)}.{getattr(module, 'parameter_name', 'weight')}": module
+        f"{strip_adapter_name(name)}.{getattr(module, 'parameter_name', 'weight')}": module
         for name, module in model.named_modules()
         if hasattr(module, "get_delta_weight")
     }
 
 
-def plain(name: str) -> str:
+def strip_adapter_name(name: str) -> str:
     """As it was before adapters were put around it."""
     return name.replace(".base_layer", "")
 
 
-def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def drop_tied_duplicates(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Without second names for the same memory: tied embeddings travel and are saved once."""
     seen: set[tuple[int, tuple[int, ...]]] = set()
     found = {}

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 
-def fuse(model: nn.Module) -> int:
+def fuse_rms_norms(model: nn.Module) -> int:
     """Replace what can be replaced in `model`; returns how many."""
     done = 0
     for module in model.modules():
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         weight = getattr(module, "weight", None)
         if type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor) and isinstance(eps, float):
-            done += _replace(module, eps)
+            done += _replace_if_equal(module, eps)
     return done
 
 
 @torch.no_grad()
-def _replace(module: Any, eps: float) -> bool:
+def _replace_if_equal(module: Any, eps: float) -> bool:
     generator = torch.Generator(module.weight.device).manual_seed(0)
     shape = (4, *module.weight.shape)
     x = torch.randn(shape, generator=generator, device=module.weight.device, dtype=torch.float32) * 3

@@ -1,4 +1,4 @@
-"""What the local trainer needs to know, checked when it is made. `local_settings_of` reads it from a configuration."""
+"""What the local trainer needs to know, checked when it is made. `make_local_settings` reads it from a configuration."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from math import cos, pi
 from typing import Literal
 
-from headway.algorithms import AdvantageParams, PolicyObjective, advantage_params_of, objective_of
+from headway.algorithms import AdvantageSettings, PolicyObjective, make_advantage_settings, make_objective
 from headway.algorithms.losses import PpoParams
-from headway.config import ModelArgs, Resolved, TrainingArgs
+from headway.config import ModelArgs, ResolvedConfig, TrainingArgs
 from headway.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp64"]
@@ -59,7 +59,7 @@ class LocalSettings:
     """One local trainer."""
 
     objective: PolicyObjective = field(default_factory=lambda: PolicyObjective(pg_variant="ppo", params=PpoParams()))
-    advantages: AdvantageParams | None = None
+    advantages: AdvantageSettings | None = None
     """How advantages are made from scores; None: each sample's own `advantage`, broadcast."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     critic: OptimizerSettings | None = None
@@ -103,8 +103,8 @@ class LocalSettings:
         return plain and self.objective.pg_variant != "kimi15"
 
 
-def local_settings_of(
-    resolved: Resolved,
+def make_local_settings(
+    resolved: ResolvedConfig,
     *,
     precision: Precision = "fp32",
     device: str = "cpu",
@@ -114,8 +114,8 @@ def local_settings_of(
     config, derived = resolved.config, resolved.derived
     train, sampling = config.actor_train, config.actor_infer.generating_args
     return LocalSettings(
-        objective=objective_of(resolved),
-        advantages=advantage_params_of(resolved),
+        objective=make_objective(resolved),
+        advantages=make_advantage_settings(resolved),
         optimizer=_optimizer_of(train.training_args, config.max_steps),
         critic=_optimizer_of(config.critic.training_args, config.max_steps) if derived.needs_critic else None,
         value_clip=config.value_clip,

@@ -1,0 +1,98 @@
+"""DiffusionNFT: reinforcement on the forward process. No log-probabilities, no trajectories: clean images and rewards.
+
+An image that was made and scored is noised again to a level s, and the model's velocity is regressed in two ways at
+once. With v_old of the slowly following old policy,
+
+    v⁺ = (1 − β)·v_old + β·v      should say what the path of a good image says,
+    v⁻ = (1 + β)·v_old − β·v      what the path of a bad one says,
+    loss = r·‖v⁺ − (e − x₀)‖² + (1 − r)·‖v⁻ − (e − x₀)‖²,        r in [0, 1]: how likely the image is a good one.
+
+The minimum is v = v_old + (2/β)·E[r·(e − x₀ − v_old)]: from the old policy in the direction of its good images. Whoever
+made the images with any solver and somewhat older weights enters only through the images, which suits asynchrony.
+
+Guarantees: gradient through v alone; at least float32. Does not sample s or noise: the trainer does, from its seed.
+
+Legend: B samples; x0, x_s, v are [B, ...]; s, advantages, r and losses are [B].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.algorithms.denoising.noise_levels import mean_per_sample, predict_data, widen_precision
+from headway.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionNftParams:
+    """How far and how hard."""
+
+    beta: float = 1.0
+    """β, how much of the new policy is in v⁺: the smaller, the further it goes from the old one."""
+    clip: float = 5.0
+    """Advantages of ±`clip` and beyond are certainly good and certainly bad."""
+    weight_floor: float | None = 1e-5
+    """Each error is divided by its own size, but by no less than this, so that all noise levels count alike; None: by
+    s², which is the loss on velocities as it stands above."""
+    kl_coef: float = 0.0
+    """Of ‖v − v_ref‖², where there is a reference."""
+
+    def __post_init__(self) -> None:
+        if not self.beta > 0:
+            raise ConfigError("must be positive", key="nft_beta", value=self.beta, hint="0.1 to 1 is usual")
+        if not self.clip > 0:
+            raise ConfigError("must be positive", key="advantage_clip", value=self.clip, hint="5 is usual")
+
+
+def advantage_to_optimality(advantage_B: Tensor, clip: float = 5.0) -> Tensor:
+    """r = ½ + ½·clip(A/c, −1, 1): advantages as probabilities of being good."""
+    return 0.5 + 0.5 * (widen_precision(advantage_B) / clip).clamp(-1, 1)
+
+
+def nft_loss(
+    v: Tensor,
+    v_old: Tensor,
+    x0: Tensor,
+    x_s: Tensor,
+    s: Tensor,
+    advantage: Tensor,
+    params: DiffusionNftParams,
+    v_ref: Tensor | None = None,
+) -> Tensor:
+    """Loss per sample, [B]; the trainer averages.
+
+    Scaled by clip/β as published, so that the gradient of a sample does not depend on either at v = v_old.
+    """
+    v, old = widen_precision(v), widen_precision(v_old).detach()
+    r = advantage_to_optimality(advantage, params.clip).to(v.device, v.dtype).detach()
+    good = _error((1 - params.beta) * old + params.beta * v, x0, x_s, s, params.weight_floor)
+    bad = _error((1 + params.beta) * old - params.beta * v, x0, x_s, s, params.weight_floor)
+    loss = (r * good + (1 - r) * bad) * params.clip / params.beta
+    if v_ref is not None and params.kl_coef:
+        loss = loss + params.kl_coef * mean_per_sample((v - widen_precision(v_ref).detach()).square())
+    return loss
+
+
+def _error(v: Tensor, x0: Tensor, x_s: Tensor, s: Tensor, floor: float | None) -> Tensor:
+    """Squared error of the image that `v` points to, weighted; [B]."""
+    missed = predict_data(x_s, v, s) - widen_precision(x0)
+    squared = mean_per_sample(missed.square())
+    if floor is None:
+        return squared / s.to(squared.dtype).square()
+    return squared / mean_per_sample(missed.detach().abs()).clamp(min=floor)
+
+
+def old_policy_decay(update: int, *, begin: int = 0, rise: float = 1e-3, most: float = 0.5) -> float:
+    """How much of the old policy stays after training step `update`: 0 until `begin`, then rising to `most`."""
+    return min(max(update - begin, 0) * rise, most)
+
+
+@torch.no_grad()
+def update_old_policy(old: Iterable[Tensor], new: Iterable[Tensor], decay: float) -> None:
+    """old ← decay·old + (1 − decay)·new, in place."""
+    for slow, fast in zip(old, new, strict=True):
+        slow.mul_(decay).add_(fast.to(slow.dtype), alpha=1 - decay)

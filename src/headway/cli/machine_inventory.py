@@ -1,0 +1,208 @@
+"""What this machine has and how fast it copies: cores, memory, GPUs, packages, room, bandwidth.
+
+Everything is asked of the system itself or of torch; what cannot be asked is left out. The measurements take about a
+second and are what one core gets now, whatever else is running.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from headway.launch.memory_needs import HOST, ComponentNeeds, sum_by_memory
+
+PACKAGES = ("torch", "transformers", "ray", "vllm", "sglang")
+_MEMORY_BYTES, _DISK_BYTES, _CHUNK = 128 << 20, 64 << 20, 8 << 20
+_MEMINFO, _SHARED, _CONTROL_GROUP = Path("/proc/meminfo"), Path("/dev/shm"), Path("/sys/fs/cgroup")
+
+
+def measure_free_memory() -> dict[str, int]:
+    """Bytes by where they are: `host`, `GPU 0`, …"""
+    limits = [one for one in (_meminfo("MemAvailable"), _container_left()) if one is not None]
+    found = {"host": min(limits)} if limits else {}
+    return found | {f"GPU {number}": gpu["free"] for number, gpu in enumerate(list_gpus())}
+
+
+def get_total_memory() -> int | None:
+    """Of the host, in bytes."""
+    return _meminfo("MemTotal")
+
+
+def _meminfo(name: str) -> int | None:
+    try:
+        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+def _container_left() -> int | None:
+    """What a control group leaves; `None` where there is no limit."""
+    try:
+        most, used = (
+            (_CONTROL_GROUP / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current")
+        )
+        return None if most == "max" else max(int(most) - int(used), 0)
+    except (OSError, ValueError):
+        return None
+
+
+def list_gpus() -> list[dict[str, Any]]:
+    """Name, memory and free memory of each GPU that torch sees."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    found = []
+    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = torch.cuda.mem_get_info(number)
+        found.append({"name": torch.cuda.get_device_name(number), "total": total, "free": free})
+    return found
+
+
+def list_packages() -> dict[str, str | None]:
+    """Versions of what Headway can run on; `None`: not installed."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def measure_free_space(directory: Path) -> dict[str, int]:
+    """Free bytes on the disk of `directory`, and of shared memory that has names."""
+    places = {"disk": _existing(directory), "shared memory": _SHARED}
+    return {name: disk_usage(path).free for name, path in places.items() if path.is_dir()}
+
+
+def _existing(path: Path) -> Path:
+    """The nearest directory that is there already."""
+    path = path.absolute()
+    return path if path.is_dir() else _existing(path.parent)
+
+
+def measure_bandwidth(directory: Path) -> dict[str, float]:
+    """Bytes a second: of a copy in memory, and of a file in `directory`, written to the disk and read back."""
+    found = {"memory copy": _memory_bandwidth()}
+    try:
+        with tempfile.NamedTemporaryFile(dir=_existing(directory), prefix=".headway-check-") as file:
+            found |= _disk_bandwidth(file)
+    except OSError:
+        pass  # not ours to write in, or full: what there is room for is said elsewhere
+    return found
+
+
+def _memory_bandwidth() -> float:
+    source = memoryview(bytearray(b"x") * _MEMORY_BYTES)  # zeros would be one page, read again and again
+    target = memoryview(bytearray(_MEMORY_BYTES))
+
+    def copy() -> None:
+        target[:] = source
+
+    copy()
+    return _MEMORY_BYTES / min(_timed(copy) for _ in range(3))
+
+
+def _disk_bandwidth(file: Any) -> dict[str, float]:
+    data, left = os.urandom(_CHUNK), range(0, _DISK_BYTES, _CHUNK)
+
+    def write() -> None:
+        for _ in left:
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+    def read() -> None:
+        file.seek(0)
+        while file.read(_CHUNK):
+            pass
+
+    written_s = _timed(write)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return {"disk write": _DISK_BYTES / written_s, "disk read": _DISK_BYTES / _timed(read)}
+
+
+def _timed(call: Callable[[], None]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return max(time.perf_counter() - began_s, 1e-9)
+
+
+def print_layout(parts: Sequence[ComponentNeeds], console: Console) -> None:
+    """The parts, and whether what they need is there."""
+    console.print(_table(parts))
+    there = measure_free_memory()
+    for where, size in sum_by_memory(list(parts)).items():
+        console.print(_verdict(where, size, there), markup=False)
+
+
+def parts_to_json(parts: Sequence[ComponentNeeds]) -> list[dict[str, object]]:
+    """The same for machines."""
+    return [
+        {
+            "name": part.name,
+            "lives": part.lives,
+            "memory": part.memory,
+            "threads": part.threads,
+            "needs": dict(part.needs),
+            **({"rank": {"devices": part.rank.devices, **part.rank.seat._asdict()}} if part.rank else {}),
+        }
+        for part in parts
+    ]
+
+
+def format_size(count: float) -> str:
+    """`1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _table(parts: Sequence[ComponentNeeds]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Where the parts go", title_justify="left")
+    for heading in ("part", "lives as", "on", "threads"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading == "threads" else "left")
+    ranked = any(part.rank for part in parts)
+    if ranked:
+        table.add_column("rank", no_wrap=True)
+    table.add_column("needs", justify="right", no_wrap=True)
+    table.add_column("for")
+    for part in parts:
+        what = ", ".join(f"{name.removeprefix(HOST + ':')} {format_size(size)}" for name, size in part.needs.items())
+        table.add_row(
+            part.name,
+            part.lives,
+            part.memory,
+            str(part.threads) if part.threads else "–",
+            *([part.rank.text if part.rank else "–"] if ranked else []),
+            format_size(part.total) if part.needs else "–",
+            what or "–",
+        )
+    return table
+
+
+def _verdict(where: str, size: int, there: Mapping[str, int]) -> str:
+    name = "memory of the host" if where == HOST else f"memory of {where}"
+    free = there.get(where)
+    if free is None:
+        return f"{name}: {format_size(size)} and activations; how much is free cannot be said here"
+    fits = "fits" if size < free else "does not fit"
+    return f"{name}: {format_size(size)} and activations, {format_size(free)} free: {fits}"

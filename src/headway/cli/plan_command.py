@@ -1,0 +1,117 @@
+"""`headway plan`: how many GPUs should train, how many generate, and how far may rollout run ahead?
+
+    headway plan examples/simulate_think.yaml --gpus 40 --alpha 0,1,2,4
+
+Simulates the promising splits of N GPUs and the synchronous run on all of them, and ranks them. The configuration
+gives batch, lengths and costs; its own devices and α are what is searched for, so they are not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from headway.cli.simulate_command import PIPE_WIDTH, load_simulation
+from headway.errors import ConfigError
+from headway.monitor.report_tables import format_number, format_percent
+from headway.monitor.run_report import to_plain_json
+from headway.sim.planner import GpuSplitOption, GpuSplitPlan, plan_gpu_split, recommend_split
+from headway.sim.scenario import make_scenario, trainer_granularity
+
+if TYPE_CHECKING:
+    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: _SubParsers) -> None:
+    """Add `plan`."""
+    parser = subparsers.add_parser("plan", help="rank the ways to use N GPUs, the synchronous one included")
+    parser.add_argument("arguments", nargs="+", metavar="CONFIG|key=value", help="YAML file, then overrides key=value")
+    parser.add_argument("--gpus", type=int, required=True, metavar="N", help="GPUs there are")
+    parser.add_argument("--alpha", type=parse_numbers, default=(0.0, 1.0, 2.0, 4.0), metavar="A,B,…", help="α to try")
+    parser.add_argument("--top", type=int, default=10, metavar="K", help="rows to print")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.set_defaults(run=run_plan)
+
+
+def parse_numbers(text: str) -> tuple[float, ...]:
+    """`0,1,2` as numbers."""
+    return tuple(float(part) for part in text.split(","))
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Search, rank, print."""
+    if args.top < 1:
+        raise ConfigError("must be at least 1", key="--top", value=args.top)
+    _, resolved = load_simulation(args.arguments)
+    notes = Console(stderr=True, highlight=False)
+
+    def tell(option: GpuSplitOption) -> None:
+        if not args.json and notes.is_terminal:
+            notes.print(f"simulated {option.name}: {format_number(option.seconds_per_step)} s a step", style="dim")
+
+    plan = plan_gpu_split(
+        make_scenario(resolved),
+        gpus=args.gpus,
+        alphas=args.alpha,
+        trainer_gpus=trainer_granularity(resolved),
+        on_option=tell,
+    )
+    if args.json:
+        print(json.dumps(plan_to_json(plan, args.top), indent=2, ensure_ascii=False))
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    console.print(make_ranking_table(plan, args.top))
+    shrunk = f", at 1/{plan.scale} of batch and engines" if plan.scale > 1 else ""
+    console.print(f"{len(plan.options)} of {plan.considered} options were simulated{shrunk}.", style="dim")
+    console.print()
+    console.print(recommend_split(plan), markup=False)
+    return 0
+
+
+def plan_to_json(plan: GpuSplitPlan, top: int) -> dict[str, Any]:
+    """The plan as JSON values."""
+    rows = []
+    for option in plan.options[:top]:
+        row = to_plain_json(option)
+        assert isinstance(row, dict)
+        rows.append({**row, "speed_up": round(plan.speed_up(option), 4)})
+    return {
+        "gpus": plan.gpus,
+        "scale": plan.scale,
+        "considered": plan.considered,
+        "simulated": len(plan.options),
+        "verdict": recommend_split(plan),
+        "synchronous": to_plain_json(plan.synchronous),
+        "options": rows,
+    }
+
+
+def make_ranking_table(plan: GpuSplitPlan, top: int) -> Table:
+    """The fastest options, and the synchronous one wherever it stands."""
+    table = Table(title=f"{plan.gpus} GPUs", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("", justify="right")
+    table.add_column("option", no_wrap=True)
+    for heading in ("s/step", "speed-up", "mean lag", "train busy", "engines busy", "slots full", "too old"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for place, option in enumerate(plan.options, start=1):
+        if place > top and not option.colocated:
+            continue
+        table.add_row(
+            str(place),
+            option.name,
+            format_number(option.seconds_per_step) if option.finished else "stopped",
+            f"{plan.speed_up(option):.2f}×",
+            format_number(option.lag_mean),
+            format_percent(option.train_busy),
+            format_percent(option.generate_busy),
+            format_percent(option.slots_filled),
+            format_percent(option.stale_share),
+            style="bold" if option.colocated else None,
+        )
+    return table

@@ -1,0 +1,175 @@
+"""`headway play`: step through an environment by hand, or watch a policy in it.
+
+    headway play                                                  the environments there are
+    headway play frozen_lake is_slippery=false --seed 3           by hand: a line is an action, Ctrl-D ends
+    headway play my_worlds.py:Maze size=5 --model MODEL           a model plays it
+    headway play runs/mine                                        the newest policy of a run, as the run plays
+
+Exit code 1 where an episode failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from headway.cli.train_command import load_run_config
+from headway.config import load_config
+from headway.environments.environment_registry import list_environment_names, make_environment
+from headway.environments.local_host import LocalEnvironmentHost
+from headway.environments.text_environment import Reply
+from headway.environments.text_episode import SEED_KEY
+from headway.errors import ConfigError, EnvironmentFailed
+from headway.launch.evaluation_session import evaluate_policy, select_evaluation_tasks
+from headway.launch.run_directory import find_checkpoint_of_run
+from headway.launch.training_session import PreparedRun, prepare_run
+from headway.types import Episode, Task
+
+_TAG = "played"
+_LONGEST = 2048
+"""Tokens of an episode, where the model reads as many."""
+_TURN = 256
+"""Tokens of a turn, where the environment does not say otherwise."""
+
+if TYPE_CHECKING:
+    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: _SubParsers) -> None:
+    """Add `play`."""
+    parser = subparsers.add_parser("play", help="step through an environment by hand or with a policy")
+    parser.add_argument(
+        "environment", nargs="?", metavar="ENV|FILE|RUN", help="name, module:Class, or what a run plays"
+    )
+    parser.add_argument("arguments", nargs="*", metavar="option=value", help="of the environment, or of the run")
+    parser.add_argument("--model", help="let this model play: directory or name")
+    parser.add_argument("--seed", type=int, default=0, help="which episode (0)")
+    parser.add_argument("--episodes", type=int, default=1, help="how many a policy plays (1)")
+    parser.set_defaults(run=run_play)
+
+
+def run_play(args: argparse.Namespace) -> int:
+    """By hand, unless there is a policy."""
+    if args.environment is None:
+        print("\n".join(list_environment_names()))
+        return 0
+    if Path(args.environment).is_dir() or args.environment.endswith((".yaml", ".yml")):
+        return _watch(_of_a_run(args), args)
+    options = _options(args.arguments)
+    if args.model is None:
+        return _by_hand(args.environment, options, args.seed)
+    return _watch(_of_a_model(args.environment, options, args.model), args)
+
+
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    """`key=value` as keywords; values are read as in YAML."""
+    options = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or not key.isidentifier():
+            raise ConfigError("is no option", key="play", value=word, hint="option=value")
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"cannot be read: {error}", key=key, value=value) from error
+    return options
+
+
+def _by_hand(name: str, options: dict[str, Any], seed: int) -> int:
+    make_environment(name, **options)  # so that what is wrong with it is said as such
+    host = LocalEnvironmentHost(name, lambda: make_environment(name, **options))
+    with asyncio.Runner() as runner:
+        seat, earned = host.seat(), 0.0
+        try:
+            traits = runner.run(seat.open())
+            if traits.instructions:
+                print(traits.instructions, end="\n\n")
+            reply = runner.run(seat.reset(seed, {}))
+            print(reply.text)
+            while not reply.done:
+                print("> ", end="", flush=True)
+                action = sys.stdin.readline()
+                if not action:
+                    break
+                reply = runner.run(seat.step(action.rstrip("\n")))
+                earned += reply.reward
+                print(f"{reply.text}\n{_judged(reply)}")
+        except Exception as error:  # a bad episode is data, here as in a run
+            what = str(error) if isinstance(error, EnvironmentFailed) else f"{type(error).__name__}: {error}"
+            print(f"the episode failed: {what}", file=sys.stderr)
+            return 1
+        finally:
+            runner.run(seat.leave())
+            runner.run(host.close())
+    print(f"earned {earned:g}")
+    return 0
+
+
+def _judged(reply: Reply) -> str:
+    words = [f"reward {reply.reward:g}"]
+    if not reply.valid:
+        words.append("not understood")
+    if reply.success is not None:
+        words.append("success" if reply.success else "no success")
+    if reply.done:
+        words.append("over")
+    return f"[{', '.join(words)}]"
+
+
+def _of_a_run(args: argparse.Namespace) -> PreparedRun:
+    """What a run plays, with its newest policy or the one that is named."""
+    source, words = args.environment, list(args.arguments)
+    policy = args.model or (find_checkpoint_of_run(Path(source)) if Path(source).is_dir() else None)
+    if policy is not None:
+        words.append(f"pretrain={policy}")
+    return prepare_run(load_run_config([source, *words]))
+
+
+def _of_a_model(name: str, options: dict[str, Any], model: str) -> PreparedRun:
+    from headway.models import max_sequence_length, resolve_model
+
+    longest = min(_LONGEST, max_sequence_length(resolve_model(model)) or _LONGEST)
+    tree: dict[str, Any] = {
+        "pretrain": model,
+        "rollout_batch_size": 1,
+        "sequence_length": longest,
+        "actor_infer": {"generating_args": {"max_new_tokens": min(_TURN, longest // 2)}},
+        "train_env_manager": {"tags": [_TAG], "group_size": 1},
+        "custom_envs": {_TAG: {"env_type": name, "env_config": options}},
+    }
+    return prepare_run(load_config(tree))
+
+
+def _watch(prepared: PreparedRun, args: argparse.Namespace) -> int:
+    if prepared.resolved.derived.pipeline != "agentic":
+        raise ConfigError("plays in no environment", key="train_env_manager", value=None)
+    tasks = select_evaluation_tasks(prepared, args.episodes)
+    if args.seed:
+        tasks = [
+            Task(position=task.position, domain=task.domain, data={**task.data, SEED_KEY: args.seed + number})
+            for number, task in enumerate(tasks)
+        ]
+    print(f"policy {prepared.policy.path}", flush=True)
+    judged = asyncio.run(evaluate_policy(prepared, tasks))
+    for one in judged:
+        print(f"\n{one.task.domain}, seed {one.task.data.get(SEED_KEY)}")
+        if not one.answers:
+            print("the episode failed", file=sys.stderr)
+        for episode, score in one.answers:
+            _print(episode, prepared.policy.tokenizer)
+            told = ", ".join(f"{name} {value}" for name, value in episode.info.items())
+            print(f"[reward {score.value:g}{', cut off' if episode.truncated else ''}; {told}]")
+    return 0 if all(one.answers for one in judged) else 1
+
+
+def _print(episode: Episode, tokenizer: Any) -> None:
+    """All of it, with the marks of the template: what the policy saw is what one sees."""
+    for turn in episode.turns:
+        print(tokenizer.decode(list(turn.observation)), end="")
+        print(tokenizer.decode(list(turn.generation.actions)), end=f"\n[reward {turn.reward:g}]\n")

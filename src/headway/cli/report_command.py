@@ -1,0 +1,157 @@
+"""`headway report`: what came of a run, as a table, as a page, or for machines.
+
+    headway report runs/one
+    headway report runs/one --compare runs/two runs/three --out three.html
+    headway report runs/one --serve
+
+Reads what the run left in its directory and changes nothing in it but the page. The run may still go on, may have
+been killed, or may be a simulated one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import sys
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from headway.errors import HeadwayError
+from headway.monitor.report_page import describe_run_state, list_run_facts, render_report_page
+from headway.monitor.report_tables import print_training_summary
+from headway.monitor.run_record import RunRecord, read_run_record
+
+if TYPE_CHECKING:
+    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+PAGE_FILE = "report.html"
+_PIPE_WIDTH = 110
+_PORT = 6007
+
+
+def add_parser(subparsers: _SubParsers) -> None:
+    """Add `report`."""
+    parser = subparsers.add_parser("report", help="show what came of a run")
+    parser.add_argument("directory", type=Path, metavar="RUN", help="directory of a run, or its event log")
+    parser.add_argument("--compare", nargs="+", type=Path, default=[], metavar="RUN", help="further runs, laid over it")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where the page goes (RUN/{PAGE_FILE})")
+    parser.add_argument("--json", action="store_true", help="print only the report, for machines; a page with --out")
+    parser.add_argument(
+        "--serve", nargs="?", type=int, const=_PORT, metavar="PORT", help=f"show it on 127.0.0.1:PORT ({_PORT})"
+    )
+    parser.set_defaults(run=run_report, arguments=[])
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """Read, print, write."""
+    if args.arguments:
+        raise HeadwayError(f"report takes no overrides: {' '.join(args.arguments)}")
+    runs = (args.directory, *args.compare)
+    if args.serve is not None:
+        return _serve(runs, args.serve)
+    records = [read_run_record(path) for path in runs]
+    if args.json:
+        reports = [record_to_dict(record) for record in records]
+        print(json.dumps(reports if args.compare else reports[0], indent=2, ensure_ascii=False))
+    else:
+        _print(records)
+    if args.out or not args.json:
+        page = _written(records, args.out or _beside(args.directory))
+        if not args.json:
+            print(f"{page}  the run as a page, open it in a browser")
+    return 0
+
+
+def _serve(runs: Sequence[Path], port: int) -> int:
+    """Until somebody interrupts."""
+
+    def page() -> str:
+        first, *others = map(read_run_record, runs)
+        return render_report_page(first, compare=others)
+
+    page()  # what cannot be shown is said before anybody looks
+    with make_page_server(page, port) as server:
+        print(f"http://{HOST}:{server.server_port}  reload for what is new, Ctrl-C to end", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def record_to_dict(record: RunRecord) -> dict[str, Any]:
+    """The report as JSON values, with what ran and how it stands."""
+    state, said = describe_run_state(record)
+    return {
+        "name": record.name,
+        "state": {"is": state, "said": said},
+        "facts": dict(list_run_facts(record)),
+        **record.report.to_dict(),
+    }
+
+
+def _print(records: list[RunRecord]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    for record in records:
+        facts = ", ".join(f"{name} {text}" for name, text in list_run_facts(record)[:4])
+        said = describe_run_state(record)[1]
+        console.print("  ".join(part for part in (record.name, said, facts) if part), soft_wrap=True, markup=False)
+        print_training_summary(record.report, console)
+
+
+def _beside(run: Path) -> Path:
+    return (run if run.is_dir() else run.parent) / PAGE_FILE
+
+
+def _written(records: list[RunRecord], page: Path) -> Path:
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(render_report_page(records[0], compare=records[1:]), encoding="utf-8")
+    except OSError as error:
+        raise HeadwayError(f"--out {page}: {error.strerror}") from error
+    return page
+
+
+HOST = "127.0.0.1"
+
+
+def make_page_server(make_page: Callable[[], str], port: int) -> ThreadingHTTPServer:
+    """A server that has the port already; port 0 takes a free one. Raises `HeadwayError` where it is taken."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/":
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            try:
+                body = make_page().encode()
+            except HeadwayError as error:
+                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
+                return
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Visitors are not news."""
+
+    try:
+        return ThreadingHTTPServer((HOST, port), Handler)
+    except OverflowError as error:
+        raise HeadwayError(f"--serve {port}: a port is a number from 0 to 65535") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            problem = "the port is taken by another program; choose another, or 0 for any that is free"
+        else:
+            problem = str(error.strerror)
+        raise HeadwayError(f"--serve {port}: {problem}") from error

@@ -1,0 +1,138 @@
+"""`headway simulate`: the real scheduler on a virtual clock, with back ends that only cost time.
+
+    headway simulate examples/simulate_small.yaml async_generation_ratio=1 --out runs/one
+
+Prints the report and leaves a page, a trace, the event log and the report as JSON behind. The same configuration and
+seed give the same event log, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from headway.cli.config_command import split_arguments
+from headway.config import ResolvedConfig, load_config
+from headway.errors import HeadwayError
+from headway.flow.training_flow import RunSummary
+from headway.monitor.event_log import EventSink, JsonlSink, LoggedEvent
+from headway.monitor.live_display import LiveDisplay
+from headway.monitor.perfetto_trace import write_perfetto_trace
+from headway.monitor.report_tables import print_report
+from headway.monitor.run_report import RunMonitor, RunReport, to_plain_json
+from headway.monitor.timeline_page import render_timeline_page
+from headway.sim.scenario import make_scenario
+from headway.sim.simulated_run import run_scenario
+
+if TYPE_CHECKING:
+    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+PIPE_WIDTH = 110
+"""Columns where the output is not a terminal: narrow enough for a report, wide enough for every table."""
+_WHAT = "YAML file (- for standard input), then overrides key=value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """What one simulated run gave."""
+
+    summary: RunSummary
+    report: RunReport
+    events: list[LoggedEvent]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values, with how the run ended."""
+        return {"summary": to_plain_json(self.summary), **self.report.to_dict()}
+
+
+def add_parser(subparsers: _SubParsers) -> None:
+    """Add `simulate`."""
+    parser = subparsers.add_parser("simulate", help="run a configuration on a virtual clock")
+    parser.add_argument("arguments", nargs="+", metavar="CONFIG|key=value", help=_WHAT)
+    parser.add_argument("--json", action="store_true", help="print only the report, for machines")
+    parser.add_argument("--seed", type=int, help="instead of the configuration's")
+    parser.add_argument("--steps", type=int, help="training steps, instead of simulation.steps")
+    parser.add_argument("--out", type=Path, help="where files go (runs/simulate-<configuration>)")
+    parser.set_defaults(run=run_simulate)
+
+
+def run_simulate(args: argparse.Namespace) -> int:
+    """Simulate, print, write. Exit code 1 when the run ended early."""
+    name, resolved = load_simulation(args.arguments, seed=args.seed, steps=args.steps)
+    out: Path = args.out or Path("runs") / f"simulate-{name}"
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    with _writable(out / "events.jsonl").open("w", encoding="utf-8", newline="\n") as log:
+        result = simulate_run(resolved, log=JsonlSink(log), console=None if args.json else console)
+    written = write_result_files(result, out, title=name)
+    if args.json:
+        print(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        console.print()
+        print_report(result.report, console)
+        for path, what in written.items():
+            console.print(f"{path}  {what}", soft_wrap=True, markup=False)
+    if not result.summary.finished:
+        print(f"ended early after step {result.summary.trained}: {result.summary.reason}", file=sys.stderr)
+    return 0 if result.summary.finished else 1
+
+
+def load_simulation(
+    arguments: list[str], *, seed: int | None = None, steps: int | None = None, more: tuple[str, ...] = ()
+) -> tuple[str, ResolvedConfig]:
+    """The name and the configuration that the command line describes."""
+    source, overrides = split_arguments(arguments)
+    overrides = [*overrides, *more]
+    if seed is not None:
+        overrides.append(f"seed={seed}")
+    if steps is not None:
+        overrides.append(f"simulation.steps={steps}")
+    name = Path(source).stem if isinstance(source, str) else "run"
+    return name, load_config(source, overrides)
+
+
+def simulate_run(resolved: ResolvedConfig, *, log: JsonlSink, console: Console | None = None) -> SimulatedRun:
+    """One run on the virtual clock; its progress goes to `console`."""
+    monitor = RunMonitor(resolved.config.simulation.warmup_steps)
+    events: list[LoggedEvent] = []
+
+    def keep(event: LoggedEvent) -> None:
+        events.append(event)
+
+    sinks: list[EventSink] = [log, monitor, keep]
+    if console is None:
+        summary = run_scenario(make_scenario(resolved), sinks=sinks)
+    else:
+        with LiveDisplay(monitor, console, refresh_s=30.0) as display:
+            summary = run_scenario(make_scenario(resolved), sinks=[*sinks, display])
+    return SimulatedRun(summary=summary, report=monitor.report(), events=events)
+
+
+def write_result_files(result: SimulatedRun, out: Path, *, title: str) -> dict[Path, str]:
+    """Write what can be looked at afterwards; returns each file with a word about it."""
+    page, trace, report = out / "timeline.html", out / "trace.json", out / "report.json"
+    steps = len(result.report.throughput.steps) - result.report.window.steps
+    page.write_text(render_timeline_page(result.events, title=title, warmup_steps=max(steps, 1)), encoding="utf-8")
+    with trace.open("w", encoding="utf-8", newline="\n") as stream:
+        write_perfetto_trace(result.events, stream)
+    report.write_text(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return {
+        page: "the run as a page, open it in a browser",
+        trace: "the same for ui.perfetto.dev",
+        out / "events.jsonl": f"{len(result.events):,} events",
+        report: "the report as JSON",
+    }
+
+
+def _writable(path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise HeadwayError(f"--out {path.parent}: {error.strerror}") from error
+    return path

@@ -1,0 +1,199 @@
+"""Blocks of the tree that are neither roles nor top-level options: environments, denoising, correction, reliability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headway.config.field_types import Amount, Count, Positive, Real, Seconds, Signed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvManagerConfig:
+    """How many environments run, and of which kinds."""
+
+    num_env_groups: Count | None = None
+    """Groups of environments that run at once. null: as many as there are slots."""
+    group_size: Count = 1
+    """Members of a group: episodes that start from the same state."""
+    group_size_redundancy: Amount = 0
+    """Members started beyond `group_size`; the first `group_size` to end are kept."""
+    max_env_num_per_worker: Amount = 0
+    """Environments in one worker process; where it is given, environments are played in as many as that takes."""
+    tags: tuple[str, ...] = ()
+    """Keys of `custom_envs` to draw environments from."""
+    num_groups_partition: tuple[Count, ...] = ()
+    """Groups of each tag, in the order of `tags`; adds up to `num_env_groups`. Empty: equal parts."""
+    format_penalty: Signed = 0.0
+    """Taken from the reward of a turn whose action was not understood; its sign does not matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomEnvConfig:
+    """One kind of environment."""
+
+    env_type: str = ""
+    """Registered name or `module:class`. Empty: the tag."""
+    max_steps: Count | None = None
+    """Turns after which an episode is cut off. null: the environment decides."""
+    max_invalid: Count | None = None
+    """Actions that were not understood after which it is cut off. null: any number."""
+    max_tokens_per_step: Count | None = None
+    """Longest answer of one turn. null: `actor_infer.generating_args.max_new_tokens`."""
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    """Passed to the environment by keyword."""
+    workers: Amount | None = None
+    """Worker processes that it is played in; 0: in the process of the run. null: as `max_env_num_per_worker` asks for,
+    else as the environment suggests."""
+    concurrency: Count | None = None
+    """Episodes played at once, over all groups. null: what the environment suggests."""
+    history: bool = True
+    """The policy sees the whole episode; false: the system message and the newest observation alone."""
+    agent_system_template: str | None = None
+    """System message of the agent. null: the environment's own."""
+    agent_template: str | None = None
+    """Template of each later message, with `{observation}` in it. null: the environment's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenoisingConfig:
+    """How pictures are denoised, and which of the steps are trained."""
+
+    algorithm: Literal["flow_grpo", "diffusion_nft"] = "flow_grpo"
+    """A policy loss (`pg_variant`) on denoising steps; or DiffusionNFT, which needs no log-probabilities."""
+    sampler: Literal["cps", "sde"] = "cps"
+    """How noise comes into a step: coefficients-preserving, or Flow-SDE."""
+    noise_level: Real | None = None
+    """a of the sampler. null: 0.8 for cps, 0.7 for sde."""
+    timestep_shift: Positive | None = None
+    """k of the grid of noise levels; 1 is even. null: the grid that the model comes with, else 3."""
+    window: Literal["random", "sliding", "full"] = "random"
+    """Steps that get noise and are trained: some in the first half, the same for a group (Flow-GRPO-Fast); some that
+    move on with training (MixGRPO); all but the last (Flow-GRPO)."""
+    window_size: Count = 2
+    """Steps of a window that is not full."""
+    window_interval: Count = 25
+    """Training steps between two moves of a sliding window."""
+    window_stride: Count = 1
+    """Denoising steps that it moves by."""
+    share_prefix: bool = True
+    """The members of a group start from one noise and share the steps before their window."""
+    kl_mode: Literal["exact", "compatible"] = "exact"
+    """`use_kl_loss`: the KL of two Gaussians, or |dt| times that, as published code has it."""
+    nft_beta: Positive = 1.0
+    """diffusion_nft: β, how much of the new policy is in the mixture that is pulled."""
+    nft_levels: Count = 2
+    """diffusion_nft: noise levels that each picture is looked at from."""
+    height: Count | None = None
+    """Pixels, for models that draw several sizes. null: the model's own."""
+    width: Count | None = None
+    """Pixels, for models that draw several sizes. null: the model's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceWeightConfig:
+    """A weight min(exp(ℓ_p − ℓ_b), upper_bound) on the loss."""
+
+    enabled: bool = False
+    """Multiply the loss by it."""
+    weight_type: Literal["token", "sequence", "geometric"] = "token"
+    """Per action, per sample (product), or per sample (geometric mean)."""
+    upper_bound: Positive = 1.2
+    """Where the weight is cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatioFilterConfig:
+    """A mask that drops what the trainer and the engine disagree about."""
+
+    enabled: bool = True
+    """Apply this filter."""
+    agg_type: Literal["token", "sequence", "geometric"] = "token"
+    """Drop single actions, or whole samples by product or geometric mean."""
+    ratio_low: Real = 0.8
+    """Smallest exp(ℓ_p − ℓ_b) kept."""
+    ratio_high: Positive = 1.2
+    """Largest exp(ℓ_p − ℓ_b) kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainInferCorrectionConfig:
+    """Correction of the mismatch between trainer and engine, on top of any `pg_variant`."""
+
+    is_weight: ImportanceWeightConfig = field(default_factory=ImportanceWeightConfig)
+    """A truncated importance weight."""
+    filters: tuple[RatioFilterConfig, ...] = ()
+    """Masks, applied in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Which machines the parts of a run are on."""
+
+    kind: Literal["local", "ray"] = "local"
+    """Trainer and engines are processes of this machine, or actors of a Ray cluster."""
+    address: str | None = None
+    """ray: `host:port` of its head, `auto` for the one that this machine is a node of, `local` to start one here. null:
+    as the variable `RAY_ADDRESS` says, which is set inside a submitted job, else `local`."""
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    """ray: passed on to it: `working_dir`, `py_modules`, `env_vars`, `pip`, ..."""
+    start_timeout_s: Seconds = 300.0
+    """ray: how long the run, or a part that is started again, waits for its place and comes up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTransferConfig:
+    """How new weights get from the trainer into engines that are processes of their own."""
+
+    transport: Literal["auto", "shared_memory", "disk", "broadcast", "cuda_ipc", "object_store"] = "auto"
+    """Through memory of this machine; as files; over sockets to all engines at once; from GPU to GPU of this machine;
+    or through the object store of Ray. `auto`: the last on Ray, else through shared memory between processes, and
+    handed over inside one."""
+    delta: bool = False
+    """Only buckets that changed travel; each engine keeps a copy of those that it serves."""
+    bucket_mb: Positive | None = None
+    """Size of a bucket. null: `param_update_consume_bucket_mb`, with `delta` at most 16."""
+    directory: str | None = None
+    """disk: where versions are written, seen by trainer and engines. null: `<output_dir>/weights`."""
+    address: str | None = None
+    """broadcast: where engines reach this machine. null: engines on this machine, 127.0.0.1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilityConfig:
+    """Deadlines and budgets. Every wait of the system has one of these."""
+
+    request_timeout_s: Seconds = 3600.0
+    """One request on one replica, queueing not counted. A late request goes on elsewhere with what it has; a
+    replica on which nothing ended meanwhile is restarted."""
+    abort_timeout_s: Seconds = 10.0
+    """How long a healthy engine may take to answer an abort, a pause or a resume, and how often it is looked at."""
+    episode_timeout_s: Seconds = 7200.0
+    """One whole episode, time in queues not counted; looked at after every turn."""
+    environment_timeout_s: Seconds = 600.0
+    """One reset or step of an environment."""
+    reward_timeout_s: Seconds = 600.0
+    """One verdict."""
+    train_timeout_s: Seconds = 7200.0
+    """One training step; a trainer that takes longer is restarted."""
+    transfer_timeout_s: Seconds = 600.0
+    """One weight update of one replica, from gather to flip, or one restart."""
+    lock_timeout_s: Seconds = 28_800.0
+    """Longest wait for devices that roles share."""
+    stall_timeout_s: Seconds = 900.0
+    """Without progress for this long a run prints its wait-for graph; without engines it stops, cleanly."""
+    sample_retries: Amount = 2
+    """Further tries for a failed episode or verdict before its group is given up."""
+    step_retries: Amount = 3
+    """Further tries for a failed training step or scoring."""
+    transfer_retries: Amount = 3
+    """Further tries for a failed bucket before the replica is restarted."""
+    replica_restarts: Amount = 3
+    """Restarts of a replica, or of the trainer, that fail in a row before it is given up."""
+    restart_backoff_s: Real = 1.0
+    """Before the second try in a row; doubles with each further one."""
+    probe_s: Seconds = 60.0
+    """How often a replica that was given up is tried again."""
+    quiet_s: Seconds = 300.0
+    """Without a failure for this long, a degraded run climbs back up."""

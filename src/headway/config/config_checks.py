@@ -1,0 +1,317 @@
+"""Relations between options that cannot run, each refused with the numbers that show why.
+
+Called after everything is derived; looks at one complete configuration and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from headway.config.denoising_defaults import check_denoising
+from headway.config.resolved_config import ConfigDraft, DerivedConfig, get_at_key
+from headway.config.strategies import SERVER_STRATEGIES
+from headway.errors import ConfigError
+
+OFF_POLICY_LOSSES = frozenset({"ppo", "decoupled_ppo", "tis", "cispo", "topr", "kimi15", "gspo"})
+"""Losses whose ratio is against the behaviour policy."""
+
+
+def check_config(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    """Add every problem of the configuration to `draft.problems`."""
+    _check_lengths(draft, derived)
+    _check_headway(draft, derived)
+    _check_groups(draft, derived)
+    _check_sampling(draft, derived)
+    _check_environments(draft)
+    _check_algorithm(draft)
+    _check_servers(draft, derived)
+    _check_inflight(draft, derived)
+    _check_models(draft, derived)
+    _check_precision(draft)
+    _check_lending(draft, derived)
+    check_denoising(draft)
+    check_transfer(draft, derived)
+    check_cluster(draft, derived)
+
+
+def _check_lending(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    shared = set(derived.devices["actor_train"]) & set(derived.devices["actor_infer"])
+    if draft.config.lend_idle_trainer and shared:
+        problem = f"actor_train and actor_infer have devices {sorted(shared)} both: there is nothing to lend"
+        draft.refuse("lend_idle_trainer", problem, "a device_mapping of its own for each")
+
+
+def _check_lengths(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    prompt, response, sequence = derived.prompt_length, derived.response_length, derived.sequence_length
+    if prompt + response > sequence:
+        problem = (
+            f"prompt_length {prompt} + response_length {response} = {prompt + response} > sequence_length {sequence}"
+        )
+        draft.refuse("sequence_length", problem, f"at least {prompt + response}, or shorter parts")
+    longest = draft.config.model_max_length
+    if longest is not None and sequence > longest:
+        draft.refuse("sequence_length", f"{sequence} > model_max_length {longest}", "what the model can hold")
+    if derived.max_new_tokens > response:
+        key = "actor_infer.generating_args.max_new_tokens"
+        draft.refuse(key, f"{derived.max_new_tokens} > response_length {response}", "a turn is part of the response")
+    held_out = draft.config.validation.generating_args.max_new_tokens
+    if held_out is not None and held_out > response and held_out != derived.max_new_tokens:
+        draft.refuse("validation.generating_args.max_new_tokens", f"{held_out} > response_length {response}")
+    for tag, kind in draft.config.custom_envs.items():
+        if kind.max_tokens_per_step is not None and kind.max_tokens_per_step > response:
+            key = f"custom_envs.{tag}.max_tokens_per_step"
+            draft.refuse(key, f"{kind.max_tokens_per_step} > response_length {response}")
+
+
+def _check_headway(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    config = draft.config
+    if derived.depth > derived.alpha:
+        problem = f"{derived.depth:g} > async_generation_ratio {derived.alpha:g}"
+        draft.refuse("pipeline_depth", problem, "groups started deeper than the bound would all be dropped")
+    if config.staleness_policy == "window" and derived.staleness_window > derived.slots:
+        slots = f"{derived.slots} slots = ⌊(1 + {derived.depth:g}) × {derived.groups_per_step}⌋"
+        problem = f"{derived.staleness_window} groups > {slots}"
+        draft.refuse("staleness_window", problem, "a window cannot look further than what is started")
+    if config.staleness_policy != "window" and draft.given("staleness_window"):
+        draft.refuse("staleness_window", f"is read only by staleness_policy: window, it is {config.staleness_policy}")
+    weighted = config.train_infer_correction.is_weight.enabled
+    free = config.flow is not None and config.flow.algorithm == "diffusion_nft"  # of log-probabilities altogether
+    corrected = config.pg_variant in OFF_POLICY_LOSSES or weighted or free
+    if derived.alpha > 0 and not corrected and not config.allow_uncorrected_async:
+        draft.refuse(
+            "pg_variant",
+            f"has no off-policy correction, but async_generation_ratio = {derived.alpha:g} trains on old samples",
+            f"one of {', '.join(sorted(OFF_POLICY_LOSSES))}; or train_infer_correction.is_weight.enabled; "
+            "or allow_uncorrected_async: true",
+        )
+
+
+def _check_groups(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    config = draft.config
+    answers = config.actor_infer.generating_args.num_return_sequences
+    single = derived.pipeline == "agentic" and answers == 1
+    if answers is not None and answers != derived.group_size and not single:
+        key = "actor_infer.generating_args.num_return_sequences"
+        draft.refuse(key, f"but the group size is {derived.group_size}", f"leave it out, or {derived.group_size}")
+    seats = config.actor_infer.strategy_args.strategy_config.max_num_seqs
+    if seats is not None and derived.members_started > seats * derived.replicas:
+        draft.notes.append(
+            f"a group starts {derived.members_started} members but the engines hold "
+            f"{derived.replicas} replicas × {seats} requests = {seats * derived.replicas}: members will queue"
+        )
+    if derived.group_size == 1 and config.adv_estimator in ("rloo", "grpo", "gigpo"):
+        if config.adv_estimator == "rloo":
+            draft.refuse("adv_estimator", "compares members of a group, but the group size is 1", "at least 2 members")
+        else:
+            draft.notes.append(
+                f"adv_estimator: {config.adv_estimator} with groups of one compares with the batch; "
+                "set num_return_sequences_in_group or train_env_manager.group_size to compare within a group"
+            )
+
+
+def _check_sampling(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    """Members of a group that are drawn without chance are one answer several times."""
+    sampling, base = draft.config.actor_infer.generating_args, "actor_infer.generating_args"
+    if derived.pipeline == "generative" or derived.group_size == 1:
+        return
+    for key, greedy, usual in (("temperature", sampling.temperature == 0, "1"), ("top_k", sampling.top_k == 1, "0")):
+        if greedy:
+            problem = f"is greedy: the {derived.group_size} members of a group would be equal and teach nothing"
+            hint = f"{usual} is usual; validation.generating_args.{key} may be greedy by itself"
+            draft.refuse(f"{base}.{key}", problem, hint)
+
+
+def _check_environments(draft: ConfigDraft) -> None:
+    config = draft.config
+    for name in ("train_env_manager", "val_env_manager"):
+        manager = getattr(config, name)
+        if manager is None:
+            continue
+        parts = manager.num_groups_partition
+        if parts and len(parts) != len(manager.tags):
+            problem = f"{len(parts)} parts for {len(manager.tags)} tags {list(manager.tags)}"
+            draft.refuse(f"{name}.num_groups_partition", problem, "one part per tag")
+        elif parts and manager.num_env_groups is not None and sum(parts) != manager.num_env_groups:
+            problem = f"{' + '.join(map(str, parts))} = {sum(parts)}, but num_env_groups = {manager.num_env_groups}"
+            draft.refuse(f"{name}.num_groups_partition", problem)
+        missing = [tag for tag in manager.tags if config.custom_envs and tag not in config.custom_envs]
+        if missing:
+            draft.refuse(f"{name}.tags", f"{missing} are not in custom_envs", f"one of {', '.join(config.custom_envs)}")
+
+
+def _check_algorithm(draft: ConfigDraft) -> None:
+    config = draft.config
+    if config.tis_lower_bound > config.tis_upper_bound:
+        draft.refuse("tis_lower_bound", f"{config.tis_lower_bound:g} > tis_upper_bound {config.tis_upper_bound:g}")
+    for index, one in enumerate(config.train_infer_correction.filters):
+        if one.ratio_low > one.ratio_high:
+            key = f"train_infer_correction.filters[{index}].ratio_low"
+            draft.problems.append(ConfigError(f"> ratio_high {one.ratio_high:g}", key=key, value=one.ratio_low))
+
+
+def _check_models(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    """Whoever serves the policy, or keeps how it began, has the model that is trained."""
+    policy = draft.config.actor_train.model_args.model_name_or_path
+    reasons = {"actor_infer": "engines serve the policy that is trained"}
+    if derived.needs_reference:
+        reasons["reference"] = "the reference is the policy of the start"
+    for role, reason in reasons.items():
+        key = f"{role}.model_args.model_name_or_path"
+        name = get_at_key(draft.config, key)
+        if policy is not None and name is not None and Path(name) != Path(policy):
+            draft.refuse(key, f"{reason}, which is {policy}", "leave it out; pretrain is the model of all three")
+
+
+def _check_precision(draft: ConfigDraft) -> None:
+    if draft.config.actor_train.model_args.dtype == "fp16":
+        problem = "small gradients vanish in it: there is no loss scaling, and fp32 would be trained instead"
+        draft.refuse("actor_train.model_args.dtype", problem, "bf16 or fp32; actor_infer may have fp16")
+
+
+def _check_inflight(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    """Our own engine keeps KV under new weights; those of others fill it anew, whatever is asked for."""
+    foreign = derived.strategies.get("actor_infer") in SERVER_STRATEGIES
+    if draft.config.inflight_update == "recompute" and not foreign:
+        problem = "the native engine goes on with the KV cache that a request has"
+        draft.refuse("inflight_update", problem, "keep; vllm and sglang recompute in either case")
+    elif draft.given("inflight_update") and draft.config.inflight_update == "keep" and foreign:
+        draft.notes.append(
+            f"inflight_update: {derived.strategies['actor_infer']} recomputes KV after an update, always"
+        )
+
+
+def _check_servers(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    name, sampling = derived.strategies.get("actor_infer"), draft.config.actor_infer.generating_args
+    if name in SERVER_STRATEGIES and derived.pipeline == "generative":
+        hint = "leave url and launch out: pictures are made by our own engine"
+        draft.refuse("actor_infer.strategy_args.strategy_name", "serves no pictures", hint)
+    if name == "sglang" and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0):
+        draft.notes.append(
+            "actor_infer: SGLang's log-probabilities are those before top_p, top_k and min_p, so that the behaviour "
+            "policy is said to be wider than what was drawn from"
+        )
+
+
+_HERE = ("shared_memory", "cuda_ipc")
+"""Ways of weights that do not leave a machine."""
+
+
+def check_cluster(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    """Add what cannot be to `draft.problems`."""
+    config, wanted = draft.config, draft.config.cluster
+    transport = config.weight_transfer.transport
+    if wanted.kind == "local":
+        for name in ("address", "runtime_env"):
+            if getattr(wanted, name):
+                draft.refuse(f"cluster.{name}", "is read only by cluster.kind: ray, it is local")
+        if transport == "object_store":
+            draft.refuse("weight_transfer.transport", "is Ray's, and cluster.kind is local", "cluster.kind: ray")
+        return
+    if config.processes is False:
+        draft.refuse("processes", "is false, and the parts of a run on Ray are processes", "true, or leave it out")
+    if transport in _HERE:
+        problem = "does not reach another machine of the Ray cluster"
+        draft.refuse("weight_transfer.transport", problem, "auto, object_store, disk or broadcast")
+    if derived.strategies.get("actor_infer") in SERVER_STRATEGIES:
+        problem = "servers are not started on Ray, nor fed from there"
+        draft.refuse("cluster.kind", problem, "local, or the strategy of our own engines")
+
+
+BLOCK = "weight_transfer"
+_OWNERS = {"directory": "disk", "address": "broadcast"}
+"""Options that one transport alone reads."""
+_FOR_SERVERS = ("auto", "shared_memory", "disk")
+
+
+def check_transfer(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    """Add what cannot be to `draft.problems`."""
+    wanted = draft.config.weight_transfer
+    for name, owner in _OWNERS.items():
+        if getattr(wanted, name) is not None and wanted.transport != owner:
+            draft.refuse(f"{BLOCK}.{name}", f"is read only by transport: {owner}, it is {wanted.transport}")
+    if draft.config.processes is False and wanted.transport != "auto":
+        problem = "processes is false, and inside one process weights are handed over"
+        draft.refuse(f"{BLOCK}.transport", problem, "auto; or processes: true")
+    if wanted.delta and (draft.config.processes is False or wanted.transport == "cuda_ipc"):
+        why = "processes is false" if draft.config.processes is False else "transport is cuda_ipc"
+        draft.refuse(f"{BLOCK}.delta", f"{why}: nothing travels that could be left out", "false")
+    if derived.strategies.get("actor_infer") in SERVER_STRATEGIES:
+        if wanted.transport not in _FOR_SERVERS:
+            problem = "servers are given directories to load"
+            draft.refuse(f"{BLOCK}.transport", problem, f"one of {', '.join(_FOR_SERVERS)}")
+        if wanted.delta:
+            draft.refuse(f"{BLOCK}.delta", "servers load whole directories", "false")
+
+
+_STRATEGY = "strategy_args.strategy_config"
+_UNREAD = {
+    "model_args.attn_implementation": "auto",
+    f"{_STRATEGY}.use_distributed_optimizer": True,
+    f"{_STRATEGY}.sequence_parallel": False,
+    f"{_STRATEGY}.recompute_granularity": None,
+    f"{_STRATEGY}.block_size": 16,
+    "infer_batch_size": 1,
+}
+"""Below a role: what nothing reads, and the value with which that makes no difference."""
+
+
+def add_cautions(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    """Add what is worth knowing to `draft.notes`."""
+    _about_unread(draft)
+    _about_truncation(draft, derived)
+    _about_two_weights(draft)
+
+
+def _about_unread(draft: ConfigDraft) -> None:
+    """One line for all keys that are there for files of other frameworks."""
+    said: dict[str, list[str]] = {}
+    for role, key in _unread_of(draft):
+        said.setdefault(key.rpartition(".")[2], []).append(role)
+    names = [f"{name} ({', '.join(roles)})" for name, roles in said.items()]
+    if draft.config.logging_steps != 1:
+        names.append("logging_steps (every step has its line)")
+    if names:
+        draft.notes.append(
+            f"{', '.join(names)}: not read here; trainer and engines choose their kernels, memory and forward batches"
+        )
+
+
+def _unread_of(draft: ConfigDraft) -> Iterator[tuple[str, str]]:
+    """Role and key of everything given that nothing reads and that asks for something else than what is done."""
+    roles = ("actor_train", "actor_infer", "reference", "critic", *(f"rewards.{name}" for name in draft.config.rewards))
+    for key, usual in _UNREAD.items():
+        for role in roles:
+            if not draft.given(f"{role}.{key}") or get_at_key(draft.config, f"{role}.{key}") == usual:
+                continue
+            model = get_at_key(draft.config, f"{role}.model_args")
+            whole = key.endswith("recompute_granularity") and not model.disable_gradient_checkpointing
+            if not (whole and get_at_key(draft.config, f"{role}.{key}") == "full"):
+                yield role, key
+
+
+def _about_truncation(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    """Engines say how likely an action was among those left to draw from, the trainer among all.
+
+    The ratio of the two is the share that was left: at least `top_p`, and unknown with `top_k` or `min_p`.
+    """
+    config, sampling = draft.config, draft.config.actor_infer.generating_args
+    if derived.pipeline == "generative" or derived.strategies.get("actor_infer") == "sglang":
+        return  # without such a draw, or of all actions as the trainer is
+    unknown = sampling.top_k > 0 or sampling.min_p > 0
+    outside = sampling.top_p < 1 - derived.pg_clip_low
+    if (config.pg_variant == "ppo" and outside) or (config.pg_variant == "gspo" and (outside or unknown)):
+        draft.notes.append(
+            f"pg_variant: {config.pg_variant} with top_p {sampling.top_p:g}, top_k {sampling.top_k}, min_p "
+            f"{sampling.min_p:g}: the engine's log-probabilities are of what was left to draw from, the trainer's of "
+            f"all actions, so that ratios are below 1 on policy too; below 1 − {derived.pg_clip_low:g} (pg_clip_low) "
+            "negative advantages have no gradient. top_p 1, top_k 0 and min_p 0 have none of this"
+        )
+
+
+def _about_two_weights(draft: ConfigDraft) -> None:
+    if draft.config.pg_variant == "decoupled_ppo" and draft.config.train_infer_correction.is_weight.enabled:
+        draft.notes.append(
+            "train_infer_correction.is_weight: decoupled_ppo has the weight exp(ℓ_p − ℓ_b) already, and is weighted by "
+            "it twice; leave one of them out"
+        )

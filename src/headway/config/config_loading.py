@@ -1,0 +1,95 @@
+"""From a file, a mapping and overrides to a configuration that can run.
+
+    read → overrides → ${} → foreign keys aside → second dialect translated → typed tree → derived → checked
+
+Problems are collected along the way and raised together as `ConfigErrors`; arithmetic is judged only once every
+single value is right. Notes, in contrast, do not stop anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from headway.config.config_checks import add_cautions, check_config
+from headway.config.config_tree import build_tree
+from headway.config.derivation import derive_config
+from headway.config.dialects.foreign_keys import is_foreign_key, set_foreign_keys_aside
+from headway.config.document import (
+    DOTTED_ROOTS,
+    ConfigEntries,
+    Source,
+    apply_overrides,
+    join_key,
+    read_source,
+    resolve_references,
+)
+from headway.config.field_types import get_fields
+from headway.config.resolved_config import ConfigDraft, ResolvedConfig, get_at_key, list_leaves
+from headway.config.schema import Config
+from headway.config.strategies import BUILT_IN_STRATEGIES
+from headway.config.translation import suggest_dialect_key, translate
+from headway.errors import ConfigError, ConfigErrors
+
+
+def load_config(
+    source: Source = None,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    available: Collection[str] = BUILT_IN_STRATEGIES,
+) -> ResolvedConfig:
+    """The configuration in `source` (a YAML file by name or open, or a mapping) with `overrides` on top.
+
+    `available` names the back ends this build can serve. Raises `ConfigErrors` with every problem found.
+    """
+    problems: list[ConfigError] = []
+    notes: list[str] = []
+    entries = apply_overrides(read_source(source, problems), overrides, problems)
+    entries, used = resolve_references(entries, _default_of, problems, unread=is_foreign_key)
+    entries = set_foreign_keys_aside(_without_variables(entries, used), notes, problems)
+    translation = translate(entries, notes, problems)
+    config, provenance = build_tree(Config, _without_strangers(translation.entries, problems), problems)
+    if problems:
+        raise ConfigErrors(problems)
+    draft = ConfigDraft(config, provenance, notes)
+    derived = derive_config(draft, translation.mini_batch_groups, available)
+    check_config(draft, derived)
+    if draft.problems:
+        raise ConfigErrors(draft.problems)
+    add_cautions(draft, derived)
+    where = {key: draft.provenance.get(key, "default") for key, _ in list_leaves(draft.config)}
+    return ResolvedConfig(config=draft.config, derived=derived, provenance=where, notes=tuple(notes))
+
+
+_DEFAULTS = Config()
+
+
+def _default_of(name: str) -> Any:
+    """The schema's default of a leaf; `KeyError` where there is none to speak of."""
+    try:
+        value = get_at_key(_DEFAULTS, name)
+    except (AttributeError, KeyError):
+        raise KeyError(name) from None
+    if value is None or dataclasses.is_dataclass(value):
+        raise KeyError(name)
+    return value
+
+
+def _without_variables(entries: ConfigEntries, used: Collection[str]) -> ConfigEntries:
+    """Entries without names that exist only to be referred to by `${}`."""
+    known = get_fields(Config).keys() | DOTTED_ROOTS
+    return {path: entry for path, entry in entries.items() if path[0] in known or path[0] not in used}
+
+
+def _without_strangers(entries: ConfigEntries, problems: list[ConfigError]) -> ConfigEntries:
+    """Entries without keys of the second dialect that nothing translates; each of those is a problem."""
+    kept: ConfigEntries = {}
+    for path, entry in entries.items():
+        hint = suggest_dialect_key(path)
+        if hint is None:
+            kept[path] = entry
+        else:
+            problem = f"unknown key [{entry.origin}]"
+            problems.append(ConfigError(problem, key=join_key(path), value=entry.value, hint=hint))
+    return kept

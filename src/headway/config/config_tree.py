@@ -1,0 +1,242 @@
+"""From entries to the typed tree: names, types, ranges and choices are judged here, each against its field.
+
+Every problem is collected, none hides another; a field with a problem keeps its default, so that the rest is still
+judged. Relations between fields are not looked at here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from headway.config.dialects.trl import TRL_NAMES
+from headway.config.document import ConfigEntries, ConfigEntry, KeyPath, join_key
+from headway.config.field_types import FieldShape, get_fields, iterate_options
+from headway.config.schema import Config
+from headway.errors import ConfigError
+
+T = TypeVar("T")
+
+TreeNode = ConfigEntry | dict[str, Any]
+"""One value, or a section of named nodes."""
+
+_BAD = object()
+_MOST_DEVICES = 1_000_000
+_SAMPLING = "actor_infer.generating_args."
+_RANGE_TEXT = re.compile(r"(?:list\s*\(\s*)?range\s*\(\s*([0-9,\s]*)\)\s*\)?")
+
+
+def build_tree(block: type[T], entries: ConfigEntries, problems: list[ConfigError]) -> tuple[T, dict[str, str]]:
+    """The tree, and where each given leaf came from."""
+    builder = _Builder(problems)
+    tree: T = builder.block(block, nest_entries(entries), ())
+    return tree, builder.provenance
+
+
+def nest_entries(entries: ConfigEntries) -> dict[str, Any]:
+    """Entries as sections within sections."""
+    tree: dict[str, Any] = {}
+    for path, entry in entries.items():
+        spot = tree
+        for segment in path[:-1]:
+            spot = spot.setdefault(segment, {})
+        spot[path[-1]] = entry
+    return tree
+
+
+def node_to_value(node: TreeNode) -> Any:
+    """The values of a node without where they came from."""
+    return {key: node_to_value(child) for key, child in node.items()} if isinstance(node, dict) else node.value
+
+
+def get_origin(node: TreeNode) -> str:
+    """Where a node was given; of a section, where its first value was."""
+    while isinstance(node, dict):
+        node = next(iter(node.values()), ConfigEntry(None, "nowhere"))
+    return node.origin
+
+
+class _Builder:
+    """One pass over the tree; holds what is collected on the way."""
+
+    def __init__(self, problems: list[ConfigError]) -> None:
+        self._problems = problems
+        self.provenance: dict[str, str] = {}
+
+    def block(self, block: type, section: Mapping[str, TreeNode], path: KeyPath) -> Any:
+        """A dataclass from its section."""
+        known = get_fields(block)
+        values: dict[str, Any] = {}
+        for name, node in section.items():
+            if name not in known:
+                self._unknown(block, (*path, name), node)
+                continue
+            value = self._value(known[name].shape, node, (*path, name))
+            if value is not _BAD:
+                values[name] = value
+        for name, option in known.items():
+            if option.default is dataclasses.MISSING and name not in values:
+                if name not in section:
+                    self._problems.append(
+                        ConfigError(f"{join_key((*path, name))}: missing ({option.shape.describe()})")
+                    )
+                values[name] = None
+        return block(**values)
+
+    def _value(self, shape: FieldShape, node: TreeNode, path: KeyPath) -> Any:
+        if isinstance(node, ConfigEntry) and node.value is None and (shape.optional or not shape.is_leaf):
+            if shape.is_leaf:
+                self.provenance[join_key(path)] = node.origin
+                return None
+            return None if shape.optional else _BAD
+        if (block := shape.block) is not None:
+            return self._section(shape, node, path, lambda section: self.block(block, section, path))
+        if shape.kind == "map":
+            return self._section(shape, node, path, lambda section: self._mapping(shape, section, path))
+        if isinstance(node, dict):
+            return self._wrong("is a mapping", shape, node, path)
+        value = self._leaf(shape, node.value, node, path)
+        self.provenance[join_key(path)] = node.origin
+        return value
+
+    def _section(
+        self, shape: FieldShape, node: TreeNode, path: KeyPath, make: Callable[[Mapping[str, TreeNode]], Any]
+    ) -> Any:
+        if isinstance(node, ConfigEntry):
+            if not isinstance(node.value, Mapping):
+                return self._wrong("is not a mapping", shape, node, path)
+            node = {str(key): _as_node(value, node.origin) for key, value in node.value.items()}
+        return make(node)
+
+    def _mapping(self, shape: FieldShape, section: Mapping[str, TreeNode], path: KeyPath) -> Any:
+        item = shape.item
+        assert item is not None
+        if item.kind == "any":
+            self.provenance[join_key(path)] = get_origin(dict(section))
+            return {key: node_to_value(node) for key, node in section.items()}
+        values = {}
+        for key, node in section.items():
+            empty = isinstance(node, ConfigEntry) and node.value is None and item.block is not None
+            values[key] = self._value(item, {} if empty else node, (*path, key))
+        if item.block is None:
+            self.provenance[join_key(path)] = get_origin(dict(section))
+        return {key: value for key, value in values.items() if value is not _BAD}
+
+    def _leaf(self, shape: FieldShape, value: Any, node: TreeNode, path: KeyPath) -> Any:
+        if shape.kind == "list":
+            return self._list(shape, value, node, path)
+        if shape.block is not None:
+            return self._value(shape, _as_node(value, get_origin(node)), path)
+        made = _scalar(shape, value)
+        if made is _BAD:
+            return self._wrong(f"is not {_NOUNS[shape.kind]}", shape, node, path, value)
+        if shape.range is not None and not shape.range.holds(made):
+            return self._wrong("is out of range", shape, node, path, value)
+        return made
+
+    def _list(self, shape: FieldShape, value: Any, node: TreeNode, path: KeyPath) -> Any:
+        if shape.devices and isinstance(value, str):
+            numbers = parse_devices(value)
+            return self._wrong("is not a list", shape, node, path) if numbers is None else numbers
+        item = shape.item
+        assert item is not None
+        if item.kind in ("text", "choice") and isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list | tuple):
+            return self._wrong("is not a list", shape, node, path)
+        made = [self._leaf(item, part, node, (*path[:-1], f"{path[-1]}[{i}]")) for i, part in enumerate(value)]
+        if _BAD in made:
+            return _BAD
+        if shape.devices and len(set(made)) != len(made):
+            return self._wrong("names a device twice", shape, node, path)
+        return tuple(made)
+
+    def _wrong(self, what: str, shape: FieldShape, node: TreeNode, path: KeyPath, value: Any = _BAD) -> Any:
+        given = node_to_value(node) if value is _BAD else value
+        hint = "expected " + shape.describe()
+        if shape.kind == "choice" and (close := get_close_matches(str(given), shape.choices, 1)):
+            hint = f"did you mean {close[0]}? {hint}"
+        self._problems.append(ConfigError(f"{what} [{get_origin(node)}]", key=join_key(path), value=given, hint=hint))
+        return _BAD
+
+    def _unknown(self, block: type, path: KeyPath, node: TreeNode) -> None:
+        hint = suggest_key(path, block)
+        self._problems.append(
+            ConfigError(f"unknown key [{get_origin(node)}]", key=join_key(path), value=node_to_value(node), hint=hint)
+        )
+
+
+_NOUNS = {"bool": "true or false", "int": "an integer", "float": "a number", "text": "text", "choice": "a known name"}
+
+
+def _as_node(value: Any, origin: str) -> TreeNode:
+    if isinstance(value, Mapping) and value:
+        return {str(key): _as_node(child, origin) for key, child in value.items()}
+    return ConfigEntry(value, origin)
+
+
+def suggest_key(path: KeyPath, block: type) -> str:
+    """What an unknown key of `block` may have been meant to be."""
+    names = list(get_fields(block))
+    if len(path) == 1 and path[0] in TRL_NAMES:
+        return f"TRL's {path[0]} is {TRL_NAMES[path[0]]} here"
+    if elsewhere := _elsewhere(path):
+        return f"did you mean {elsewhere}?"
+    if close := get_close_matches(path[-1], names, 1, 0.6):
+        return f"did you mean {join_key((*path[:-1], close[0]))}?"
+    return f"known here: {', '.join(names)}" if len(names) <= 12 else "`headway config explain` lists every key"
+
+
+def _elsewhere(path: KeyPath) -> str | None:
+    """The key with the same last part: below the same role where there is one, else of the role that samples."""
+    found = [option.key for option in iterate_options(Config) if option.key.rpartition(".")[2] == path[-1]]
+    return max(found, key=lambda key: (key.startswith(f"{path[0]}."), key.startswith(_SAMPLING)), default=None)
+
+
+def _scalar(shape: FieldShape, value: Any) -> Any:
+    """`value` as the shape's Python type, or `_BAD`."""
+    if shape.kind == "any":
+        return value
+    if shape.kind == "bool":
+        return value if isinstance(value, bool) else _TEXT_BOOLS.get(value, _BAD) if isinstance(value, str) else _BAD
+    if isinstance(value, bool):
+        return _BAD
+    if shape.kind == "choice":
+        return value if value in shape.choices else _BAD
+    if shape.kind == "text":
+        return str(value) if isinstance(value, str | int | float) else _BAD
+    return _number(shape.kind == "int", value)
+
+
+_TEXT_BOOLS = {"true": True, "True": True, "false": False, "False": False}
+
+
+def _number(whole: bool, value: Any) -> Any:
+    if not isinstance(value, int | float | str):
+        return _BAD
+    try:
+        if not whole or isinstance(value, str):
+            value = float(value)
+    except (ValueError, OverflowError):
+        return _BAD
+    if not whole:
+        return value
+    return int(value) if isinstance(value, int) or value.is_integer() else _BAD
+
+
+def parse_devices(text: str) -> tuple[int, ...] | None:
+    """`list(range(a,b))`, `range(a,b,step)` or `[0, 1]` as numbers, without evaluating anything."""
+    match = _RANGE_TEXT.fullmatch(text.strip())
+    if match and text.count("(") == text.count(")"):
+        parts = [part.strip() for part in match.group(1).split(",")]
+        if 1 <= len(parts) <= 3 and all(part.isdigit() for part in parts):
+            bounds = [int(part) for part in parts]
+            if (len(bounds) < 3 or bounds[2] > 0) and len(numbers := range(*bounds)) <= _MOST_DEVICES:
+                return tuple(numbers)
+    inner = text.strip().removeprefix("[").removesuffix("]")
+    if text.strip().startswith("[") and all(part.strip().isdigit() for part in inner.split(",")):
+        return tuple(int(part) for part in inner.split(","))
+    return None

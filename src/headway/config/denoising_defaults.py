@@ -1,0 +1,105 @@
+"""Pictures: what follows from the `flow` block, and what about it cannot run.
+
+A denoising step is an action, so lengths are counted in steps: a response has as many actions as a picture has steps.
+Published defaults of Flow-GRPO are filled in where the configuration says nothing: clip 1e-4, rewards scaled by the
+batch, advantages within ±5.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from headway.config.config_blocks import DenoisingConfig
+from headway.config.resolved_config import ConfigDraft, get_at_key
+
+_STEPS = 10
+_PROMPT = 256
+"""Bytes of a prompt."""
+_TRAIN, _VALIDATION = "actor_infer.generating_args", "validation.generating_args"
+_KINDS = ("headway-small-mmdit", "headway-stable-diffusion-3")
+_USUAL = {"pg_clip": 1e-4, "norm_std_type": "batch", "advantage_clip": 5.0}
+
+
+def derive_denoising(draft: ConfigDraft) -> None:
+    """Lengths, validation and algorithm of a run that makes pictures."""
+    if draft.config.flow is None:
+        if not is_denoising_model(draft.config.pretrain):
+            return
+        draft.derive("flow", DenoisingConfig(), "pretrain is a flow model")
+    if draft.config.actor_infer.generating_args.num_inference_steps is None:
+        draft.derive(f"{_TRAIN}.num_inference_steps", _STEPS, "flow is given")
+    steps = draft.config.actor_infer.generating_args.num_inference_steps or _STEPS
+    if draft.config.validation.generating_args.num_inference_steps is None:
+        draft.derive(f"{_VALIDATION}.num_inference_steps", steps, f"{_TRAIN}.num_inference_steps")
+    held_out = draft.config.validation.generating_args.num_inference_steps or steps
+    if draft.config.prompt_length is None:
+        draft.derive("prompt_length", _PROMPT, "flow is given")
+    for key, value in (
+        ("response_length", max(steps, held_out)),
+        (f"{_TRAIN}.max_new_tokens", steps),
+        (f"{_VALIDATION}.max_new_tokens", held_out),
+    ):
+        if not draft.given(key):
+            draft.derive(key, value, "num_inference_steps")
+        elif get_at_key(draft.config, key) != value:
+            draft.refuse(key, f"but a picture has {value} denoising steps", f"set {_TRAIN}.num_inference_steps instead")
+    _derive_simulation(draft, steps)
+    if not draft.given(f"{_VALIDATION}.temperature"):
+        draft.derive(f"{_VALIDATION}.temperature", 0.0, "validation draws no noise")
+    for key, usual in _USUAL.items():
+        if not draft.given(key):
+            draft.derive(key, usual, "flow is given")
+
+
+def _derive_simulation(draft: ConfigDraft, steps: int) -> None:
+    """A simulated picture has as many steps as a real one."""
+    lengths = {"kind": "fixed", "mean": float(steps), "std": 0.0, "min": 1.0, "max": None}
+    if not any(draft.given(f"simulation.response_tokens.{key}") for key in lengths):
+        for key, value in lengths.items():
+            draft.derive(f"simulation.response_tokens.{key}", value, "num_inference_steps")
+
+
+def is_denoising_model(pretrain: str | None) -> bool:
+    """Whether a directory says of itself that it holds one: a pipeline of `diffusers`, or a model of ours."""
+    if not pretrain:
+        return False
+    try:
+        if (Path(pretrain) / "model_index.json").is_file():
+            return True
+        kind = json.loads((Path(pretrain) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return False
+    return kind in _KINDS
+
+
+def check_denoising(draft: ConfigDraft) -> None:
+    """What cannot run together with `flow`."""
+    config, flow = draft.config, draft.config.flow
+    if flow is None:
+        for role, args in (("actor_infer", config.actor_infer), ("validation", config.validation)):
+            if args.generating_args.num_inference_steps is not None:
+                draft.refuse(f"{role}.generating_args.num_inference_steps", "is read only where `flow` is given")
+        return
+    steps = config.actor_infer.generating_args.num_inference_steps or _STEPS
+    if flow.algorithm == "flow_grpo":
+        if steps < 2:
+            draft.refuse(f"{_TRAIN}.num_inference_steps", "leaves no step to train: the last one has no noise", "≥ 2")
+        elif flow.window != "full" and flow.window_size > steps - 1:
+            draft.refuse("flow.window_size", f"> {steps} denoising steps − 1", f"1 to {steps - 1}")
+        if config.actor_infer.generating_args.temperature == 0:
+            draft.refuse(f"{_TRAIN}.temperature", "draws no noise, so there is nothing to train", "1")
+        if flow.noise_level == 0:
+            draft.refuse("flow.noise_level", "is the ODE, whose steps have no log-probability", "0.8 for cps")
+    if flow.sampler == "cps" and flow.noise_level is not None and flow.noise_level > 1:
+        draft.refuse("flow.noise_level", "must lie in [0, 1] for cps", "0.8 is usual")
+    if config.train_env_manager is not None:
+        draft.refuse("train_env_manager", "pictures are made in one turn, without an environment")
+    if config.add_token_level_kl:
+        draft.refuse("add_token_level_kl", "a picture's reward has no parts to subtract it from", "use_kl_loss")
+    if config.adv_estimator not in ("grpo", "rloo", "reinforce", "reinforce_plus_plus"):
+        draft.refuse("adv_estimator", "is for language", "grpo")
+    if config.mask_truncated_samples:
+        draft.refuse("mask_truncated_samples", "a picture always has all of its steps", "false")
+    if config.entropy_loss_coef:
+        draft.refuse("entropy_loss_coef", "the noise of a step is given, its entropy cannot be raised", "0")

@@ -1,0 +1,274 @@
+"""What follows from what was said: lengths, groups, headway, normalisation, back ends.
+
+Only fills in what is null; a value the user gave is never changed. `devices` and `batch` do their parts of it;
+`checks` judges the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import Literal, cast
+
+from headway.config.denoising_defaults import derive_denoising
+from headway.config.device_layout import GroupSizes, compute_step_sizes, place_roles
+from headway.config.document import ConfigEntry
+from headway.config.resolved_config import ConfigDraft, DerivedConfig, get_at_key
+from headway.config.roles import GeneratingArgs
+from headway.config.strategies import (
+    choose_strategy,
+    find_server_problems,
+    get_default_strategy,
+    uses_server,
+)
+from headway.errors import ConfigError
+
+_DEFAULT_LENGTH = 1024
+_DEFAULT_ADDITIONAL_PROMPTS = 16
+_ROLES = ("actor_train", "actor_infer", "reference", "critic")
+_POLICY = "actor_train.model_args.model_name_or_path"
+_ANSWERS = "actor_infer.generating_args.num_return_sequences"
+NormScope = Literal["group", "batch", "none"]
+_NORMS: dict[str, NormScope] = {
+    "grpo": "group",
+    "step_reinforce": "group",
+    "gigpo": "group",
+    "reinforce_plus_plus": "batch",
+}
+
+
+def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None, available: Collection[str]) -> DerivedConfig:
+    """All derived values; afterwards `draft` has the tree with nulls filled in, and the problems."""
+    derive_denoising(draft)
+    _derive_lengths(draft)
+    groups = _derive_groups(draft)
+    _derive_headway(draft, groups.per_step)
+    problems = len(draft.problems)
+    devices = place_roles(draft)
+    misplaced = len(draft.problems)
+    step = compute_step_sizes(draft, devices, groups, mini_batch)
+    if misplaced > problems:
+        del draft.problems[misplaced:]  # Arithmetic on devices that are wrong says nothing new.
+    _derive_algorithm(draft, groups.size)
+    _derive_filter(draft, groups.size)
+    _derive_sampling(draft, groups.size)
+    _derive_names(draft)
+    strategies = _chosen_strategies(draft, available)
+    config, correction = draft.config, draft.config.train_infer_correction
+    depth = config.pipeline_depth or 0.0
+    return DerivedConfig(
+        pipeline=_pipeline(draft),
+        alpha=config.async_generation_ratio,
+        bound=math.floor(config.async_generation_ratio),
+        depth=depth,
+        slots=count_slots(depth, groups.per_step),
+        groups_per_step=groups.per_step,
+        group_size=groups.size,
+        members_started=groups.members_started,
+        additional_groups=groups.additional,
+        samples_per_step=groups.samples,
+        staleness_window=config.staleness_window or groups.per_step,
+        prompt_length=config.prompt_length or 1,
+        response_length=config.response_length or 1,
+        sequence_length=config.sequence_length or 1,
+        max_new_tokens=config.actor_infer.generating_args.max_new_tokens or 1,
+        devices=devices,
+        hybrid=bool(config.hybrid_engine),
+        num_nodes=config.num_nodes or 1,
+        num_gpus_per_node=config.num_gpus_per_node or 1,
+        replicas=step.replicas,
+        data_parallel=step.data_parallel,
+        mini_batch_samples=step.mini_batch_samples,
+        optimizer_steps=step.optimizer_steps,
+        strategies=strategies,
+        filter_zero_variance=bool(config.filter_zero_variance) and groups.size > 1,
+        norm_mean_type=cast(NormScope, config.norm_mean_type),
+        norm_std_type=cast(NormScope, config.norm_std_type),
+        pg_clip_low=config.pg_clip_low or 0.0,
+        pg_clip_high=config.pg_clip_high or 0.0,
+        needs_reference=config.use_kl_loss or config.add_token_level_kl,
+        needs_critic=config.adv_estimator == "gae",
+        needs_proximal=config.pg_variant == "decoupled_ppo"
+        or correction.is_weight.enabled
+        or any(one.enabled for one in correction.filters),
+    )
+
+
+def _pipeline(draft: ConfigDraft) -> Literal["rlvr", "agentic", "generative"]:
+    if draft.config.flow is not None:
+        return "generative"
+    return "rlvr" if draft.config.train_env_manager is None else "agentic"
+
+
+def count_slots(depth: float, groups_per_step: int) -> int:
+    """⌊(1 + depth)·B⌋, not thrown off by the last bit of a fraction."""
+    return math.floor((1 + depth) * groups_per_step + 1e-9)
+
+
+def _derive_lengths(draft: ConfigDraft) -> None:
+    config = draft.config
+    prompt, response, sequence = config.prompt_length, config.response_length, config.sequence_length
+    if prompt is None:
+        if sequence is not None and response is not None:
+            prompt, reason = max(1, sequence - response), "sequence_length − response_length"
+        elif sequence is not None:
+            prompt, reason = max(1, min(_DEFAULT_LENGTH, sequence // 2)), "at most 1024 and half of sequence_length"
+        else:
+            prompt, reason = _DEFAULT_LENGTH, "no length is given"
+        draft.derive("prompt_length", prompt, reason)
+    if response is None:
+        response = _DEFAULT_LENGTH if sequence is None else max(1, sequence - prompt)
+        reason = "no response_length is given" if sequence is None else "sequence_length − prompt_length"
+        draft.derive("response_length", response, reason)
+    if sequence is None:
+        draft.derive("sequence_length", prompt + response, "prompt_length + response_length")
+    if config.actor_infer.generating_args.max_new_tokens is None:
+        draft.derive("actor_infer.generating_args.max_new_tokens", response, "response_length")
+
+
+def _derive_groups(draft: ConfigDraft) -> GroupSizes:
+    """B and the group: prompts and their members, or trajectories and their environments."""
+    config, manager, key = draft.config, draft.config.train_env_manager, "num_return_sequences_in_group"
+    additional = _derive_additional(draft)
+    if manager is None:
+        answers = config.actor_infer.generating_args.num_return_sequences
+        if answers is not None and not draft.given(key):
+            draft.derive(key, answers, _ANSWERS)
+        size = draft.config.num_return_sequences_in_group
+        started = size + config.num_return_sequences_redundancy
+        return GroupSizes(per_step=config.rollout_batch_size, size=size, members_started=started, additional=additional)
+    size = manager.group_size
+    if not draft.given(key):
+        draft.derive(key, size, "train_env_manager.group_size")
+    elif config.num_return_sequences_in_group != size:
+        draft.refuse(key, f"but train_env_manager.group_size = {size}", "keep one of them")
+    per_step, rest = divmod(config.rollout_batch_size, size)
+    if rest:
+        fewer = "fewer than one group" if per_step == 0 else "not whole groups"
+        problem = f"trajectories are {fewer}: {config.rollout_batch_size} / group_size {size} leaves {rest}"
+        draft.refuse("rollout_batch_size", problem, f"expected a multiple of {size}")
+    started = size + max(manager.group_size_redundancy, config.num_return_sequences_redundancy)
+    return GroupSizes(per_step=max(1, per_step), size=size, members_started=started, additional=additional)
+
+
+def _derive_additional(draft: ConfigDraft) -> int:
+    """Redundant prompts: the switch and the number, either of which may be given alone."""
+    config = draft.config
+    if config.is_use_additional_prompts and config.max_additional_running_prompts == 0:
+        draft.derive("max_additional_running_prompts", _DEFAULT_ADDITIONAL_PROMPTS, "is_use_additional_prompts")
+    wanted = draft.config.max_additional_running_prompts
+    if config.is_use_additional_prompts is None:
+        draft.derive("is_use_additional_prompts", wanted > 0, f"max_additional_running_prompts is {wanted}")
+    return wanted if draft.config.is_use_additional_prompts else 0
+
+
+def _derive_headway(draft: ConfigDraft, per_step: int) -> None:
+    if draft.config.pipeline_depth is None:
+        draft.derive("pipeline_depth", draft.config.async_generation_ratio, "async_generation_ratio")
+    depth, bound = draft.config.pipeline_depth or 0.0, math.floor(draft.config.async_generation_ratio)
+    if depth > bound:
+        racing = count_slots(depth, per_step) - count_slots(bound, per_step)
+        draft.notes.append(
+            f"async_generation_ratio = {draft.config.async_generation_ratio:g}: lag is whole, so at most {bound}; the "
+            f"fraction starts {racing} groups that race for a place, and the slowest are dropped and made again"
+        )
+    if draft.config.staleness_window is None and draft.config.staleness_policy == "window":
+        draft.derive("staleness_window", per_step, "groups of one step")
+    manager = draft.config.train_env_manager
+    if manager is not None and manager.num_env_groups is None:
+        slots = count_slots(draft.config.pipeline_depth or 0.0, per_step)
+        draft.derive("train_env_manager.num_env_groups", slots, "slots = (1 + pipeline_depth) × groups per step")
+
+
+def _derive_algorithm(draft: ConfigDraft, group_size: int) -> None:
+    config = draft.config
+    usual, reason = _NORMS.get(config.adv_estimator, "none"), f"adv_estimator {config.adv_estimator}"
+    if usual == "group" and group_size == 1:
+        usual, reason = "batch", f"{reason}, and a group of one has no spread of its own"
+    for key in ("norm_mean_type", "norm_std_type"):
+        if getattr(config, key) is None:
+            draft.derive(key, usual, reason)
+    tight = config.pg_variant == "gspo" and not draft.given("pg_clip")
+    for key, clip in (("pg_clip_low", 3e-4), ("pg_clip_high", 4e-4)):
+        if getattr(config, key) is None:
+            draft.derive(key, clip if tight else config.pg_clip, "pg_variant gspo" if tight else "pg_clip")
+
+
+def _derive_filter(draft: ConfigDraft, group_size: int) -> None:
+    """Groups with equal rewards are replaced where they teach nothing; where they do teach, only if asked for."""
+    lesson, key = _lesson_of_equals(draft), "filter_zero_variance"
+    if draft.config.filter_zero_variance is None:
+        if group_size == 1:
+            draft.derive(key, False, "groups of one")
+        else:
+            draft.derive(key, lesson is None, lesson or f"adv_estimator {draft.config.adv_estimator}")
+    elif draft.config.filter_zero_variance and lesson is not None and group_size > 1:
+        draft.notes.append(f"{key}: groups with equal rewards are replaced although they would teach: {lesson}")
+
+
+def _lesson_of_equals(draft: ConfigDraft) -> str | None:
+    """Why a group whose rewards are all equal has advantages that are not zero; None where they are."""
+    estimator, centre = draft.config.adv_estimator, draft.config.norm_mean_type
+    if estimator == "gae":
+        return "gae compares with the critic's values"
+    if estimator in ("step_reinforce", "gigpo") and draft.config.train_env_manager is not None:
+        return f"{estimator} compares turns, which differ where episodes do not"
+    if estimator == "rloo" or centre == "group":
+        return None
+    return f"{estimator} compares with the batch" if centre == "batch" else f"{estimator} compares with nothing"
+
+
+def _derive_sampling(draft: ConfigDraft, group_size: int) -> None:
+    """Answers per prompt, and the sampling of validation."""
+    if draft.config.actor_infer.generating_args.num_return_sequences is None:
+        agentic = draft.config.train_env_manager is not None
+        draft.derive(_ANSWERS, 1 if agentic else group_size, "one answer per turn" if agentic else "the group size")
+    for field in dataclasses.fields(GeneratingArgs):
+        key, source = f"validation.generating_args.{field.name}", f"actor_infer.generating_args.{field.name}"
+        if draft.given(key):
+            continue
+        if field.name == "num_return_sequences":
+            draft.derive(key, 1, "one answer per held-out prompt")
+        else:
+            draft.derive(key, getattr(draft.config.actor_infer.generating_args, field.name), source)
+
+
+def _derive_names(draft: ConfigDraft) -> None:
+    """Models and directories."""
+    config = draft.config
+    if config.checkpoint_dir is None:
+        draft.derive("checkpoint_dir", f"{config.output_dir.rstrip('/')}/checkpoints", "output_dir")
+    policy = "pretrain" if config.actor_train.model_args.model_name_or_path is None else _POLICY
+    sources = dict.fromkeys(_ROLES, policy) | {
+        "critic": "pretrain" if config.reward_pretrain is None else "reward_pretrain"
+    }
+    for role, source in sources.items():
+        name = get_at_key(config, source)
+        if getattr(config, role).model_args.model_name_or_path is None and name is not None:
+            draft.derive(f"{role}.model_args.model_name_or_path", name, source)
+
+
+def _chosen_strategies(draft: ConfigDraft, available: Collection[str]) -> dict[str, str]:
+    """Back end of every role; a stand-in becomes a note, an unknown name a problem."""
+    roles = {role: getattr(draft.config, role) for role in _ROLES}
+    roles |= {f"rewards.{domain}": reward for domain, reward in draft.config.rewards.items()}
+    used = {}
+    for role, block in roles.items():
+        name = block.strategy_args.strategy_name
+        if name is None:
+            name = get_default_strategy(role)
+            draft.derive(f"{role}.strategy_args.strategy_name", name, "the built-in back end")
+        servers = block.strategy_args.strategy_config
+        draft.problems += find_server_problems(role, name, servers)
+        if uses_server(servers):
+            used[role] = name
+            continue
+        try:
+            used[role], note = choose_strategy(role, name, available)
+        except ConfigError as problem:
+            draft.problems.append(problem)
+            continue
+        if note is not None:
+            draft.notes.append(note)
+    return used

@@ -1,0 +1,225 @@
+"""Which role runs on which devices: from `device_mapping`, else from `use_nodes_ratios`, else shared.
+
+Roles that are not given devices: logp, reference and critic go where actor_train is; actor_infer shares them when
+the engine is hybrid and takes what is left over when it is not. A single device is always shared: in turns when the
+engine is hybrid, else side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headway.config.document import ConfigEntry
+from headway.config.resolved_config import ConfigDraft
+from headway.errors import ConfigError
+
+DeviceIds = tuple[int, ...]
+RATIO_ROLES = ("actor_train", "logp", "reference", "actor_infer")
+"""In the order of `use_nodes_ratios`: train, logp, ref_logp, generate."""
+_MAPPED = ("actor_train", "actor_infer", "reference", "critic")
+
+
+def place_roles(draft: ConfigDraft) -> dict[str, DeviceIds]:
+    """Devices by role; also derives num_gpus_per_node, num_nodes and hybrid_engine."""
+    given = {role: getattr(draft.config, role).device_mapping for role in _MAPPED}
+    mapped = {role: devices for role, devices in given.items() if devices is not None}
+    for domain, reward in draft.config.rewards.items():
+        if reward.device_mapping:
+            mapped[f"rewards.{domain}"] = reward.device_mapping
+    total = _count(draft, mapped)
+    problems = len(draft.problems)
+    placed = {**_by_ratio(draft, total), **mapped}
+    _place_actors(draft, placed, total)
+    for role in ("logp", "reference", "critic"):
+        placed.setdefault(role, placed["actor_train"])
+    if len(draft.problems) > problems:
+        return placed
+    for role in _MAPPED:
+        if not placed[role]:
+            draft.refuse(f"{role}.device_mapping", "is an empty pool: 0 devices", "name at least one device")
+    _derive_hybrid(draft, placed)
+    return placed
+
+
+def _count(draft: ConfigDraft, mapped: dict[str, DeviceIds]) -> int:
+    """All devices of the run."""
+    config = draft.config
+    decoupled = config.hybrid_engine is False or config.use_nodes_ratios is not None
+    highest = max((device for devices in mapped.values() for device in devices), default=-1)
+    if config.num_gpus_per_node is None:
+        silent = not mapped and not decoupled and config.num_nodes is None
+        reason = "nothing is said about devices" if silent else "usual size of a node"
+        draft.derive("num_gpus_per_node", 1 if silent else 8, reason)
+    per_node = draft.config.num_gpus_per_node or 1
+    if config.num_nodes is None:
+        nodes = max(1, -(-(highest + 1) // per_node))
+        draft.derive("num_nodes", nodes, f"highest device {highest}, {per_node} per node" if mapped else "one node")
+    total = per_node * (draft.config.num_nodes or 1)
+    if highest >= total:
+        hint = f"{draft.config.num_nodes} nodes × {per_node} devices = {total}, numbered from 0"
+        draft.refuse("num_nodes", f"device {highest} is used but there are only {total}", hint)
+    return total
+
+
+def _by_ratio(draft: ConfigDraft, total: int) -> dict[str, DeviceIds]:
+    """Devices by share: disjoint where the shares add up to at most 1, else the first three share."""
+    ratios, key = draft.config.use_nodes_ratios, "use_nodes_ratios"
+    if ratios is None:
+        return {}
+    if len(ratios) != len(RATIO_ROLES):
+        draft.refuse(key, f"has {len(ratios)} shares", "four are needed: [train, logp, ref_logp, generate]")
+        return {}
+    counts = [int(ratio * total + 1e-6) for ratio in ratios]
+    for role, ratio, count in zip(RATIO_ROLES, ratios, counts, strict=True):
+        if count == 0:
+            draft.refuse(key, f"{role} gets {ratio:g} × {total} = {ratio * total:g} devices, an empty pool")
+    train, logp, reference, generate = counts
+    if sum(counts) <= total:
+        ends = [sum(counts[: i + 1]) for i in range(4)]
+        return {role: tuple(range(e - n, e)) for role, e, n in zip(RATIO_ROLES, ends, counts, strict=True)}
+    trainers = max(train, logp, reference)
+    if trainers + generate > total and not draft.config.hybrid_engine:
+        hint = "lower the shares, or hybrid_engine: true to let them share"
+        draft.refuse(key, f"{trainers} devices for training + {generate} for generate > {total}", hint)
+    placed = {role: tuple(range(n)) for role, n in zip(RATIO_ROLES, counts, strict=True)}
+    placed["actor_infer"] = tuple(range(total - generate, total))
+    return placed
+
+
+def _place_actors(draft: ConfigDraft, placed: dict[str, DeviceIds], total: int) -> None:
+    """Devices of actor_train and actor_infer where nothing has placed them yet."""
+    everything = tuple(range(total))
+    shared = draft.config.hybrid_engine is not False or total == 1
+    if "actor_train" not in placed and "actor_infer" not in placed:
+        half = max(1, total // 2)
+        placed["actor_train"] = everything if shared else everything[:half]
+        placed["actor_infer"] = everything if shared else everything[half:]
+    for role, other in (("actor_train", "actor_infer"), ("actor_infer", "actor_train")):
+        if role not in placed:
+            alone = draft.config.hybrid_engine is None and draft.config.async_generation_ratio == 0
+            rest = tuple(device for device in everything if device not in placed[other])
+            placed[role] = placed[other] if draft.config.hybrid_engine or alone else rest
+
+
+def _derive_hybrid(draft: ConfigDraft, placed: dict[str, DeviceIds]) -> None:
+    train, infer = set(placed["actor_train"]), set(placed["actor_infer"])
+    mapped = any(getattr(draft.config, role).device_mapping is not None for role in ("actor_train", "actor_infer"))
+    if draft.config.hybrid_engine is None:
+        if not train & infer:
+            draft.derive("hybrid_engine", False, "actor_train and actor_infer have devices of their own")
+        elif train == infer and draft.config.async_generation_ratio == 0:
+            draft.derive("hybrid_engine", True, "actor_train and actor_infer have the same devices")
+        elif train == infer and not mapped:
+            draft.derive("hybrid_engine", False, "rollout runs ahead, beside training on the same devices")
+        else:
+            _refuse_overlap(draft, train, infer)
+    elif not draft.config.hybrid_engine and train & infer and (mapped or len(train | infer) > 1):
+        _refuse_overlap(draft, train, infer)
+
+
+def _refuse_overlap(draft: ConfigDraft, train: set[int], infer: set[int]) -> None:
+    both = sorted(train & infer)
+    draft.refuse(
+        "actor_infer.device_mapping",
+        f"devices {both} are also in actor_train.device_mapping = {sorted(train)}",
+        "give each role its own devices, or hybrid_engine: true to let them share; "
+        "identical devices need no hybrid_engine when async_generation_ratio is 0",
+    )
+
+
+_ACCUMULATION = "actor_train.training_args.gradient_accumulation_steps"
+_SIZES = {
+    "tensor": "tensor_model_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+    "context": "context_parallel_size",
+}
+_MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSizes:
+    """What one training step consumes."""
+
+    per_step: int
+    size: int
+    members_started: int
+    additional: int
+
+    @property
+    def samples(self) -> int:
+        """Samples of one training step."""
+        return self.per_step * self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSizes:
+    """One training step on the devices that do it."""
+
+    data_parallel: int
+    replicas: int
+    mini_batch_samples: int
+    optimizer_steps: int
+
+
+def compute_step_sizes(
+    draft: ConfigDraft, devices: Mapping[str, tuple[int, ...]], groups: GroupSizes, mini_batch: ConfigEntry | None
+) -> StepSizes:
+    """The arithmetic of one step; derives gradient_accumulation_steps where it is not given.
+
+    `mini_batch` is the size of an optimizer step in prompts, as the second dialect gives it.
+    """
+    training = draft.config.actor_train.training_args
+    ways, replicas = _copies(draft, "actor_train", devices), _copies(draft, "actor_infer", devices)
+    micro = training.per_device_train_batch_size
+    if training.gradient_accumulation_steps is None:
+        samples, reason = groups.samples, f"{groups.samples} samples / ({micro} per device × {ways} data parallel)"
+        if mini_batch is not None:
+            samples, reason = _translated(draft, mini_batch, groups, micro * ways)
+        draft.derive(_ACCUMULATION, max(1, samples // (micro * ways)), reason)
+    accumulation = draft.config.actor_train.training_args.gradient_accumulation_steps or 1
+    one_step = micro * accumulation * ways
+    if groups.samples % one_step:
+        batch = f"{groups.per_step} groups × {groups.size} members = {groups.samples} samples"
+        factors = f"{micro} per device × {accumulation} accumulation × {ways} data parallel = {one_step}"
+        hint = "change the batch, per_device_train_batch_size or gradient_accumulation_steps of actor_train"
+        draft.refuse("rollout_batch_size", f"batch not divisible: {batch}, one optimizer step takes {factors}", hint)
+    return StepSizes(
+        data_parallel=ways,
+        replicas=replicas,
+        mini_batch_samples=one_step,
+        optimizer_steps=max(1, groups.samples // one_step) * draft.config.ppo_epochs,
+    )
+
+
+def _copies(draft: ConfigDraft, role: str, devices: Mapping[str, tuple[int, ...]]) -> int:
+    """How many copies of the model a role holds."""
+    sizes = (
+        draft.config.actor_train if role == "actor_train" else draft.config.actor_infer
+    ).strategy_args.strategy_config
+    cut = ("tensor", "pipeline", "context") if role == "actor_train" else ("tensor", "pipeline")
+    factors = {name: int(getattr(sizes, _SIZES[name])) for name in cut}
+    one, count = math.prod(factors.values()), len(devices[role])
+    if count % one:
+        product = " × ".join(f"{name} {size}" for name, size in factors.items())
+        problem = f"{count} devices are not whole copies of the model, one copy takes {product} = {one}"
+        largest = max(factors, key=lambda name: factors[name])
+        hint = f"1, or a multiple of {one} devices in {role}.device_mapping"
+        draft.refuse(f"{role}.strategy_args.strategy_config.{_SIZES[largest]}", problem, hint)
+    return max(1, count // one)
+
+
+def _translated(draft: ConfigDraft, mini_batch: ConfigEntry, groups: GroupSizes, unit: int) -> tuple[int, str]:
+    """Samples of one optimizer step, given in prompts."""
+    prompts = mini_batch.value
+    if isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 1:
+        problem = f"is not a count of prompts [{mini_batch.origin}]"
+        draft.problems.append(ConfigError(problem, key=_MINI_BATCH, value=prompts, hint="expected an integer ≥ 1"))
+        return groups.samples, "the whole batch"
+    samples = prompts * groups.size
+    if samples % unit:
+        problem = f"{prompts} prompts × {groups.size} members = {samples} samples, not divisible by {unit}"
+        hint = f"micro-batch × data parallel = {unit}"
+        draft.problems.append(ConfigError(problem, key=_MINI_BATCH, value=prompts, hint=hint))
+    return samples, f"translated from {_MINI_BATCH} ({mini_batch.origin})"

@@ -1,0 +1,186 @@
+"""What loading gives: the complete tree, what was derived from it, where each value came from, and notes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+from headway.config.schema import Config
+from headway.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedConfig:
+    """Numbers that follow from the configuration. The flow, the simulator and the planner read these."""
+
+    pipeline: Literal["rlvr", "agentic", "generative"]
+    """Agentic when `train_env_manager` is given, generative when `flow` is."""
+    alpha: float
+    """α, `async_generation_ratio`."""
+    bound: int
+    """⌊α⌋: most versions a sample may be behind when it is trained."""
+    depth: float
+    """Steps' worth of groups started ahead."""
+    slots: int
+    """⌊(1 + depth)·B⌋: groups that may be outstanding."""
+    groups_per_step: int
+    """B."""
+    group_size: int
+    """Members of a group that are trained."""
+    members_started: int
+    """Members of a group that are started: redundant ones included."""
+    additional_groups: int
+    """Redundant prompts."""
+    samples_per_step: int
+    """B · group_size."""
+    staleness_window: int
+    """Groups that the `window` policy looks ahead."""
+    prompt_length: int
+    """Longest prompt."""
+    response_length: int
+    """Longest response, all turns together."""
+    sequence_length: int
+    """Longest sample."""
+    max_new_tokens: int
+    """Longest answer of one turn."""
+    devices: Mapping[str, tuple[int, ...]]
+    """By role: actor_train, logp, reference, critic, actor_infer, and rewards.<domain> where they have any."""
+    hybrid: bool
+    """actor_train and actor_infer share devices."""
+    num_nodes: int
+    """Nodes that the devices are on."""
+    num_gpus_per_node: int
+    """Devices of a node."""
+    replicas: int
+    """Engine replicas: devices of actor_infer / (tensor · pipeline parallel)."""
+    data_parallel: int
+    """Devices of actor_train / (tensor · pipeline · context parallel)."""
+    mini_batch_samples: int
+    """Samples of one optimizer step."""
+    optimizer_steps: int
+    """Optimizer steps of one training step, all epochs."""
+    strategies: Mapping[str, str]
+    """Back end used, by role."""
+    filter_zero_variance: bool
+    """`filter_zero_variance`, but never for groups of one."""
+    norm_mean_type: Literal["group", "batch", "none"]
+    """What rewards are centred on."""
+    norm_std_type: Literal["group", "batch", "none"]
+    """What rewards are scaled by."""
+    pg_clip_low: float
+    """ε below 1."""
+    pg_clip_high: float
+    """ε above 1."""
+    needs_reference: bool
+    """A KL asks for the reference model."""
+    needs_critic: bool
+    """The estimator asks for values."""
+    needs_proximal: bool
+    """The loss asks for log-probabilities under the weights at the start of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """A configuration that can run."""
+
+    config: Config
+    """The tree; whatever was null and could be derived is filled in."""
+    derived: DerivedConfig
+    """What follows from it."""
+    provenance: Mapping[str, str]
+    """Dotted key of every leaf → `default`, `file.yaml:12`, `override`, `translated from …`, `derived: …`."""
+    notes: tuple[str, ...] = ()
+    """One line each: keys that change nothing here, back ends that stand in for others."""
+
+    def rows(self) -> list[tuple[str, Any, str]]:
+        """Key, value and origin of every leaf, in the order of the schema."""
+        return [(key, value, self.provenance.get(key, "default")) for key, value in list_leaves(self.config)]
+
+    def changed(self) -> dict[str, Any]:
+        """Every leaf that is not as in an empty configuration: enough to load the same one again.
+
+        A derived `hybrid_engine` is left out: given, `false` would part devices that are shared.
+        """
+        usual = dict(list_leaves(Config()))
+        return {
+            key: to_plain_value(value)
+            for key, value, origin in self.rows()
+            if (origin != "default" or key not in usual)
+            and not (key == "hybrid_engine" and origin.startswith("derived: "))
+        }
+
+    def given(self) -> dict[str, Any]:
+        """The same without what was derived: loaded with other overrides, what follows from them follows anew.
+
+        What was translated from a key of the second dialect was given, and that key is not in here.
+        """
+        followed = {
+            key
+            for key, origin in self.provenance.items()
+            if origin.startswith("derived: ") and not origin.startswith("derived: translated from ")
+        }
+        return {key: value for key, value in self.changed().items() if key not in followed}
+
+
+def list_leaves(block: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted keys and values below a dataclass."""
+    found: list[tuple[str, Any]] = []
+    for item in fields(block):
+        key, value = prefix + item.name, getattr(block, item.name)
+        if is_dataclass(value):
+            found += list_leaves(value, f"{key}.")
+        elif isinstance(value, Mapping) and value and all(is_dataclass(child) for child in value.values()):
+            for name, child in value.items():
+                found += list_leaves(child, f"{key}.{name}.")
+        else:
+            found.append((key, value))
+    return found
+
+
+def to_plain_value(value: Any) -> Any:
+    """A leaf as JSON and YAML can hold it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, list | tuple):
+        return [to_plain_value(item) for item in value]
+    return value
+
+
+class ConfigDraft:
+    """The tree so far. `given` tells what the user said from what is a default."""
+
+    def __init__(self, config: Config, provenance: Mapping[str, str], notes: list[str]) -> None:
+        self.config = config
+        self.provenance = dict(provenance)
+        self.notes = notes
+        self.problems: list[ConfigError] = []
+
+    def given(self, key: str) -> bool:
+        """Whether the user gave this leaf, and not as null."""
+        return key in self.provenance and get_at_key(self.config, key) is not None
+
+    def derive(self, key: str, value: Any, reason: str) -> None:
+        """Fill a leaf in."""
+        self.config = replace_at_key(self.config, key.split("."), value)
+        self.provenance[key] = f"derived: {reason}"
+
+    def refuse(self, key: str, problem: str, hint: str = "") -> None:
+        """Note a problem with the value at `key`; the message shows both."""
+        self.problems.append(ConfigError(problem, key=key, value=get_at_key(self.config, key), hint=hint))
+
+
+def get_at_key(block: Any, key: str) -> Any:
+    """The value at a dotted key."""
+    for name in key.split("."):
+        block = block[name] if isinstance(block, Mapping) else getattr(block, name)
+    return block
+
+
+def replace_at_key(block: Any, names: list[str], value: Any) -> Any:
+    """`block` with the value at `names` replaced."""
+    name, *rest = names
+    old = block[name] if isinstance(block, Mapping) else getattr(block, name)
+    new = replace_at_key(old, rest, value) if rest else value
+    return {**block, name: new} if isinstance(block, Mapping) else dataclasses.replace(block, **{name: new})

@@ -1,0 +1,121 @@
+"""A replica that denoises: the native engine's face, worker and receiver protocol around rows instead of sequences.
+
+A request asks for `max_new_tokens` denoising steps; its prompt is the text in UTF-8; temperature 0 is the ODE, anything
+else draws inside the window. Guarantees beyond those of `NativeEngine`: every step is an action of the version that
+made it, reported when it is made; steps outside the window bring no latents and have a log-probability of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.denoising.denoising_request import DenoisingRequest
+from headway.denoising.denoising_runner import DenoisingRunner
+from headway.denoising.denoising_scheduler import DenoisingScheduler
+from headway.denoising.settings import DenoisingSettings
+from headway.engines.base import Progress, Request
+from headway.engines.native import NativeEngine, NativeSettings
+from headway.engines.native.native_core import EngineCore
+from headway.engines.native.native_engine import MakeReceiver
+from headway.engines.native.native_scheduler import RequestUpdate
+from headway.errors import ConfigError, EngineError
+from headway.weights.weight_receiver import DoubleBufferedReceiver
+
+DenoisingRunnerFactory = Callable[..., DenoisingRunner]
+
+
+class DenoisingCore(EngineCore):
+    """One denoising step at a time."""
+
+    def __init__(self, scheduler: DenoisingScheduler, runner: DenoisingRunner) -> None:
+        super().__init__(scheduler, runner.install)  # type: ignore[arg-type]
+        self._queue = scheduler
+        self.runner = runner
+
+    def step(self) -> list[RequestUpdate]:
+        rows, news = self._queue.plan()
+        made = self.runner.step(rows)
+        self.steps += 1
+        self.made_by = self.version
+        return news + self._queue.commit(rows, made)
+
+
+class DenoisingEngine(NativeEngine):
+    """`model` makes a `Denoiser`, whose weights do not matter; `check` refuses prompts that it could not read; `read`
+    opens the payloads of buckets.
+
+    Of `settings`, `slots`, `threads`, `seed`, `dtype` and `device` are read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Callable[[], Any],
+        flow: DenoisingSettings,
+        settings: NativeSettings | None = None,
+        *,
+        check: Callable[[str], object] = lambda prompt: None,
+        runner: DenoisingRunnerFactory = DenoisingRunner,
+        receiver: MakeReceiver | None = None,
+        read: Callable[[Any], Any] | None = None,
+    ) -> None:
+        chosen = settings or NativeSettings()
+        dtype = getattr(torch, chosen.dtype)
+
+        def spare(switch: Any) -> DoubleBufferedReceiver:
+            return DoubleBufferedReceiver(switch, dtype=dtype, device=chosen.device, threads=chosen.threads, read=read)
+
+        super().__init__(name, model, chosen, eos=(), assembly=self._assembled, receiver=receiver or spare)
+        self._flow = flow
+        self._check = check
+        self._runner = runner
+        self.core: DenoisingCore | None = None
+        """What runs, for whoever counts: calls of the model, steps saved."""
+
+    async def switch(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Serve `tensors` as they are, between two steps."""
+        await self._switch(tensors, version)  # type: ignore[arg-type]
+
+    def _assembled(self, model: Any, settings: NativeSettings, *_: Any) -> tuple[Any, EngineCore]:
+        kept = max(settings.slots // 4, 1)
+        runner = self._runner(
+            model,
+            self._flow,
+            slots=settings.slots + kept,
+            device=settings.device,
+            dtype=getattr(torch, settings.dtype),
+        )
+        self.core = DenoisingCore(DenoisingScheduler(settings.slots, kept, runner), runner)
+        return model, self.core
+
+    def _accepted(self, request: Request, progress: Progress) -> DenoisingRequest:  # type: ignore[override]
+        """The request as a row of this replica's, or why not."""
+        self._check_up()
+        where = f"{self.name}: {request.request_id}"
+        if self._receiver.version < 0:
+            raise EngineError(f"{where}: no weights to serve it with")
+        if request.request_id in self._by_id:
+            raise EngineError(f"{where} is already running")
+        version = progress.runs[0].version if progress.runs else self._receiver.version
+        params = request.params
+        try:
+            prompt = bytes(request.prompt).decode()
+            self._check(prompt)
+            drawn = params.temperature > 0
+            window = self._flow.window_of(params.max_new_tokens, request.prefix_key, version) if drawn else None
+        except (ValueError, ConfigError) as error:
+            raise EngineError(f"{where}: {error}") from error
+        return DenoisingRequest(
+            request,
+            progress.actions,
+            number=next(self._numbers),
+            prompt=prompt,
+            window=window,
+            seed=self._settings.seed,
+            shared=self._flow.share_prefix,
+            keeps_end=drawn and self._flow.window == "last",
+        )

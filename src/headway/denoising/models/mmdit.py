@@ -1,0 +1,201 @@
+"""A small multimodal diffusion transformer of our own: pictures of text from characters, on machines without weights.
+
+Two streams, patches of the latent and characters of the prompt, each with its own weights, meet in joint attention;
+noise level and prompt steer every block through adaptive layer norms, whose gates begin at 0 (the model begins as a
+velocity of 0). The shape of Stable Diffusion 3 at one thousandth of its size; with a larger `MmditConfig` the same
+code is a model of hundreds of millions of parameters.
+
+Guarantees: the same configuration and seed give the same weights; a row's velocity depends on that row alone; saved as
+`config.json` and `model.safetensors`. There is no VAE: pixels in [−1, 1] are the latents.
+
+Legend: B samples, C channels, H height, W width, L characters, P patches, D width of the streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from headway.algorithms.denoising import make_timesteps
+from headway.denoising.models.denoiser import Conditioning
+from headway.denoising.models.mmdit_config import NOISE_LEVEL_FREQUENCIES, MmditConfig
+
+_FASTEST = 1000.0
+
+
+class SmallMmdit(nn.Module):
+    """Implements `Denoiser`."""
+
+    def __init__(self, config: MmditConfig | None = None, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config = config or MmditConfig()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._build(config)
+
+    def _build(self, c: MmditConfig) -> None:
+        patch = c.channels * c.patch**2
+        self.patches = FastCpuLinear(patch, c.dim)
+        self.places = nn.Parameter(torch.randn(1, c.patches, c.dim) * 0.2)
+        self.characters = nn.Embedding(len(c.alphabet) + 2, c.dim)
+        self.orders = nn.Parameter(torch.randn(1, c.characters, c.dim) * 0.2)
+        self.noise_level = nn.Sequential(
+            FastCpuLinear(2 * NOISE_LEVEL_FREQUENCIES, c.dim), nn.SiLU(), FastCpuLinear(c.dim, c.dim)
+        )
+        self.prompt = nn.Sequential(FastCpuLinear(c.dim, c.dim), nn.SiLU(), FastCpuLinear(c.dim, c.dim))
+        self.blocks = nn.ModuleList(
+            JointAttentionBlock(c.dim, c.heads, c.mlp_ratio, last=index == c.depth - 1) for index in range(c.depth)
+        )
+        self.last_modulation = FastCpuLinear(c.dim, 2 * c.dim)
+        self.velocity = FastCpuLinear(c.dim, patch)
+        for gate in (self.last_modulation, self.velocity):
+            nn.init.zeros_(gate.weight)
+            nn.init.zeros_(gate.bias)
+        nn.init.normal_(self.characters.weight, std=0.5)
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        return self.config.channels, self.config.height, self.config.width
+
+    def encode(self, prompts: Sequence[str]) -> Conditioning:
+        """One token a character: 0 is nothing, 1 a character it does not know. Longer prompts are refused."""
+        ids = [self.config.tokens(prompt) for prompt in prompts]
+        return Conditioning({"characters": torch.tensor(ids, dtype=torch.long, device=self.places.device)})
+
+    def forward(self, x: Tensor, s: Tensor, conditioning: Conditioning) -> Tensor:
+        weights = self.places.dtype
+        text_BLD = self.characters(conditioning["characters"]) + self.orders
+        image_BPD = self.patches(self._cut(x.to(weights))) + self.places
+        steer_BD = self.noise_level(_waves(s, weights)) + self.prompt(text_BLD.mean(1))
+        steer_BD = F.silu(steer_BD)
+        for block in self.blocks:
+            image_BPD, text_BLD = block(image_BPD, text_BLD, steer_BD)
+        shift_BD, scale_BD = self.last_modulation(steer_BD).chunk(2, dim=-1)
+        return self._joined(self.velocity(modulate(image_BPD, shift_BD, scale_BD)))
+
+    def decode(self, x: Tensor) -> Tensor:
+        pictures = ((x.detach().float() + 1) / 2).clamp(0, 1)
+        return pictures.expand(-1, 3, -1, -1) if self.config.channels == 1 else pictures
+
+    def grid(self, steps: int) -> Tensor:
+        return make_timesteps(steps)
+
+    def _cut(self, x_BCHW: Tensor) -> Tensor:
+        """[B, C, H, W] → [B, P, C·patch²]."""
+        c = self.config
+        cut = x_BCHW.reshape(-1, c.channels, c.height // c.patch, c.patch, c.width // c.patch, c.patch)
+        return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+    def _joined(self, patches_BPE: Tensor) -> Tensor:
+        """The way back."""
+        c = self.config
+        grid = patches_BPE.reshape(-1, c.height // c.patch, c.width // c.patch, c.channels, c.patch, c.patch)
+        return grid.permute(0, 3, 1, 4, 2, 5).reshape(-1, c.channels, c.height, c.width)
+
+
+def _waves(s_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sines and cosines of the noise level at frequencies from 1 to 1000, [B, 2·64]."""
+    wide_B = s_B.to(torch.promote_types(dtype, torch.float32))
+    steps = torch.arange(NOISE_LEVEL_FREQUENCIES, device=s_B.device, dtype=wide_B.dtype) / (NOISE_LEVEL_FREQUENCIES - 1)
+    angle = wide_B[:, None] * torch.exp(log(_FASTEST) * steps)[None]
+    return torch.cat([angle.sin(), angle.cos()], dim=1).to(dtype)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """How many numbers it learns."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def modulate(x_BTD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
+    """Layer norm without weights of its own, then what the noise level and the prompt say."""
+    normal = F.layer_norm(x_BTD, x_BTD.shape[-1:])
+    return torch.addcmul(shift_BD[:, None], normal, 1 + scale_BD[:, None])
+
+
+class MmditStream(nn.Module):
+    """The weights of one stream in one block. The stream of the prompt ends in the last block, with its attention."""
+
+    def __init__(self, dim: int, heads: int, mlp_ratio: float, *, ends: bool) -> None:
+        super().__init__()
+        self.heads, self.ends = heads, ends
+        hidden = int(dim * mlp_ratio)
+        self.modulation = FastCpuLinear(dim, (2 if ends else 6) * dim)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+        self.qkv = FastCpuLinear(dim, 3 * dim)
+        self.query_norm, self.key_norm = nn.RMSNorm(dim // heads), nn.RMSNorm(dim // heads)
+        if not ends:
+            self.out = FastCpuLinear(dim, dim)
+            self.mlp = nn.Sequential(
+                FastCpuLinear(dim, hidden), nn.GELU(approximate="tanh"), FastCpuLinear(hidden, dim)
+            )
+
+    def opened(self, x_BTD: Tensor, steer_BD: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+        """Queries, keys and values [B, K, T, E], and the modulation that `closed` will want."""
+        shift, scale, *rest = self.modulation(steer_BD).chunk(2 if self.ends else 6, dim=-1)
+        qkv = self.qkv(modulate(x_BTD, shift, scale)).unflatten(-1, (3, self.heads, -1))
+        # Queries and keys at once, in the order of memory: half the calls, and each of them faster.
+        scale_2KE = torch.stack([self.query_norm.weight, self.key_norm.weight])[:, None]
+        normal = F.rms_norm(qkv[:, :, :2], qkv.shape[-1:]) * scale_2KE
+        q, k = normal.permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, qkv[:, :, 2].transpose(1, 2), tuple(rest)
+
+    def closed(self, x_BTD: Tensor, seen_BTD: Tensor, rest: tuple[Tensor, ...]) -> Tensor:
+        """The stream after what it has seen."""
+        if self.ends:
+            return x_BTD
+        gate, mlp_shift, mlp_scale, mlp_gate = rest
+        x_BTD = torch.addcmul(x_BTD, gate[:, None], self.out(seen_BTD))
+        return torch.addcmul(x_BTD, mlp_gate[:, None], self.mlp(modulate(x_BTD, mlp_shift, mlp_scale)))
+
+
+class JointAttentionBlock(nn.Module):
+    """Image and prompt attend to each other and to themselves at once."""
+
+    def __init__(self, dim: int, heads: int, mlp_ratio: float, *, last: bool) -> None:
+        super().__init__()
+        self.image = MmditStream(dim, heads, mlp_ratio, ends=False)
+        self.text = MmditStream(dim, heads, mlp_ratio, ends=last)
+
+    def forward(self, image_BTD: Tensor, text_BTD: Tensor, steer_BD: Tensor) -> tuple[Tensor, Tensor]:
+        *image_qkv, image_rest = self.image.opened(image_BTD, steer_BD)
+        *text_qkv, text_rest = self.text.opened(text_BTD, steer_BD)
+        q, k, v = (torch.cat(pair, dim=2) for pair in zip(image_qkv, text_qkv, strict=True))
+        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        patches = image_BTD.shape[1]
+        image, text = seen[:, :patches], seen[:, patches:]
+        return self.image.closed(image_BTD, image, image_rest), self.text.closed(text_BTD, text, text_rest)
+
+
+class FastCpuLinear(nn.Linear):
+    """Stands where a `torch.nn.Linear` stands, for `peft` too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu" or torch.is_autocast_enabled("cpu") or self.bias is None:
+            return super().forward(x)
+        rows_NI = x.reshape(-1, self.in_features)
+        made: Tensor = _Product.apply(rows_NI, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return made.view(*x.shape[:-1], self.out_features)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+        ctx.save_for_backward(x_NI, weight_OI)
+        return torch.addmm(bias_O, x_NI, weight_OI.t().contiguous())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope_NO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x_NI, weight_OI = ctx.saved_tensors
+        x, weight, bias = ctx.needs_input_grad
+        return (
+            slope_NO @ weight_OI if x else None,
+            slope_NO.t() @ x_NI if weight else None,
+            slope_NO.sum(0) if bias else None,
+        )

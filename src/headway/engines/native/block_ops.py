@@ -1,0 +1,246 @@
+"""What a block of steps is made of, as a few operations, and their plain torch form.
+
+The plain form runs anywhere and says what is right; `triton_ops` does the same on a GPU. Both are given the same
+tensors by the same code, so that a block can be tested where there is no GPU.
+
+A *lane* is a place in the batch of a step, a *slot* the memory of one sequence; `lanes_B` says which slot is in which
+lane. What a slot draws next is a row of `state` (the columns below); what was drawn since the host last looked is a
+row of `block`: a count, then tokens, then the bits of their log-probabilities.
+
+Shapes: B lanes, T tokens, E width of the model, H heads, K key-value heads, D head size, V vocabulary, R rows of KV:
+token p of slot s is row `s · slot_tokens + p`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+
+from headway.engines.native import token_sampler
+from headway.types import SamplingParams
+
+TOKEN, POSITION, LIMIT, ACTIVE, KEY, TEMPERATURE, TOP_K, TOP_P, MIN_P, COLUMNS = range(10)
+"""Columns of `state`, int64. TOKEN at POSITION comes next; LIMIT tokens end a sequence; fractions are float32 bits."""
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionHeads:
+    """The shape of one layer's attention."""
+
+    query: int
+    kv: int
+    size: int
+    scale: float
+    window: int = 0
+    """Tokens that are seen, the own one among them; 0: all."""
+    slot_tokens: int = 0
+
+
+class RotaryEmbedding(NamedTuple):
+    """What happens to queries and keys before they meet."""
+
+    cos: Tensor
+    """(positions, D/2), float32."""
+    sin: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    eps: float
+
+
+TILE_TOKENS = 64
+"""Tokens that are filled together at most: a tile is a stretch of one prompt."""
+
+
+class MatrixProducts(Protocol):
+    """One device's way to multiply with weights."""
+
+    def product(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x · weightᵀ + bias: (T, out), or float32 planes (P, T, out) that are still to be added up."""
+        ...
+
+    def gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """silu(first half of the product) · second half."""
+        ...
+
+
+class BlockOps(MatrixProducts, Protocol):
+    """One device's way. Where a product goes in, its planes may."""
+
+    def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
+        """Add `delta` to the float32 stream `x` in place; its root-mean-square norm, in the type of the weight."""
+        ...
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: AttentionHeads,
+        by: RotaryEmbedding,
+        positions_T: Tensor,
+        rows_T: Tensor,
+        kv: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Normalize and rotate, write keys and values to their rows; queries (T, H, D)."""
+        ...
+
+    def decode(
+        self,
+        q_BHD: Tensor,
+        kv: tuple[Tensor, Tensor],
+        heads: AttentionHeads,
+        lanes_B: Tensor,
+        positions_B: Tensor,
+        splits: int,
+    ) -> Tensor:
+        """One token a lane looks at all of its slot up to its position; long slots are shared out in `splits`."""
+        ...
+
+    def fill(self, q_THD: Tensor, kv: tuple[Tensor, Tensor], heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
+        """Tokens of prompts look at their slots up to themselves.
+
+        A row of `tiles_N4`: first token in the flat batch, how many, their slot, position of the first.
+        """
+        ...
+
+    def draw(
+        self, logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends: Tensor, *, cut: bool
+    ) -> None:
+        """A token for every active lane, into `block` and, as what comes next, into `state`. `cut`: some truncate."""
+        ...
+
+
+class TorchBlockOps:
+    """The reference. Slow."""
+
+    def product(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x_TE, weight, bias)
+
+    def gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        gate, up = linear(x_TE, weight, bias).float().chunk(2, dim=-1)
+        return (silu(gate) * up).to(x_TE.dtype)
+
+    def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
+        if delta_TE is not None:
+            x_TE += sum_planes(delta_TE)
+        normed = x_TE * torch.rsqrt(x_TE.square().mean(-1, keepdim=True) + eps)
+        return (normed * weight_E.float()).to(weight_E.dtype)
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: AttentionHeads,
+        by: RotaryEmbedding,
+        positions_T: Tensor,
+        rows_T: Tensor,
+        kv: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        parts = sum_planes(qkv).float().view(qkv.shape[-2], -1, heads.size)
+        dtype = kv[0].dtype
+        q, k, v = torch.split(parts, [heads.query, heads.kv, heads.kv], dim=1)
+        if by.query_norm is not None and by.key_norm is not None:
+            q, k = _normed(q, by.query_norm, by.eps), _normed(k, by.key_norm, by.eps)
+        cos, sin = by.cos[positions_T][:, None], by.sin[positions_T][:, None]
+        kv[0][rows_T] = _rotated(k, cos, sin).to(dtype)
+        kv[1][rows_T] = v.to(dtype)
+        return _rotated(q, cos, sin).to(dtype)
+
+    def decode(
+        self,
+        q_BHD: Tensor,
+        kv: tuple[Tensor, Tensor],
+        heads: AttentionHeads,
+        lanes_B: Tensor,
+        positions_B: Tensor,
+        splits: int,
+    ) -> Tensor:
+        out = torch.empty_like(q_BHD)
+        for lane, (slot, position) in enumerate(zip(lanes_B.tolist(), positions_B.tolist(), strict=True)):
+            out[lane : lane + 1] = _attended(q_BHD[lane : lane + 1], kv, heads, slot, position)
+        return out
+
+    def fill(self, q_THD: Tensor, kv: tuple[Tensor, Tensor], heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
+        out = torch.empty_like(q_THD)
+        for first, count, slot, start in tiles_N4.tolist():
+            out[first : first + count] = _attended(q_THD[first : first + count], kv, heads, slot, start)
+        return out
+
+    def draw(
+        self, logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends: Tensor, *, cut: bool
+    ) -> None:
+        rows = state[lanes_B].tolist()
+        uniforms = [draw_uniform(row[KEY], row[POSITION]) for row in rows]
+        tokens, logps = token_sampler.sample_tokens(
+            logits_BV.float().cpu().clone(), [_params(row) for row in rows], uniforms
+        )
+        steps, stops = (block.shape[1] - 1) // 2, set(ends.tolist())
+        for slot, row, token, logp in zip(lanes_B.tolist(), rows, tokens, logps, strict=True):
+            if row[ACTIVE]:
+                count = int(block[slot, 0])
+                block[slot, 0] = count + 1
+                block[slot, 1 + count] = token
+                block[slot, 1 + steps + count] = float_to_bits(logp)
+                state[slot, TOKEN], state[slot, POSITION] = token, row[POSITION] + 1
+                state[slot, ACTIVE] = int(token not in stops and row[POSITION] + 2 < row[LIMIT])
+
+
+def sum_planes(product: Tensor) -> Tensor:
+    """A product, whether it came in planes or not."""
+    return product.sum(0) if product.dim() == 3 else product
+
+
+def float_to_bits(value: float) -> int:
+    """Of a float32, as an int32."""
+    return int(struct.unpack("i", struct.pack("f", value))[0])
+
+
+def make_draw_key(key: int, prompt_length: int) -> int:
+    """What `draw_uniform` needs to know of a sequence: its key, moved back by its prompt; signed, as tensors have it."""
+    moved = (key - prompt_length * GOLDEN_GAMMA) & _MASK
+    return moved - (1 << 64) if moved >> 63 else moved
+
+
+def draw_uniform(key: int, position: int) -> float:
+    """`Sequence.uniform` of the token after `position`, from `make_draw_key`."""
+    z = (key + (position + 2) * GOLDEN_GAMMA) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return float(((z ^ (z >> 31)) >> 11) * 2.0**-53)
+
+
+def _params(row: list[int]) -> SamplingParams:
+    temperature, top_p, min_p = (struct.unpack("f", struct.pack("i", row[c]))[0] for c in (TEMPERATURE, TOP_P, MIN_P))
+    return SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p, top_k=row[TOP_K])
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def _attended(q_QHD: Tensor, kv: tuple[Tensor, Tensor], heads: AttentionHeads, slot: int, start: int) -> Tensor:
+    """Queries at `start` and after, of one slot."""
+    base, length = slot * heads.slot_tokens, start + len(q_QHD)
+    at_Q, at_L = torch.arange(start, length)[:, None], torch.arange(length)[None]
+    seen_QL = at_L <= at_Q
+    if heads.window:
+        seen_QL &= at_L > at_Q - heads.window
+    k, v = (part[base : base + length].transpose(0, 1)[None] for part in kv)
+    attended = scaled_dot_product_attention(
+        q_QHD.transpose(0, 1)[None],
+        k,
+        v,
+        attn_mask=seen_QL.to(q_QHD.device),
+        scale=heads.scale,
+        enable_gqa=heads.query != heads.kv,
+    )
+    return attended[0].transpose(0, 1)

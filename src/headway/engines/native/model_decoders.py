@@ -1,0 +1,198 @@
+"""A model as a block runs it: logits of one token a lane, or the KV of pieces of prompts.
+
+`FusedDecoder` knows the families that are built like Llama and runs them with nine kernels a layer; the stream between
+layers is float32. `GenericDecoder` runs the forward of any `transformers` decoder through the attention interface.
+Which of the two is right for a model, `make_decoder` says; results are the same up to rounding.
+
+Weights are read where `Parameters` put them, at every call: they must have been installed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import AttentionInterface
+
+from headway.engines.native.block_ops import AttentionHeads, BlockOps, RotaryEmbedding
+from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear
+from headway.engines.native.slot_attention import check_attention_options, detach_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BLOCK_ATTENTION_NAME = "headway_blocks"
+_LIKE_LLAMA = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+"""Those that are a table: the others change with the length of a sequence."""
+
+
+class KvView(Protocol):
+    """Where the tokens of one forward belong."""
+
+    kv: list[tuple[Tensor, Tensor]]
+    """By layer, (R, K, D) each."""
+    positions: Tensor
+    rows: Tensor
+    """Of the KV."""
+    slot_tokens: int
+
+    def attend(self, layer: int, q_THD: Tensor, heads: AttentionHeads) -> Tensor:
+        """Attention over what is in the KV now."""
+        ...
+
+
+class BlockDecoder(Protocol):
+    """One model."""
+
+    def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
+        """(B, V), float32."""
+        ...
+
+    def fill(self, tokens_T: Tensor, view: KvView) -> None:
+        """Keys and values only."""
+        ...
+
+
+def make_decoder(model: PreTrainedModel, ops: BlockOps, positions: int) -> BlockDecoder:
+    """The fastest one that is right. `positions`: of the longest sequence."""
+    return FusedDecoder(model, ops, positions) if is_llama_like(model) else GenericDecoder(model)
+
+
+def is_llama_like(model: PreTrainedModel) -> bool:
+    """Whether `FusedDecoder` computes what this model computes."""
+    if type(model).__name__ not in _LIKE_LLAMA or getattr(model.config, "hidden_act", None) != "silu":
+        return False
+    layers = model.model.layers
+    fused = all(_whole(layer.self_attn.q_proj) and _whole(layer.mlp.gate_proj) for layer in layers)
+    return fused and getattr(model.model.rotary_emb, "rope_type", "default") in _ROTATIONS
+
+
+def project_to_logits(x_BE: Tensor, head: ServedLinear) -> Tensor:
+    """Logits in float32, whatever the weights are in: bfloat16 would round them by more than tokens differ."""
+    weight = _present(head.prepared)
+    if weight.is_cuda and weight.dtype != torch.float32:
+        logits = torch.mm(x_BE, weight.t(), out_dtype=torch.float32)
+    else:
+        logits = linear(x_BE.float(), weight.float())
+    return logits if head.added is None else logits + head.added.float()
+
+
+class FusedDecoder:
+    """Llama, Mistral, Qwen2, Qwen3, SmolLM, SmolLM2."""
+
+    def __init__(self, model: PreTrainedModel, ops: BlockOps, positions: int) -> None:
+        self._model: Any = model.model
+        self._head: ServedLinear = model.lm_head
+        self._ops = ops
+        attention = self._model.layers[0].self_attn
+        at = torch.arange(positions, device=self._model.rotary_emb.inv_freq.device)
+        cos, sin = self._model.rotary_emb(torch.empty(0, dtype=torch.float32, device=at.device), at[None])
+        half = attention.head_dim // 2
+        self._cos, self._sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+    def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
+        hidden = self._forward(tokens_B, view, to_the_end=True)
+        return project_to_logits(_present(hidden), self._head)
+
+    def fill(self, tokens_T: Tensor, view: KvView) -> None:
+        self._forward(tokens_T, view, to_the_end=False)
+
+    def _forward(self, tokens_T: Tensor, view: KvView, *, to_the_end: bool) -> Tensor | None:
+        ops, model = self._ops, self._model
+        x_TE = model.embed_tokens.weight.index_select(0, tokens_T).float()
+        delta: Tensor | None = None
+        for number, layer in enumerate(model.layers):
+            norm = layer.input_layernorm
+            normed = ops.add_norm(x_TE, delta, norm.weight, norm.variance_epsilon)
+            attention = layer.self_attn
+            qkv = self._product(normed, _whole(attention.q_proj))
+            heads = _heads(attention, model.config, view.slot_tokens)
+            by = self._rotation(attention)
+            q_THD = ops.rotate_store(qkv, heads, by, view.positions, view.rows, view.kv[number])
+            if not to_the_end and number + 1 == len(model.layers):
+                return None
+            attended = view.attend(number, q_THD, heads)
+            delta = self._product(attended.view(len(attended), -1), attention.o_proj)
+            norm = layer.post_attention_layernorm
+            normed = ops.add_norm(x_TE, delta, norm.weight, norm.variance_epsilon)
+            gate_up = _present(_whole(layer.mlp.gate_proj))
+            gated = ops.gated(normed, _present(gate_up.prepared), gate_up.added)
+            delta = self._product(gated, layer.mlp.down_proj)
+        return ops.add_norm(x_TE, delta, model.norm.weight, model.norm.variance_epsilon)
+
+    def _product(self, x: Tensor, layer: ServedLinear | None) -> Tensor:
+        layer = _present(layer)
+        return self._ops.product(x, _present(layer.prepared), layer.added)
+
+    def _rotation(self, attention: Any) -> RotaryEmbedding:
+        q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        if q_norm is None or k_norm is None:
+            return RotaryEmbedding(self._cos, self._sin, None, None, 0.0)
+        return RotaryEmbedding(self._cos, self._sin, q_norm.weight, k_norm.weight, q_norm.variance_epsilon)
+
+
+class GenericDecoder:
+    """Whatever goes through the attention interface."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        AttentionInterface.register(BLOCK_ATTENTION_NAME, attend)
+        detach_config(model)
+        model.set_attn_implementation(BLOCK_ATTENTION_NAME)
+        model.train(False)
+        self._model = model
+
+    def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
+        output = self._model(input_ids=tokens_B[None], position_ids=view.positions[None], use_cache=False, view=view)
+        logits_BV: Tensor = output.logits[0].float()
+        return logits_BV
+
+    def fill(self, tokens_T: Tensor, view: KvView) -> None:
+        positions = view.positions[None]
+        self._model(input_ids=tokens_T[None], position_ids=positions, use_cache=False, logits_to_keep=1, view=view)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    view: KvView,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The function that models call. Takes (1, H, T, D), gives (1, T, H, D)."""
+    check_attention_options(options)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    keys, values = view.kv[layer]
+    keys.index_copy_(0, view.rows, key[0].transpose(0, 1))
+    values.index_copy_(0, view.rows, value[0].transpose(0, 1))
+    size = query.shape[-1]
+    heads = AttentionHeads(
+        query.shape[1], key.shape[1], size, scaling or size**-0.5, sliding_window or 0, slot_tokens=view.slot_tokens
+    )
+    return view.attend(layer, query[0].transpose(0, 1).contiguous(), heads)[None], None
+
+
+def _heads(attention: Any, config: Any, slot_tokens: int) -> AttentionHeads:
+    window = getattr(attention, "sliding_window", None)
+    if type(attention).__name__ == "MistralAttention":  # the one family that keeps it in its configuration alone
+        window = getattr(config, "sliding_window", None)
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return AttentionHeads(heads, kv_heads, attention.head_dim, attention.scaling, window or 0, slot_tokens=slot_tokens)
+
+
+def _whole(part: Any) -> ServedLinear | None:
+    return part.whole if isinstance(part, FusedLinearSlice) else None
+
+
+def _present(value: Any) -> Any:
+    if value is None:
+        raise RuntimeError("no weights")
+    return value

@@ -1,0 +1,131 @@
+"""One step of the model: a flat batch forward, then a draw for every sequence that is due.
+
+Guarantees: what it computes for one sequence depends on no other, up to rounding. Weights change only between two
+steps, by pointers. Knows rows and positions, never a queue; other devices bring another runner with the same methods.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from headway.engines.native import slot_attention, token_sampler
+from headway.engines.native.kv_cache import make_kv_cache
+from headway.engines.native.kv_slots import KvCacheMoves
+from headway.engines.native.native_scheduler import StepPlan
+from headway.engines.native.served_parameters import ServedParameters, ServedValues
+from headway.engines.native.settings import NativeSettings
+from headway.engines.native.slot_attention import AttentionSpan, StepAttention, detach_config
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class DecodeRunner(Protocol):
+    """What the core asks of a device."""
+
+    @property
+    def moves(self) -> KvCacheMoves:
+        """The memory that slots are moved in."""
+        ...
+
+    def step(self, plan: StepPlan) -> tuple[list[int], list[float]]:
+        """Tokens and log-probabilities of `plan.drawn`."""
+        ...
+
+    def install(self, values: ServedValues) -> None:
+        """Serve other weights from the next step on."""
+        ...
+
+
+class StepRunner:
+    """A `transformers` decoder on the CPU. Lives in one thread; `parameters` may be read by another."""
+
+    def __init__(self, model: PreTrainedModel, parameters: ServedParameters, settings: NativeSettings) -> None:
+        slot_attention.register_attention()
+        detach_config(model)
+        model.set_attn_implementation(slot_attention.ATTENTION_NAME)
+        config = model.config.get_text_config()
+        dtype = choose_compute_dtype(settings)
+        self._model = model
+        model.train(False)
+        self._parameters = parameters
+        self._kv = make_kv_cache(config, slots=settings.slots, slot_tokens=settings.slot_tokens, dtype=dtype)
+        self._changes = -1
+        self._ends: list[int] = []
+
+    @property
+    def moves(self) -> KvCacheMoves:
+        return self._kv
+
+    def install(self, values: ServedValues) -> None:
+        self._parameters.install(values)
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> tuple[list[int], list[float]]:
+        tokens, rows, positions, last = _flat(plan)
+        pieces = self._pieces(plan)
+        view = StepAttention(self._kv, torch.tensor(rows), torch.tensor(positions), self._segments(plan), pieces)
+        logits_NV = self._forward(torch.tensor([tokens]), view, last)
+        drawn = plan.drawn
+        if not drawn:
+            return [], []
+        return token_sampler.sample_tokens(logits_NV, [s.params for s in drawn], [s.uniform() for s in drawn])
+
+    def _forward(self, tokens_1T: Tensor, view: StepAttention, last: list[int]) -> Tensor:
+        output = self._model(
+            input_ids=tokens_1T,
+            position_ids=view.positions_T[None],
+            use_cache=False,
+            logits_to_keep=torch.tensor(last or [0]),  # the head wants a row even where nothing is drawn
+            view=view,
+        )
+        logits_NV: Tensor = output.logits[0].float()
+        return logits_NV
+
+    def _segments(self, plan: StepPlan) -> list[AttentionSpan]:
+        """Ready rows of similar length; cut anew only when others have joined or left, as all grow together."""
+        lengths = [sequence.cached + 1 for sequence in plan.ready]
+        if self._changes != plan.changes:
+            self._changes, self._ends = plan.changes, slot_attention.cut_into_segments(lengths)
+        return [
+            AttentionSpan(first, last, first, max(lengths[first:last])) for first, last in pairwise([0, *self._ends])
+        ]
+
+    def _pieces(self, plan: StepPlan) -> list[AttentionSpan]:
+        starts = accumulate((fill.count for fill in plan.fills), initial=len(plan.ready))
+        return [
+            AttentionSpan(start, start + fill.count, fill.sequence.row, fill.sequence.cached + fill.count)
+            for start, fill in zip(starts, plan.fills, strict=False)
+        ]
+
+
+def _flat(plan: StepPlan) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Tokens, rows and positions of a step, and which of them are drawn after."""
+    tokens = [sequence.tokens[sequence.cached] for sequence in plan.ready]
+    rows = list(range(len(tokens)))
+    positions = [sequence.cached for sequence in plan.ready]
+    last = list(rows)
+    for fill in plan.fills:
+        sequence, start = fill.sequence, fill.sequence.cached
+        tokens += sequence.tokens[start : start + fill.count]
+        rows += [sequence.row] * fill.count
+        positions += range(start, start + fill.count)
+        if fill.draws:
+            last.append(len(tokens) - 1)
+    return tokens, rows, positions, last
+
+
+def choose_compute_dtype(settings: NativeSettings) -> torch.dtype:
+    """What is multiplied in. CPUs without the instructions are hundreds of times slower in bfloat16: refused."""
+    if settings.dtype == "float32":
+        return torch.float32
+    if settings.device != "cpu":
+        return torch.float16 if settings.dtype == "float16" else torch.bfloat16
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise ConfigError("this CPU has no bfloat16 instructions", key="dtype", value="bfloat16", hint="float32")
+    return torch.bfloat16

@@ -1,0 +1,121 @@
+"""Tools of MCP servers, by the official client, over stdio.
+
+The server is a program that the user names and trusts. It is started for an episode, so that no episode sees what
+another left in it, or once for the environment with `keep`; it ends with `close`, and with its standard input when we
+are gone. A tool that answers with an error is a refusal that the policy reads; a server that dies or is silent for
+`timeout_s` loses the episode. Of an answer only text is passed on, other parts by their kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from headway.environments.optional_dependencies import import_optional_library
+from headway.environments.tools.base import Tool, ToolArguments, ToolRefused
+from headway.errors import ConfigError, EnvironmentFailed
+
+_INVALID_PARAMETERS = -32602
+
+
+class MCPToolSource:
+    """The tools of one server."""
+
+    def __init__(
+        self,
+        *,
+        command: str,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float = 30.0,
+        keep: bool = False,
+    ) -> None:
+        self._mcp = import_optional_library("mcp", extra="mcp", wanted_by="mcp")
+        if not command:
+            raise ConfigError("must name a program", key="command", value=command)
+        if timeout_s <= 0:
+            raise ConfigError("must be more than 0", key="timeout_s", value=timeout_s)
+        self._server = self._mcp.StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
+        self._timeout_s, self._keep = timeout_s, keep
+        self._tools: list[Tool] = []
+        self._stop = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+
+    async def begin(self) -> Sequence[Tool]:
+        if self._serving is None or self._serving.done() or not self._keep:
+            await self.close()
+            await self._start()
+        return self._tools
+
+    async def close(self) -> None:
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            self._stop.set()
+            await _wait_for_task(serving)
+
+    async def _start(self) -> None:
+        """The client lives in a task of its own: it must be left by the task that entered it."""
+        self._stop = asyncio.Event()
+        ready: asyncio.Future[list[Tool]] = asyncio.get_running_loop().create_future()
+        self._serving = asyncio.create_task(self._serve(ready), name=f"mcp {self._server.command}")
+        both: set[asyncio.Future[Any]] = {ready, self._serving}
+        try:
+            await asyncio.wait(both, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not ready.done():
+                failed = self._serving.done()
+                self._serving.cancel()
+                error = await _wait_for_task(self._serving)
+        if not ready.done():
+            raise self._failed(f"did not start: {error}" if failed else f"did not start within {self._timeout_s} s")
+        self._tools = ready.result()
+
+    async def _serve(self, ready: asyncio.Future[list[Tool]]) -> None:
+        with _open_devnull() as nowhere:
+            transport = self._mcp.stdio_client(self._server, errlog=nowhere)
+            async with self._mcp.Client(transport, read_timeout_seconds=self._timeout_s) as client:
+                listed, cursor = [], None
+                while True:
+                    page = await client.list_tools(cursor=cursor)
+                    listed += page.tools
+                    cursor = page.next_cursor
+                    if not cursor:
+                        break
+                ready.set_result([self._tool(client, one) for one in listed])
+                await self._stop.wait()
+
+    def _tool(self, client: Any, listed: Any) -> Tool:
+        async def call(arguments: ToolArguments) -> str:
+            try:
+                answer = await client.call_tool(listed.name, dict(arguments))
+            except self._mcp.MCPError as error:
+                if error.error.code == _INVALID_PARAMETERS:
+                    raise ToolRefused(str(error)) from error
+                raise self._failed(f"{listed.name}: {error}") from error
+            text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in answer.content)
+            if answer.is_error:
+                raise ToolRefused(text)
+            return text
+
+        return Tool(name=listed.name, description=listed.description or "", parameters=listed.input_schema, call=call)
+
+    def _failed(self, what: str) -> EnvironmentFailed:
+        return EnvironmentFailed(f"the MCP server {self._server.command} {what}")
+
+
+def _open_devnull() -> TextIO:
+    """Where the complaints of a server go."""
+    return Path(os.devnull).open("w")
+
+
+async def _wait_for_task(task: asyncio.Task[None]) -> BaseException | None:
+    """Wait for the end of a task, without raising what it raised. Returns that."""
+    await asyncio.wait({task})
+    error = None if task.cancelled() else task.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

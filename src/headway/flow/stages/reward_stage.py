@@ -1,0 +1,61 @@
+"""reward: waits for the scores still out, closes the group, filters what teaches nothing, computes advantages."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from headway.errors import RewardError
+from headway.flow.pipeline import Pipeline
+from headway.flow.stage import Stage, register_stage
+from headway.rewards.base import has_zero_variance
+from headway.types import DropReason, SampleGroup, Score
+
+
+@register_stage("reward")
+class RewardStage(Stage[SampleGroup, SampleGroup]):
+    """Consumes and produces: sample groups. Waits for: verdicts. Ends when: the stage before it ends."""
+
+    consumes = produces = SampleGroup
+
+    def __init__(self, line: Pipeline) -> None:
+        super().__init__(line)
+        self.width = line.capacity
+
+    async def process(self, item: SampleGroup) -> SampleGroup | None:
+        scores = await self._scores(item)
+        if scores is None:
+            return None
+        rewards = [score.value for score in scores]
+        equal = self.line.settings.filter_zero_variance and len(rewards) > 1 and has_zero_variance(rewards)
+        if equal and not self.line.spread.wants(item.group_id, self.line.headway.ready_count):
+            self.line.drop(item.group_id, DropReason.ZERO_VARIANCE, who=self.role)
+            return None
+        advantages = self.line.backends.estimator(rewards)
+        samples = tuple(
+            replace(sample, score=score, advantage=advantage)
+            for sample, score, advantage in zip(item.samples, scores, advantages, strict=True)
+        )
+        self.line.loop.close(item.group_id)
+        graded = replace(item, samples=samples)
+        self.line.books.grade(graded)
+        told = {"equal": True} if equal else {}
+        self.line.events.emit("group.ready", self.role, group=item.group_id, reward=sum(rewards) / len(rewards), **told)
+        return graded
+
+    async def _scores(self, group: SampleGroup) -> list[Score] | None:
+        """A verdict for every member; nothing if the group is gone or flies again for want of one."""
+        run = self.line.loop.runs.get(group.group_id)
+        if run is None or not self.line.is_live(group.group_id):
+            return None
+        futures = [self.line.loop.score(run, sample.episode) for sample in group.samples]
+        waiting = [future for future in futures if not future.done()]
+        if waiting:
+            await asyncio.wait(waiting)
+        if not self.line.is_live(group.group_id):
+            return None
+        for sample, future in zip(group.samples, futures, strict=True):
+            if future.cancelled() or isinstance(future.exception(), RewardError):
+                self.line.replace_member(group.group_id, sample.sample_id, DropReason.REWARD_FAILED)
+                return None
+        return [future.result() for future in futures]

@@ -1,0 +1,53 @@
+"""rollout: turns episodes into samples, and lets through only what is consistent."""
+
+from __future__ import annotations
+
+from headway.flow.stage import Stage, register_stage
+from headway.types import DropReason, Episode, EpisodeGroup, Sample, SampleGroup
+
+
+@register_stage("rollout")
+class RolloutStage(Stage[EpisodeGroup, SampleGroup]):
+    """Consumes: episode groups. Produces: sample groups. Waits for: generate. Ends when: generate ends."""
+
+    consumes = EpisodeGroup
+    produces = SampleGroup
+
+    async def process(self, item: EpisodeGroup) -> SampleGroup | None:
+        if not self.line.is_live(item.group_id):
+            return None
+        for episode in item.episodes:
+            fault = find_fault(episode)
+            if fault:
+                self.line.events.emit("error", self.role, error="EngineError", message=f"{episode.sample_id}: {fault}")
+                self.line.replace_member(item.group_id, episode.sample_id, DropReason.ENGINE_FAILED)
+                return None
+        samples = tuple(episode_to_sample(episode) for episode in item.episodes)
+        return SampleGroup(group_id=item.group_id, task=item.task, samples=samples)
+
+
+def find_fault(episode: Episode) -> str:
+    """What makes an episode untrainable, in words; empty when nothing does."""
+    for number, turn in enumerate(episode.turns):
+        made = turn.generation
+        counted = sum(run.count for run in made.runs)
+        if not len(made.actions) == len(made.logps) == counted:
+            return (
+                f"turn {number} has {len(made.actions)} actions, {len(made.logps)} log-probabilities "
+                f"and versions for {counted}"
+            )
+    if not any(len(turn.generation.actions) for turn in episode.turns):
+        return "no actions at all"
+    return ""
+
+
+def episode_to_sample(episode: Episode) -> Sample:
+    """An episode with the versions that freshness is judged by."""
+    runs = episode.runs
+    return Sample(
+        sample_id=episode.sample_id,
+        episode=episode,
+        oldest=min(run.version for run in runs),
+        newest=max(run.version for run in runs),
+        actions=sum(run.count for run in runs),
+    )

@@ -1,0 +1,211 @@
+"""Going back to a checkpoint: what a run goes on with after its process or its trainer was lost.
+
+**Versions of a lost lineage.** A restore to `ancestor` makes a branch: versions are numbered on from `ancestor`,
+so version 7 of before and version 7 of after are different weights. An action made by version v > `ancestor` came
+from weights that no longer exist. Its distance to any weights trained from now on goes through the common
+ancestor, (v − ancestor) updates back and (trained − ancestor) forward. The action is therefore renumbered to
+2·ancestor − v, which makes `trained − version` exactly that distance: freshness keeps being judged by one
+subtraction, and the bound stays provable. The number may be negative.
+
+It is done once per record and for good: every stored record is stamped with the lineage it was recorded in, and the
+restores since then are applied on reading, never to the stored bytes. A second crash cannot renumber twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from headway.ledger.ledger_records import decode_episode, decode_generation
+from headway.types import (
+    DropReason,
+    Episode,
+    Generation,
+    PartialGeneration,
+    Score,
+    Turn,
+    VersionRun,
+    extend_runs,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredGroup:
+    """A group that was started and neither trained nor dropped."""
+
+    group_id: int
+    position: int
+    episodes: dict[str, Episode]
+    """Finished members, by sample id, in the order they were started."""
+    grades: dict[str, tuple[Score, float]]
+    """Score and advantage by sample id; empty when the group was not graded."""
+    partials: dict[str, Generation]
+    """What is left of members that were still being made; of those beyond their first turn, a `PartialGeneration`."""
+    open: tuple[str, ...]
+    """Members started and not finished."""
+    members_started: int
+    """Samples ever started in it, the dropped ones included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredRun:
+    """Everything a run needs to go on from a checkpoint."""
+
+    cursor: int
+    """First position of the source that was never started."""
+    pending: tuple[int, ...]
+    """Positions to be given out again, ascending: their latest group was dropped for a reason that regenerates."""
+    groups: tuple[RestoredGroup, ...]
+    """Every open group, by group id."""
+    next_group_id: int
+    lineage: int
+    """How many restores there have been."""
+
+
+def rebase_version(version: int, *, ancestor: int, base: int | None = None) -> int:
+    """`version` as counted from the line that goes on from `ancestor`; never closer than it really is.
+
+    `base` is where the lineage of the record itself began, `None` for the first. Numbers below it came with a
+    resumed partial and may be renumbered ones. They stay right unless this restore goes back beyond `base`; then
+    they are moved by twice the difference, which is exact for renumbered ones and cautious for the others.
+    """
+    if base is None or version >= base:
+        return version if version <= ancestor else 2 * ancestor - version
+    return version if ancestor >= base else version - 2 * (base - ancestor)
+
+
+def rebase_generation(generation: Generation, *, ancestor: int, base: int | None = None) -> Generation:
+    """`generation` with its versions counted from the line that goes on from `ancestor`."""
+    runs: tuple[VersionRun, ...] = ()
+    for run in generation.runs:
+        runs = extend_runs(runs, rebase_version(run.version, ancestor=ancestor, base=base), run.count)
+    return generation if runs == generation.runs else replace(generation, runs=runs)
+
+
+def rewind(db: sqlite3.Connection, version: int) -> None:
+    """Take back every end that the checkpoint `version` does not know of. Belongs in one transaction."""
+    lineage = _last(db, "SELECT max(lineage) FROM restores", default=0) + 1
+    db.execute("INSERT INTO restores VALUES (?, ?)", (lineage, version))
+    undone = "(end = 'saved' OR trained_at > ?)"
+    db.execute(
+        f"INSERT INTO undone SELECT ?, row, end, trained_at FROM samples WHERE end IS NOT NULL AND {undone}",
+        (lineage, version),
+    )
+    clear = "SET end = NULL, reason = NULL, trained_at = NULL WHERE"
+    db.execute(f"UPDATE samples {clear} {undone}", (version,))
+    db.execute(f"UPDATE groups {clear} trained_at > ?", (version,))
+    db.execute("DELETE FROM checkpoints WHERE version > ?", (version,))
+    _drop_unrecoverable(db, lineage)
+
+
+def _drop_unrecoverable(db: sqlite3.Connection, lineage: int) -> None:
+    """Give up groups whose payloads a newer checkpoint had pruned: they are drawn again from their prompt.
+
+    Only a restore that passes over the newest checkpoint, because it is damaged, comes here with any.
+    """
+    lost = db.execute(
+        "SELECT DISTINCT group_id FROM undone JOIN samples USING (row) WHERE lineage = ? AND undone.end = 'trained' "
+        "AND row NOT IN (SELECT row FROM payloads)",
+        (lineage,),
+    ).fetchall()
+    reason = str(DropReason.LOST_LINEAGE)
+    for (group_id,) in lost:
+        rows = db.execute("SELECT row FROM samples WHERE group_id = ? AND end IS NULL", (group_id,)).fetchall()
+        for table in ("payloads", "partials"):
+            db.executemany(f"DELETE FROM {table} WHERE row = ?", rows)
+        for table in ("samples", "groups"):
+            db.execute(
+                f"UPDATE {table} SET end = 'dropped', reason = ? WHERE group_id = ? AND end IS NULL", (reason, group_id)
+            )
+        db.execute("DELETE FROM grades WHERE group_id = ?", (group_id,))
+
+
+def read_restored(db: sqlite3.Connection) -> RestoredRun:
+    """What the file says is still to be done."""
+    restores: dict[int, int] = dict(db.execute("SELECT lineage, version FROM restores"))
+    episodes = {
+        row: _rebased_episode(decode_episode(body), lineage, restores)
+        for row, lineage, body in db.execute(f"SELECT row, lineage, body FROM payloads WHERE {_OF_OPEN}")
+    }
+    partials = {
+        row: _rebased_partial(decode_generation(body), lineage, restores)
+        for row, lineage, body in db.execute(f"SELECT row, lineage, body FROM partials WHERE {_OF_OPEN}")
+    }
+    members: dict[int, list[tuple[int, str, bool]]] = {}
+    in_open_groups = "group_id IN (SELECT group_id FROM groups WHERE end IS NULL)"
+    for group_id, row, sample_id, ended in db.execute(
+        f"SELECT group_id, row, sample_id, end IS NOT NULL FROM samples WHERE {in_open_groups} ORDER BY row"
+    ):
+        members.setdefault(group_id, []).append((row, sample_id, bool(ended)))
+    grades = dict(db.execute(f"SELECT group_id, body FROM grades WHERE {in_open_groups}"))
+    return RestoredRun(
+        cursor=_last(db, "SELECT max(position) FROM groups") + 1,
+        pending=_pending(db),
+        groups=tuple(
+            _group(group_id, position, members.get(group_id, []), episodes, partials, grades.get(group_id, "[]"))
+            for group_id, position in db.execute(
+                "SELECT group_id, position FROM groups WHERE end IS NULL ORDER BY group_id"
+            )
+        ),
+        next_group_id=_last(db, "SELECT max(group_id) FROM groups") + 1,
+        lineage=max(restores, default=0),
+    )
+
+
+_OF_OPEN = "row IN (SELECT row FROM samples WHERE end IS NULL)"
+
+
+def _group(
+    group_id: int,
+    position: int,
+    members: Iterable[tuple[int, str, bool]],
+    episodes: dict[int, Episode],
+    partials: dict[int, Generation],
+    grades: str,
+) -> RestoredGroup:
+    members = list(members)
+    alive = [(row, sample_id) for row, sample_id, ended in members if not ended]
+    ids = {sample_id for _, sample_id in alive}
+    return RestoredGroup(
+        group_id=group_id,
+        position=position,
+        episodes={sample_id: episodes[row] for row, sample_id in alive if row in episodes},
+        grades={
+            sample_id: (Score(value=value, parts=parts), advantage)
+            for sample_id, value, parts, advantage in json.loads(grades)
+            if sample_id in ids
+        },
+        partials={sample_id: partials[row] for row, sample_id in alive if row in partials},
+        open=tuple(sample_id for row, sample_id in alive if row not in episodes),
+        members_started=len(members),
+    )
+
+
+def _pending(db: sqlite3.Connection) -> tuple[int, ...]:
+    # SQLite takes the other columns of an aggregate with max() from the row that has the maximum.
+    latest = db.execute("SELECT position, max(group_id), reason FROM groups GROUP BY position ORDER BY position")
+    return tuple(position for position, _, reason in latest if reason is not None and DropReason(reason).regenerates)
+
+
+def _rebased_episode(episode: Episode, lineage: int, restores: dict[int, int]) -> Episode:
+    return replace(episode, turns=_rebased_turns(episode.turns, lineage, restores))
+
+
+def _rebased_turns(turns: Iterable[Turn], lineage: int, restores: dict[int, int]) -> tuple[Turn, ...]:
+    return tuple(replace(turn, generation=_rebased_partial(turn.generation, lineage, restores)) for turn in turns)
+
+
+def _rebased_partial(generation: Generation, lineage: int, restores: dict[int, int]) -> Generation:
+    since = [version for number, version in restores.items() if number > lineage]
+    if not since:
+        return generation
+    if isinstance(generation, PartialGeneration):
+        generation = replace(generation, before=_rebased_turns(generation.before, lineage, restores))
+    return rebase_generation(generation, ancestor=min(since), base=restores.get(lineage))
+
+
+def _last(db: sqlite3.Connection, query: str, *, default: int = -1) -> int:
+    (value,) = db.execute(query).fetchone()
+    return default if value is None else int(value)

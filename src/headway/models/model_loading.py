@@ -1,0 +1,138 @@
+"""Models and tokenizers from a resolved directory, whole or as an empty shape.
+
+Guarantees: never asks a network. What `make_architecture_factory` makes has its matrices on the `meta` device and every computed
+table, such as rotary frequencies, in place: it costs next to no memory or time, and is ready when weights are put in.
+Tied tensors are one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from headway.models.model_checks import check_model_directory
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+AttentionKind = Literal["auto", "fa2", "sdpa", "eager"]
+_ATTENTION = {"auto": None, "fa2": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
+
+
+def load_model(path: Path | str, dtype: torch.dtype, *, attn: AttentionKind = "auto") -> PreTrainedModel:
+    """The model with its weights, in evaluation mode, on the CPU. `auto` leaves attention to `transformers`."""
+    from transformers import AutoModelForCausalLM
+
+    directory = check_model_directory(Path(path), str(path))
+    with hide_progress_bars():
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, attn_implementation=_ATTENTION[attn], local_files_only=True
+        )
+    return model.eval()
+
+
+@contextmanager
+def hide_progress_bars() -> Iterator[None]:
+    """Inside, `transformers` draws no progress bars: they would stand between the lines of a log."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:
+    """The tokenizer with its chat template."""
+    from transformers import AutoTokenizer
+
+    directory = check_model_directory(Path(path), str(path))
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    return tokenizer
+
+
+def make_architecture_factory(path: Path | str) -> Callable[[], PreTrainedModel]:
+    """Makes the model without its weights, anew at every call; the configuration is read now."""
+    from copy import deepcopy
+
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    directory = check_model_directory(Path(path), str(path))
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    generation = _generation_config(directory)
+
+    def make() -> PreTrainedModel:
+        import torch
+
+        with _without_memory():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float32)
+        if generation is not None:
+            model.generation_config = deepcopy(generation)
+        return model.eval()
+
+    return make
+
+
+def parameter_count(path: Path | str) -> int:
+    """Of the model at `path`, tied ones once. Reads no weights."""
+    return sum(parameter.numel() for parameter in make_architecture_factory(path)().parameters())
+
+
+def max_sequence_length(path: Path | str) -> int | None:
+    """Positions that the model at `path` knows; `None` where it does not say."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(check_model_directory(Path(path), str(path)), local_files_only=True)
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def find_end_tokens(
+    source: Path | str | PreTrainedTokenizerBase, generation_config: GenerationConfig | None = None
+) -> frozenset[int]:
+    """Tokens that end an answer: the tokenizer's, and those of a generation config.
+
+    From a directory, all of its files are asked.
+    """
+    if not isinstance(source, Path | str):
+        return _ids(source.eos_token_id) | _ids(getattr(generation_config, "eos_token_id", None))
+    from transformers import AutoConfig
+
+    directory = Path(source)
+    tokenizer = load_tokenizer(directory)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    chosen = generation_config if generation_config is not None else _generation_config(directory)
+    return find_end_tokens(tokenizer, chosen) | _ids(getattr(config.get_text_config(), "eos_token_id", None))
+
+
+def _ids(found: int | Iterable[int] | None) -> frozenset[int]:
+    return frozenset([found] if isinstance(found, int) else found or ())
+
+
+def _generation_config(directory: Path) -> Any:
+    from transformers import GenerationConfig
+
+    if not (directory / "generation_config.json").is_file():
+        return None
+    return GenerationConfig.from_pretrained(directory, local_files_only=True)
+
+
+def _without_memory() -> Any:
+    """Inside, in this thread, what `torch.empty` makes has no memory: parameters, that is, and nothing computed."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class WithoutMemory(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            chosen = dict(kwargs or {})
+            if func is torch.empty:
+                chosen["device"] = "meta"
+            return func(*args, **chosen)
+
+    return WithoutMemory()

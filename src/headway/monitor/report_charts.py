@@ -1,0 +1,108 @@
+"""Which curves a report page draws, and their numbers, few enough to draw.
+
+A chart is shown if one of its curves has a number that is not zero. Above `_MOST_POINTS` neighbouring steps are
+averaged (their maximum where the curve is one of maxima), so that a long run keeps its shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.monitor.trackers.scalar_series import HELD_OUT_REWARD, ScalarPoint
+
+_MOST_POINTS = 1500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportChart:
+    """One picture. The first curve is the one that is compared between runs."""
+
+    title: str
+    curves: tuple[tuple[str, str], ...]
+    """Name of the series, and what it is called on the page."""
+    note: str = ""
+    kind: str = "line"
+    """`line`; `reward` with the held-out points; `lag` with the bound; `bars` stacked, of every series with the
+    prefix."""
+    from_zero: bool = True
+
+
+CHARTS = (
+    ReportChart(title="Reward", curves=(("reward/train", "training"),), kind="reward", from_zero=False),
+    ReportChart(
+        title="Episodes that succeed", curves=(("episode/success", "share"),), note="of all that ended in a step"
+    ),
+    ReportChart(title="Malformed actions", curves=(("episode/invalid", "share of the turns"),)),
+    ReportChart(title="Turns of an episode", curves=(("episode/turns", "mean"),)),
+    ReportChart(
+        title="Lag of trained samples",
+        curves=(("lag/mean", "mean"), ("lag/max", "max")),
+        note="in versions; dashed: what α allows",
+        kind="lag",
+    ),
+    ReportChart(
+        title="Tokens per second",
+        curves=(("throughput/tokens_per_s", "trained"), ("throughput/generated_tokens_per_s", "generated")),
+    ),
+    ReportChart(
+        title="Seconds per step",
+        curves=(("time/step_s", "whole step"), ("time/train_s", "training")),
+        note="the gap is what the trainer waited",
+    ),
+    ReportChart(title="Response length", curves=(("response/length", "tokens"),), note="mean of trained samples"),
+    ReportChart(title="Answers cut off", curves=(("response/truncated", "share"),), note="requests that hit the limit"),
+    ReportChart(title="Entropy", curves=(("train/entropy", "entropy"),)),
+    ReportChart(title="Gradient norm", curves=(("train/grad_norm", "before clipping"),)),
+    ReportChart(
+        title="Distance to the policy that acted",
+        curves=(("train/behaviour_kl", "KL"), ("train/mismatch_kl", "trainer / engine")),
+    ),
+    ReportChart(title="KL loss", curves=(("train/kl_loss", "KL to the reference"),)),
+    ReportChart(
+        title="Clipped actions", curves=(("train/clip_fraction", "clipped"), ("train/dropped_fraction", "dropped"))
+    ),
+    ReportChart(title="Effective sample size", curves=(("train/ess", "share of the batch"),)),
+    ReportChart(title="Loss", curves=(("train/loss", "loss"), ("train/value_loss", "value loss")), from_zero=False),
+    ReportChart(title="Learning rate", curves=(("train/learning_rate", "learning rate"),)),
+    ReportChart(
+        title="Groups with spread", curves=(("groups/with_spread", "share"),), note="rewards that differ teach"
+    ),
+    ReportChart(title="Samples dropped", curves=(("drops/", ""),), note="in each step, by reason", kind="bars"),
+)
+_PREFIXES = tuple(name for chart in CHARTS for name, _ in chart.curves)
+
+
+def make_chart_columns(points: Iterable[ScalarPoint]) -> dict[str, Any]:
+    """Steps, times and a column for every drawn series; None where a step has no number."""
+    rows = sorted(points, key=lambda point: point.step)
+    size = -(-len(rows) // _MOST_POINTS) or 1
+    buckets = [rows[first : first + size] for first in range(0, len(rows), size)]
+    names = dict.fromkeys(name for row in rows for name in row.values if name.startswith(_PREFIXES))
+    series = {name: [_joined(name, bucket) for bucket in buckets] for name in names}
+    return {
+        "step": [bucket[-1].step for bucket in buckets],
+        "time": [round(bucket[-1].time_s, 3) for bucket in buckets],
+        "joined": size,
+        "series": {name: values for name, values in series.items() if any(value is not None for value in values)},
+    }
+
+
+def make_held_out_series(points: Iterable[ScalarPoint]) -> dict[str, Any]:
+    """The held-out rewards, all of them."""
+    rows = sorted(points, key=lambda point: point.step)
+    return {
+        "step": [row.step for row in rows],
+        "time": [round(row.time_s, 3) for row in rows],
+        "value": [row.values[HELD_OUT_REWARD] for row in rows],
+    }
+
+
+def _joined(name: str, bucket: Sequence[ScalarPoint]) -> float | None:
+    known = [value for point in bucket if (value := point.values.get(name)) is not None and math.isfinite(value)]
+    if not known:
+        return None
+    value = max(known) if name.endswith("max") else sum(known) / len(known)
+    return float(f"{value:.6g}")

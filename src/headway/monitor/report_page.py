@@ -1,0 +1,122 @@
+"""The report page: one HTML file about one run or several, that opens from a disk and on a phone.
+
+    Path("report.html").write_text(report_page(Path("runs/one")), encoding="utf-8")
+
+What ran, what came of it, curves over steps or over time, pictures and answers early and late, what went wrong, the
+timeline, and the tables of the terminal. Several runs are laid over each other, with what is configured differently.
+As on the timeline, data travels in a block that its text cannot leave, is written as text only, and nothing comes from
+outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headway.config.resolved_config import list_leaves
+from headway.config.schema import Config
+from headway.monitor.report_charts import CHARTS, make_chart_columns, make_held_out_series
+from headway.monitor.report_tables import format_duration, format_number, format_report_text, make_summary_rows
+from headway.monitor.run_record import RunRecord, read_run_record
+from headway.monitor.run_report import FAULT_KINDS, to_plain_json
+from headway.monitor.timeline_page import draw_timeline, render_template
+
+_MOST_FAULTS = 300
+_UNTOLD = ("output_dir", "checkpoint_dir", "exp_name", "resume")
+"""Keys that differ between any two runs and say nothing."""
+
+
+def render_report_page(run: Path | RunRecord, *, compare: Sequence[Path | RunRecord] = ()) -> str:
+    """The page about a run's directory (or event log, or record), with others laid over it."""
+    records = [one if isinstance(one, RunRecord) else read_run_record(one) for one in (run, *compare)]
+    return render_template("page.html", make_report_page_data(records))
+
+
+def make_report_page_data(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """What the page shows, the first run in full."""
+    first, names = records[0], _distinct([record.name for record in records])
+    timeline = draw_timeline(first.lanes, first.report, title=first.name) | {"embedded": True}
+    data = {
+        "runs": [_run(record, name) for record, name in zip(records, names, strict=True)],
+        "charts": CHARTS,
+        "differences": _differences(records) if len(records) > 1 else [],
+        "timeline": render_template("timeline.html", timeline) if first.lanes.states or first.lanes.engines else "",
+    }
+    plain = to_plain_json(data)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _run(record: RunRecord, name: str) -> dict[str, Any]:
+    faults = [row for row in record.lanes.markers if row[1] in FAULT_KINDS]
+    return {
+        "name": name,
+        "state": describe_run_state(record),
+        "facts": list_run_facts(record),
+        "rows": make_summary_rows(record.report),
+        "steps": make_chart_columns(record.curves.steps.values()),
+        "held_out": make_held_out_series(record.curves.held_out.values()),
+        "alpha": record.config.get("async_generation_ratio"),
+        "resumed": [(part.begin.get("trained", 0), part.begun_s) for part in record.parts[1:]],
+        "answers": record.answers,
+        "pictures": record.pictures,
+        "faults": [(format_duration(time_s), kind, who, text) for time_s, kind, who, text in faults[:_MOST_FAULTS]],
+        "faults_left_out": max(0, len(faults) - _MOST_FAULTS),
+        "tables": format_report_text(record.report),
+    }
+
+
+def describe_run_state(record: RunRecord) -> tuple[str, str]:
+    """How the run stands, in a word and with the small print: `going`, `done`, `stopped`, `silent` or nothing."""
+    if not record.parts:
+        return "", ""
+    end = record.parts[-1].end
+    if end is None:
+        return ("going", "still running") if record.is_alive else ("silent", "ended without a word, perhaps killed")
+    if end.get("finished", not end.get("reason")):
+        return "done", "finished"
+    return "stopped", f"ended early: {end.get('reason') or 'no reason given'}"
+
+
+def list_run_facts(record: RunRecord) -> list[tuple[str, str]]:
+    """What ran, in words; nothing that is not known."""
+    begin = record.parts[-1].begin if record.parts else {}
+    facts = _configured(record) if record.config else []
+    facts += [(key, str(begin[key])) for key in ("machine", "headway") if key in begin]
+    if len(record.parts) > 1:
+        facts.append(("resumed", f"{len(record.parts) - 1} ×"))
+    return [(name, text) for name, text in facts if text]
+
+
+def _configured(record: RunRecord) -> list[tuple[str, str]]:
+    config = {**dict(list_leaves(Config())), **record.config}
+    data = config.get("actor_train.data_args.file_name") or config.get("train_env_manager.tags") or ""
+    alpha = config["async_generation_ratio"]
+    group = config.get("train_env_manager.group_size") or config["num_return_sequences_in_group"]
+    rate = config.get("actor_train.training_args.learning_rate")
+    return [
+        ("model", str(config["pretrain"] or "")),
+        ("data", ", ".join(map(str, data)) if isinstance(data, list | tuple) else str(data)),
+        ("α", f"{alpha:g}" + (" (synchronous)" if not alpha else f", {config['staleness_policy']}")),
+        ("algorithm", f"{config['adv_estimator']}, {config['pg_variant']}"),
+        ("batch", f"{config['rollout_batch_size']} groups of {group}"),
+        ("learning rate", "" if rate is None else f"{rate:g}" if isinstance(rate, float) else str(rate)),
+        ("response length", "" if config["response_length"] is None else format_number(config["response_length"])),
+        ("seed", str(config["seed"])),
+    ]
+
+
+def _differences(records: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
+    """Options that the runs have set differently, with the value of each run."""
+    if not all(record.config for record in records):
+        return []
+    usual = dict(list_leaves(Config()))
+    keys = dict.fromkeys(key for record in records for key in record.config)
+    rows = [(key, [str(record.config.get(key, usual.get(key))) for record in records]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1 and key not in _UNTOLD]
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names that tell the runs apart also where directories are called the same."""
+    return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, start=1)]

@@ -1,0 +1,292 @@
+"""EnvironmentAgent: one episode. Ask the hub, step the environment, until done.
+
+A bad episode is data: whatever an environment raises becomes `EnvironmentFailed`, and the run goes on. An episode that
+another process had begun is played again up to where it was, with the turns that were made there; an environment that
+says anything else than it did then cannot be gone on with, and `ReplayMismatch` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from headway.engines.base import Progress, Request
+from headway.environments.base import ConcurrencyLimitedEnvironment, Environment, Observation
+from headway.errors import EngineError, EnvironmentFailed
+from headway.rollout.concurrency import TurnBarrier, run_with_deadline
+from headway.rollout.inference_hub import InferenceHub
+from headway.rollout.replica import RequestLane
+from headway.settings import RunSettings
+from headway.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    PartialGeneration,
+    SamplingParams,
+    Task,
+    Turn,
+    concatenate_actions,
+)
+
+T = TypeVar("T")
+Decode = Callable[[Sequence[Any]], str]
+"""Actions → what they say."""
+
+
+class ReplayMismatch(EnvironmentFailed):
+    """An environment does not play an episode the way it did before: it can only be begun anew."""
+
+
+class EnvironmentAgent:
+    """Runs one sample's episode. `progress` is that of the turn being generated and outlives the agent."""
+
+    __slots__ = (
+        "_barrier",
+        "_bound",
+        "_decode",
+        "_expected",
+        "_hub",
+        "_lane",
+        "_made",
+        "_oldest",
+        "_past",
+        "_priority",
+        "_seen",
+        "_settings",
+        "_spent_s",
+        "complaint",
+        "progress",
+        "sample_id",
+        "task",
+        "turns",
+    )
+
+    def __init__(
+        self,
+        *,
+        sample_id: str,
+        task: Task,
+        hub: InferenceHub,
+        settings: RunSettings,
+        lane: RequestLane = RequestLane.TRAIN,
+        priority: int = 0,
+        bound: int | None = None,
+        barrier: TurnBarrier | None = None,
+        partial: Generation | None = None,
+        decode: Decode | None = None,
+    ) -> None:
+        self.sample_id = sample_id
+        self.task = task
+        self.complaint = ""
+        """What went wrong after the episode was over; it is not lost for that."""
+        self.begin_anew()
+        if partial is not None:
+            self._take_up(partial)
+        self._hub, self._settings = hub, settings
+        self._lane, self._priority, self._bound = lane, priority, bound
+        self._barrier, self._decode = barrier, decode
+
+    def begin_anew(self) -> None:
+        """Forget whatever was played."""
+        self.turns: list[Turn] = []
+        self.progress = Progress()
+        self._spent_s = 0.0
+        self._oldest: int | None = None
+        self._made: Generation | None = None
+        """The turn that the environment is being asked about."""
+        self._past: tuple[Turn, ...] = ()
+        """Turns of an earlier process."""
+        self._expected: Sequence[int] | None = None
+        """What the turn after them began with there."""
+        self._seen: Sequence[int] = ()
+        """What the present turn began with."""
+
+    def _take_up(self, partial: Generation) -> None:
+        self.progress.actions, self.progress.logps = partial.actions, partial.logps
+        self.progress.runs = partial.runs
+        self.progress.started = min((run.version for run in partial.runs), default=None)
+        if isinstance(partial, PartialGeneration):
+            self._past, self._expected = partial.before, partial.observation
+            made = (partial, *(turn.generation for turn in self._past))
+            self._oldest = min((run.version for generation in made for run in generation.runs), default=None)
+            whole = partial.finish is not FinishReason.ABORTED
+            self._made = self.progress.generation(partial.finish, partial.text) if whole else None
+
+    @property
+    def _replaying(self) -> bool:
+        return len(self.turns) < len(self._past)
+
+    @property
+    def oldest(self) -> int | None:
+        """Version of the replica that took the first request: no action of the episode is older."""
+        return self._oldest if self._oldest is not None else self.progress.started
+
+    @property
+    def partial(self) -> PartialGeneration | None:
+        """What can be continued in another process."""
+        before = self._past if self._replaying else tuple(self.turns)
+        if not before and not len(self.progress.actions):
+            return None
+        seen = self._seen if self._expected is None else self._expected
+        made = self._made or self.progress.generation(FinishReason.ABORTED)
+        return PartialGeneration.of(made, before=before, observation=seen)
+
+    async def run(self, environment: Environment) -> Episode:
+        """Play to the end. Raises `EnvironmentFailed` or `EngineError`; always closes the environment."""
+        try:
+            if isinstance(environment, ConcurrencyLimitedEnvironment):
+                await environment.enter()
+            return await self._play_with_others(environment)
+        finally:
+            self._hub.end_session(self.sample_id)
+            await self._close(environment)
+
+    async def _play_with_others(self, environment: Environment) -> Episode:
+        """Inside the barrier, where there is one: those who wait for a place hold up nobody."""
+        if self._barrier is None:
+            return await self._play(environment)
+        self._barrier.enter()
+        try:
+            return await self._play(environment)
+        finally:
+            self._barrier.leave()
+
+    async def _play(self, environment: Environment) -> Episode:
+        observation = await self._guard("reset", environment.reset(self.task))
+        context: Sequence[Any] = ()
+        while True:
+            self._look(observation)
+            context = observation.tokens if observation.fresh else concatenate_actions(context, observation.tokens)
+            replayed = self._replaying
+            generation = self._past[len(self.turns)].generation if replayed else await self._act(context, observation)
+            outcome = await self._guard("step", environment.step(generation))
+            turn = Turn(
+                observation=observation.tokens,
+                generation=generation,
+                reward=outcome.reward,
+                fresh=observation.fresh,
+                state=observation.state,
+            )
+            if replayed and (turn.reward != self._past[len(self.turns)].reward or outcome.done):
+                raise self._differs("gives another reward, or ends the episode")
+            self.turns.append(turn)
+            if outcome.done:
+                self._check_info(outcome.info)
+                return Episode(
+                    sample_id=self.sample_id,
+                    task=self.task,
+                    turns=tuple(self.turns),
+                    truncated=outcome.truncated,
+                    info=outcome.info,
+                )
+            context = concatenate_actions(context, generation.actions)
+            observation, self._seen = outcome, outcome.tokens
+            if replayed:
+                continue
+            self._spent_s += self.progress.spent_s
+            self._oldest = self.oldest
+            self.progress, self._made = Progress(), None
+            self._check_time()
+            if self._barrier is not None:
+                await self._barrier.arrive()
+
+    def _look(self, observation: Observation) -> None:
+        """See that an episode of an earlier process begins its turns as it did there."""
+        self._seen = observation.tokens
+        expected = self._past[len(self.turns)].observation if self._replaying else self._expected
+        if expected is not None and list(expected) != list(observation.tokens):
+            raise self._differs("says something else")
+        if not self._replaying:
+            self._expected = None
+
+    def _differs(self, how: str) -> ReplayMismatch:
+        turn, played = len(self.turns) + 1, len(self._past)
+        return ReplayMismatch(
+            f"{self.sample_id}: begun anew after {played} turns: in turn {turn} the environment {how}"
+        )
+
+    async def _act(self, context: Sequence[Any], observation: Observation) -> Generation:
+        """The turn of the policy; none is made again that is whole."""
+        if self._made is not None:
+            return self._made
+        request = Request(
+            request_id=f"{self.sample_id}/{len(self.turns)}",
+            session=self.sample_id,
+            prompt=context,
+            params=_sampling_params(observation, self._settings.sampling),
+            prefix_key=self._priority if observation.fresh or not self.turns else -1,
+            goes_on=observation.goes_on,
+            hint=observation.hint,
+        )
+        finish = await self._hub.generate(
+            request, self.progress, lane=self._lane, priority=self._priority, bound=self._bound
+        )
+        self._made = self.progress.generation(finish, self._text())
+        return self._made
+
+    def _text(self) -> str:
+        if self._decode is None:
+            return ""
+        try:
+            return self._decode(self.progress.actions)
+        except Exception as error:
+            raise EngineError(f"{self.sample_id}: what was generated cannot be decoded: {error!r}") from error
+
+    def _check_info(self, info: Mapping[str, Any]) -> None:
+        """What the environment says about the episode must outlive the process."""
+        try:
+            if info:
+                json.dumps(dict(info))
+        except (TypeError, ValueError) as error:
+            raise EnvironmentFailed(f"{self.sample_id}: info is not JSON: {error}") from error
+
+    def _check_time(self) -> None:
+        limit = self._settings.reliability.episode_timeout_s
+        if self._spent_s > limit:
+            raise EnvironmentFailed(f"{self.sample_id}: not over after {len(self.turns)} turns and {limit} s")
+
+    async def _guard(self, what: str, call: Coroutine[Any, Any, T]) -> T:
+        """The environment's answer in time, or `EnvironmentFailed`."""
+        limit, clock = self._settings.reliability.environment_timeout_s, asyncio.get_running_loop().time
+        began_s = clock()
+        try:
+            answer = await run_with_deadline(limit, call)
+            self._spent_s += clock() - began_s
+            return answer
+        except TimeoutError:
+            raise EnvironmentFailed(f"{self.sample_id}: no answer to {what} after {limit} s") from None
+        except EnvironmentFailed as error:
+            raise EnvironmentFailed(f"{self.sample_id}: {what}: {error}") from error
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise EnvironmentFailed(f"{self.sample_id}: {what} cancelled itself") from error
+        except Exception as error:
+            raise EnvironmentFailed(f"{self.sample_id}: {what} raised {type(error).__name__}: {error}") from error
+
+    async def _close(self, environment: Environment) -> None:
+        """Let go of the environment; one that does not let itself be closed has `complaint` to show for it."""
+        try:
+            await run_with_deadline(self._settings.reliability.abort_timeout_s, environment.close())
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            self.complaint = f"{self.sample_id}: close cancelled itself"
+        except Exception as error:
+            self.complaint = f"{self.sample_id}: close raised {type(error).__name__}: {error}"
+
+
+def _sampling_params(observation: Observation, usual: SamplingParams) -> SamplingParams:
+    params, most = observation.params or usual, observation.most_tokens
+    if most is not None and most < params.max_new_tokens:
+        params = replace(params, max_new_tokens=most)
+    return replace(params, stop=(*params.stop, *observation.stop)) if observation.stop else params
+
+
+def is_cancelled() -> bool:
+    """Whether somebody has cancelled this task, as opposed to code in it that raised `CancelledError`."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

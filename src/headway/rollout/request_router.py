@@ -1,0 +1,170 @@
+"""Which request runs on which replica, and when.
+
+A free slot takes the next request at once: those bound to its replica first, then validation, then training, older
+groups before younger ones. Routing is by session affinity, then least load. A replica gets training work only while
+what it serves is new enough to be trained, and no work at all until it has flipped in the line that runs now: what
+an earlier line left on it may have been undone since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+
+from headway.engines.base import Request
+from headway.rollout.replica import (
+    QueuedRequest,
+    Replica,
+    ReplicaHealth,
+    ReplicaLoadIndex,
+    RequestLane,
+    RequestQueue,
+)
+
+
+class RequestRouter:
+    """Slots of all replicas, and who waits for one."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas = replicas
+        self.paused: set[RequestLane] = set()
+        self._index = ReplicaLoadIndex()
+        self._lines = {lane: RequestQueue() for lane in RequestLane}
+        self._numbers = count()
+        self._oldest_useful = 0
+        self._sessions: dict[str, Replica] = {}
+        self._versions: Counter[int] = Counter()
+        """How many replicas in service serve which version."""
+        self._counted: dict[Replica, int] = {}
+
+    # -- what is known
+
+    @property
+    def served(self) -> int:
+        """The oldest version that a replica in service answers with; −1 while there is none."""
+        return min(self._versions, default=-1)
+
+    def waiting(self, lane: RequestLane) -> int:
+        """Requests of a lane without a slot."""
+        bound = sum(len(replica.bound) for replica in self.replicas) if lane is RequestLane.TRAIN else 0
+        return len(self._lines[lane]) + bound
+
+    def serves(self, replica: Replica, lane: RequestLane) -> bool:
+        """Whether a request of `lane` may run there now; only what is trained has to be fresh."""
+        oldest = self._oldest_useful if lane is RequestLane.TRAIN else 0
+        return lane not in self.paused and replica.in_service and replica.version >= oldest
+
+    # -- what changes
+
+    def require(self, oldest_useful: int) -> None:
+        """Give no training work to replicas that serve anything older than this version."""
+        if oldest_useful != self._oldest_useful:
+            self._oldest_useful = oldest_useful
+            self.refresh_all()
+
+    def refresh_all(self) -> None:
+        """Something that concerns every replica has changed."""
+        for replica in self.replicas:
+            self.refresh(replica)
+
+    def refresh(self, replica: Replica) -> None:
+        """Put a replica where it belongs and give its free slots away."""
+        self._count(replica)
+        if not replica.in_service:
+            self._index.discard(replica)
+            return
+        self._index.put(replica)
+        while replica in self._index:
+            queued = self._next_for(replica)
+            if queued is None:
+                return
+            self._occupy(replica, queued.request_id, queued.lane)
+            queued.slot.set_result(replica)
+
+    def withdraw(self, replica: Replica) -> None:
+        """A replica is out of service: what waited for it alone may now run anywhere."""
+        self.refresh(replica)
+        freed = False
+        while (queued := replica.bound.pop()) is not None:
+            self._lines[queued.lane].push(queued)
+            freed = True
+        if freed:
+            self.refresh_all()
+
+    # -- slots
+
+    def take(self, request: Request, lane: RequestLane, bound: int | None, avoid: Replica | None) -> Replica | None:
+        """A free slot right now, if there is one: on `avoid` only if nobody else has any."""
+        pinned = self._pinned(bound, lane)
+        replica = pinned or self._sessions.get(request.session)
+        if pinned is None and (replica is None or replica is avoid or not self._free(replica, lane)):
+            replica = self._index.least(lambda other: other is not avoid and self.serves(other, lane)) or avoid
+        if replica is None or not self._free(replica, lane):
+            return None
+        self._occupy(replica, request.request_id, lane)
+        return replica
+
+    async def queue(self, request: Request, lane: RequestLane, priority: int, bound: int | None) -> Replica:
+        """Wait for a slot."""
+        slot: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
+        queued = QueuedRequest(priority, next(self._numbers), lane, request.request_id, slot)
+        pinned = self._pinned(bound, lane)
+        (self._lines[lane] if pinned is None else pinned.bound).push(queued)
+        try:
+            return await slot
+        except asyncio.CancelledError:
+            if slot.done() and not slot.cancelled():  # the slot was granted in the very tick of the cancellation
+                self.release(slot.result(), request)
+            raise
+
+    def release(self, replica: Replica, request: Request) -> None:
+        """Give a slot back."""
+        replica.inflight.pop(request.request_id, None)
+        self.refresh(replica)
+
+    def remember(self, session: str, replica: Replica) -> None:
+        """Where a session runs."""
+        self._sessions[session] = replica
+
+    def forget(self, session: str) -> None:
+        """A session is over, or had better run elsewhere."""
+        self._sessions.pop(session, None)
+
+    # -- inside
+
+    def _next_for(self, replica: Replica) -> QueuedRequest | None:
+        if self.serves(replica, RequestLane.TRAIN) and (queued := replica.bound.pop()) is not None:
+            return queued
+        for lane in (RequestLane.VALIDATE, RequestLane.TRAIN):
+            if self.serves(replica, lane) and (queued := self._lines[lane].pop()) is not None:
+                return queued
+        return None
+
+    def _occupy(self, replica: Replica, request_id: str, lane: RequestLane) -> None:
+        replica.inflight[request_id] = lane
+        self._index.put(replica)
+
+    def _free(self, replica: Replica, lane: RequestLane) -> bool:
+        return replica in self._index and self.serves(replica, lane)
+
+    def _pinned(self, bound: int | None, lane: RequestLane) -> Replica | None:
+        """The one replica that a bound training request may run on; none while that one is out of service. When
+        replicas come or go, requests that follow may be bound to others than those before."""
+        if bound is None or lane is not RequestLane.TRAIN:
+            return None
+        replica = self.replicas[bound % len(self.replicas)]
+        return replica if replica.health is ReplicaHealth.UP and not replica.away else None
+
+    def _count(self, replica: Replica) -> None:
+        """Keep `served` right without looking at every replica."""
+        now = replica.version if replica.in_service else -1
+        before = self._counted.get(replica, -1)
+        if now != before:
+            self._counted[replica] = now
+            for version, change in ((before, -1), (now, 1)):
+                if version >= 0:
+                    self._versions[version] += change
+                    if not self._versions[version]:
+                        del self._versions[version]

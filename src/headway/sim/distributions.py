@@ -1,0 +1,83 @@
+"""Latencies and lengths: from a `DistributionConfig` of the configuration to a function that draws from it.
+
+A sampler holds no state; the generator is the caller's, so that what is drawn depends only on whose it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.config.simulation_config import DistributionConfig
+from headway.errors import ConfigError
+from headway.seeding import Rng
+
+ValueSampler = Callable[[Rng], float]
+
+
+def make_sampler(distribution: DistributionConfig, *, key: str = "simulation") -> ValueSampler:
+    """A function that draws from `distribution`, clipped. `key` names it in errors."""
+    _check(distribution, key)
+    draw = _unclipped(distribution, key)
+    low, high = distribution.min, math.inf if distribution.max is None else distribution.max
+    if distribution.kind == "fixed":
+        value = min(max(distribution.mean, low), high)
+        return lambda rng: value
+    return lambda rng: min(max(draw(rng), low), high)
+
+
+def make_count_sampler(
+    distribution: DistributionConfig, *, key: str = "simulation", least: int = 1
+) -> Callable[[Rng], int]:
+    """Like `make_sampler`, for whole things (tokens, turns): rounded, and never below `least`."""
+    draw = make_sampler(distribution, key=key)
+    return lambda rng: max(round(draw(rng)), least)
+
+
+def _unclipped(distribution: DistributionConfig, key: str) -> ValueSampler:
+    mean, std = distribution.mean, distribution.std
+    if distribution.kind == "gaussian":
+        return lambda rng: rng.gauss(mean, std)
+    if distribution.kind == "lognormal":
+        variance = math.log1p((std / mean) ** 2)
+        mu, sigma = math.log(mean) - variance / 2, math.sqrt(variance)
+        return lambda rng: math.exp(rng.gauss(mu, sigma))
+    if distribution.kind == "empirical":
+        values = _read(distribution.file, key)
+        return lambda rng: values[rng.randrange(0, len(values))]
+    return lambda rng: mean
+
+
+def _check(distribution: DistributionConfig, key: str) -> None:
+    if distribution.std < 0:
+        raise ConfigError("a standard deviation is not negative", key=f"{key}.std", value=distribution.std)
+    if distribution.kind == "lognormal" and distribution.mean <= 0:
+        raise ConfigError("a lognormal has a positive mean", key=f"{key}.mean", value=distribution.mean)
+    if distribution.max is not None and distribution.max < distribution.min:
+        raise ConfigError(f"below min = {distribution.min}", key=f"{key}.max", value=distribution.max)
+
+
+def _read(file: str | None, key: str) -> tuple[float, ...]:
+    """The numbers of an `empirical` distribution, one a line; empty lines are skipped."""
+    key = f"{key}.file"
+    if file is None:
+        raise ConfigError("an empirical distribution needs a file", key=key, hint="one number a line")
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", key=key, value=file) from error
+    values = tuple(_number(line, f"line {row}", key, file) for row, line in enumerate(lines, 1) if line.strip())
+    if not values:
+        raise ConfigError("holds no numbers", key=key, value=file, hint="one number a line")
+    return values
+
+
+def _number(text: str, where: str, key: str, file: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(f"{where} is not a number: {text!r}", key=key, value=file) from None
+    if not math.isfinite(value):
+        raise ConfigError(f"{where} is not finite: {text!r}", key=key, value=file)
+    return value

@@ -1,0 +1,140 @@
+"""Simulated tasks: prompts of some length and nothing in them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headway.config import simulation_config as costs
+from headway.environments.base import Observation
+from headway.errors import EnvironmentFailed, RewardError
+from headway.seeding import Rng, make_rng
+from headway.sim.distributions import make_count_sampler, make_sampler
+from headway.sim.fault_injection import BackendHealth
+from headway.types import Episode, Generation, RepeatedValue, Score, Task
+
+
+class SimulatedTasks:
+    """Tasks by position, without end unless `size` gives one. The same position gives the same task."""
+
+    def __init__(self, simulation: costs.SimulationConfig, *, seed: int = 0, size: int | None = None) -> None:
+        self._length = make_count_sampler(simulation.prompt_tokens, key="simulation.prompt_tokens", least=0)
+        self._seed = seed
+        self._size = size
+
+    def task(self, position: int) -> Task | None:
+        if position < 0 or (self._size is not None and position >= self._size):
+            return None
+        return Task(position=position, prompt=RepeatedValue(0, self._length(make_rng(self._seed, "prompt", position))))
+
+
+class SimulatedEnvironments:
+    """The factory: one environment for each episode. Target `environment` of the faults."""
+
+    def __init__(
+        self, simulation: costs.SimulationConfig, *, seed: int = 0, health: BackendHealth | None = None
+    ) -> None:
+        world = simulation.environment
+        self.world = world
+        self.health = health or BackendHealth("environment")
+        self.turns = make_count_sampler(world.turns, key="simulation.environment.turns")
+        self.reset_s = make_sampler(world.reset_s, key="simulation.environment.reset_s")
+        self.step_s = make_sampler(world.step_s, key="simulation.environment.step_s")
+        self.response = make_count_sampler(simulation.response_tokens, key="simulation.response_tokens")
+        self.prompt = make_count_sampler(simulation.prompt_tokens, key="simulation.prompt_tokens", least=0)
+        self._seed = seed
+        self._episodes: dict[int, int] = {}
+
+    def __call__(self, task: Task) -> SimulatedEnvironment:
+        episode = self._episodes.get(task.position, 0)
+        self._episodes[task.position] = episode + 1
+        return SimulatedEnvironment(self, make_rng(self._seed, "environment", task.position, episode))
+
+    def prompt_of(self, task: Task) -> RepeatedValue:
+        """The prompt of a task that came without one: the same for every episode of its position."""
+        return RepeatedValue(0, self.prompt(make_rng(self._seed, "prompt", task.position)))
+
+
+class SimulatedEnvironment:
+    """One episode."""
+
+    __slots__ = ("_left", "_pace", "_rng", "_shared")
+
+    def __init__(self, shared: SimulatedEnvironments, rng: Rng) -> None:
+        self._shared = shared
+        self._rng = rng
+        self._left = 0
+        """Turns to go."""
+        self._pace = 1.0
+
+    async def reset(self, task: Task) -> Observation:
+        shared, rng = self._shared, self._rng
+        self._left = shared.turns(rng)
+        if shared.world.slow_probability and rng.random() < shared.world.slow_probability:
+            self._pace = shared.world.slow_factor
+        await shared.health.deliver(EnvironmentFailed)
+        await shared.health.spend(shared.reset_s(rng) * self._pace, EnvironmentFailed)
+        return Observation(tokens=task.prompt or shared.prompt_of(task), hint=shared.response(rng))
+
+    async def step(self, generation: Generation) -> Observation:
+        shared, rng, world = self._shared, self._rng, self._shared.world
+        seconds = shared.step_s(rng) * self._pace
+        if world.hang_probability and rng.random() < world.hang_probability:
+            await asyncio.get_running_loop().create_future()
+        fails = world.failure_probability and rng.random() < world.failure_probability
+        await shared.health.deliver(EnvironmentFailed)
+        await shared.health.spend(seconds, EnvironmentFailed)
+        if fails:
+            raise EnvironmentFailed(f"a simulated step failed with {self._left} turns to go")
+        self._left -= 1
+        if self._left <= 0:
+            return Observation(done=True, reward=float(rng.random() < 0.5))
+        return Observation(hint=shared.response(rng))
+
+    async def close(self) -> None:
+        return None
+
+
+_EASIEST, _HARDEST = 0.7, 0.3
+_RIGHT = Score(value=1.0)
+_WRONG = Score(value=0.0)
+
+
+class SimulatedReward:
+    """Scores after a while. Target `reward` of the faults."""
+
+    def __init__(
+        self, cost: costs.SimulatedRewardConfig | None = None, *, seed: int = 0, health: BackendHealth | None = None
+    ) -> None:
+        self._cost = cost or costs.SimulatedRewardConfig()
+        self._latency_s = make_sampler(self._cost.latency_s, key="simulation.reward.latency_s")
+        self._seed = seed
+        self._health = health or BackendHealth("reward")
+        self._chances: dict[int, float] = {}
+        self._failures: dict[str, int] = {}
+        """How often each sample's scoring has failed: the next attempt has luck of its own."""
+
+    async def score(self, episode: Episode) -> Score:
+        cost, name = self._cost, episode.sample_id
+        rng = make_rng(self._seed, "reward", name)
+        verdict = _RIGHT if rng.random() < self.chance(episode.task.position) else _WRONG
+        await self._health.deliver(RewardError)
+        await self._health.spend(self._latency_s(rng), RewardError)
+        if cost.failure_probability:
+            failures = self._failures.get(name, 0)
+            if make_rng(self._seed, "reward failure", name, failures).random() < cost.failure_probability:
+                self._failures[name] = failures + 1
+                raise RewardError(f"a simulated verdict on {name} failed")
+        return verdict
+
+    def chance(self, position: int) -> float:
+        """That a sample of this position is right: 0 or 1 where all members are to be equal."""
+        if position not in self._chances:
+            self._chances[position] = self._drawn_chance(position)
+        return self._chances[position]
+
+    def _drawn_chance(self, position: int) -> float:
+        rng = make_rng(self._seed, "difficulty", position)
+        equal, luck = rng.random() < self._cost.zero_variance_share, rng.random()
+        if equal:
+            return float(luck < 0.5)
+        return _HARDEST + (_EASIEST - _HARDEST) * luck

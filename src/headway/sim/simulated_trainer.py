@@ -1,0 +1,174 @@
+"""A simulated trainer and its scorers: steps that cost time and leave a lineage instead of weights.
+
+The *lineage* is a running digest of every sample id trained, in order. It is what a checkpoint holds and what the
+checksums of a version are made from, so a test can tell exactly which samples a version was made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from hashlib import blake2b
+from pathlib import Path
+
+from headway.config import simulation_config as costs
+from headway.errors import ScoringError, TrainerCrashed, TrainerError
+from headway.sim.fault_injection import BackendHealth
+from headway.sim.simulated_weights import SimulatedSource
+from headway.types import Batch, RepeatedValue, SampleGroup
+from headway.weights.base import WeightSource
+
+_FILE = "trainer.json"
+INITIAL_LINEAGE = "start"
+"""The lineage of version 0."""
+
+
+def extend_lineage(lineage: str, sample_ids: Iterable[str]) -> str:
+    """The lineage after one more step on these samples."""
+    text = "\n".join((lineage, *sample_ids))
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class SimulatedTrainer:
+    """The policy being trained, on `gpus` devices. Target `trainer` of the faults.
+
+    `device` is held for the length of a step; scorers on the same devices are given the same one.
+    A restart brings version 0 back, as a real trainer comes back with the weights it was first given.
+    """
+
+    def __init__(
+        self,
+        cost: costs.SimulatedTrainerConfig | None = None,
+        weights: costs.SimulatedWeightsConfig | None = None,
+        *,
+        gpus: int = 1,
+        health: BackendHealth | None = None,
+        device: asyncio.Lock | None = None,
+    ) -> None:
+        self._cost = cost or costs.SimulatedTrainerConfig()
+        self._gpus = gpus
+        self._health = health or BackendHealth("trainer")
+        self._health.listen(self._on_health)
+        self.device = device or asyncio.Lock()
+        self._source = SimulatedSource(weights, health=self._health)
+        self.source: WeightSource = self._source
+        self._down = False
+        self._become(0, INITIAL_LINEAGE, 0)
+
+    def _become(self, version: int, lineage: str, samples: int) -> None:
+        self.version = version
+        self.lineage = lineage
+        """Digest of every sample id trained so far, in order."""
+        self.samples = samples
+        """How many they were."""
+        self._source.clear()
+        self._source.publish(version, lineage)
+
+    def cost_s(self, actions: int, samples: int) -> float:
+        """What a step on so many actions and samples takes."""
+        cost = self._cost
+        return (cost.gpu_s_per_token * actions + cost.gpu_s_per_sample * samples) / self._gpus + cost.fixed_s
+
+    async def train(self, batch: Batch) -> Mapping[str, float]:
+        self._check_up()
+        if batch.trained != self.version:
+            raise TrainerError(f"a batch for version {batch.trained}, the trainer is at {self.version}")
+        samples = [sample for group in batch.groups for sample in group.samples]
+        async with self.device:
+            self._check_up()
+            await self._health.deliver(TrainerError)
+            await self._health.spend(self.cost_s(batch.actions, len(samples)), TrainerCrashed)
+        if batch.trained != self.version:
+            raise TrainerError(f"the trainer moved to version {self.version} while it trained {batch.trained}")
+        self.version += 1
+        self.lineage = extend_lineage(self.lineage, (sample.sample_id for sample in samples))
+        self.samples += len(samples)
+        self._source.publish(self.version, self.lineage)
+        scores = [sample.score.value for sample in samples if sample.score is not None]
+        return {
+            "samples": float(len(samples)),
+            "tokens": float(batch.actions),
+            "reward": sum(scores) / len(scores) if scores else 0.0,
+        }
+
+    async def save(self, directory: Path) -> None:
+        self._check_up()
+        state = {"version": self.version, "lineage": self.lineage, "samples": self.samples}
+        await self._health.spend(self._cost.save_s, TrainerCrashed)
+        _write(directory, state)
+
+    async def load(self, directory: Path) -> None:
+        self._check_up()
+        state = _read(directory)
+        await self._health.spend(self._cost.save_s, TrainerCrashed)
+        self._become(int(str(state["version"])), str(state["lineage"]), int(str(state["samples"])))
+
+    async def restart(self) -> None:
+        self._lose()
+        self._health.restarted()
+        crashes = self._health.crashes
+        await asyncio.sleep(self._cost.restart_s * self._health.slow)
+        if self._health.down or self._health.crashes != crashes:
+            raise TrainerCrashed("the trainer crashed again while it was restarted")
+        self._down = False
+        self._become(0, INITIAL_LINEAGE, 0)
+
+    async def close(self) -> None:
+        self._lose()
+
+    def _on_health(self, change: str) -> None:
+        if change == "crash":
+            self._lose()
+
+    def _lose(self) -> None:
+        self._down = True
+        self._source.clear()
+
+    def _check_up(self) -> None:
+        if self._down:
+            raise TrainerCrashed("the trainer is down")
+
+
+class SimulatedScorer:
+    """logp, ref_logp or critic: a forward pass over a group, one at a time. Its name is its target of the faults.
+
+    With `device` (the trainer's) it and a training step exclude each other. Without costs it takes no turn.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cost: costs.SimulatedScorerConfig | None = None,
+        *,
+        gpus: int = 1,
+        health: BackendHealth | None = None,
+        device: asyncio.Lock | None = None,
+    ) -> None:
+        self.name = name
+        self._cost = cost or costs.SimulatedScorerConfig()
+        self._gpus = gpus
+        self._health = health or BackendHealth(name)
+        self._device = device or asyncio.Lock()
+
+    async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
+        seconds = self._cost.gpu_s_per_token * group.actions / self._gpus + self._cost.fixed_s
+        turn: AbstractAsyncContextManager[None] = self._device if seconds > 0 else nullcontext()
+        async with turn:
+            await self._health.deliver(ScoringError)
+            await self._health.spend(seconds, ScoringError)
+        return [RepeatedValue(-1.0, sample.actions) for sample in group.samples]
+
+
+def _write(directory: Path, state: Mapping[str, object]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _FILE).write_text(json.dumps(state), encoding="utf-8")
+
+
+def _read(directory: Path) -> Mapping[str, object]:
+    try:
+        state = json.loads((directory / _FILE).read_text(encoding="utf-8"))
+        return {key: state[key] for key in ("version", "lineage", "samples")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainerError(f"{directory} holds no checkpoint of this trainer: {error!r}") from error

@@ -1,0 +1,127 @@
+"""Seconds per step on the back of an envelope: good enough to choose what is worth simulating.
+
+Generation and training of one step are work divided by devices; on top comes the tail, the time that the longest
+answer needs by itself. A synchronous run pays for the whole tail, an asynchronous one for 1/(α + 1) of it: the
+published bound T ≤ (N/K)(μ_gen + E·μ_train) + L_gen/(α + 1), with the two kinds of work on pools of their own.
+
+Knows nothing of dropped samples, queues or faults: that is what the simulation is for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.config.simulation_config import SimulationConfig
+from headway.seeding import make_rng
+from headway.sim.distributions import make_count_sampler, make_sampler
+from headway.sim.simulated_run import Scenario
+
+_DRAWS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWorkload:
+    """One training step's worth of samples, as drawn from a scenario's distributions."""
+
+    samples: int
+    groups: int
+    actions_mean: float
+    """Of one sample."""
+    actions_most: int
+    """Of the longest sample of a step."""
+    prompt_mean: float
+    environment_mean_s: float
+    environment_most_s: float
+    kept: float
+    """Share of groups that are not dropped for teaching nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEstimate:
+    """Where the time of a step goes, each part as if it were alone."""
+
+    generate_s: float
+    """All samples, with every engine full."""
+    tail_s: float
+    """The longest sample, alone on its engine."""
+    train_s: float
+    """The step and the scoring that shares its devices."""
+    update_s: float
+    """From a trained to a served version."""
+    step_s: float
+    """All together."""
+
+
+def draw_workload(scenario: Scenario) -> StepWorkload:
+    """What one step of a scenario consists of."""
+    costs, settings = scenario.simulation, scenario.settings
+    rng = make_rng(scenario.seed, "plan")
+    turns, response = make_count_sampler(costs.environment.turns), make_count_sampler(costs.response_tokens)
+    step_s, prompt = make_sampler(costs.environment.step_s), make_count_sampler(costs.prompt_tokens, least=0)
+    samples = settings.groups_per_step * settings.group_size
+    actions, waits, prompts = [], [], []
+    for _ in range(min(samples, _DRAWS)):
+        episode = range(turns(rng))
+        actions.append(sum(min(response(rng), settings.sampling.max_new_tokens) for _ in episode))
+        waits.append(sum(step_s(rng) for _ in episode))
+        prompts.append(prompt(rng))
+    dropped = costs.reward.zero_variance_share if settings.filter_zero_variance else 0.0
+    return StepWorkload(
+        samples=samples,
+        groups=settings.groups_per_step,
+        actions_mean=sum(actions) / len(actions),
+        actions_most=max(actions),
+        prompt_mean=sum(prompts) / len(prompts),
+        environment_mean_s=sum(waits) / len(waits),
+        environment_most_s=max(waits),
+        kept=max(1.0 - dropped, 1.0 / (settings.max_gen_batches or 100)),
+    )
+
+
+def estimate_step(scenario: Scenario, work: StepWorkload) -> StepEstimate:
+    """Seconds per step of a scenario with this workload."""
+    settings, costs = scenario.settings, scenario.simulation
+    generate_s = _generate_s(scenario, work)
+    tail_s = work.actions_most * (costs.engine.step_s + costs.engine.step_per_request_s) + work.environment_most_s
+    train_s = estimate_train_s(scenario, work.actions_mean * work.samples, work.samples, work.groups)
+    update_s = estimate_update_s(costs)
+    if scenario.train_devices == scenario.infer_devices:
+        step_s = generate_s + tail_s / (settings.alpha + 1) + train_s + update_s
+    else:
+        halted_s = costs.weights.flip_s + (0.0 if settings.dual_buffer else costs.weights.send_s + costs.weights.load_s)
+        step_s = max(generate_s + halted_s + tail_s / (settings.alpha + 1), train_s)
+        if settings.alpha < 1:
+            step_s = generate_s + tail_s + train_s + update_s
+    return StepEstimate(generate_s=generate_s, tail_s=tail_s, train_s=train_s, update_s=update_s, step_s=step_s)
+
+
+def _generate_s(scenario: Scenario, work: StepWorkload) -> float:
+    engine = scenario.simulation.engine
+    context = work.prompt_mean + work.actions_mean / 2
+    started = (1 + scenario.settings.pipeline_depth) * work.samples / scenario.engines
+    together = min(started, float(engine.slots))
+    if engine.kv_tokens is not None:
+        together = min(together, engine.kv_tokens / max(context, 1.0))
+    together = max(together, 1.0)
+    decode_s = engine.step_s + together * (engine.step_per_request_s + engine.step_per_context_token_s * context)
+    prefill_s = work.groups * work.prompt_mean / engine.prefill_tokens_per_s
+    per_engine = work.samples * work.actions_mean / (scenario.engines * together)
+    return (per_engine * decode_s + prefill_s / scenario.engines) / work.kept
+
+
+def estimate_train_s(scenario: Scenario, actions: float, samples: float, groups: float) -> float:
+    """What one step, and the scoring of its groups, hold the trainer's devices for."""
+    costs, gpus = scenario.simulation, len(scenario.train_devices)
+    trainer = costs.trainer
+    seconds = (trainer.gpu_s_per_token * actions + trainer.gpu_s_per_sample * samples) / gpus + trainer.fixed_s
+    for scorer in (costs.logp, costs.ref_logp, costs.critic):
+        if scorer.with_trainer:
+            seconds += scorer.gpu_s_per_token * actions / gpus + scorer.fixed_s * groups
+    return seconds
+
+
+def estimate_update_s(costs: SimulationConfig) -> float:
+    """From a trained to a served version: three parts that overlap bucket by bucket, then the flip."""
+    parts = (costs.weights.gather_s, costs.weights.send_s, costs.weights.load_s)
+    longest = max(parts)
+    return longest + (sum(parts) - longest) / costs.weights.buckets + costs.weights.flip_s

@@ -1,0 +1,177 @@
+"""The model behind the trainer: packed trees in, log-probabilities of chosen tokens out.
+
+Guarantees: no dropout, no padding, no logits beyond a chunk; tied embeddings are one tensor. A model whose packed
+forward pass does not give what its plain one gives (other attention, scaled logits, recurrent layers) is refused when
+it is taken in, by trying it. What it shows to the world are detached tensors by the names `transformers` uses, LoRA
+merged. Legend: L tokens of a pack, N actions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.algorithms import TokenLogps, compute_token_logps
+from headway.errors import ConfigError
+from headway.models.model_checks import check_attention
+from headway.trainers.local import lora, norms, tree_attention
+from headway.trainers.local.settings import LocalSettings, Precision
+from headway.trainers.local.token_batch import TokenRow
+from headway.trainers.local.tree_packing import TokenPack, pack_rows
+
+COMPUTE_DTYPES: Mapping[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+"""Of the weights that are computed with."""
+_LARGEST_DIFFERENCE = 1e-3
+"""Between log-probabilities of the plain and the packed pass, in fp32."""
+
+
+class PolicyModel:
+    """A causal language model that is trained, or scored with."""
+
+    def __init__(self, model: Any, settings: LocalSettings, *, adapters: bool = True) -> None:
+        self.causal = prepare_model(model, settings)
+        self._peft: Any = None
+        if settings.lora is not None and adapters:
+            self._peft = lora.attach_adapters(self.causal, settings.lora)
+        self._settings = settings
+        self.backbone = self.causal.base_model
+        self.head: nn.Linear = self.causal.get_output_embeddings()
+        self.vocabulary = int(self.head.weight.shape[0])
+        self._probe()
+
+    def logps(self, pack: TokenPack) -> TokenLogps:
+        """Of every action of `pack`, with gradients where they are on."""
+        hidden_NH = compute_hidden_states(self.backbone, pack)[pack.before_N]
+        return compute_token_logps(
+            hidden_NH,
+            self.head.weight,
+            pack.chosen_N,
+            bias_V=self.head.bias,
+            temperature=self._settings.temperature,
+        )
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """What the optimizer moves, by name."""
+        return {name: one for name, one in self.causal.named_parameters() if one.requires_grad}
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights as `transformers` names them, each tensor once; live ones, or merged copies with LoRA."""
+        if self._peft is not None:
+            return lora.merge_adapters(self.causal)
+        return lora.drop_tied_duplicates(self.causal.state_dict())
+
+    def without_adapters(self) -> AbstractContextManager[Any]:
+        """Inside, the model is what it was at the start."""
+        if self._peft is None:
+            raise ConfigError("only LoRA can be switched off", key="lora", value=None)
+        found: AbstractContextManager[Any] = self._peft.disable_adapter()
+        return found
+
+    def _probe(self) -> None:
+        """Two members after one prompt, packed and plain."""
+        lines = [tuple(number % self.vocabulary for number in line) for line in ((3, 1, 4, 1, 5), (3, 1, 9, 2))]
+        rows = [
+            TokenRow(sample_id="probe", group=0, tokens=line, actions=tuple(range(2, len(line))), first=3 * index)
+            for index, line in enumerate(lines)
+        ]
+        device, worst = self._settings.device, 0.0
+        with torch.no_grad():
+            packed_N = self.logps(pack_rows(rows, budget=100, device=device)[0]).logp_N
+            for row in rows:
+                part_N = packed_N[row.first : row.first + len(row.actions)]
+                ids = torch.tensor([row.tokens], device=device)
+                logits_LV = self.causal(input_ids=ids, use_cache=False).logits[0]
+                plain_LV = (logits_LV.to(part_N.dtype) / self._settings.temperature).log_softmax(-1)
+                plain_N = plain_LV[[place - 1 for place in row.actions], [row.tokens[place] for place in row.actions]]
+                worst = max(worst, float((plain_N - part_N).abs().max()))
+        limit = _LARGEST_DIFFERENCE * (100 if self._settings.precision == "bf16" else 1)
+        if not worst < limit:
+            kind = type(self.causal).__name__
+            raise ConfigError(f"{kind}: its packed log-probabilities are {worst:.2g} off, so it cannot be trained here")
+
+
+class CriticModel(nn.Module):
+    """A decoder with one number per token instead of logits; the head starts at zero."""
+
+    def __init__(self, model: Any, settings: LocalSettings) -> None:
+        super().__init__()
+        self.backbone = prepare_model(model, settings).base_model
+        first = next(self.backbone.parameters())
+        size = self.backbone.config.get_text_config().hidden_size
+        wide = torch.promote_types(first.dtype, torch.float32)
+        self.value = nn.Linear(size, 1, dtype=wide, device=first.device)
+        nn.init.zeros_(self.value.weight)
+        nn.init.zeros_(self.value.bias)
+
+    def values(self, pack: TokenPack) -> Tensor:
+        """Of the state before every action of `pack`, [N]."""
+        hidden_NH = compute_hidden_states(self.backbone, pack)[pack.before_N]
+        found: Tensor = self.value(hidden_NH.to(self.value.weight.dtype)).squeeze(-1)
+        return found
+
+
+def prepare_model(model: Any, settings: LocalSettings) -> Any:
+    """In the right precision and place, with our attention, checkpointing if asked for.
+
+    Nothing random is left (dropout, jitter of routers): of all modules only those that checkpoint are in training mode.
+    """
+    check_attention(model)
+    tree_attention.register_tree_attention()
+    model.to(device=settings.device)
+    for one in model.parameters():  # buffers stay as they are: angles of rotations do not bear rounding
+        one.data = one.data.to(COMPUTE_DTYPES[settings.precision])
+    model.set_attn_implementation(tree_attention.TREE_ATTENTION)
+    if torch.device(settings.device).type == "cuda":
+        norms.fuse_rms_norms(model)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        module.training = bool(getattr(module, "gradient_checkpointing", False))
+        for name in [name for name in vars(module) if "dropout" in name]:
+            if isinstance(getattr(module, name), float):  # of layers that checkpoint and drop out themselves
+                setattr(module, name, 0.0)
+    return model
+
+
+def compute_hidden_states(backbone: Any, pack: TokenPack) -> Tensor:
+    """Last hidden states of all tokens of a pack, [L, H]."""
+    out = backbone(
+        input_ids=pack.token_L[None],
+        position_ids=pack.position_L[None],
+        use_cache=False,
+        headway_trees=pack.trees,
+        headway_spans=tree_attention.make_attention_spans(pack, next(backbone.parameters()).dtype),
+    )
+    hidden: Tensor = out.last_hidden_state[0]
+    return hidden
+
+
+PEAK_TFLOPS: Mapping[str, float] = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "RTX 4090": 165.0,
+    "RTX 3090": 71.0,
+}
+"""Dense TFLOP/s in bf16, by what is in the name of the chip."""
+
+
+def count_active_weights(model: Any) -> int:
+    """Weights that every token is multiplied with."""
+    found: int = sum(one.numel() for one in model.parameters())
+    inside, outside = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return found if inside is outside else found - int(inside.numel())
+
+
+def peak_tflops(device: str) -> float | None:
+    """Of the chip; None where it is not known."""
+    if torch.device(device).type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)

@@ -1,0 +1,235 @@
+"""From sample groups to arrays: which tokens a sample consists of, which of them the policy chose, and under what.
+
+A sample is the observations and actions of its turns in order. Only actions are trained; observations are read. A turn
+whose context began anew begins another strand of its sample, which sees nothing of those before it.
+All actions of a batch are numbered through, sample after sample: that is the N that losses speak of.
+
+Guarantees: whatever is inconsistent in a sample (missing log-probabilities, unknown tokens, no prompt, NaN) raises
+`TrainerError` with its name before anything is computed.
+
+Legend: N actions, S samples, K turns.
+"""
+
+# ruff: noqa: N815
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from headway.algorithms import TurnRewards
+from headway.errors import TrainerError
+from headway.types import RepeatedValue, Sample, SampleGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """One sample as tokens."""
+
+    sample_id: str
+    group: int
+    """Number of its group in the batch."""
+    tokens: tuple[int, ...]
+    actions: tuple[int, ...]
+    """Where in `tokens` the policy's own are."""
+    first: int
+    """Number of its first action in the batch."""
+    starts: tuple[int, ...] = (0,)
+    """Where in `tokens` a context begins."""
+
+    @property
+    def strands(self) -> tuple[TokenRow, ...]:
+        """Cut where contexts begin; those without actions teach nothing and are left out."""
+        if len(self.starts) == 1:
+            return (self,)
+        found, first = [], self.first
+        for start, end in zip(self.starts, (*self.starts[1:], len(self.tokens)), strict=True):
+            inside = tuple(place - start for place in self.actions if start <= place < end)
+            if inside:
+                found.append(replace(self, tokens=self.tokens[start:end], actions=inside, first=first, starts=(0,)))
+            first += len(inside)
+        return tuple(found)
+
+    @property
+    def prompt(self) -> int:
+        """Tokens before the first action."""
+        return self.actions[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenBatch:
+    """All samples of a batch that have actions."""
+
+    rows: tuple[TokenRow, ...]
+    groups: int
+    behaviour_N: Tensor
+    sequence_N: Tensor
+    lag_N: Tensor
+    """Versions that each action is behind `trained`."""
+    reward_S: Tensor | None
+    advantage_S: Tensor
+    group_S: Tensor
+    proximal_N: Tensor | None
+    """Under the weights of now; 0 in rows that are `unscored`. None: no row has them."""
+    unscored: tuple[TokenRow, ...]
+    """Rows whose ℓ_p no stage has made with the weights of now."""
+    reference_N: Tensor | None
+    value_N: Tensor | None
+    steps: TurnRewards
+    mask_N: Tensor
+    """Actions that are trained; the others count in no denominator of a loss."""
+
+
+def make_token_rows(groups: Sequence[SampleGroup], vocabulary: int) -> tuple[TokenRow, ...]:
+    """The samples of `groups` that have actions, as tokens."""
+    rows: list[TokenRow] = []
+    first = 0
+    for number, group in enumerate(groups):
+        for sample in group.samples:
+            row = _row_of(sample, number, first, vocabulary)
+            if row.actions:
+                rows.append(row)
+                first += len(row.actions)
+    return tuple(rows)
+
+
+def _row_of(sample: Sample, group: int, first: int, vocabulary: int) -> TokenRow:
+    tokens: list[int] = []
+    actions: list[int] = []
+    starts = [0]
+    for index, turn in enumerate(sample.episode.turns):
+        if index and turn.fresh:
+            starts.append(len(tokens))
+        seen = turn.observation if index or len(turn.observation) else sample.episode.task.prompt
+        tokens += [int(token) for token in seen]
+        made = [int(token) for token in turn.generation.actions]
+        if made and len(tokens) == starts[-1]:
+            raise TrainerError(
+                f"sample {sample.sample_id}: its first action follows nothing; a prompt has at least 1 token"
+            )
+        actions += range(len(tokens), len(tokens) + len(made))
+        tokens += made
+    if len(actions) != sample.actions:
+        raise TrainerError(f"sample {sample.sample_id}: {len(actions)} actions in its turns, {sample.actions} counted")
+    strange = [token for token in tokens if not 0 <= token < vocabulary]
+    if strange:
+        raise TrainerError(f"sample {sample.sample_id}: token {strange[0]}, the model knows 0 to {vocabulary - 1}")
+    return TokenRow(
+        sample_id=sample.sample_id,
+        group=group,
+        tokens=tuple(tokens),
+        actions=tuple(actions),
+        first=first,
+        starts=tuple(starts),
+    )
+
+
+def make_token_batch(
+    groups: Sequence[SampleGroup],
+    *,
+    trained: int,
+    vocabulary: int,
+    dtype: torch.dtype,
+    device: str,
+    mask_truncated: bool = False,
+) -> TokenBatch:
+    """Everything that training on `groups` reads. `mask_truncated`: samples that were cut off are not trained."""
+    rows = make_token_rows(groups, vocabulary)
+    samples = [sample for group in groups for sample in group.samples if sample.actions]
+
+    def packed(read: Callable[[Sample], Sequence[float] | None], name: str) -> Tensor | None:
+        return _packed(samples, read, name, dtype, device)
+
+    behaviour_N = packed(_behaviour, "behaviour log-probabilities")
+    fresh = [sample.logps is not None and sample.logps_version == trained for sample in samples]
+    lengths = torch.tensor([sample.actions for sample in samples], dtype=torch.long)
+    sequence_N = torch.arange(len(samples)).repeat_interleave(lengths)
+    trained_S = torch.tensor([not (mask_truncated and sample.episode.cut_off) for sample in samples], dtype=torch.bool)
+    scores = [sample.score.value for sample in samples if sample.score is not None]
+    return TokenBatch(
+        rows=rows,
+        groups=len(groups),
+        behaviour_N=torch.zeros(0, dtype=dtype, device=device) if behaviour_N is None else behaviour_N,
+        sequence_N=sequence_N.to(device),
+        lag_N=torch.tensor([trained - version for sample in samples for version in _versions(sample)]).to(dtype),
+        reward_S=torch.tensor(scores, dtype=dtype, device=device) if len(scores) == len(samples) else None,
+        advantage_S=torch.tensor([sample.advantage for sample in samples], dtype=dtype, device=device),
+        group_S=torch.tensor([row.group for row in rows], dtype=torch.long, device=device),
+        proximal_N=packed(partial(_proximal, trained), "proximal log-probabilities") if any(fresh) else None,
+        unscored=tuple(row for row, now in zip(rows, fresh, strict=True) if not now),
+        reference_N=packed(lambda sample: sample.ref_logps, "reference log-probabilities"),
+        value_N=packed(lambda sample: sample.values, "values"),
+        steps=_steps_of(samples, [row.group for row in rows], dtype, device),
+        mask_N=trained_S[sequence_N].to(device),
+    )
+
+
+def _proximal(trained: int, sample: Sample) -> Sequence[float]:
+    """Of `trained`; 0 where there are none, or others."""
+    return (
+        RepeatedValue(0.0, sample.actions) if sample.logps is None or sample.logps_version != trained else sample.logps
+    )
+
+
+def _behaviour(sample: Sample) -> Sequence[float]:
+    return [float(logp) for turn in sample.episode.turns for logp in turn.generation.logps]
+
+
+def _versions(sample: Sample) -> list[int]:
+    """The policy version that made each action."""
+    versions = [run.version for run in sample.episode.runs for _ in range(run.count)]
+    if len(versions) != sample.actions:
+        raise TrainerError(f"sample {sample.sample_id}: {len(versions)} versions for {sample.actions} actions")
+    return versions
+
+
+def _packed(
+    samples: Sequence[Sample],
+    read: Callable[[Sample], Sequence[float] | None],
+    name: str,
+    dtype: torch.dtype,
+    device: str,
+) -> Tensor | None:
+    """One number per action; None unless every sample has them."""
+    numbers: list[float] = []
+    for sample in samples:
+        found = read(sample)
+        if found is None:
+            return None
+        values = [float(value) for value in found]
+        if len(values) != sample.actions:
+            raise TrainerError(f"sample {sample.sample_id}: {len(values)} {name} for {sample.actions} actions")
+        if not all(isfinite(value) for value in values):
+            raise TrainerError(f"sample {sample.sample_id}: {name} that are not finite")
+        numbers += values
+    return torch.tensor(numbers, dtype=dtype, device=device) if samples else None
+
+
+def _steps_of(samples: Sequence[Sample], groups: Sequence[int], dtype: torch.dtype, device: str) -> TurnRewards:
+    """The turns. What a score says beyond the rewards of the turns goes to the last one, so that both agree."""
+    step_N: list[int] = []
+    sample_K: list[int] = []
+    reward_K: list[float] = []
+    states: dict[tuple[int, str | tuple[int, ...]], int] = {}
+    state_K: list[int] = []
+    for number, sample in enumerate(samples):
+        turns = sample.episode.turns
+        for turn in turns:
+            step_N += [len(sample_K)] * len(turn.generation.actions)
+            sample_K.append(number)
+            reward_K.append(turn.reward)
+            seen = (groups[number], turn.state or tuple(int(token) for token in turn.observation))
+            state_K.append(states.setdefault(seen, len(states)))
+        if sample.score is not None:
+            reward_K[-1] += sample.score.value - sum(turn.reward for turn in turns)
+    return TurnRewards(
+        step_N=torch.tensor(step_N, dtype=torch.long, device=device),
+        sample_K=torch.tensor(sample_K, dtype=torch.long, device=device),
+        reward_K=torch.tensor(reward_K, dtype=dtype, device=device),
+        state_K=torch.tensor(state_K, dtype=torch.long, device=device),
+    )

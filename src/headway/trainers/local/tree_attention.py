@@ -1,0 +1,168 @@
+"""Attention over trees: a prompt sees itself, a member sees the prompt and itself, nobody sees other trees.
+
+On a GPU in half precision a whole pack is one call of flash attention: a member is a sequence whose keys are the prompt
+and itself. Elsewhere a small tree is one call with a mask, and a large one is a call for the prompt and one for each
+member, so that the cost grows with what is seen and not with the square of the pack; no mask is ever larger than one
+tree.
+
+Registered with `transformers` under `TREE_ATTENTION`; any decoder that calls its attention through that interface and hands
+unknown keywords on works. Without a tree it is plain causal attention. What it cannot do (soft caps, sinks) raises.
+
+Legend: H heads, L tokens of the pack, D size of a head.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from headway.errors import ConfigError
+from headway.trainers.local.tree_packing import AttentionSpans, PromptTree, TokenPack
+
+TREE_ATTENTION = "headway_tree"
+SMALL_TREE_TOKENS = 512
+"""Tokens up to which a tree is one call."""
+_UNKNOWN = ("softcap", "s_aux", "position_bias")
+
+
+def make_attention_spans(pack: TokenPack, dtype: torch.dtype) -> AttentionSpans | None:
+    """What `tree_attention` is given beside the trees, once for all layers; None: flash attention is not to be had."""
+    if not _has_flash(pack.token_L.device, dtype):
+        return None
+    return AttentionSpans.of(pack.trees, pack.token_L.device)
+
+
+def can_use_flash(query: Tensor) -> bool:
+    """Whether `flash_attention` can be asked about it."""
+    return _has_flash(query.device, query.dtype)
+
+
+def _has_flash(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _flash() is not None
+
+
+@cache
+def _flash() -> Callable[..., Any] | None:
+    """Attention over sequences of different lengths, causal from their ends; torch has it from 2.11 on."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    if "window_size" not in known:
+        return None
+    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in known else varlen_attn
+
+
+def register_tree_attention() -> None:
+    """Make `TREE_ATTENTION` known to `transformers`. Idempotent."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(TREE_ATTENTION, tree_attention)
+
+
+def tree_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    headway_trees: tuple[PromptTree, ...] | None = None,
+    headway_spans: AttentionSpans | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The signature is that of the interface; tensors are [1, H, L, D], the result [1, L, H, D]."""
+    check_attention_options(kwargs)
+    if headway_spans is not None:
+        return flash_attention(query[0], key[0], value[0], headway_spans, sliding_window, scaling)[None], None
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    if headway_trees is None:
+        out = causal_attention(query, key, value, 0, sliding_window, scaling)
+    else:
+        parts = [_attend_tree(query, key, value, tree, sliding_window, scaling) for tree in headway_trees]
+        out = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+    return out.transpose(1, 2).contiguous(), None
+
+
+def check_attention_options(kwargs: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where a model asks its attention for something that there is not."""
+    for name in _UNKNOWN:
+        if kwargs.get(name) is not None:
+            raise ConfigError(f"this model's attention uses {name}, which the local trainer does not have")
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, spans: AttentionSpans, window: int | None, scaling: float | None
+) -> Tensor:
+    """[H, L, D] → [L, H, D], all sequences at once."""
+    flash = _flash()
+    assert flash is not None
+    q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
+    if spans.key_K is not None:
+        k, v = k.index_select(0, spans.key_K), v.index_select(0, spans.key_K)
+    out: Tensor = flash(
+        q,
+        k,
+        v,
+        spans.query_ends,
+        spans.key_ends,
+        spans.longest_query,
+        spans.longest_key,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+    )
+    return out
+
+
+def _attend_tree(
+    query: Tensor, key: Tensor, value: Tensor, tree: PromptTree, window: int | None, scaling: float | None
+) -> Tensor:
+    here = slice(tree.start, tree.start + tree.size)
+    q, k, v = query[:, :, here], key[:, :, here], value[:, :, here]
+    if len(tree.members) == 1:
+        return causal_attention(q, k, v, 0, window, scaling)
+    if tree.size <= SMALL_TREE_TOKENS and (window is None or tree.size <= window):
+        return scaled_dot_product_attention(q, k, v, attn_mask=make_tree_mask(tree).to(q.device), scale=scaling)
+    p = tree.prefix
+    shared_k, shared_v = k[:, :, :p], v[:, :, :p]
+    parts = [causal_attention(q[:, :, :p], shared_k, shared_v, 0, window, scaling)] if p else []
+    start = p
+    for length in tree.members:
+        own = slice(start, start + length)
+        seen_k, seen_v = torch.cat([shared_k, k[:, :, own]], dim=2), torch.cat([shared_v, v[:, :, own]], dim=2)
+        parts.append(causal_attention(q[:, :, own], seen_k, seen_v, p, window, scaling))
+        start += length
+    return torch.cat(parts, dim=2)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, before: int, window: int | None, scaling: float | None) -> Tensor:
+    """Causal attention of queries that come `before` keys later."""
+    if window is not None and k.shape[2] <= window:
+        window = None
+    if before == 0 and window is None:
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+    rows = torch.arange(q.shape[2], device=q.device)[:, None] + before
+    columns = torch.arange(k.shape[2], device=q.device)[None, :]
+    mask = columns <= rows
+    if window is not None:
+        mask &= columns > rows - window
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+
+
+@lru_cache(maxsize=64)
+def make_tree_mask(tree: PromptTree) -> Tensor:
+    """Who sees whom, [size, size]."""
+    owner = torch.cat([torch.full((n,), i) for i, n in enumerate((tree.prefix, *tree.members))])
+    causal = torch.ones(tree.size, tree.size, dtype=torch.bool).tril()
+    return causal & ((owner[:, None] == owner[None, :]) | (owner[None, :] == 0))

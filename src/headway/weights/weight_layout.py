@@ -1,0 +1,280 @@
+"""A version of the weights as one flat run of bytes: where each tensor lies, and how it is cut.
+
+Both sides derive the same layout from the manifest's list of tensors, so nothing but bytes has to travel. A source
+lists tensors with larger elements first: then each begins at a multiple of its element, without gaps, and buckets of a
+multiple of `ALIGNMENT` never split one. So a bucket can be converted into its destination on its own, in any order.
+
+Does not know where the bytes are: heap, shared memory, a GPU or a socket.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headway.errors import TransferError
+from headway.weights.base import Manifest, TensorEntry
+
+ALIGNMENT = 64
+"""Bytes; a multiple of every element."""
+
+DTYPES: Mapping[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+    )
+}
+"""Every element type that can travel, by its name in a manifest."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Buffer = memoryview
+"""Bytes, one dimension."""
+
+
+ReadTensor = Callable[[str], Tensor]
+"""A tensor by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorExtent:
+    """Where one tensor lies."""
+
+    entry: TensorEntry
+    start: int
+    """Byte of the flat buffer."""
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpan:
+    """The part of one tensor that lies in one bucket."""
+
+    name: str
+    dtype: torch.dtype
+    element: int
+    """First element of the flattened tensor."""
+    count: int
+    offset: int
+    """Byte inside the bucket."""
+
+
+def get_dtype_name(dtype: torch.dtype) -> str:
+    """As it is written in a manifest. Raises `TransferError` for types that do not travel."""
+    if dtype not in _NAMES:
+        raise TransferError(f"tensors of {dtype} cannot be sent; there are {', '.join(DTYPES)}")
+    return _NAMES[dtype]
+
+
+def make_tensor_entries(tensors: Mapping[str, Tensor], wire: torch.dtype | None) -> tuple[TensorEntry, ...]:
+    """What a manifest says about `tensors`, larger elements first; floating ones travel as `wire`, or as they are."""
+    found = [
+        TensorEntry(
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=get_dtype_name(wire if wire is not None and tensor.is_floating_point() else tensor.dtype),
+        )
+        for name, tensor in tensors.items()
+    ]
+    return tuple(sorted(found, key=lambda entry: -DTYPES[entry.dtype].itemsize))
+
+
+def compute_layout(entries: Sequence[TensorEntry]) -> tuple[tuple[TensorExtent, ...], int]:
+    """Where each tensor lies, and the bytes of the whole."""
+    extents, start = [], 0
+    for entry in entries:
+        size = prod(entry.shape) * _dtype(entry).itemsize
+        extents.append(TensorExtent(entry=entry, start=start, size=size))
+        start += size
+    return tuple(extents), start
+
+
+def _dtype(entry: TensorEntry) -> torch.dtype:
+    if entry.dtype not in DTYPES:
+        raise TransferError(f"{entry.name}: unknown element type {entry.dtype!r}")
+    return DTYPES[entry.dtype]
+
+
+def pack_tensors(read: ReadTensor, extents: Sequence[TensorExtent], buffer: Buffer | Tensor) -> None:
+    """Copy what `read` gives into `buffer`, converted to what the entries say."""
+    for extent in extents:
+        if extent.size:
+            here, dtype = buffer[extent.start : extent.start + extent.size], _dtype(extent.entry)
+            flat = here.view(dtype) if isinstance(here, Tensor) else torch.frombuffer(here, dtype=dtype)
+            flat.copy_(read(extent.entry.name).detach().reshape(-1))
+
+
+def unpack_tensors(buffer: Buffer, extents: Sequence[TensorExtent]) -> dict[str, Tensor]:
+    """Views into `buffer`, by name."""
+    found = {}
+    for extent in extents:
+        dtype, shape = _dtype(extent.entry), extent.entry.shape
+        flat = torch.frombuffer(buffer[extent.start : extent.start + extent.size], dtype=dtype) if extent.size else None
+        found[extent.entry.name] = torch.empty(shape, dtype=dtype) if flat is None else flat.view(shape)
+    return found
+
+
+def split_into_buckets(total: int, bucket_bytes: int) -> list[slice]:
+    """Bucket after bucket, of `bucket_bytes` rounded up to the alignment; one empty bucket for an empty version."""
+    size = max(-(-bucket_bytes // ALIGNMENT), 1) * ALIGNMENT
+    return [slice(start, min(start + size, total)) for start in range(0, max(total, 1), size)]
+
+
+def locate_bucket(manifest: Manifest, index: int, size: int, total: int) -> slice:
+    """Which bytes bucket `index` of `size` bytes is. Raises `TransferError` where it cannot be one."""
+    last = len(manifest.checksums) - 1
+    if not 0 <= index <= last:
+        raise TransferError(f"bucket {index} of version {manifest.version}: there are {last + 1}")
+    start = total - size if index == last else index * size
+    if start < 0 or start + size > total or (index and start % ALIGNMENT):
+        raise TransferError(f"bucket {index} of version {manifest.version}: {size} bytes do not fit into {total}")
+    return slice(start, start + size)
+
+
+def find_tensor_spans(extents: Sequence[TensorExtent], place: slice) -> Iterator[TensorSpan]:
+    """Which elements of which tensors lie in `place`."""
+    for extent in extents:
+        first, end = max(extent.start, place.start), min(extent.start + extent.size, place.stop)
+        if first < end:
+            dtype = _dtype(extent.entry)
+            yield TensorSpan(
+                name=extent.entry.name,
+                dtype=dtype,
+                element=(first - extent.start) // dtype.itemsize,
+                count=(end - first) // dtype.itemsize,
+                offset=first - place.start,
+            )
+
+
+_SHARDS_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""Element types as the format calls them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafetensorsShard:
+    """One file of a version."""
+
+    file: str
+    tensors: tuple[TensorEntry, ...]
+    start: int
+    """Byte of the version that its data begin with."""
+    size: int
+    """Bytes of data."""
+
+    def head(self) -> bytes:
+        """What stands before the data: length and JSON, padded so that the data are aligned."""
+        fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        place = 0
+        for entry in self.tensors:
+            end = place + prod(entry.shape) * DTYPES[entry.dtype].itemsize
+            fields[entry.name] = {
+                "dtype": _SHARDS_NAMES[entry.dtype],
+                "shape": list(entry.shape),
+                "data_offsets": [place, end],
+            }
+            place = end
+        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-(8 + len(text)) % ALIGNMENT)
+        return len(text).to_bytes(8, "little") + text
+
+
+def split_into_shards(entries: Sequence[TensorEntry], shard_bytes: int) -> tuple[SafetensorsShard, ...]:
+    """Whole tensors, in order, in files of about `shard_bytes`; a larger tensor has a file of its own."""
+    extents, _ = compute_layout(entries)
+    groups: list[list[TensorEntry]] = [[]]
+    starts, filled = [0], 0
+    for extent in extents:
+        if groups[-1] and filled + extent.size > shard_bytes:
+            groups.append([])
+            starts.append(extent.start)
+            filled = 0
+        groups[-1].append(extent.entry)
+        filled += extent.size
+    return tuple(
+        SafetensorsShard(
+            file=f"model-{number:05d}-of-{len(groups):05d}.safetensors",
+            tensors=tuple(group),
+            start=start,
+            size=compute_layout(group)[1],
+        )
+        for number, (group, start) in enumerate(zip(groups, starts, strict=True), start=1)
+    )
+
+
+def make_shard_index(shards: Sequence[SafetensorsShard]) -> dict[str, object]:
+    """`model.safetensors.index.json`: which file has which tensor."""
+    return {
+        "metadata": {"total_size": sum(shard.size for shard in shards)},
+        "weight_map": {entry.name: shard.file for shard in shards for entry in shard.tensors},
+    }
+
+
+def write_shard(path: Path, head: bytes, parts: Sequence[Buffer]) -> None:
+    """The file, from stretches of the version."""
+    with path.open("wb", buffering=0) as file:
+        for part in (memoryview(head), *parts):
+            written = 0
+            while written < part.nbytes:
+                written += file.write(part[written:])
+
+
+def link_shard(old: Path, new: Path, head: bytes, parts: Sequence[Buffer]) -> bool:
+    """Let `new` be the same file as `old`, if that holds exactly these bytes; whether it does."""
+    with suppress(OSError, ValueError):
+        with old.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as held:
+            if held[: len(head)] != head or len(held) != len(head) + sum(part.nbytes for part in parts):
+                return False
+            if not _same(held, len(head), parts):
+                return False
+        os.link(old, new)
+        return True
+    return False
+
+
+def _same(held: mmap.mmap, offset: int, parts: Sequence[Buffer]) -> bool:
+    """Compared where they lie; Python would go byte by byte."""
+    for part in parts:
+        if part.nbytes:
+            ours = torch.frombuffer(part, dtype=torch.uint8)
+            theirs = torch.frombuffer(memoryview(held), dtype=torch.uint8, count=part.nbytes, offset=offset)
+            equal = torch.equal(ours, theirs)
+            del ours, theirs  # a view that outlived this would keep the file from being closed
+            if not equal:
+                return False
+            offset += part.nbytes
+    return True
+
+
+def find_file_spans(
+    shards: Sequence[SafetensorsShard], heads: Sequence[int], start: int, stop: int
+) -> Iterator[tuple[str, int, int]]:
+    """Where bytes `start` to `stop` of a version lie: file, first byte, number of bytes."""
+    for shard, head in zip(shards, heads, strict=True):
+        first, end = max(start, shard.start), min(stop, shard.start + shard.size)
+        if first < end:
+            yield shard.file, head + first - shard.start, end - first

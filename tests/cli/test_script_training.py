@@ -1,0 +1,56 @@
+"""Training from Python: the page's own example, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+import headway
+from headway.errors import ConfigError
+from headway.models.tiny_model import make_tiny_model
+from tests.cli.factory import EXAMPLES
+
+START = (EXAMPLES.parent / "docs" / "start.md").read_text(encoding="utf-8")
+
+
+def block(language: str, number: int = 0) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", START, re.DOTALL)[number]
+
+
+def test_the_run_of_ones_own_goes_on_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the page, with fewer steps of an untaught model, in threads; then twice as many, from its directory."""
+    monkeypatch.chdir(tmp_path)
+    make_tiny_model(tmp_path / "model", steps=20)
+    rows = [f'{{"prompt": "{a}+{b}=", "answer": "{a + b}"}}\n' for a in range(10) for b in range(5)]
+    Path("train.jsonl").write_text("".join(rows), encoding="utf-8")
+    small = {"pretrain": "model", "max_steps": 1, "processes": False, "track_with": [], "filter_zero_variance": False}
+    Path("run.yaml").write_text(yaml.safe_dump(yaml.safe_load(block("yaml")) | small), encoding="utf-8")
+    script = ModuleType("script_of_ones_own")
+    monkeypatch.setitem(__import__("sys").modules, script.__name__, script)
+    exec(compile(block("python", 1), "start.md", "exec"), script.__dict__)
+    assert (script.summary.trained, script.summary.finished) == (1, True)
+    assert "script_of_ones_own:closeness" in Path("runs/python/config.yaml").read_text(encoding="utf-8")
+    more: Any = headway.train("runs/python", {"max_steps": 2})
+    assert (more.trained, more.finished) == (2, True)
+    assert headway.train("runs/python").trained == 2, "there is nothing left to do"
+
+
+def test_a_function_without_a_name_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.mine.*has no name that it could be found by again"):
+        headway.train({}, rewards={"mine": lambda text, row: 1.0})
+
+
+def test_where_a_loop_runs_it_has_to_be_awaited() -> None:
+    async def notebook() -> None:
+        headway.train({})
+
+    with pytest.raises(RuntimeError, match=r"await headway\.train_async"):
+        asyncio.run(notebook())
+    with pytest.raises(ConfigError, match="pretrain"):
+        asyncio.run(headway.train_async({}))

@@ -1,0 +1,294 @@
+"""The staleness controller by itself: slots, versions and the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headway.errors import ConfigError, InvariantBroken
+from headway.flow.staleness_controller import GroupSlot, Headway
+from headway.flow.staleness_policies import CandidateGroup, SchedulerSnapshot
+from headway.types import DropReason, Task
+from tests.flow.factory import make_sample_group, make_settings
+
+
+def make_headway(*, served: int = 0, trained: int = 0, **settings: Any) -> tuple[Headway, list[tuple[int, DropReason]]]:
+    """A controller, and what it has let go so far."""
+    headway, evicted = Headway(make_settings(**settings), trained=trained), []
+
+    def on_evict(ticket: GroupSlot, reason: DropReason) -> None:
+        evicted.append((ticket.number, reason))
+        headway.drop(ticket)
+
+    headway.on_evict = on_evict
+    headway.serve(served)
+    return headway, evicted
+
+
+def start_all(headway: Headway) -> list[GroupSlot]:
+    """As many groups as may start now."""
+    opened = []
+    while headway.may_start():
+        number = max(headway.tickets, default=-1) + 1
+        opened.append(headway.open(number, Task(position=number)))
+    return opened
+
+
+def start(headway: Headway, number: int) -> GroupSlot:
+    return headway.open(number, Task(position=number))
+
+
+def make_ready(headway: Headway, *tickets: GroupSlot, version: int = 0) -> list[GroupSlot]:
+    for ticket in tickets:
+        headway.ready(make_sample_group(ticket.number, version))
+    return list(tickets)
+
+
+def train_step(headway: Headway) -> list[GroupSlot]:
+    batch = headway.choose()
+    assert batch is not None
+    headway.begin_step(batch)
+    headway.end_step(batch)
+    return batch
+
+
+# -- slots
+
+
+def test_a_slot_is_taken_on_start_and_kept_until_the_group_is_trained_and_served() -> None:
+    headway, _ = make_headway(groups_per_step=1)
+    (ticket,) = start_all(headway)
+    assert headway.outstanding == 1 and not headway.may_start()
+    make_ready(headway, ticket)
+    assert headway.outstanding == 1
+    headway.begin_step([ticket])
+    assert headway.outstanding == 1
+    headway.end_step([ticket])
+    assert headway.outstanding == 1 and not headway.may_start(), "trained, but its weights are not served"
+    headway.serve(1)
+    assert headway.outstanding == 0 and headway.may_start()
+
+
+def test_serving_an_older_version_frees_nothing() -> None:
+    headway, _ = make_headway(groups_per_step=1, alpha=1)
+    make_ready(headway, *start_all(headway))
+    train_step(headway)
+    train_step(headway)
+    assert headway.outstanding == 2
+    headway.serve(1)
+    assert headway.outstanding == 1
+    headway.serve(2)
+    assert headway.outstanding == 0
+
+
+def test_a_dropped_group_gives_its_slot_back_at_once() -> None:
+    headway, _ = make_headway(groups_per_step=2)
+    first, second = start_all(headway)
+    headway.drop(first)
+    make_ready(headway, second)
+    headway.drop(second)
+    assert headway.outstanding == headway.flying == headway.ready_count == 0
+
+
+@pytest.mark.parametrize(
+    ("alpha", "depth", "spares", "slots"),
+    [
+        (0, None, 0, 4),
+        (1, None, 0, 8),
+        (2, None, 3, 15),
+        (2, 1, 0, 8),
+        (2, 0, 1, 5),
+        (0.5, None, 0, 6),
+        (1.25, None, 0, 9),
+        (1.25, 0.6, 0, 6),
+    ],
+)
+def test_as_many_groups_start_as_depth_and_spares_allow(
+    alpha: float, depth: float | None, spares: int, slots: int
+) -> None:
+    headway, _ = make_headway(groups_per_step=4, alpha=alpha, depth=depth, spare_groups=spares)
+    assert len(start_all(headway)) == slots == headway.slots
+
+
+def test_the_fraction_of_alpha_adds_racing_groups_and_no_staleness() -> None:
+    headway, evicted = make_headway(groups_per_step=2, alpha=0.5)
+    tickets = start_all(headway)
+    assert len(tickets) == 3 and headway.settings.bound == 0
+    make_ready(headway, *tickets[:2])
+    train_step(headway)
+    assert [number for number, _ in evicted] == [2], "of version 0, it cannot be trained at 1"
+
+
+def test_a_depth_below_the_bound_leaves_the_bound_as_it_is() -> None:
+    headway, evicted = make_headway(groups_per_step=1, alpha=2, depth=0, trained=2, served=2)
+    (ticket,) = start_all(headway)
+    make_ready(headway, ticket, version=0)
+    assert evicted == [] and headway.choose() == [ticket]
+
+
+@pytest.mark.parametrize("depth", [-0.1, 1.1])
+def test_a_depth_outside_the_bound_is_refused(depth: float) -> None:
+    with pytest.raises(ConfigError, match=r"depth = .*must lie in \[0, alpha = 1\]"):
+        make_settings(alpha=1, depth=depth)
+
+
+# -- freshness
+
+
+def test_freshness_is_judged_against_trained_and_not_against_served() -> None:
+    headway, evicted = make_headway(groups_per_step=1, alpha=1, trained=3, served=1)
+    stale, fresh = start(headway, 0), start(headway, 1)
+    make_ready(headway, stale, version=1)  # no lag at all behind what is served
+    make_ready(headway, fresh, version=2)
+    assert evicted == [(0, DropReason.STALE_IN_FLIGHT)]
+    assert headway.choose() == [fresh]
+
+
+def test_nothing_starts_on_weights_that_are_too_old_already() -> None:
+    headway, _ = make_headway(groups_per_step=1, alpha=1, trained=3, served=1)
+    assert not headway.may_start()
+    headway.serve(2)
+    assert headway.may_start()
+
+
+def test_a_step_under_way_counts_against_what_would_start_now() -> None:
+    headway, _ = make_headway(groups_per_step=1, alpha=1, spare_groups=5)
+    batch = make_ready(headway, start(headway, 0))
+    headway.begin_step(batch)
+    assert headway.oldest_useful == 0 and headway.may_start()
+    headway.end_step(batch)
+    headway.begin_step(make_ready(headway, start(headway, 1)))
+    assert headway.oldest_useful == 1 and not headway.may_start(), "version 0 would have lag 2 at the next batch"
+
+
+class TakesAnything:
+    """A policy that misbehaves."""
+
+    def admit(self, view: SchedulerSnapshot) -> bool:
+        return True
+
+    def select(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup]:
+        return list(groups)
+
+    def evict(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup]:
+        return []
+
+
+def test_whatever_a_policy_chose_a_stale_group_is_refused_at_the_moment_of_consumption() -> None:
+    headway, _ = make_headway(groups_per_step=1, alpha=1, trained=2, served=2)
+    headway.policy = TakesAnything()  # type: ignore[assignment]
+    make_ready(headway, start(headway, 0), version=0)
+    batch = headway.choose()
+    assert batch is not None
+    with pytest.raises(
+        InvariantBroken, match=r"group 0 \(ready\) of versions 0 to 0 has lag 2 at trained = 2, alpha = 1"
+    ):
+        headway.begin_step(batch)
+    assert not headway.stepping
+
+
+def test_whatever_a_policy_chose_a_group_that_is_not_ready_is_refused() -> None:
+    headway, _ = make_headway(groups_per_step=1)
+    headway.policy = TakesAnything()  # type: ignore[assignment]
+    ticket = start(headway, 0)
+    with pytest.raises(InvariantBroken, match=r"group 0 \(flying\)"):
+        headway.begin_step([ticket])
+
+
+def test_what_was_made_by_weights_that_do_not_exist_is_refused() -> None:
+    headway, _ = make_headway(groups_per_step=1, alpha=1)
+    (ticket,) = make_ready(headway, start(headway, 0), version=1)
+    with pytest.raises(InvariantBroken, match="versions 1 to 1"):
+        headway.begin_step([ticket])
+
+
+def test_one_step_at_a_time() -> None:
+    headway, _ = make_headway(groups_per_step=1, alpha=1)
+    first, second = make_ready(headway, *start_all(headway))
+    headway.begin_step([first])
+    with pytest.raises(InvariantBroken, match="before the last one ended"):
+        headway.begin_step([second])
+
+
+def test_a_group_in_training_cannot_be_dropped() -> None:
+    headway, _ = make_headway(groups_per_step=1)
+    (ticket,) = make_ready(headway, *start_all(headway))
+    headway.begin_step([ticket])
+    with pytest.raises(InvariantBroken, match="dropped while training"):
+        headway.drop(ticket)
+
+
+# -- letting go
+
+
+def test_the_moment_a_batch_is_chosen_whatever_can_be_in_no_later_one_is_let_go() -> None:
+    headway, evicted = make_headway(groups_per_step=1, alpha=1, depth=1, spare_groups=3)
+    trained, waiting, flying, late = start_all(headway)[:4]
+    make_ready(headway, trained, waiting)
+    train_step(headway)
+    headway.serve(1)
+    make_ready(headway, start(headway, 10), version=1)
+    assert evicted == []
+    headway.begin_step(headway.choose() or [])  # at trained = 1: the next one is at 2
+    assert sorted(number for number, _ in evicted) == [waiting.number, flying.number, late.number, 4]
+
+
+def test_the_reason_says_where_the_group_was_and_whether_it_was_a_spare() -> None:
+    headway, evicted = make_headway(groups_per_step=3, spare_groups=1)
+    flying, queued, first, spare = start_all(headway)
+    queued.finished_at = 0
+    make_ready(headway, first, queued, start(headway, 8), start(headway, 9))
+    headway.begin_step([first, headway.tickets[8], headway.tickets[9]])
+    assert evicted == [
+        (flying.number, DropReason.STALE_IN_FLIGHT),
+        (queued.number, DropReason.STALE_IN_QUEUE),
+        (spare.number, DropReason.SURPLUS_GROUP),
+    ]
+
+
+def test_what_flies_is_asked_how_old_it_is() -> None:
+    headway, evicted = make_headway(groups_per_step=1, alpha=0, spare_groups=1, trained=0)
+    batch = make_ready(headway, start(headway, 0))
+    late = start(headway, 1)
+    late.watch(lambda: 1)  # its members have not begun and will be made by the next version
+    headway.begin_step(batch)
+    assert evicted == []
+
+
+# -- being held
+
+
+def test_a_degraded_run_starts_nothing_ahead_but_keeps_what_is_in_the_line() -> None:
+    headway, evicted = make_headway(groups_per_step=2, alpha=2, spare_groups=1)
+    tickets = make_ready(headway, *start_all(headway))
+    assert len(tickets) == 7
+    headway.degraded = True
+    assert headway.slots == 3 and not headway.may_start()
+    train_step(headway)
+    headway.serve(1)
+    assert evicted == [] and headway.outstanding == 5
+    train_step(headway)
+    headway.serve(2)
+    train_step(headway)
+    assert headway.outstanding == 2 and not headway.may_start(), "2 is served and 3 was trained"
+    headway.serve(3)
+    assert headway.may_start()
+
+
+def test_nothing_starts_while_paused_or_before_anything_is_served() -> None:
+    headway, _ = make_headway(served=-1)
+    assert not headway.may_start()
+    headway.serve(0)
+    assert headway.may_start()
+    headway.paused = True
+    assert not headway.may_start()
+
+
+def test_a_run_about_to_stop_starts_nothing_and_chooses_no_further_batch() -> None:
+    headway, _ = make_headway(groups_per_step=1, alpha=1)
+    make_ready(headway, start(headway, 0))
+    assert headway.may_start() and headway.choose()
+    headway.stopping = True
+    assert not headway.may_start() and headway.choose() is None

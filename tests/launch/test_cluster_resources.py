@@ -1,0 +1,168 @@
+"""What parts of a run are given on a cluster."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import pytest
+
+from headway.cluster.ray.resource_requests import ClusterNode, ResourceRequest
+from headway.config import ConfigErrors, load_config
+from headway.errors import ConfigError
+from headway.launch.memory_needs import estimate_component_needs
+from headway.launch.placement import count_trainer_ranks, make_resource_requests, plan_placement, select_cluster_device
+
+THREADS = "strategy_args.strategy_config.num_threads"
+SERVER = [
+    "actor_infer.strategy_args.strategy_name=vllm",
+    "actor_infer.strategy_args.strategy_config.url=[http://127.0.0.1:1]",
+]
+APART: dict[str, Any] = {
+    "async_generation_ratio": 1,
+    "num_gpus_per_node": 2,
+    "actor_train.device_mapping": [0],
+    "actor_infer.device_mapping": [1, 2, 3],
+}
+
+
+def rooms(device: Literal["cpu", "cuda"], **options: Any) -> dict[str, ResourceRequest]:
+    resolved = load_config({"cluster": {"kind": "ray"}}, [f"{key}={value}" for key, value in options.items()])
+    return make_resource_requests(resolved, device, count_trainer_ranks(resolved, device, apart=True))
+
+
+def test_a_device_is_a_slot_of_the_node_that_its_number_says() -> None:
+    assert rooms("cpu", **APART) == {
+        "trainer": ResourceRequest(node=0, cpus=1),
+        "engine/0": ResourceRequest(node=0, cpus=1),
+        "engine/1": ResourceRequest(node=1, cpus=1),
+        "engine/2": ResourceRequest(node=1, cpus=1),
+    }
+    more = rooms("cpu", **APART, **{f"actor_infer.{THREADS}": 4})
+    assert (more["trainer"].cpus, more["engine/2"].cpus) == (1, 4)
+
+
+def test_shares_of_all_devices_are_slots_too() -> None:
+    ratios = {"use_nodes_ratios": "[0.5,0.125,0.125,0.25]", "num_gpus_per_node": 4, "num_nodes": 2}
+    found = rooms("cpu", async_generation_ratio=1, pg_variant="decoupled_ppo", use_kl_loss="true", **ratios)
+    assert found == {
+        "trainer": ResourceRequest(node=0, cpus=4),
+        "engine/0": ResourceRequest(node=1, cpus=1),
+        "engine/1": ResourceRequest(node=1, cpus=1),
+        "logp": ResourceRequest(node=1, cpus=1),
+        "reference": ResourceRequest(node=1, cpus=1),
+    }
+
+
+def test_on_gpus_everybody_has_one_and_who_shares_has_a_part_of_it() -> None:
+    assert rooms("cuda", **APART)["engine/1"] == ResourceRequest(node=1, cpus=1, gpus=1.0)
+    shared = rooms("cuda", async_generation_ratio=1)
+    assert shared == {
+        "trainer": ResourceRequest(node=0, cpus=1, gpus=0.5),
+        "engine/0": ResourceRequest(node=0, cpus=1, gpus=0.5),
+    }
+    with pytest.raises(ConfigError, match="an engine of this build is on one GPU"):
+        rooms("cuda", **APART, **{"actor_infer.strategy_args.strategy_config.tensor_model_parallel_size": 3})
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0.0), ("cuda", 1.0)])
+def test_ranks_of_a_trainer_are_on_the_nodes_of_their_devices(device: Literal["cpu", "cuda"], gpus: float) -> None:
+    found = rooms(device, **{**APART, "actor_train.device_mapping": [1, 2], "actor_infer.device_mapping": [0, 3]})
+    assert found == {
+        "trainer/0": ResourceRequest(node=0, cpus=1, gpus=gpus),
+        "trainer/1": ResourceRequest(node=1, cpus=1, gpus=gpus),
+        "engine/0": ResourceRequest(node=0, cpus=1, gpus=gpus),
+        "engine/1": ResourceRequest(node=1, cpus=1, gpus=gpus),
+    }
+
+
+def test_on_gpus_ranks_share_with_engines_where_nothing_else_is_said() -> None:
+    shared = rooms("cuda", num_gpus_per_node=2)
+    assert shared == {
+        name: ResourceRequest(node=0, cpus=1, gpus=0.5) for name in ("trainer/0", "trainer/1", "engine/0", "engine/1")
+    }
+
+
+def test_sizes_make_ranks_of_slots_that_nobody_mapped() -> None:
+    sizes = {"actor_train.strategy_args.strategy_config.context_parallel_size": 2}
+    found = rooms("cpu", **sizes, num_gpus_per_node=4)
+    assert {name: room for name, room in found.items() if name.startswith("trainer")} == {
+        "trainer/0": ResourceRequest(node=0, cpus=2),
+        "trainer/1": ResourceRequest(node=0, cpus=2),
+    }
+
+
+def test_gpus_are_used_where_the_cluster_has_them() -> None:
+    with_gpus, without = [ClusterNode(name="a", cpus=8, gpus=2)], [ClusterNode(name="b", cpus=8, gpus=0)]
+    auto, cuda, cpu = (
+        load_config({"cluster": {"kind": "ray"}, "device": device}) for device in ("auto", "cuda", "cpu")
+    )
+    assert [select_cluster_device(one, with_gpus) for one in (auto, cuda, cpu)] == ["cuda", "cuda", "cpu"]
+    assert select_cluster_device(auto, without) == "cpu"
+    with pytest.raises(ConfigError, match="the Ray cluster has no GPU"):
+        select_cluster_device(cuda, without)
+
+
+def test_a_cluster_of_our_own_is_planned_and_not_started() -> None:
+    pytest.importorskip("ray")
+    import ray
+
+    resolved = load_config({"cluster": {"kind": "ray", "address": "local"}, "device": "cpu"}, _words(APART))
+    made = plan_placement(resolved)
+    assert made.processes and made.replicas == 3 and made.cluster is not None and not ray.is_initialized()
+    assert "on Ray at local, 1 machine: this machine" in made.text and "engine/2 on 1 (1 CPU)" in made.text
+    parts = [(part.name, part.lives, part.memory) for part in estimate_component_needs(resolved, made)]
+    assert parts[0] == ("trainer", "actor", "node 0") and parts[-1] == ("engine/2", "actor", "node 1")
+
+
+def test_ranks_on_a_cluster_are_shown_with_devices_nodes_and_layout() -> None:
+    pytest.importorskip("ray")
+    ranked = {
+        **APART,
+        "actor_train.device_mapping": [0, 1, 2, 3],
+        "actor_infer.device_mapping": [4],
+        "actor_train.strategy_args.strategy_config.tensor_model_parallel_size": 2,
+    }
+    resolved = load_config({"cluster": {"kind": "ray", "address": "local"}, "device": "cpu"}, _words(ranked))
+    made = plan_placement(resolved)
+    assert (made.ranks, made.train_threads) == (4, 1)
+    assert "4 ranks of the trainer: data 2 × tensor 2, weights in 2 shards" in made.text
+    assert made.layout.sizes == {"ranks": 4, "data": 2, "context": 1, "tensor": 2, "shards": 2}
+    shown = [
+        (part.name, part.memory, part.rank and part.rank.text) for part in estimate_component_needs(resolved, made)
+    ]
+    assert shown[1:3] == [
+        ("trainer/1", "node 0", "device 1: data 0, context 0, tensor 1"),
+        ("trainer/2", "node 1", "device 2: data 1, context 0, tensor 0"),
+    ]
+    assert shown[-1] == ("engine/0", "node 2", None)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"Ray is not installed.*headway\[ray\]"):
+        plan_placement(load_config({"cluster": {"kind": "ray"}}))
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "problem"),
+    [
+        (["cluster.address=auto"], "cluster.address", "read only by cluster.kind: ray"),
+        (["weight_transfer.transport=object_store"], "weight_transfer.transport", "cluster.kind is local"),
+        (["cluster.kind=ray", "processes=false"], "processes", "on Ray are processes"),
+        (
+            ["cluster.kind=ray", "weight_transfer.transport=shared_memory"],
+            "weight_transfer.transport",
+            "does not reach",
+        ),
+        (["cluster.kind=ray", *SERVER], "cluster.kind", "servers are not started on Ray"),
+    ],
+)
+def test_what_contradicts_a_cluster_is_refused(words: list[str], key: str, problem: str) -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        load_config(None, words)
+    assert [one for one in caught.value.problems if one.key == key and problem in str(one)]
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in options.items()]

@@ -1,0 +1,141 @@
+"""The directory of a run: one process at a time, one run at a time, and nothing half-written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway.config import ResolvedConfig, load_config
+from headway.errors import ConfigError
+from headway.launch import run_directory
+from headway.launch.run_directory import RunDirectory, find_checkpoint_of_run
+from headway.ledger import Ledger
+from headway.monitor.event_log import LoggedEvent, encode_event, read_events
+
+
+def configuration(**options: Any) -> ResolvedConfig:
+    return load_config({"rollout_batch_size": 8, "num_return_sequences_in_group": 4, **options})
+
+
+def begin(path: Path, trained: int = 0) -> None:
+    """A ledger, with a checkpoint where something was trained."""
+    ledger = Ledger(path / "ledger.sqlite")
+    if trained:
+        ledger.checkpoint(trained, f"checkpoints/step-{trained:08d}")
+    ledger.close()
+
+
+def test_two_processes_never_work_in_one_directory(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path):
+        code = (
+            "from pathlib import Path; from headway.launch.run_directory import RunDirectory\n"
+            f"with RunDirectory(Path({str(tmp_path)!r})): pass"
+        )
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert other.returncode and "a run is at work here (process" in other.stderr
+    with RunDirectory(tmp_path):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from pathlib import Path; from headway.launch.run_directory import RunDirectory\n"
+        f"RunDirectory(Path({str(tmp_path)!r})).__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    with RunDirectory(tmp_path):
+        pass
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output_dir .* cannot be written"), RunDirectory(tmp_path / "file" / "run"):
+        pass
+
+
+def test_the_written_configuration_is_the_same_configuration(tmp_path: Path) -> None:
+    resolved = configuration(rewards={"sums": {"reward_fn": "numeric", "reward_args": {"take": "first"}}}, seed=7)
+    with RunDirectory(tmp_path) as directory:
+        directory.identify(resolved, {"pretrain": "model"})
+    again = load_config(str(tmp_path / "config.yaml"))
+    assert again.config == resolved.config and again.derived == resolved.derived
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["rewards"]["sums"]["reward_args"] == {"take": "first"}
+
+
+def test_what_follows_from_an_override_follows_anew_when_a_run_goes_on(tmp_path: Path) -> None:
+    begun = configuration(async_generation_ratio=1, prompt_length=16, response_length=4, output_dir="runs/here")
+    with RunDirectory(tmp_path) as directory:
+        directory.identify(begun, {"pretrain": "model"})
+    overrides = ["async_generation_ratio=2", "response_length=8", "rollout_batch_size=4", "output_dir=runs/moved"]
+    again = load_config(str(tmp_path / "config.yaml"), overrides)
+    assert (again.derived.depth, again.derived.sequence_length, again.derived.mini_batch_samples) == (2, 24, 16)
+    assert again.config.checkpoint_dir == "runs/moved/checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("identity", "options", "key"),
+    [
+        ({"pretrain": "other", "data": "1"}, {}, "pretrain"),
+        ({"pretrain": "model", "data": "2"}, {}, "data"),
+        ({"pretrain": "model", "data": "1"}, {"num_return_sequences_in_group": 8}, "num_return_sequences_in_group"),
+        ({"pretrain": "model", "data": "1"}, {"actor_train": {"model_args": {"lora_rank": 4}}}, "lora_rank"),
+    ],
+)
+def test_a_run_does_not_become_another_one(
+    tmp_path: Path, identity: dict[str, str], options: dict[str, Any], key: str
+) -> None:
+    with RunDirectory(tmp_path) as directory:
+        directory.identify(configuration(), {"pretrain": "model", "data": "1"})
+        begin(tmp_path)
+        before = (tmp_path / "config.yaml").read_text()
+        with pytest.raises(ConfigError, match=f"{key}.*was begun with"):
+            directory.identify(configuration(**options), identity)
+        assert (tmp_path / "config.yaml").read_text() == before
+        directory.identify(configuration(max_steps=900), {"pretrain": "model", "data": "1"})
+    assert load_config(str(tmp_path / "config.yaml")).config.max_steps == 900
+
+
+def test_a_full_disk_is_refused_before_the_start(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as directory:
+        directory.check_room(1000, tmp_path / "checkpoints")
+        with pytest.raises(ConfigError, match=r"GB free, and one checkpoint needs about \d+"):
+            directory.check_room(10**18, tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("torn", ["", '[7000000,"state","tr', "x" * 200_000])
+def test_the_log_goes_on_where_a_killed_process_left_it(tmp_path: Path, torn: str) -> None:
+    whole = "".join(
+        encode_event(LoggedEvent(second, "state", "train", {"new": "idle"})) + "\n" for second in (1.0, 3.5)
+    )
+    with RunDirectory(tmp_path) as directory:
+        assert directory.last_event_s() == 0.0
+        log = tmp_path / run_directory.EVENTS_FILE
+        log.write_text(whole + torn)
+        assert directory.last_event_s() == 3.5
+        assert log.read_text() == whole
+        assert len(list(read_events(log.open()))) == 2
+
+
+def test_the_newest_checkpoint_is_the_one_that_the_ledger_names(tmp_path: Path) -> None:
+    assert find_checkpoint_of_run(tmp_path) is None
+    begin(tmp_path, trained=12)
+    assert find_checkpoint_of_run(tmp_path) == tmp_path / "checkpoints" / "step-00000012"
+    with RunDirectory(tmp_path) as directory:
+        assert directory.started and directory.trained() == 12
+
+
+def test_a_checkpoint_of_another_run_can_be_a_beginning(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    with RunDirectory(tmp_path / "mine") as directory:
+        with pytest.raises(ConfigError, match=r"resume = .*is no checkpoint"):
+            directory.adopt(theirs)
+        (theirs / "trainer.json").write_text('{"version": 5}')
+        directory.adopt(theirs)
+        assert directory.trained() == 5
+    assert find_checkpoint_of_run(tmp_path / "mine") == theirs.resolve()

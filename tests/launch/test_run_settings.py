@@ -1,0 +1,78 @@
+"""From configuration to settings: every option that the scheduler reads arrives there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.config import load_config
+from headway.launch import make_run_settings
+from headway.settings import RunSettings
+
+
+def settings(**options: Any) -> RunSettings:
+    return make_run_settings(load_config({"rollout_batch_size": 8, **options}))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"groups_per_step": 8, "group_size": 1, "alpha": 0.0, "policy": "drop", "window": 0, "slots": 8}),
+        ({"async_generation_ratio": 2.5}, {"alpha": 2.5, "bound": 2, "slots": 28}),
+        ({"async_generation_ratio": 2, "pipeline_depth": 1}, {"alpha": 2.0, "depth": 1.0, "slots": 16}),
+        ({"async_generation_ratio": 1, "staleness_policy": "window"}, {"policy": "window", "window": 8}),
+        ({"selection_order": "oldest"}, {"order": "oldest"}),
+        ({"max_additional_running_prompts": 3}, {"spare_groups": 3}),
+        ({"num_return_sequences_in_group": 4, "num_return_sequences_redundancy": 2}, {"spare_members": 2}),
+        ({"rollout_scheduling": "batch", "env_scheduling": "barrier"}, {"scheduling": "batch", "turn_barrier": True}),
+        ({"is_num_return_sequences_expand": False}, {"replicate": False}),
+        ({"enable_dual_buffer": False, "with_reward": False}, {"dual_buffer": False, "with_reward": False}),
+        ({"hybrid_engine": True}, {"colocated": True}),
+        ({"save_steps": 7, "eval_steps": 3, "val_batch_size": 5}, {"save_steps": 7, "eval_steps": 3, "eval_tasks": 5}),
+        ({"max_steps": 9, "seed": 3}, {"max_steps": 9, "seed": 3}),
+        ({"save_total_limit": 2}, {"keep_checkpoints": 2}),
+        ({}, {"max_gen_batches": 10, "keep_checkpoints": 5}),
+        ({"max_num_gen_batches": 0}, {"max_gen_batches": 0}),
+    ],
+)
+def test_an_option_arrives_at_the_scheduler(options: dict[str, Any], expected: dict[str, Any]) -> None:
+    made = settings(**options)
+    assert {name: getattr(made, name) for name in expected} == expected
+
+
+def test_sampling_and_deadlines_arrive() -> None:
+    made = settings(
+        response_length=77,
+        actor_infer={"generating_args": {"temperature": 0.5, "top_k": 9, "stop": ["end"]}},
+        reliability={"request_timeout_s": 12, "replica_restarts": 1},
+    )
+    assert (made.sampling.max_new_tokens, made.sampling.temperature) == (77, 0.5)
+    assert (made.sampling.top_k, made.sampling.stop) == (9, ("end",))
+    assert (made.reliability.request_timeout_s, made.reliability.replica_restarts) == (12, 1)
+
+
+def test_an_agentic_batch_is_counted_in_groups() -> None:
+    made = settings(train_env_manager={"group_size": 4})
+    assert (made.groups_per_step, made.group_size) == (2, 4)
+
+
+def test_validation_draws_as_it_is_told_and_else_as_training_does() -> None:
+    made = settings(
+        response_length=50,
+        actor_infer={"generating_args": {"temperature": 0.7}},
+        validation={"generating_args": {"temperature": 0.0, "max_new_tokens": 9}},
+    )
+    assert made.eval_sampling is not None
+    assert (made.eval_sampling.temperature, made.eval_sampling.max_new_tokens) == (0.0, 9)
+    assert settings(actor_infer={"generating_args": {"temperature": 0.7}}).eval_sampling.temperature == 0.7  # type: ignore[union-attr]
+
+
+def test_a_validation_asks_for_one_answer_unless_it_is_told_another_number() -> None:
+    assert settings().eval_answers == 1
+    assert settings(validation={"generating_args": {"num_return_sequences": 4}}).eval_answers == 4
+
+
+def test_without_a_number_all_held_out_tasks_are_used() -> None:
+    assert make_run_settings(load_config({}), held_out=37).eval_tasks == 37
+    assert make_run_settings(load_config({"val_batch_size": 5}), held_out=37).eval_tasks == 5

@@ -1,0 +1,52 @@
+"""Parts of a run come up together; one that is killed on the way gets another try, one that refuses does not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headway.errors import ConfigError, EngineCrashed, HeadwayError
+from headway.launch.language_components import TrainingComponents
+
+
+class Part:
+    """As much of a part as is needed to start it: `failures` are raised by one start after the other."""
+
+    def __init__(self, *failures: HeadwayError) -> None:
+        self._failures = list(failures)
+        self.starts = 0
+
+    async def start(self) -> None:
+        self.starts += 1
+        if self._failures:
+            raise self._failures.pop(0)
+
+    async def restart(self) -> None:
+        await self.start()
+
+
+def machinery(*parts: Any) -> TrainingComponents:
+    trainer, *engines = parts
+    return TrainingComponents(trainer=trainer, engines=engines, transport=None)  # type: ignore[arg-type]
+
+
+def test_a_part_that_is_killed_while_it_starts_gets_another_try() -> None:
+    trainer, engine = Part(), Part(EngineCrashed("engine/0 was killed by SIGKILL"))
+    asyncio.run(machinery(trainer, engine).start())
+    assert (trainer.starts, engine.starts) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("failures", "starts"),
+    [
+        ([EngineCrashed("once"), EngineCrashed("twice")], 2),
+        ([ConfigError("no room for a model", key="actor_infer", value=1)], 1),
+    ],
+)
+def test_what_keeps_a_part_from_coming_up_is_raised(failures: list[HeadwayError], starts: int) -> None:
+    engine, last = Part(*failures), failures[-1]
+    with pytest.raises(type(last), match=str(last).split(":")[0]):
+        asyncio.run(machinery(Part(), engine).start())
+    assert engine.starts == starts

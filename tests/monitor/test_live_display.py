@@ -1,0 +1,147 @@
+"""The live display: lines where there is no terminal, a throttled panel where there is one."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from headway.monitor.live_display import LiveDisplay, make_sparkline
+from headway.monitor.run_report import RunMonitor
+from tests.monitor.factory import ev, step, toy_run, training_run
+
+
+def show(console: Console, refresh_s: float = 0.25, steps: int = 6) -> None:
+    monitor = RunMonitor()
+    with LiveDisplay(monitor, console, refresh_s=refresh_s) as live:
+        for event in toy_run(steps=steps):
+            monitor(event)
+            live(event)
+
+
+def test_without_a_terminal_every_step_is_one_line() -> None:
+    stream = io.StringIO()
+    show(Console(file=stream, force_terminal=False, width=80))
+    lines = stream.getvalue().splitlines()
+    assert len([line for line in lines if "] step " in line]) == 6
+    assert "step 1: reward" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_incidents_are_shown_without_control_characters() -> None:
+    stream = io.StringIO()
+    live = LiveDisplay(RunMonitor(), Console(file=stream, force_terminal=False))
+    live(ev(3.0, "error", "engine/1", error="EngineCrashed", message="[bold]bad\x1b[31m\nnews"))
+    assert stream.getvalue() == "[3.00 s] engine/1: error: [bold]bad [31m news\n"
+
+
+def test_an_incident_that_comes_again_and_again_is_counted_instead_of_repeated() -> None:
+    stream = io.StringIO()
+    live = LiveDisplay(RunMonitor(), Console(file=stream, force_terminal=False))
+    for number in range(120):
+        live(ev(float(number), "error", "reward", error="RewardError", message=f"sample {number} has no verdict"))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 5
+    assert lines[3] == "[9.00 s] reward: error: sample 9 has no verdict (10 times so far)"
+    assert lines[4].endswith("(100 times so far)")
+
+
+def test_on_a_terminal_frames_are_limited_by_event_time() -> None:
+    sizes = []
+    for refresh_s in (0.5, 5.0):
+        stream = io.StringIO()
+        show(Console(file=stream, force_terminal=True, width=100), refresh_s=refresh_s)
+        sizes.append(stream.getvalue().count("served "))
+    assert sizes[0] > 4 * sizes[1] > 0
+
+
+def test_the_panel_says_what_everybody_does() -> None:
+    monitor = RunMonitor()
+    live = LiveDisplay(monitor, Console(file=io.StringIO(), force_terminal=False))
+    for event in toy_run(steps=4):
+        monitor(event)
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(live.panel(60.0))
+    text = stream.getvalue()
+    assert "step 4" in text
+    assert "train stopped" in text
+    assert "of 8 busy" in text
+    assert "samples/s" in text
+
+
+def panel_text(monitor: RunMonitor, now_s: float, steps: int | None = None) -> str:
+    live = LiveDisplay(monitor, Console(file=io.StringIO(), force_terminal=False), steps=steps)
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(live.panel(now_s))
+    return stream.getvalue()
+
+
+def test_the_panel_of_a_training_run_says_how_it_learns_and_when_it_ends() -> None:
+    monitor = RunMonitor()
+    for event in training_run(steps=10, finished=False):
+        monitor(event)
+    text = panel_text(monitor, monitor.clock.last_s, steps=20)
+    assert "step 10/20" in text and " left" in text
+    assert "held-out 0.550 ▁" in text and "reward 0." in text
+    assert "tokens/s trained" in text and "generated" in text
+
+
+def test_what_is_left_gets_less_while_a_step_takes_its_time() -> None:
+    monitor = RunMonitor()
+    for event in [*step(0.0, 10.0, 1, reward=0.5), *step(10.0, 20.0, 2, reward=0.5)]:
+        monitor(event)
+    assert "20.00 s left" in panel_text(monitor, 20.0, steps=4)
+    assert "15.00 s left" in panel_text(monitor, 25.0, steps=4)
+    assert "this step 5.00 s" in panel_text(monitor, 25.0, steps=4)
+
+
+def test_a_tick_draws_without_an_event_and_no_more_often_than_events_do() -> None:
+    stream = io.StringIO()
+    with LiveDisplay(RunMonitor(), Console(file=stream, force_terminal=True, width=100), refresh_s=1.0) as live:
+        live.tick(0.0)
+        drawn = stream.tell()
+        live.tick(0.9)
+        assert stream.tell() == drawn
+        live.tick(1.0)
+        assert stream.tell() > drawn
+
+
+def test_a_tick_says_nothing_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    LiveDisplay(RunMonitor(), Console(file=stream, force_terminal=False)).tick(5.0)
+    assert stream.getvalue() == ""
+
+
+def test_lines_have_the_held_out_reward_when_there_was_one() -> None:
+    stream = io.StringIO()
+    monitor = RunMonitor()
+    live = LiveDisplay(monitor, Console(file=stream, force_terminal=False, width=80))
+    for event in training_run(steps=6, eval_steps=5):
+        monitor(event)
+        live(event)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "[0 s] held-out after step 0: 0.100 (64)"
+    assert [line for line in lines if "step 6:" in line and ", held-out 0.529," in line]
+    assert [line for line in lines if "step 5:" in line and "held-out" not in line and "tokens/s" in line]
+
+
+def test_a_line_says_when_a_step_was_filled_with_groups_that_teach_nothing() -> None:
+    stream = io.StringIO()
+    monitor = RunMonitor()
+    live = LiveDisplay(monitor, Console(file=stream, force_terminal=False, width=80))
+    for event in toy_run(steps=2):
+        last = event.kind == "step.end" and event.data["trained"] == 2
+        shown = event._replace(data={**event.data, "replaced": 18, "filled": 1}) if last else event
+        monitor(shown)
+        live(shown)
+    first, second = [line for line in stream.getvalue().splitlines() if "] step " in line]
+    groups = monitor.throughput.steps[-1].groups
+    assert second.endswith(f", 1 of {groups} groups with equal rewards (18 were replaced)")
+    assert "equal rewards" not in first
+
+
+def test_a_sparkline_has_the_shape_of_its_values() -> None:
+    assert make_sparkline([]) == ""
+    assert make_sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
+    assert make_sparkline([3, 3]) == "▄▄"
+    assert len(make_sparkline(list(range(1000)), columns=20)) == 20

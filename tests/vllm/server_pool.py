@@ -1,0 +1,186 @@
+"""Real vLLM servers, started as a run starts them and kept while engines come and go.
+
+A server takes half a minute to come up, so that engines of many tests are made over the same one; it is started when
+it is first needed, and again when it has ended. Everything here runs on one event loop, which is the servers' too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headway.config import load_config
+from headway.engines.base import Progress, Request
+from headway.engines.servers.server_engine import ServerEngine
+from headway.engines.servers.server_process import LaunchedServer
+from headway.engines.servers.settings import ServerSettings
+from headway.engines.servers.vllm_dialect import VllmDialect
+from headway.launch.inference_servers import ServerOptions, make_server_command
+from headway.models.tiny_model import make_character_tokenizer
+from headway.types import FinishReason
+from tests.engines.factory import counting_model, make_model
+
+PYTHON = os.environ["HEADWAY_VLLM"]
+"""Interpreter of an environment that has vLLM."""
+SIZE = 512
+"""Tokens that the models know, and that a context has: requests can be so long that there is time to disturb them."""
+SETTINGS = ServerSettings(slots=8, context_tokens=SIZE, drain_s=5.0)
+BASE = "actor_infer.strategy_args"
+
+
+class SharedServer:
+    """A `Server` that engines share, one after the other: none of them ends it."""
+
+    def __init__(self, owned: LaunchedServer) -> None:
+        self.owned = owned
+
+    @property
+    def on_end(self) -> Callable[[str], None]:
+        return self.owned.on_end
+
+    @on_end.setter
+    def on_end(self, told: Callable[[str], None]) -> None:
+        self.owned.on_end = told
+
+    @property
+    def url(self) -> str:
+        return self.owned.url
+
+    @property
+    def ended(self) -> str:
+        return self.owned.ended
+
+    async def ending(self, within_s: float) -> str:
+        return await self.owned.ending(within_s)
+
+    async def start(self) -> None:
+        if not self.owned.url or self.owned.ended:
+            await self.owned.start()
+
+    async def close(self) -> None:
+        self.owned.on_end = lambda how: None
+
+
+class WatchedServerEngine(ServerEngine):
+    """Knows what its newest request has made."""
+
+    newest = Progress()
+
+    async def generate(self, request: Request, progress: Progress) -> FinishReason:
+        self.newest = progress
+        return await super().generate(request, progress)
+
+    async def made(self, count: int) -> None:
+        """Until the newest request has `count` tokens."""
+        while len(self.newest.actions) < count:  # noqa: ASYNC110 — nobody tells
+            await asyncio.sleep(0.002)
+
+
+def save(model: Any, directory: Path) -> Path:
+    """With a tokenizer, as servers want it. Its words are those of another vocabulary: nothing here reads them."""
+    model.save_pretrained(directory)
+    make_character_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def servers(model: Path, logs: Path | None = None, **args: Any) -> ServerOptions:
+    """What a run with `launch: true` says about its servers."""
+    words: dict[str, Any] = {
+        "pretrain": str(model),
+        "prompt_length": 56,
+        "response_length": SIZE - 56,
+        f"{BASE}.strategy_name": "vllm",
+        f"{BASE}.strategy_config.launch": True,
+        f"{BASE}.strategy_config.server_python": PYTHON,
+        f"{BASE}.strategy_config.server_args": {"enforce-eager": True, **args},
+    }
+    return ServerOptions(
+        resolved=load_config(None, words),
+        model=model,
+        device="cpu",
+        replicas=1,
+        slots=SETTINGS.slots,
+        threads=2,
+        logs=logs,
+    )
+
+
+def owned(name: str, model: Path, log: Path | None = None, **args: Any) -> LaunchedServer:
+    """A server of our own, not yet started."""
+    return LaunchedServer(
+        name, partial(make_server_command, servers(model, **args), VllmDialect(ours=True), 0), log=log
+    )
+
+
+class ServerPool:
+    """Servers of one small model, and engines over them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.counting = counting_model(SIZE)
+        self.random = make_model(hidden_size=SIZE, vocab_size=SIZE, num_hidden_layers=1)
+        self.model = save(self.counting, root / "model")
+        self.kept: dict[str, SharedServer] = {}
+        self.engines: list[WatchedServerEngine] = []
+        self._runner = asyncio.Runner()
+
+    def run(self, scenario: Coroutine[Any, Any, None], timeout_s: float = 400.0) -> None:
+        """Never forever; the engines that it has made are gone afterwards, their servers are not."""
+
+        async def whole() -> None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await scenario
+            finally:
+                for engine in self.engines:
+                    await engine.close()
+                self.engines = []
+
+        self._runner.run(whole())
+
+    def engine(self, name: str = "engine/0", **options: Any) -> WatchedServerEngine:
+        """Without weights, over the server of this name."""
+        if name not in self.kept:
+            log = self.root / f"{name.replace('/', '-')}.log"
+            self.kept[name] = SharedServer(owned(name, self.model, log))
+        chosen: dict[str, Any] = {"root": self.root / "served" / name, "beside": self.model, "ends": [], **options}
+        engine = WatchedServerEngine(name, self.kept[name], VllmDialect(ours=True), SETTINGS, **chosen)
+        self.engines.append(engine)
+        return engine
+
+    def kill(self, name: str) -> None:
+        """The server, as the kernel does it when memory runs out."""
+        (server,) = children(self.kept[name].owned.pid)
+        os.kill(server, signal.SIGKILL)
+
+    def close(self) -> None:
+        async def all_of_them() -> None:
+            for kept in self.kept.values():
+                await kept.owned.close()
+
+        self._runner.run(all_of_them())
+        self._runner.close()
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def family(pid: int) -> list[int]:
+    """It, its children and theirs."""
+    return [pid, *(one for child in children(pid) for one in family(child))]
+
+
+def gone(pids: list[int], within_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,5 +1,5 @@
-"""The command line: `headway train`, `scale_command`, `eval_command`, `play_command`, `serve_command`, `report_command`, `config_command`, `simulate_command`,
-`plan_command`, `pretrain_command`, `cluster_command`.
+"""The command line: `headway train`, `scale`, `eval`, `play`, `serve`, `report`, `config`, `simulate`, `plan`,
+`pretrain` and `cluster`. The module `<name>_command` implements the command `<name>`; its docstring is the help text.
 
 Exit codes: 0 done, 1 the run ended before its last step, 2 the input is wrong (said on standard error, without a
 traceback), 130 interrupted. A traceback means a bug in Headway.
@@ -31,9 +31,9 @@ from headway.version import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
-    gc.set_threshold(100_000, 20, 50)  # thousands of live tasks are not garbage, and looking costs a fifth of the time
+    gc.set_threshold(100_000, 20, 50)  # collecting among thousands of live tasks costs a fifth of the time
     try:
         code = args.run(args)
         sys.stdout.flush()
@@ -46,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader has left, as `head` does. Nothing more can be said on this stream, not even at exit.
+        # The reader closed the pipe, as `head` does. Nothing may be written to this stream any more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments of one command. Overrides `key=value` may stand before and after options."""
+    """Parse the arguments of one command. Overrides `key=value` may stand before and after options."""
     parser = argparse.ArgumentParser(
         prog="headway",
         description="Asynchronous RL post-training: rollout runs ahead of training by a bounded distance.",
@@ -74,11 +74,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         cluster_command,
     ):
         command.add_parser(commands)
-        told = commands.choices[command.__name__.rpartition(".")[2]]
-        told.description, told.formatter_class = command.__doc__, argparse.RawDescriptionHelpFormatter
+        subparser = commands.choices[command.__name__.rpartition(".")[2].removesuffix("_command")]
+        subparser.description, subparser.formatter_class = command.__doc__, argparse.RawDescriptionHelpFormatter
     args, rest = parser.parse_known_args(argv)
-    strangers = [word for word in rest if word.startswith("-") or "=" not in word]
-    if strangers:
-        parser.error(f"unrecognized arguments: {' '.join(strangers)}")
+    unrecognized = [word for word in rest if word.startswith("-") or "=" not in word]
+    if unrecognized:
+        parser.error(f"unrecognized arguments: {' '.join(unrecognized)}")
     args.arguments += rest
     return args

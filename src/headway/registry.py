@@ -1,0 +1,68 @@
+"""Names that a configuration may use for something pluggable: the built-in ones and those that plugins register.
+
+There is one registry for each kind of thing. A registry knows the built-in names from the start, so that a
+configuration can be checked before the modules that implement them are imported; those modules and plugins then
+register an entry for each name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, Generic, TypeVar
+
+from headway.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Entries by name. `kind` says what an entry is and appears in error messages."""
+
+    def __init__(self, kind: str, *, built_in: Iterable[str] = ()) -> None:
+        self.kind = kind
+        self.built_in = tuple(built_in)
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str, entry: T) -> T:
+        """Add `entry` under `name` and return it. Raise `ConfigError` if the name has another entry already."""
+        if self._entries.setdefault(name, entry) is not entry:
+            raise ConfigError(f"is the name of another {self.kind}", key=self.kind, value=name, hint="choose another")
+        return entry
+
+    def unregister(self, name: str) -> None:
+        """Remove the entry of `name`, if there is one."""
+        self._entries.pop(name, None)
+
+    def names(self) -> tuple[str, ...]:
+        """Return every valid name: built-in names first, then registered ones in order of registration."""
+        return tuple(dict.fromkeys((*self.built_in, *self._entries)))
+
+    def get(self, name: str, *, key: str = "") -> T:
+        """Return the entry of `name`. Raise `ConfigError` for `key` if there is none."""
+        if name not in self._entries:
+            raise ConfigError(f"unknown {self.kind}", key=key or self.kind, value=name, hint=self.hint(name))
+        return self._entries[name]
+
+    def hint(self, name: str) -> str:
+        """Return the closest valid name, if one is close, and the list of all names."""
+        close = get_close_matches(name, self.names(), 1)
+        return (f"did you mean {close[0]}? " if close else "") + "one of " + ", ".join(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.built_in or name in self._entries
+
+
+POLICY_LOSSES: Registry[Any] = Registry(
+    "policy loss", built_in=("ppo", "decoupled_ppo", "vanilla", "tis", "cispo", "topr", "kimi15", "gspo")
+)
+"""Values of `pg_variant`."""
+ADVANTAGE_ESTIMATORS: Registry[Any] = Registry(
+    "advantage estimator",
+    built_in=("grpo", "reinforce", "reinforce_plus_plus", "rloo", "gae", "step_reinforce", "gigpo"),
+)
+"""Values of `adv_estimator`."""
+STALENESS_POLICIES: Registry[Any] = Registry("staleness policy", built_in=("drop", "wait", "window"))
+"""Values of `staleness_policy`."""
+ENGINES: Registry[Any] = Registry("engine", built_in=("native", "vllm", "sglang", "hf_infer"))
+"""Values of `actor_infer.strategy_args.strategy_name`."""

@@ -82,6 +82,8 @@ class HandOver:
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
         return bucket
 
+    def close(self) -> None: ...
+
 
 class Site:
     """Stand-ins of one kind and engines over them, all gone at the end."""

@@ -130,6 +130,8 @@ class HandOver:
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
         return bucket
 
+    def close(self) -> None: ...
+
 
 class SlowRunner(StepRunner):
     """Takes its time for each step, counts them, and breaks when told to."""

@@ -78,7 +78,7 @@ class Progress:
 
 
 class Engine(Protocol):
-    """One replica. Six methods; weights arrive through `receiver`."""
+    """One replica; weights arrive through `receiver`."""
 
     name: str
     """Unique in the run, `engine/<n>`; shown in events."""
@@ -111,6 +111,14 @@ class Engine(Protocol):
 
     async def resume(self) -> None:
         """Go on after `pause`."""
+        ...
+
+    async def start(self) -> None:
+        """Bring the replica up before its first request; a no-op where the first request does that.
+
+        Raises `ConfigError` when it cannot run as configured, `EngineCrashed` when it does not come up; `restart`
+        then tries once more.
+        """
         ...
 
     async def restart(self) -> None:

@@ -69,14 +69,15 @@ async def _run_evaluation(
     settings = replace(
         settings, group_size=answers, spare_members=0, sampling=settings.eval_sampling or settings.sampling
     )
-    hub = InferenceHub(served.engines, events=events, reliability=settings.reliability, clock=loop.time)
     failed: asyncio.Future[None] = loop.create_future()
 
     def fail(replica: Replica, error: BaseException) -> None:
         if not failed.done():
             failed.set_exception(error)
 
-    hub.on_failure = fail
+    hub = InferenceHub(
+        served.engines, events=events, reliability=settings.reliability, clock=loop.time, on_failure=fail
+    )
     try:
         await load_policy_into_engines(hub, served)
         examiner = SampleEvaluator(

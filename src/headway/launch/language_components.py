@@ -70,37 +70,36 @@ class TrainingComponents:
     """Closed when the parts on it are."""
 
     async def start(self) -> None:
-        """Have every process ready, all at once. Raises what keeps one of them from coming up, twice."""
-        parts = (self.trainer, *self.engines, *self.lent, self.ref_logp, self.logp)
-        starts = [_start_with_retry(part) for part in parts if hasattr(part, "start")]
+        """Start every component at once. Raise the error of the first that does not come up."""
+        backends: list[Engine | Trainer] = [self.trainer, *self.engines, *self.lent]
+        starts = [_start_with_retry(backend) for backend in backends]
+        starts += [scorer.start() for scorer in (self.ref_logp, self.logp) if scorer is not None]
         for outcome in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
 
     async def close(self) -> None:
-        """Release everything; no process is left behind."""
+        """Release every component; no process is left behind."""
         for engine in (*self.engines, *self.lent):
             await engine.close()
         for scorer in (self.ref_logp, self.logp):
-            close = getattr(scorer, "close", None)
-            if close is not None:
-                await close()
+            if scorer is not None:
+                await scorer.close()
         await self.trainer.close()
-        close = getattr(self.transport, "close", None)
-        if close is not None:
-            close()
+        self.transport.close()
         if self.cluster is not None:
             await self.cluster.close()
 
 
-async def _start_with_retry(part: Any) -> None:
-    """A process that is killed while it starts gets another try; one that refuses what it was given does not."""
+async def _start_with_retry(backend: Engine | Trainer) -> None:
+    """Start a back end; restart it once if its process was lost while it started.
+
+    A `ConfigError` is no `BackendError`, so a process that rejects its arguments is not started again.
+    """
     try:
-        await part.start()
+        await backend.start()
     except BackendError:
-        if not hasattr(part, "restart"):
-            raise
-        await part.restart()
+        await backend.restart()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

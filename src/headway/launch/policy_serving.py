@@ -77,10 +77,14 @@ async def open_serving_hub(
     clock = asyncio.get_running_loop().time
     served = make_inference_components(ready.resolved, ready.policy, ready.place, logs)
     reliability = ready.resolved.config.reliability
-    hub = InferenceHub(served.engines, events=EventLog(clock, *sinks), reliability=reliability, clock=clock)
     tasks: set[asyncio.Task[None]] = set()
-    hub.on_failure = lambda replica, error: tasks.add(
-        asyncio.create_task(_revive_replica(hub, served, replica, reliability), name=f"revive/{replica.name}")
+
+    def revive(replica: Replica, error: BaseException) -> None:
+        work = _revive_replica(hub, served, replica, reliability)
+        tasks.add(asyncio.create_task(work, name=f"revive/{replica.name}"))
+
+    hub = InferenceHub(
+        served.engines, events=EventLog(clock, *sinks), reliability=reliability, clock=clock, on_failure=revive
     )
     try:
         await load_policy_into_engines(hub, served)

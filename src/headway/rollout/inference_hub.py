@@ -41,11 +41,12 @@ class InferenceHub:
         events: EventLog,
         reliability: Reliability,
         clock: Callable[[], float],
+        on_failure: Callable[[Replica, BaseException], None] = lambda replica, error: None,
     ) -> None:
         self._numbers = count()
         self.replicas = [Replica(engine, next(self._numbers)) for engine in engines]
         self.replicas += [Replica(engine, next(self._numbers), lent=True) for engine in lent]
-        self.on_failure: Callable[[Replica, BaseException], None] = lambda replica, error: None
+        self.on_failure = on_failure
         self._events = events
         self._reliability = reliability
         self._clock = clock

@@ -65,6 +65,9 @@ class InstantEngine:
     async def resume(self) -> None:
         self._open(reopen=False)
 
+    async def start(self) -> None:
+        """Do nothing: it is up when it is made."""
+
     async def restart(self) -> None:
         self._life += 1
         self._waiting = {}

@@ -134,6 +134,9 @@ class SimulatedEngine:
     async def resume(self) -> None:
         self._release(self)
 
+    async def start(self) -> None:
+        """Do nothing: it is up when it is made."""
+
     async def restart(self) -> None:
         if self._closed:
             raise EngineCrashed(f"{self.name} is closed")

@@ -105,6 +105,9 @@ class SimulatedTrainer:
         await self._health.spend(self._cost.save_s, TrainerCrashed)
         self._become(int(str(state["version"])), str(state["lineage"]), int(str(state["samples"])))
 
+    async def start(self) -> None:
+        """Do nothing: it is up when it is made."""
+
     async def restart(self) -> None:
         self._lose()
         self._health.restarted()
@@ -159,6 +162,12 @@ class SimulatedScorer:
             await self._health.deliver(ScoringError)
             await self._health.spend(seconds, ScoringError)
         return [RepeatedValue(-1.0, sample.actions) for sample in group.samples]
+
+    async def start(self) -> None:
+        """Do nothing: it is up when it is made."""
+
+    async def close(self) -> None:
+        """Do nothing: it holds nothing."""
 
 
 def _write(directory: Path, state: Mapping[str, object]) -> None:

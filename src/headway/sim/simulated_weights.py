@@ -85,6 +85,9 @@ class SimulatedTransport:
             return replace(bucket, payload=f"not {bucket.payload}")
         return bucket
 
+    def close(self) -> None:
+        """Do nothing: it holds nothing."""
+
 
 class SimulatedReceiver:
     """The engine's side. `switch` stops the engine between two actions, sets `version` and goes on."""

@@ -38,6 +38,14 @@ class Trainer(Protocol):
         """Become what `save` wrote."""
         ...
 
+    async def start(self) -> None:
+        """Bring the trainer up before its first step; a no-op for one that lives in this process.
+
+        Raises `ConfigError` when it cannot run as configured, `TrainerCrashed` when it does not come up; `restart`
+        then tries once more.
+        """
+        ...
+
     async def restart(self) -> None:
         """Bring a crashed trainer back, holding nothing; `load` follows."""
         ...
@@ -52,4 +60,15 @@ class Scorer(Protocol):
 
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
         """In the order of `group.samples`; of a policy that moves, `Scores`. Raises `ScoringError`."""
+        ...
+
+    async def start(self) -> None:
+        """Bring the scorer up before its first group; a no-op for one that shares the trainer's process.
+
+        Raises `ConfigError` when it cannot run as configured, else `ScoringError`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release everything that the scorer owns. Idempotent."""
         ...

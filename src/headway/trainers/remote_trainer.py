@@ -123,6 +123,12 @@ class RemoteScorer:
             raise ScoringError(f"group {group.group_id}: {error}") from error
         return rows
 
+    async def start(self) -> None:
+        """Do nothing: the trainer's child does the scoring."""
+
+    async def close(self) -> None:
+        """Do nothing: the trainer owns the child."""
+
 
 class ReplicaScorer:
     """A `Scorer` in a child of its own.

@@ -106,9 +106,7 @@ class ScorerHost:
         return self._receiver().version
 
     async def close(self) -> None:
-        close = getattr(self._scorer, "close", None)
-        if close is not None:
-            await close()
+        await self._scorer.close()
 
     def _receiver(self) -> WeightReceiver:
         if not isinstance(self._scorer, WeightFollower):

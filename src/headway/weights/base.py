@@ -163,6 +163,10 @@ class WeightTransport(Protocol):
         """Carry one bucket to where `receiver` can load it. Raises `TransferError` when it was lost."""
         ...
 
+    def close(self) -> None:
+        """Release everything that the transport holds. Idempotent."""
+        ...
+
 
 class WeightReceiver(Protocol):
     """The engine's side: a spare buffer and an atomic flip."""

@@ -71,10 +71,8 @@ class DeltaTransport:
         return moved
 
     def close(self) -> None:
-        """Of the way inside, where that has one."""
-        close = getattr(self._inner, "close", None)
-        if close is not None:
-            close()
+        """Close the transport inside."""
+        self._inner.close()
 
     def _begun(self, bucket: Bucket, receiver: WeightReceiver) -> _Sent:
         """The version on its way to `receiver`; another number, or other bytes under the same one, begin a new one."""

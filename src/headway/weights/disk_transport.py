@@ -216,6 +216,9 @@ class DiskTransport:
             raise TransferError(f"bucket {bucket.index} of version {bucket.version} is not on the disk")
         return bucket
 
+    def close(self) -> None:
+        """Do nothing: versions stay on the disk."""
+
 
 async def load_newest_version(receiver: WeightReceiver, directory: VersionDirectory) -> int:
     """Serve the newest version that is whole, from the disk alone; its number. Raises `TransferError` if there is none.

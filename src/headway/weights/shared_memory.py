@@ -212,6 +212,9 @@ class InProcessTransport:
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
         return bucket
 
+    def close(self) -> None:
+        """Do nothing: it holds nothing."""
+
 
 class SharedMemoryTransport:
     """Puts buckets where another process can read them. Two versions at a time: older ones are refused.

@@ -162,6 +162,9 @@ class NativeEngine:
         if not (self._down or self._closed):
             await self._running().ask(lambda core: core.resume())
 
+    async def start(self) -> None:
+        """Do nothing: the first weights or the first request start the worker thread."""
+
     async def restart(self) -> None:
         if self._closed:
             raise EngineCrashed(f"{self.name} is closed")

@@ -105,6 +105,9 @@ class InProcessEngine:
                 await self._core.go_on()
                 self._paused = False
 
+    async def start(self) -> None:
+        """Do nothing: vLLM is up when this object is made."""
+
     async def restart(self) -> None:
         raise EngineCrashed(f"{self.name}: a vLLM comes back with its process, not in it")
 

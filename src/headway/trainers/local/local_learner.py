@@ -4,7 +4,6 @@ Guarantees: `learn` is all or nothing, as `steps` says. Where memory runs out, t
 micro-batches, which changes no gradient.
 """
 
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

@@ -36,6 +36,12 @@ class _Scorer:
         except TrainerCrashed as error:
             raise ScoringError(f"group {group.group_id}: {error}") from error
 
+    async def start(self) -> None:
+        """Do nothing: the trainer's thread does the scoring."""
+
+    async def close(self) -> None:
+        """Do nothing: the trainer owns the models and the thread."""
+
 
 class LogpScorer(_Scorer):
     """ℓ_p: under the weights at the moment of asking."""
@@ -95,6 +101,9 @@ class PolicyScorer:
             self._version = version
 
         await self._worker.call(work)
+
+    async def start(self) -> None:
+        """Do nothing: the first group starts the thread."""
 
     async def close(self) -> None:
         """Release the thread. Idempotent."""

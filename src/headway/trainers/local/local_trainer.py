@@ -151,6 +151,9 @@ class LocalTrainer:
 
         await self._worker.call(work)
 
+    async def start(self) -> None:
+        """Do nothing: the first call starts the training thread."""
+
     async def restart(self) -> None:
         self.lose("the trainer was restarted")
         await self._worker.ended(_LEAVE_S)

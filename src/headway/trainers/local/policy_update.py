@@ -6,7 +6,6 @@ and skipped rows change no gradient.
 Legend: N actions of the batch, S samples.
 """
 
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -281,7 +281,7 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="the object store of Ray, too")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"buckets of {args.bucket_mb:g} MB, {describe_machine()['machine']}, torch {torch.__version__}")
+    print(f"buckets of {args.bucket_mb:g} MB, {describe_machine()}, torch {torch.__version__}")
     for megabytes in args.mb:
         with tempfile.TemporaryDirectory(dir=args.directory) as directory:
             version = Version(megabytes)

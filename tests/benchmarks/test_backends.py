@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from benchmarks.backends import apart, curves, level, share_as_far, turned
 
-from headway.monitor.event_log import LoggedEvent
+from headway.monitor.event_log import LoggedEvent, parse_event
 
 
 def test_means_of_equal_back_ends_lie_as_far_apart_by_chance() -> None:
@@ -48,7 +48,7 @@ def test_a_run_is_read_from_its_log() -> None:
         (8.25, "served", {"version": 3}),
         (9.0, "validate.end", {"trained": 3, "reward": 0.7}),
     ]
-    found = curves([LoggedEvent(time_s=at, kind=kind, who="x", data=data) for at, kind, data in rows])
+    found = curves([LoggedEvent(at, parse_event(kind, "x", data)) for at, kind, data in rows])
     assert (found["start_s"], found["step_s"], found["update_s"], found["samples"]) == (2.0, 2.0, 0.25, 1)
     assert (found["fresh_steps"], found["mismatch_kl"], found["mismatch_ratio_max"]) == (1, 0.5, 1.0)
     assert level(found) == 0.7, "what was there before training is not learnt"

@@ -14,6 +14,7 @@ from headway.flow.channel import Channel
 from headway.flow.stage import Stage, register_stage
 from headway.flow.watchdog import PROGRESS_EVENTS, STALL_WARNINGS, ProgressWatch
 from headway.monitor.event_log import LoggedEvent
+from headway.monitor.events import CheckpointSave, ErrorReport, SampleFinish, StateChange, StepEnd
 from headway.sim.virtual_clock import run_on_virtual_clock
 from headway.types import SampleGroup
 from tests.flow.factory import RELIABILITY, audit, make_costs, make_line, make_scenario, own_stages, play_through
@@ -43,7 +44,9 @@ def test_a_stage_that_never_finishes_is_named_in_the_graph_and_the_run_stopped_c
     stalls = played.of("stall")
     assert len(stalls) == STALL_WARNINGS
     last_move = max(
-        event.time_s for event in played.events if event.kind in PROGRESS_EVENTS and event.kind != "checkpoint"
+        event.time_s
+        for event in played.events
+        if isinstance(event.event, PROGRESS_EVENTS) and not isinstance(event.event, CheckpointSave)
     )
     first = stalls[0].time_s
     assert RELIABILITY.stall_timeout_s <= first - last_move <= 2 * RELIABILITY.stall_timeout_s
@@ -88,9 +91,12 @@ def test_a_stall_that_ends_is_only_reported(tmp_path: Path) -> None:
 
 def test_progress_counts_what_means_that_the_run_gets_somewhere() -> None:
     progress = ProgressWatch()
-    for kind in (*sorted(PROGRESS_EVENTS), "error", "retry", "state", "request.start", "stall"):
-        progress(LoggedEvent(0.0, kind, "x", {}))
-    assert progress.count == len(PROGRESS_EVENTS)
+    progress(LoggedEvent(0.0, ErrorReport(who="x", error="EngineError")))
+    progress(LoggedEvent(0.0, StateChange(who="train", old="idle", new="waiting")))
+    assert progress.count == 0
+    progress(LoggedEvent(0.0, SampleFinish(who="generate", sample="0.0")))
+    progress(LoggedEvent(0.0, StepEnd(who="train", trained=1)))
+    assert progress.count == 2
 
 
 def test_on_the_virtual_clock_a_deadlock_is_an_error_at_once_with_the_graph(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from headway.launch import run_directory
 from headway.launch.run_directory import RunDirectory, find_checkpoint_of_run
 from headway.ledger import Ledger
 from headway.monitor.event_log import LoggedEvent, encode_event, read_events
+from headway.monitor.events import StateChange
 
 
 def configuration(**options: Any) -> ResolvedConfig:
@@ -110,7 +111,8 @@ def test_a_full_disk_is_refused_before_the_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", ["", '[7000000,"state","tr', "x" * 200_000])
 def test_the_log_goes_on_where_a_killed_process_left_it(tmp_path: Path, torn: str) -> None:
     whole = "".join(
-        encode_event(LoggedEvent(second, "state", "train", {"new": "idle"})) + "\n" for second in (1.0, 3.5)
+        encode_event(LoggedEvent(second, StateChange(who="train", old="idle", new="running"))) + "\n"
+        for second in (1.0, 3.5)
     )
     with RunDirectory(tmp_path) as directory:
         assert directory.last_event_s() == 0.0

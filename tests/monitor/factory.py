@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
-from headway.monitor.event_log import LoggedEvent
+from headway.monitor.event_log import LoggedEvent, parse_event
+from headway.monitor.events import StepEnd
 
 NASTY = "</script><img src=x onerror=\"alert('1')\"> & <!-- \u2028 ' \" \\"
 
 
 def ev(time_s: float, kind: str, who: str = "", **data: Any) -> LoggedEvent:
-    return LoggedEvent(time_s, kind, who, data)
+    return LoggedEvent(time_s, parse_event(kind, who, data))
 
 
 def step(begin_s: float, end_s: float, trained: int, **metrics: float) -> list[LoggedEvent]:
@@ -68,7 +69,7 @@ class ToyRun:
         return self.events
 
     def emit(self, kind: str, who: str, **data: Any) -> None:
-        self.events.append(LoggedEvent(self.now, kind, who, data))
+        self.events.append(ev(self.now, kind, who, **data))
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + delay_s, next(self._ids), call))
@@ -179,25 +180,24 @@ def training_run(*, steps: int = 24, seed: int = 0, eval_steps: int = 5, finishe
     events = [ev(0.0, "run.begin", "run", resumed=False, trained=0, steps=steps, machine="2 cores", headway="0.1.0")]
     events.append(ev(0.0, "validate.end", "validate", trained=0, reward=0.1, samples=64))
     for event in toy_run(steps=steps, seed=seed):
-        events.append(event)
-        if event.kind != "step.end":
+        if not isinstance(event.event, StepEnd):
+            events.append(event)
             continue
-        trained = event.data["trained"]
+        trained = event.event.trained
         skill = trained / (trained + steps / 3)
-        event.data.update(
-            {
-                "samples": 32,
-                "actions": 12800,
-                "reward": 0.1 + 0.7 * skill + random.gauss(0, 0.06),
-                "train/loss": random.gauss(0, 0.02),
-                "train/entropy": 1.4 - 0.9 * skill + random.gauss(0, 0.03),
-                "train/grad_norm": 0.4 + abs(random.gauss(0, 0.2)),
-                "train/behaviour_kl": 0.002 + abs(random.gauss(0, 0.001)),
-                "train/clip_fraction": abs(random.gauss(0, 0.01)),
-                "train/kl_loss": 0.0,
-                "train/learning_rate": 1e-5,
-            }
-        )
+        data = event.data | {
+            "samples": 32,
+            "actions": 12800,
+            "reward": 0.1 + 0.7 * skill + random.gauss(0, 0.06),
+            "train/loss": random.gauss(0, 0.02),
+            "train/entropy": 1.4 - 0.9 * skill + random.gauss(0, 0.03),
+            "train/grad_norm": 0.4 + abs(random.gauss(0, 0.2)),
+            "train/behaviour_kl": 0.002 + abs(random.gauss(0, 0.001)),
+            "train/clip_fraction": abs(random.gauss(0, 0.01)),
+            "train/kl_loss": 0.0,
+            "train/learning_rate": 1e-5,
+        }
+        events.append(ev(event.time_s, event.kind, event.who, **data))
         if trained % eval_steps == 0:
             held_out = 0.1 + 0.6 * skill
             events.append(ev(event.time_s, "validate.end", "validate", trained=trained, reward=held_out, samples=64))
@@ -221,5 +221,5 @@ def resumed_run(*, first: int = 12, back_to: int = 10, then: int = 8) -> list[Lo
             for key in ("trained", "oldest", "served", "version"):
                 if key in data:
                     data[key] += back_to
-        events.append(LoggedEvent(event.time_s + gone_s, event.kind, event.who, data))
+        events.append(ev(event.time_s + gone_s, event.kind, event.who, **data))
     return events

@@ -131,7 +131,7 @@ def test_a_line_says_when_a_step_was_filled_with_groups_that_teach_nothing() -> 
     live = LiveDisplay(monitor, Console(file=stream, force_terminal=False, width=80))
     for event in toy_run(steps=2):
         last = event.kind == "step.end" and event.data["trained"] == 2
-        shown = event._replace(data={**event.data, "replaced": 18, "filled": 1}) if last else event
+        shown = ev(event.time_s, event.kind, event.who, **event.data, replaced=18, filled=1) if last else event
         monitor(shown)
         live(shown)
     first, second = [line for line in stream.getvalue().splitlines() if "] step " in line]

@@ -91,10 +91,11 @@ def test_a_finished_run_shows_what_ran_and_what_came_of_it(tmp_path: Path) -> No
 
 
 def test_every_curve_of_a_chart_is_one_that_is_measured(tmp_path: Path) -> None:
-    events = training_run(steps=6)
-    for event in events:
-        if event.kind == "sample.finish":
-            event.data.update(success=1.0, turns=4.0, invalid=1.0)
+    outcome = {"success": 1.0, "turns": 4.0, "invalid": 1.0}
+    events = [
+        ev(event.time_s, event.kind, event.who, **event.data, **outcome) if event.kind == "sample.finish" else event
+        for event in training_run(steps=6)
+    ]
     series = embedded(render_report_page(written(tmp_path, events)))["runs"][0]["steps"]["series"]
     measured = {name for chart in CHARTS for name, _ in chart.curves if not name.startswith(("train/", "drops/"))}
     assert measured <= series.keys()

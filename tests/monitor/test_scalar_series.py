@@ -66,7 +66,7 @@ def test_a_group_with_equal_rewards_that_fills_a_step_has_no_spread() -> None:
 
 
 def test_counts_start_again_with_every_step_and_a_known_reason_goes_to_zero() -> None:
-    events = [*one_step(), *[LoggedEvent(event.time_s + 10, *event[1:]) for event in one_step()[7:]]]
+    events = [*one_step(), *[LoggedEvent(event.time_s + 10, event.event) for event in one_step()[7:]]]
     events[-1] = ev(120, "step.end", "train", trained=8, groups=2)
     *_, last = compute_scalars(events)
     assert last.values["drops/zero_variance"] == 0
@@ -88,7 +88,7 @@ def test_a_resumed_run_takes_back_what_it_does_not_go_on_from() -> None:
 
 def test_a_trainer_that_was_lost_takes_its_steps_back() -> None:
     events = training_run(steps=5)
-    again = [LoggedEvent(event.time_s + 500, *event[1:]) for event in events if event.kind.startswith("step.")][4:6]
+    again = [LoggedEvent(event.time_s + 500, event.event) for event in events if event.kind.startswith("step.")][4:6]
     points = list(compute_scalars([*events, *again]))
     assert points[-1].step == 3
     assert points[-1].rewind

@@ -17,6 +17,7 @@ from headway.errors import TrainerCrashed, TrainerError
 from headway.flow.pipeline import Pipeline
 from headway.ledger import Ledger
 from headway.monitor.event_log import EventLog
+from headway.monitor.events import CheckpointRemove, CheckpointSave, ErrorReport
 
 
 async def save_checkpoint(line: Pipeline) -> None:
@@ -38,7 +39,7 @@ async def save_checkpoint(line: Pipeline) -> None:
     line.store_partials()
     inside = final.is_relative_to(line.run_dir)
     ledger.checkpoint(trained, str(final.relative_to(line.run_dir) if inside else final.resolve()))
-    line.events.emit("checkpoint", "flow", trained=trained)
+    line.events.emit(CheckpointSave(who="flow", trained=trained))
     root, limit = line.checkpoint_dir, line.settings.keep_checkpoints
     for _ in remove_old_checkpoints(ledger, limit, root=root, run_dir=line.run_dir, events=line.events):
         await asyncio.sleep(0)  # removing a large file takes a while
@@ -101,7 +102,7 @@ def remove_old_checkpoints(
                 continue
             yield
         ledger.forget_checkpoint(version)
-        events.emit("checkpoint.remove", "flow", trained=version)
+        events.emit(CheckpointRemove(who="flow", trained=version))
         yield
         yield from _remove_tree(directory, events)
 
@@ -160,4 +161,4 @@ def _remove_tree(directory: Path, events: EventLog) -> Iterator[None]:
 
 def _report(directory: Path, error: OSError, events: EventLog) -> None:
     message = f"{directory} cannot be removed: {error.strerror}"
-    events.emit("error", "flow", error=type(error).__name__, message=message)
+    events.emit(ErrorReport(who="flow", error=type(error).__name__, message=message))

@@ -20,6 +20,7 @@ from headway.errors import ConfigError
 from headway.flow.backends import EngineReserve
 from headway.flow.replica_supervisor import ReplicaSupervisor
 from headway.monitor.event_log import EventLog
+from headway.monitor.events import EngineJoin, EngineLeave
 from headway.rollout.concurrency import spawn_task
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import Replica
@@ -48,7 +49,7 @@ class EngineFleet:
         if engine.name in (*self._leaving, *(replica.name for replica in self._hub.replicas)):
             raise ConfigError("there is one of that name", key="engine", value=engine.name)
         replica = self._hub.add(engine)
-        self._events.emit("join", engine.name, engines=len(self.names))
+        self._events.emit(EngineJoin(who=engine.name, engines=len(self.names)))
         if self._supervisor is not None:
             self._supervisor.welcome(replica)
 
@@ -62,7 +63,7 @@ class EngineFleet:
             raise ConfigError("the last engine in service does not leave", key="engine", value=name)
         self._hub.remove(replica)
         self._leaving[name] = replica
-        self._events.emit("leave", name, engines=len(others))
+        self._events.emit(EngineLeave(who=name, engines=len(others)))
         self._on_change()
         self._see_off(replica)
 

@@ -21,6 +21,7 @@ from headway.flow.weight_updates import WeightUpdater
 from headway.flow.zero_variance import ZeroVarianceFilter
 from headway.ledger import Ledger, RestoredRun
 from headway.monitor.event_log import EventLog
+from headway.monitor.events import SampleReopen, WeightsServed
 from headway.monitor.wait_graph import WaitGraph
 from headway.rollout.concurrency import Signal
 from headway.rollout.inference_hub import InferenceHub
@@ -127,7 +128,7 @@ class Pipeline:
                 continue
             ticket = self.headway.open(old.group_id, task, born=self.headway.trained)
             for sample_id in (*old.episodes, *old.open):
-                self.events.emit("sample.reopen", "restore", sample=sample_id)
+                self.events.emit(SampleReopen(who="restore", sample=sample_id))
             run = self.loop.restore(
                 old.group_id,
                 task,
@@ -187,7 +188,7 @@ class Pipeline:
             self.headway.serve(self.hub.served)
 
     def _flipped(self, replica: Replica) -> None:
-        self.events.emit("served", replica.name, version=replica.version, trained=self.headway.trained)
+        self.events.emit(WeightsServed(who=replica.name, version=replica.version, trained=self.headway.trained))
         self.hub.version_changed(replica)
         self.versions_changed()
 

@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from headway.errors import RunStopped
 from headway.monitor.event_log import EventLog
+from headway.monitor.events import ErrorReport, RunDegrade, RunRestore
 from headway.settings import Reliability
 
 
@@ -37,7 +38,7 @@ class DegradationControl:
     def failure(self, who: str, error: BaseException) -> None:
         """Something failed and will be tried again."""
         self.failures += 1
-        self._events.emit("error", who, error=type(error).__name__, message=str(error))
+        self._events.emit(ErrorReport.from_exception(who, error))
         if self.level >= DegradationLevel.SYNCHRONOUS:
             self._watch_for_quiet()
 
@@ -81,7 +82,7 @@ class DegradationControl:
         self._move(DegradationLevel.FEWER_REPLICAS if self._lost else DegradationLevel.NORMAL)
 
     def _move(self, level: DegradationLevel) -> None:
-        kind = "degrade" if level > self.level else "restore"
+        event_type = RunDegrade if level > self.level else RunRestore
         self.level = level
-        self._events.emit(kind, "recovery", level=level.name.lower())
+        self._events.emit(event_type(who="recovery", level=level.name.lower()))
         self._on_level(level)

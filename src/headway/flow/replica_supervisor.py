@@ -13,6 +13,7 @@ from headway.errors import BackendError
 from headway.flow.recovery import DegradationControl
 from headway.flow.weight_updates import WeightUpdater
 from headway.monitor.event_log import EventLog
+from headway.monitor.events import BackendRestart, ErrorReport
 from headway.rollout.concurrency import spawn_task
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import Replica, ReplicaHealth
@@ -66,7 +67,7 @@ class ReplicaSupervisor:
         while replica.health is not ReplicaHealth.UP:
             await asyncio.sleep(self._pause_s(replica))
             if replica.failures:
-                self._events.emit("restart", replica.name, attempt=replica.failures)
+                self._events.emit(BackendRestart(who=replica.name, attempt=replica.failures))
             try:
                 async with asyncio.timeout(self._reliability.transfer_timeout_s):
                     await replica.engine.restart()
@@ -77,7 +78,7 @@ class ReplicaSupervisor:
                 replica.failures += 1
                 replica.last_failure_s = self._clock()
                 message = str(error) or f"not back after {self._reliability.transfer_timeout_s} s"
-                self._events.emit("error", replica.name, error=type(error).__name__, message=message)
+                self._events.emit(ErrorReport(who=replica.name, error=type(error).__name__, message=message))
             else:
                 self._recovery.replica_back(replica.name)
                 self._hub.revive(replica)

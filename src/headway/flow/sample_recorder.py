@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headway.ledger import Ledger
 from headway.monitor.event_log import EventLog
+from headway.monitor.events import GroupDrop, GroupStart, SampleEnd
 from headway.types import DropReason, Episode, SampleGroup
 
 
@@ -18,7 +19,7 @@ class SampleRecorder:
 
     def start_group(self, group_id: int, position: int, served: int) -> None:
         self.ledger.start_group(group_id, position)
-        self._events.emit("group.start", "generate", group=group_id, position=position, served=served)
+        self._events.emit(GroupStart(who="generate", group=group_id, position=position, served=served))
 
     def start_sample(self, sample_id: str, group_id: int) -> None:
         self.ledger.start_sample(sample_id, group_id)
@@ -28,7 +29,7 @@ class SampleRecorder:
 
     def drop_sample(self, sample_id: str, reason: DropReason) -> None:
         self.ledger.drop_sample(sample_id, reason)
-        self._events.emit("sample.end", "generate", sample=sample_id, end="dropped", reason=str(reason))
+        self._events.emit(SampleEnd(who="generate", sample=sample_id, end="dropped", reason=str(reason)))
 
     def grade(self, group: SampleGroup) -> None:
         grades = [(s.sample_id, s.score, s.advantage) for s in group.samples if s.score is not None]
@@ -36,12 +37,12 @@ class SampleRecorder:
 
     def drop_group(self, group_id: int, reason: DropReason, who: str) -> None:
         for sample_id in self.ledger.drop_group(group_id, reason):
-            self._events.emit("sample.end", who, sample=sample_id, end="dropped", reason=str(reason))
-        self._events.emit("group.drop", who, group=group_id, reason=str(reason))
+            self._events.emit(SampleEnd(who=who, sample=sample_id, end="dropped", reason=str(reason)))
+        self._events.emit(GroupDrop(who=who, group=group_id, reason=str(reason)))
 
     def train(self, groups: Sequence[SampleGroup], made: int) -> None:
         for group in groups:
             ids = [sample.sample_id for sample in group.samples]
             self.ledger.train_group(group.group_id, ids, made)
             for sample_id in ids:
-                self._events.emit("sample.end", "train", sample=sample_id, end="trained")
+                self._events.emit(SampleEnd(who="train", sample=sample_id, end="trained"))

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from headway.errors import BackendError, ChannelClosed, IllegalTransition
 from headway.flow.channel import Channel
 from headway.flow.pipeline import Pipeline
+from headway.monitor.events import OperationRetry, StateChange
 from headway.rollout.concurrency import OrderedTaskGroup
 
 In = TypeVar("In")
@@ -96,7 +97,7 @@ class Stage(Generic[In, Out]):
         if state not in LEGAL_TRANSITIONS[self.state]:
             raise IllegalTransition(f"{self.role}: {self.state} → {state}")
         old, self.state = self.state, state
-        self.line.events.emit("state", self.role, old=str(old), new=str(state))
+        self.line.events.emit(StateChange(who=self.role, old=str(old), new=str(state)))
 
     def settle(self, *, listening: int = 0, running: int = 0, emitting: int = 0, recovering: int = 0) -> None:
         """Count what is going on and take the state that follows, by legal steps."""
@@ -163,7 +164,7 @@ class Stage(Generic[In, Out]):
                 self.line.recovery.failure(self.role, failure)
                 if failure.fatal or number == retries:
                     raise failure from error
-                self.line.events.emit("retry", self.role, attempt=number + 1)
+                self.line.events.emit(OperationRetry(who=self.role, attempt=number + 1))
             self.settle(recovering=1)
             try:
                 await asyncio.sleep(backoff_s * 2**number)

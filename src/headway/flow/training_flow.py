@@ -42,6 +42,7 @@ from headway.flow.validation_flow import ValidationFlow
 from headway.flow.watchdog import ProgressWatch, check_replicas, watch_for_stalls
 from headway.ledger import Ledger
 from headway.monitor.event_log import EventLog
+from headway.monitor.events import BackendRestart, BackendUp, ErrorReport, SampleEnd
 from headway.monitor.wait_graph import WaitGraph
 from headway.rollout.concurrency import OrderedTaskGroup
 from headway.rollout.inference_hub import InferenceHub
@@ -261,13 +262,13 @@ class AsyncTrainingFlow:
             if not isinstance(failure, asyncio.CancelledError):
                 await save_checkpoint(line)
         except BackendError as error:  # a dead trainer cannot be saved; its last checkpoint stands
-            self.events.emit("error", "trainer", error=type(error).__name__, message=str(error))
+            self.events.emit(ErrorReport.from_exception("trainer", error))
         finally:  # also for who does not want to wait for the checkpoint
             self._end_open(ledger, line.partials())
 
     def _end_open(self, ledger: Ledger, partials: Mapping[str, Generation]) -> None:
         for sample_id in ledger.save_open(partials):
-            self.events.emit("sample.end", "flow", sample=sample_id, end="saved")
+            self.events.emit(SampleEnd(who="flow", sample=sample_id, end="saved"))
 
     def _summary(self, failure: BaseException | None, trained: int) -> RunSummary:
         reason = "" if failure is None else str(failure)
@@ -290,7 +291,7 @@ class AsyncTrainingFlow:
             except TrainerError as error:
                 damaged = damaged or str(error)
                 message = f"the checkpoint of step {version} cannot be read and is passed over: {error}"
-                self.events.emit("error", "trainer", error="TrainerError", message=message)
+                self.events.emit(ErrorReport(who="trainer", error="TrainerError", message=message))
         if damaged:
             raise RunStopped(
                 f"none of its checkpoints can be read; the newest: {damaged}. Put one back from a copy, or begin anew "
@@ -310,19 +311,19 @@ class AsyncTrainingFlow:
         for attempt in range(reliability.replica_restarts + 1):
             if self._losses > reliability.replica_restarts + 1:
                 break
-            self.events.emit("restart", "trainer", attempt=attempt + 1)
+            self.events.emit(BackendRestart(who="trainer", attempt=attempt + 1))
             try:
                 async with asyncio.timeout(reliability.train_timeout_s):
                     await self.backends.trainer.restart()
                     error = await self._load_trainer(ledger) or failure
                 if error is failure:
-                    self.events.emit("up", "trainer", version=self.backends.trainer.version)
+                    self.events.emit(BackendUp(who="trainer", version=self.backends.trainer.version))
                     return
             except BackendError as again:
                 error = again
             except TimeoutError:
                 error = TrainerCrashed(f"not restarted and loaded after {reliability.train_timeout_s} s")
-            self.events.emit("error", "trainer", error=type(error).__name__, message=str(error))
+            self.events.emit(ErrorReport.from_exception("trainer", error))
             await asyncio.sleep(reliability.restart_backoff_s * float(2**attempt))
         raise RunStopped(f"the trainer does not come back: {error}; the run can be resumed from its last checkpoint")
 

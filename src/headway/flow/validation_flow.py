@@ -12,6 +12,7 @@ from itertools import takewhile
 
 from headway.data.task_sources import TaskSource
 from headway.flow.pipeline import Pipeline
+from headway.monitor.events import ValidateBegin, ValidateEnd
 from headway.rollout.concurrency import Signal, spawn_task
 from headway.rollout.replica import RequestLane
 from headway.rollout.sample_evaluation import SampleEvaluator, mean_outcomes
@@ -59,19 +60,20 @@ class ValidationFlow:
     async def _validate(self, trained: int) -> None:
         line, wanted = self._line, self._line.settings.eval_tasks
         tasks = list(takewhile(lambda task: task is not None, map(self._tasks.task, range(wanted))))
-        line.events.emit("validate.begin", "validate", trained=trained)
+        line.events.emit(ValidateBegin(who="validate", trained=trained))
         judged = await self._examiner().examine(task for task in tasks if task is not None)
         rewards = [score.value for one in judged for _, score in one.answers]
         mean = sum(rewards) / len(rewards) if rewards else 0.0
         failed = len(tasks) * line.settings.eval_answers - len(rewards)
         line.events.emit(
-            "validate.end",
-            "validate",
-            trained=trained,
-            reward=mean,
-            samples=len(rewards),
-            failed=failed,
-            **mean_outcomes([episode.info for one in judged for episode, _ in one.answers]),
+            ValidateEnd(
+                who="validate",
+                trained=trained,
+                reward=mean,
+                samples=len(rewards),
+                failed=failed,
+                **mean_outcomes([episode.info for one in judged for episode, _ in one.answers]),
+            )
         )
         line.on_validated(trained, judged)
 

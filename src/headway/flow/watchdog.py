@@ -7,21 +7,31 @@ import asyncio
 from headway.errors import RunStopped, Stalled
 from headway.flow.pipeline import Pipeline
 from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.monitor.events import (
+    BackendUp,
+    CheckpointSave,
+    GroupReady,
+    RunStall,
+    SampleFinish,
+    ScoreEnd,
+    StepBegin,
+    StepEnd,
+    ValidateEnd,
+    WeightsServed,
+)
 
 STALL_WARNINGS = 4
 """Times the stall is reported before the run is stopped."""
-PROGRESS_EVENTS = frozenset(
-    {
-        "sample.finish",
-        "score.end",
-        "group.ready",
-        "step.begin",
-        "step.end",
-        "served",
-        "up",
-        "checkpoint",
-        "validate.end",
-    }
+PROGRESS_EVENTS = (
+    SampleFinish,
+    ScoreEnd,
+    GroupReady,
+    StepBegin,
+    StepEnd,
+    WeightsServed,
+    BackendUp,
+    CheckpointSave,
+    ValidateEnd,
 )
 """Kinds of events that mean the run gets somewhere."""
 
@@ -33,7 +43,7 @@ class ProgressWatch:
         self.count = 0
 
     def __call__(self, event: LoggedEvent) -> None:
-        if event.kind in PROGRESS_EVENTS:
+        if isinstance(event.event, PROGRESS_EVENTS):
             self.count += 1
 
 
@@ -49,7 +59,7 @@ async def watch_for_stalls(line: Pipeline, progress: ProgressWatch, events: Even
             continue
         quiet += 1
         graph = line.waits.describe()
-        events.emit("stall", "flow", graph=graph)
+        events.emit(RunStall(who="flow", graph=graph))
         if line.hub.up == 0:
             raise RunStopped(f"no replica in service for {quiet * limit_s:g} s")
         if quiet >= STALL_WARNINGS:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from headway.errors import BackendError, TransferError
 from headway.monitor.event_log import EventLog
+from headway.monitor.events import ErrorReport, OperationRetry, SpanBegin, SpanEnd
 from headway.rollout.concurrency import OrderedTaskGroup
 from headway.rollout.replica import Replica
 from headway.settings import RunSettings
@@ -157,19 +158,19 @@ class WeightUpdater:
             except TransferError as error:
                 if replica.life != life:
                     raise
-                self._events.emit("error", replica.name, error=type(error).__name__, message=str(error))
+                self._events.emit(ErrorReport.from_exception(replica.name, error))
                 if attempt == reliability.transfer_retries:
                     raise
-                self._events.emit("retry", "param_update", attempt=attempt + 1)
+                self._events.emit(OperationRetry(who="param_update", attempt=attempt + 1))
             await asyncio.sleep(reliability.restart_backoff_s * float(2**attempt))
 
     def _begin(self, name: str, version: int) -> int:
         span = next(self._spans)
-        self._events.emit("span.begin", "param_update", span=span, name=f"{name} v{version}")
+        self._events.emit(SpanBegin(who="param_update", span=span, name=f"{name} v{version}"))
         return span
 
     def _end(self, name: str, span: int) -> None:
-        self._events.emit("span.end", "param_update", span=span, name=name)
+        self._events.emit(SpanEnd(who="param_update", span=span, name=name))
 
 
 async def _within(call: Awaitable[None], limit_s: float, what: str) -> None:

@@ -28,8 +28,10 @@ from headway.launch.sample_logs import ImageSampleLog, SampleLog
 from headway.launch.settings import make_run_settings
 from headway.launch.transports import check_version_directory
 from headway.monitor.event_log import EventLog, EventSink, JsonlSink, LoggedEvent
+from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.machine_facts import describe_machine
 from headway.rewards.reward_registry import make_rewards
+from headway.version import VERSION
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """Of a checkpoint: weights and two moments, in fp32."""
@@ -138,7 +140,11 @@ async def run_training(
     with _EventFileSink(directory.path / EVENTS_FILE, flow) as log:
         events.attach(log)
         with _InterruptHandler(flow, on_interrupt) as interrupts:  # before anybody can see that it runs
-            events.emit("run.begin", "run", resumed=resumed, trained=directory.trained(), **describe_machine())
+            events.emit(
+                RunBegin(
+                    who="run", resumed=resumed, trained=directory.trained(), machine=describe_machine(), headway=VERSION
+                )
+            )
             ticking = None if tick is None else asyncio.ensure_future(_call_periodically(tick, clock))
             try:
                 await machinery.start()
@@ -147,7 +153,9 @@ async def run_training(
                 interrupts.ready = True
                 async with _open_control_socket(directory, flow, events):
                     summary = await flow.run()
-                events.emit("run.end", "run", trained=summary.trained, finished=summary.finished, reason=summary.reason)
+                events.emit(
+                    RunEnd(who="run", trained=summary.trained, finished=summary.finished, reason=summary.reason)
+                )
                 return summary
             finally:
                 if ticking is not None:
@@ -164,7 +172,7 @@ async def _open_control_socket(
         try:
             await stack.enter_async_context(serve_control_socket(directory.path, make_scale_handler(flow)))
         except OSError as error:
-            events.emit("error", "control", error="OSError", message=f"cannot be spoken to: {error.strerror}")
+            events.emit(ErrorReport(who="control", error="OSError", message=f"cannot be spoken to: {error.strerror}"))
         yield
 
 

@@ -1,56 +1,50 @@
 """The event log: one append-only stream that every metric, timeline and report is computed from.
 
-An event is (time, kind, who, data). Time is the event loop's, so the same code logs virtual and wall-clock runs;
-data holds JSON scalars only, in the order given, so that a log is reproducible byte for byte.
-
-| kind | who | data |
-|---|---|---|
-| `state` | stage | `old`, `new` |
-| `group.start` | `generate` | `group`, `position`, `served` |
-| `sample.start` | `generate` | `sample` |
-| `sample.finish` | `generate` | `sample`, `actions`, `oldest`, `newest`; of an episode `success`, `turns`, `invalid` |
-| `sample.end` | who ended it | `sample`, `end` (`trained`, `dropped`, `saved`), `reason` for a drop |
-| `sample.reopen` | `restore` | `sample`: goes on in a new line; an end it had is undone |
-| `group.ready` | `reward` | `group`, `reward` (mean); `equal` where all are and it is kept to fill a batch |
-| `group.drop` | who dropped it | `group`, `reason` |
-| `group.train` | `train` | `group`, `trained`, `oldest`, `in_flight`, `in_queue` (lag split), `samples`, `actions` |
-| `step.begin` / `step.end` | `train` | `trained` (before / after), `groups`, and metrics at the end; of groups with \
-equal rewards, `replaced` for it and `filled` in |
-| `served` | engine | `version`, `trained` |
-| `request.start` / `request.end` | engine | `request`, and `actions`, `finish` at the end |
-| `span.begin` / `span.end` | role such as `param_update`, `ref_logp` | `span` (unique), `name` |
-| `score.start` / `score.end` | `reward` | `sample` |
-| `error` | who failed | `error`, `message` |
-| `retry` / `restart` / `down` / `up` | who | `attempt` or `reason`; `version` for an engine that is up again |
-| `join` / `leave` | engine | `engines` (of the run, with or without it); a newcomer serves when it is `up` |
-| `degrade` / `restore` | `recovery` | `level` |
-| `checkpoint` / `checkpoint.remove` | `flow` | `trained` |
-| `validate.begin` / `validate.end` | `validate` | `trained`; at the end `reward`, `samples`, the outcomes of episodes |
-| `stall` | `flow` | `graph` |
-| `run.begin` | `run` | `resumed`, `trained`, and what is known about the run, such as `steps` and `machine` |
-| `run.end` | `run` | `trained`, `finished`, `reason` where it did not finish |
-
-A log is appended to when a run is resumed, with times that go on; every process begins its part with `run.begin`.
-What a killed process had under way has no end in the log: `run.begin` is the end of it.
+`EventLog` stamps each record of `events` with the event loop's time, so the same code logs virtual and wall-clock
+runs, and hands it to every sink. On disk an event is one line, `[microseconds, kind, who, data]`; equal events give
+equal bytes on every platform.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import IO, Any, NamedTuple, Protocol
 
 from headway.errors import HeadwayError
+from headway.monitor.events import (
+    EVENT_TYPES,
+    CheckpointSave,
+    Event,
+    GenericEvent,
+    RunBegin,
+    RunEnd,
+    StepEnd,
+    ValidateEnd,
+)
 
 
 class LoggedEvent(NamedTuple):
-    """One thing that happened."""
+    """An event and when it happened."""
 
     time_s: float
-    kind: str
-    who: str
-    data: dict[str, Any]
+    event: Event
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind of event in the log file."""
+        return self.event.kind
+
+    @property
+    def who(self) -> str:
+        """Role, engine or component that the event is about."""
+        return self.event.who
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The JSON object that the log file holds."""
+        return self.event.to_data()
 
 
 class EventSink(Protocol):
@@ -70,22 +64,22 @@ class EventLog:
         """Add a sink; it sees what happens from now on."""
         self._sinks.append(sink)
 
-    def emit(self, kind: str, who: str, **data: Any) -> None:
+    def emit(self, event: Event) -> None:
         """Record one event."""
-        event = LoggedEvent(self._clock(), kind, who, data)
+        logged = LoggedEvent(self._clock(), event)
         for sink in self._sinks:
-            sink(event)
+            sink(logged)
 
 
 _ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-_AT_ONCE = 512
-_FLUSHED = frozenset({"step.end", "validate.end", "checkpoint", "run.begin", "run.end"})
+_LINES_PER_CHUNK = 512
+_FLUSHED_EVENTS = (StepEnd, ValidateEnd, CheckpointSave, RunBegin, RunEnd)
 
 
 class JsonlSink:
-    """Writes one JSON line an event. `[time, kind, who, data]`, time in whole microseconds.
+    """Writes one JSON line per event.
 
-    Flushed with every step: a killed process loses the events of the step under way at most.
+    The file is flushed with every step: a killed process loses at most the events of the step under way.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -93,47 +87,71 @@ class JsonlSink:
 
     def __call__(self, event: LoggedEvent) -> None:
         self._stream.write(encode_event(event) + "\n")
-        if event.kind in _FLUSHED:
+        if isinstance(event.event, _FLUSHED_EVENTS):
             self._stream.flush()
 
 
-def encode_event(event: LoggedEvent) -> str:
-    """The canonical text of an event, equal for equal events on every platform."""
-    row = [round(event.time_s * 1e6), event.kind, event.who, event.data]
-    return _ENCODE(row)
+def encode_event(logged: LoggedEvent) -> str:
+    """Return the line of an event, equal for equal events on every platform."""
+    time_s, event = logged
+    return _ENCODE([round(time_s * 1e6), event.kind, event.who, event.to_data()])
 
 
 def decode_event(line: str) -> LoggedEvent:
-    """The event that `encode_event` wrote."""
+    """Return the event that `encode_event` wrote."""
     micros, kind, who, data = json.loads(line)
-    return LoggedEvent(micros / 1e6, kind, who, data)
+    return LoggedEvent(micros / 1e6, parse_event(kind, who, data))
+
+
+def parse_event(kind: str, who: str, data: Mapping[str, Any]) -> Event:
+    """Return the record of an event as it is on disk. Raises `TypeError` if `data` is not a mapping.
+
+    A kind that is not known, or an event without a field that its kind requires, becomes a `GenericEvent`. Keys that
+    a kind does not have are ignored.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"the data of an event is an object, not {data!r}")
+    record = EVENT_TYPES.get(kind)
+    if record is None:
+        return GenericEvent(kind=kind, who=who, data={**data})
+    if record is StepEnd:
+        metrics = {name: value for name, value in data.items() if name not in StepEnd.field_names}
+        if metrics:
+            data = {**{name: value for name, value in data.items() if name not in metrics}, "metrics": metrics}
+    try:
+        return record(who=who, **data)
+    except TypeError:
+        known = {name: value for name, value in data.items() if name in record.field_names}
+        if record.required_names <= known.keys():
+            return record(who=who, **known)
+        return GenericEvent(kind=kind, who=who, data={**data})
 
 
 def read_events(lines: Iterable[str]) -> Iterator[LoggedEvent]:
-    """The events of a log. A torn last line, which a killed process leaves behind, is the end of the log."""
+    """Yield the events of a log. A torn last line, which a killed process leaves behind, ends the log."""
     rest, number = iter(lines), 0
-    while chunk := list(islice(rest, _AT_ONCE)):
-        events = _decoded(chunk)
+    while chunk := list(islice(rest, _LINES_PER_CHUNK)):
+        events = _decode_chunk(chunk)
         if events is None:
-            yield from _line_by_line(chain(chunk, rest), number)
+            yield from _decode_line_by_line(chain(chunk, rest), number)
             return
         yield from events
         number += len(chunk)
 
 
-def _decoded(lines: Sequence[str]) -> list[LoggedEvent] | None:
-    """Many lines at once, which costs half; nothing where one of them is not an event."""
+def _decode_chunk(lines: Sequence[str]) -> list[LoggedEvent] | None:
+    """Decode many lines at once, which halves the cost; return None if one of them is not an event."""
     try:
         rows = json.loads(f"[{','.join(lines)}]")
-        events = [LoggedEvent(micros / 1e6, kind, who, data) for micros, kind, who, data in rows]
+        events = [LoggedEvent(micros / 1e6, parse_event(kind, who, data)) for micros, kind, who, data in rows]
     except (ValueError, TypeError):
         return None
     return events if len(events) == len(lines) else None
 
 
-def _line_by_line(lines: Iterable[str], before: int) -> Iterator[LoggedEvent]:
+def _decode_line_by_line(lines: Iterable[str], lines_before: int) -> Iterator[LoggedEvent]:
     torn: HeadwayError | None = None
-    for number, line in enumerate(lines, start=before + 1):
+    for number, line in enumerate(lines, start=lines_before + 1):
         if torn:
             raise torn
         if not line.strip():

@@ -1,6 +1,6 @@
-"""What a run runs on, in words, for its `run.begin` event: `log.emit("run.begin", "run", ..., **machine_facts())`.
+"""Describes the machine of a run for its `RunBegin` event.
 
-GPUs are named only where torch has been imported already: nobody waits for it here.
+GPUs are named only if torch has been imported already, so that nobody waits for the import here.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import sys
 from collections import Counter
 from typing import Any
 
-from headway.version import VERSION
 
-
-def describe_machine() -> dict[str, str]:
-    """`machine`: devices, cores, memory and system; `headway`: the version."""
+def describe_machine() -> str:
+    """Return devices, cores, memory, system and Python version as one line of text."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parts = [*_gpus(sys.modules.get("torch")), f"{cores} CPU core{'s' * (cores != 1)}", *_memory()]
     parts += [f"{platform.system()} {platform.machine()}", f"Python {platform.python_version()}"]
-    return {"machine": ", ".join(parts), "headway": VERSION}
+    return ", ".join(parts)
 
 
 def _gpus(torch: Any) -> list[str]:

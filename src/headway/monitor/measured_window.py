@@ -107,7 +107,7 @@ class MeasuringSink:
         clock = self.clock
         if clock.first_s is None:
             clock.begin(event.time_s)
-        time_s, kind, _, _ = event
+        time_s, kind = event.time_s, event.kind
         clock.last_s = time_s
         clock.events += 1
         for handler in self._handlers.get(kind, ()):

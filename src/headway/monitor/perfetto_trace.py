@@ -86,7 +86,7 @@ class PerfettoTraceBuilder:
             yield _name("process_name", self._pids[engine], 0, engine)
 
     def _state(self, event: LoggedEvent) -> Iterator[TraceRow]:
-        time_s, _, who, data = event
+        time_s, who, data = event.time_s, event.who, event.data
         yield from self._thread(who)
         since_s, state = self._states.get(who, (self._first_s or 0.0, data["old"]))
         if time_s > since_s:
@@ -94,7 +94,7 @@ class PerfettoTraceBuilder:
         self._states[who] = (time_s, data["new"])
 
     def _request(self, event: LoggedEvent) -> Iterator[TraceRow]:
-        time_s, kind, who, data = event
+        time_s, kind, who, data = event.time_s, event.kind, event.who, event.data
         yield from self._process(who)
         pid, pending = self._pids[who], self._requests[who]
         phase = "b" if kind == "request.start" else "e"
@@ -114,7 +114,7 @@ class PerfettoTraceBuilder:
                 yield _counter(event.time_s, "requests", self._pids[engine], {"open": 0})
 
     def _span(self, event: LoggedEvent) -> Iterator[TraceRow]:
-        time_s, kind, who, data = event
+        time_s, kind, who, data = event.time_s, event.kind, event.who, event.data
         key = f"{who}:{data['span']}"
         if kind == "span.begin":
             name = self._spans[key] = f"{who}: {data.get('name', '')}"

@@ -209,7 +209,7 @@ class UsageRecorder:
         return sum(engine.open for engine in self._engines.values())
 
     def _state(self, event: LoggedEvent) -> None:
-        time_s, _, who, data = event
+        time_s, who, data = event.time_s, event.who, event.data
         stage = self._stages.get(who)
         if stage is None:
             stage = self._stages[who] = self._first_heard(who, data["old"])
@@ -227,7 +227,7 @@ class UsageRecorder:
         self._engines[event.who].begin(event.time_s, event.data["request"])
 
     def _request_end(self, event: LoggedEvent) -> None:
-        time_s, _, who, data = event
+        time_s, who, data = event.time_s, event.who, event.data
         self._engines[who].end(time_s, data["request"], data.get("actions", 0))
 
     def _span_begin(self, event: LoggedEvent) -> None:

@@ -86,7 +86,7 @@ class IncidentRecorder:
         self.checkpoints += 1
 
     def _validated(self, event: LoggedEvent) -> None:
-        time_s, _, _, data = event
+        time_s, data = event.time_s, event.data
         self.validations.append(
             ValidationResult(
                 trained=data["trained"], time_s=time_s, reward=data.get("reward"), samples=data.get("samples", 0)

@@ -96,7 +96,7 @@ class VersionTracker:
 
     def take(self, event: LoggedEvent) -> bool:
         """Follow an event; whether it was one about versions."""
-        _, kind, who, data = event
+        kind, who, data = event.kind, event.who, event.data
         if who == "trainer":
             return False
         if kind == "served" or (kind == "up" and "version" in data):

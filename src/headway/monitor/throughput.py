@@ -154,7 +154,7 @@ class ThroughputRecorder:
         self._begun_s = event.time_s
 
     def _step_end(self, event: LoggedEvent) -> None:
-        time_s, _, _, data = event
+        time_s, data = event.time_s, event.data
         step = self._close(data["trained"])
         before_s = self._before_s()
         reported = _number(data.get("reward"))

@@ -62,7 +62,7 @@ class LaneCollector:
         self._seen = False
 
     def __call__(self, event: LoggedEvent) -> None:
-        time_s, kind, who, data = event
+        time_s, kind, who, data = event.time_s, event.kind, event.who, event.data
         if not self._seen:
             self._seen = True
             self.lanes.start_s = self._begun_s = time_s
@@ -108,7 +108,7 @@ class LaneCollector:
             _add_point(points, time_s, 0)
 
     def _follow_versions(self, event: LoggedEvent) -> None:
-        time_s, kind, _, data = event
+        time_s, kind, data = event.time_s, event.kind, event.data
         if not self._versions.take(event):
             return
         if kind == "step.begin":
@@ -121,7 +121,7 @@ class LaneCollector:
             versions.append(row)
 
     def _mark(self, event: LoggedEvent) -> None:
-        time_s, kind, who, data = event
+        time_s, kind, who, data = event.time_s, event.kind, event.who, event.data
         if kind == "down" and self._open[who]:
             self._open[who].clear()
             _add_point(self.lanes.engines[who], time_s, 0)

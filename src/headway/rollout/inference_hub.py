@@ -19,6 +19,7 @@ from itertools import count
 from headway.engines.base import Engine, Progress, Request
 from headway.errors import BackendError, EngineCrashed, EngineError
 from headway.monitor.event_log import EventLog
+from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RequestEnd, RequestStart
 from headway.monitor.wait_graph import WaitEdge
 from headway.rollout.concurrency import Signal
 from headway.rollout.replica import Replica, ReplicaHealth, RequestLane
@@ -154,14 +155,14 @@ class InferenceHub:
         replica.life += 1
         replica.errors = 0
         self._router.withdraw(replica)
-        self._events.emit("down", replica.name, reason=f"{type(error).__name__}: {error}")
+        self._events.emit(BackendDown(who=replica.name, reason=f"{type(error).__name__}: {error}"))
         self.on_failure(replica, error)
         replica.last_failure_s = self._clock()  # only now: whoever was told wants to know how long ago the last one was
 
     def revive(self, replica: Replica) -> None:
         """A restarted and seeded replica is back in service."""
         replica.health = ReplicaHealth.UP
-        self._events.emit("up", replica.name, version=replica.version)
+        self._events.emit(BackendUp(who=replica.name, version=replica.version))
         self._router.refresh(replica)
 
     def check(self) -> None:
@@ -287,7 +288,7 @@ class InferenceHub:
         self._router.remember(request.session, replica)
         before, began_s = len(progress.actions), self._clock()
         finish = "failed"
-        self._events.emit("request.start", replica.name, request=request.request_id)
+        self._events.emit(RequestStart(who=replica.name, request=request.request_id))
         try:
             limit = None if self._halted else self._reliability.request_timeout_s
             async with asyncio.timeout(limit) as replica.deadlines[request.request_id]:
@@ -309,11 +310,13 @@ class InferenceHub:
             replica.left_s.pop(request.request_id, None)
             made = len(progress.actions) - before
             progress.spent_s += self._clock() - began_s
-            self._events.emit("request.end", replica.name, request=request.request_id, actions=made, finish=str(finish))
+            self._events.emit(
+                RequestEnd(who=replica.name, request=request.request_id, actions=made, finish=str(finish))
+            )
 
     def _complain(self, replica: Replica, request: Request, error: EngineError) -> None:
         """One request failed: try it elsewhere; a replica on which they all fail is sick."""
-        self._events.emit("error", replica.name, error=type(error).__name__, message=str(error))
+        self._events.emit(ErrorReport.from_exception(replica.name, error))
         self._router.forget(request.session)
         replica.errors += 1
         if replica.errors >= ERRORS_IN_A_ROW:

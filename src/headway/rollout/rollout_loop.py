@@ -18,6 +18,7 @@ from typing import Protocol
 from headway.environments.base import Environment, EnvironmentFactory, extract_outcome
 from headway.errors import EngineCrashed, EngineError, EnvironmentFailed, RewardError
 from headway.monitor.event_log import EventLog
+from headway.monitor.events import ErrorReport, SampleFinish, SampleStart, ScoreEnd, ScoreStart
 from headway.rewards.base import Reward
 from headway.rollout.concurrency import TurnBarrier, run_with_deadline, spawn_task
 from headway.rollout.environment_agent import Decode, EnvironmentAgent, ReplayMismatch, is_cancelled
@@ -181,7 +182,7 @@ class RolloutLoop:
         sample_id = f"{self._prefix}{run.group_id}.{run.started}"
         run.started += 1
         self._book.start_sample(sample_id, run.group_id)
-        self._events.emit("sample.start", self._who, sample=sample_id)
+        self._events.emit(SampleStart(who=self._who, sample=sample_id))
         self._spawn(run, sample_id, None)
 
     def _spawn(self, run: RunningGroup, sample_id: str, partial: Generation | None) -> None:
@@ -248,20 +249,21 @@ class RolloutLoop:
             raise EnvironmentFailed(f"no environment for task {task.position}: {error!r}") from error
 
     def _complain(self, error: str, message: str) -> None:
-        self._events.emit("error", self._who, error=error, message=message)
+        self._events.emit(ErrorReport(who=self._who, error=error, message=message))
 
     def _hand_in(self, run: RunningGroup, episode: Episode) -> None:
         run.episodes[episode.sample_id] = episode
         self._book.finish_sample(episode)
         runs = episode.runs
         self._events.emit(
-            "sample.finish",
-            self._who,
-            sample=episode.sample_id,
-            actions=sum(part.count for part in runs),
-            oldest=min((part.version for part in runs), default=-1),
-            newest=max((part.version for part in runs), default=-1),
-            **extract_outcome(episode.info),
+            SampleFinish(
+                who=self._who,
+                sample=episode.sample_id,
+                actions=sum(part.count for part in runs),
+                oldest=min((part.version for part in runs), default=-1),
+                newest=max((part.version for part in runs), default=-1),
+                **extract_outcome(episode.info),
+            )
         )
 
     def _hand_over_if_full(self, run: RunningGroup) -> None:
@@ -281,13 +283,13 @@ class RolloutLoop:
     async def _score(self, episode: Episode, future: asyncio.Future[Score]) -> None:
         """The verdict into `future`, tried again within the budget."""
         retries = self._settings.reliability.sample_retries
-        self._events.emit("score.start", "reward", sample=episode.sample_id)
+        self._events.emit(ScoreStart(who="reward", sample=episode.sample_id))
         try:
             for attempt in range(retries + 1):
                 try:
                     verdict = await self._judge(episode)
                 except RewardError as error:
-                    self._events.emit("error", "reward", error=type(error).__name__, message=str(error))
+                    self._events.emit(ErrorReport.from_exception("reward", error))
                     if attempt == retries and not future.done():
                         future.set_exception(error)
                         future.exception()  # looked at: whoever needs the verdict will see it again
@@ -297,7 +299,7 @@ class RolloutLoop:
                     return
         finally:
             future.cancel()
-            self._events.emit("score.end", "reward", sample=episode.sample_id)
+            self._events.emit(ScoreEnd(who="reward", sample=episode.sample_id))
 
     async def _judge(self, episode: Episode) -> Score:
         limit = self._settings.reliability.reward_timeout_s

@@ -18,6 +18,7 @@ from headway.errors import ConfigError
 from headway.flow.backends import Backends, EngineReserve
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.monitor.event_log import EventLog, EventSink
+from headway.monitor.events import ErrorReport
 from headway.settings import RunSettings
 from headway.sim.fault_injection import FaultInjector
 from headway.sim.simulated_engine import SimulatedEngine
@@ -56,7 +57,7 @@ class EngineChangeSchedule:
             else:
                 fleet.scale(len(fleet.names) + (1 if change.kind == "join" else -1))
         except ConfigError as error:
-            self._flow.events.emit("error", "fleet", error="ConfigError", message=str(error))
+            self._flow.events.emit(ErrorReport(who="fleet", error="ConfigError", message=str(error)))
 
 
 def _check(change: EngineChangeConfig, most: int, key: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from headway.errors import RewardError
 from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, register_stage
+from headway.monitor.events import GroupReady
 from headway.rewards.base import has_zero_variance
 from headway.types import DropReason, SampleGroup, Score
 
@@ -39,8 +40,8 @@ class RewardStage(Stage[SampleGroup, SampleGroup]):
         self.line.loop.close(item.group_id)
         graded = replace(item, samples=samples)
         self.line.books.grade(graded)
-        told = {"equal": True} if equal else {}
-        self.line.events.emit("group.ready", self.role, group=item.group_id, reward=sum(rewards) / len(rewards), **told)
+        reward = sum(rewards) / len(rewards)
+        self.line.events.emit(GroupReady(who=self.role, group=item.group_id, reward=reward, equal=equal or None))
         return graded
 
     async def _scores(self, group: SampleGroup) -> list[Score] | None:

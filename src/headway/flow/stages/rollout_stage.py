@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.flow.stage import Stage, register_stage
+from headway.monitor.events import ErrorReport
 from headway.types import DropReason, Episode, EpisodeGroup, Sample, SampleGroup
 
 
@@ -19,7 +20,9 @@ class RolloutStage(Stage[EpisodeGroup, SampleGroup]):
         for episode in item.episodes:
             fault = find_fault(episode)
             if fault:
-                self.line.events.emit("error", self.role, error="EngineError", message=f"{episode.sample_id}: {fault}")
+                self.line.events.emit(
+                    ErrorReport(who=self.role, error="EngineError", message=f"{episode.sample_id}: {fault}")
+                )
                 self.line.replace_member(item.group_id, episode.sample_id, DropReason.ENGINE_FAILED)
                 return None
         samples = tuple(episode_to_sample(episode) for episode in item.episodes)

@@ -9,6 +9,7 @@ from headway.errors import BackendError, TrainerCrashed
 from headway.flow.checkpointing import save_checkpoint
 from headway.flow.stage import Stage, register_stage
 from headway.flow.staleness_controller import GroupSlot
+from headway.monitor.events import GroupTrain, StepBegin, StepEnd
 from headway.rollout.concurrency import OrderedTaskGroup
 from headway.types import Batch, SampleGroup, Snapshot
 
@@ -99,34 +100,36 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
 
     def _report(self, tickets: Sequence[GroupSlot], batch: Batch) -> None:
         events = self.line.events
-        events.emit("step.begin", self.role, trained=batch.trained, groups=len(tickets))
+        events.emit(StepBegin(who=self.role, trained=batch.trained, groups=len(tickets)))
         for ticket, group in zip(tickets, batch.groups, strict=True):
             in_queue = batch.trained - max(ticket.finished_at, 0)
             events.emit(
-                "group.train",
-                self.role,
-                group=group.group_id,
-                trained=batch.trained,
-                oldest=group.oldest,
-                in_flight=batch.trained - group.oldest - in_queue,
-                in_queue=in_queue,
-                samples=len(group.samples),
-                actions=group.actions,
+                GroupTrain(
+                    who=self.role,
+                    group=group.group_id,
+                    trained=batch.trained,
+                    oldest=group.oldest,
+                    in_flight=batch.trained - group.oldest - in_queue,
+                    in_queue=in_queue,
+                    samples=len(group.samples),
+                    actions=group.actions,
+                )
             )
 
     def _report_end(self, batch: Batch, trained: int, spread: Mapping[str, int], metrics: Mapping[str, float]) -> None:
         samples = [sample for group in batch.groups for sample in group.samples]
         rewards = [sample.score.value for sample in samples if sample.score is not None]
         self.line.events.emit(
-            "step.end",
-            self.role,
-            trained=trained,
-            groups=len(batch.groups),
-            samples=len(samples),
-            actions=batch.actions,
-            reward=sum(rewards) / max(len(rewards), 1),
-            **spread,
-            **{f"train/{name}": value for name, value in metrics.items()},
+            StepEnd(
+                who=self.role,
+                trained=trained,
+                groups=len(batch.groups),
+                samples=len(samples),
+                actions=batch.actions,
+                reward=sum(rewards) / max(len(rewards), 1),
+                **spread,
+                metrics={f"train/{name}": value for name, value in metrics.items()},
+            )
         )
 
     async def _checkpoint(self) -> None:

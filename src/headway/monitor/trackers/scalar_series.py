@@ -120,7 +120,7 @@ class ScalarMeter:
         self._lag_max = max(self._lag_max, lag)
 
     def _step_end(self, event: LoggedEvent) -> ScalarPoint:
-        time_s, _, _, data = event
+        time_s, data = event.time_s, event.data
         step, before_s = data["trained"], self._step_s if self._step_s is not None else time_s
         values: dict[str, float] = {}
         if _is_number(data.get("reward")):

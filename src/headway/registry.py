@@ -25,8 +25,17 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str, entry: T) -> T:
-        """Add `entry` under `name` and return it. Raise `ConfigError` if the name has another entry already."""
-        if self._entries.setdefault(name, entry) is not entry:
+        """Add `entry` under `name` and return it. Raise `ConfigError` if the name has another entry already.
+
+        A definition that is executed again, as in a notebook, replaces its former self.
+        """
+        module = _identify(entry)[0] or ""
+        if name in self.built_in and module.split(".")[0] != "headway":
+            raise ConfigError(f"is a built-in {self.kind}", key=self.kind, value=name, hint="choose another name")
+        present = self._entries.setdefault(name, entry)
+        if present is not entry and _identify(present) == _identify(entry):
+            self._entries[name] = entry
+        elif present is not entry:
             raise ConfigError(f"is the name of another {self.kind}", key=self.kind, value=name, hint="choose another")
         return entry
 
@@ -53,6 +62,12 @@ class Registry(Generic[T]):
         return name in self.built_in or name in self._entries
 
 
+def _identify(entry: Any) -> tuple[str | None, object]:
+    """Return the module and the name under which `entry`, or what it wraps, was defined."""
+    definition = getattr(entry, "definition", entry)
+    return getattr(definition, "__module__", None), getattr(definition, "__qualname__", definition)
+
+
 POLICY_LOSSES: Registry[Any] = Registry(
     "policy loss", built_in=("ppo", "decoupled_ppo", "vanilla", "tis", "cispo", "topr", "kimi15", "gspo")
 )
@@ -66,3 +81,11 @@ STALENESS_POLICIES: Registry[Any] = Registry("staleness policy", built_in=("drop
 """Values of `staleness_policy`."""
 ENGINES: Registry[Any] = Registry("engine", built_in=("native", "vllm", "sglang", "hf_infer"))
 """Values of `actor_infer.strategy_args.strategy_name`."""
+STAGES: Registry[Any] = Registry(
+    "stage",
+    built_in=(
+        *("dataloader", "generate", "rollout", "logp", "ref_logp", "reward"),
+        *("critic", "train", "param_update"),
+    ),
+)
+"""Values of `stages.*.name`; built-in ones are what a stage can stand behind."""

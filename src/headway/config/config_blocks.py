@@ -10,6 +10,18 @@ from headway.config.field_types import Amount, Count, Positive, Real, Seconds, S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageConfig:
+    """A stage of the user's own between two stages of the pipeline."""
+
+    name: str = ""
+    """Name under which a plugin registered it."""
+    after: str = "rollout"
+    """Stage that it stands behind: a built-in one, or one of this list."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of its constructor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvManagerConfig:
     """How many environments run, and of which kinds."""
 

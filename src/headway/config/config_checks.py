@@ -12,6 +12,7 @@ from headway.config.denoising_defaults import check_denoising
 from headway.config.resolved_config import ConfigDraft, DerivedConfig, get_at_key
 from headway.config.strategies import SERVER_STRATEGIES
 from headway.errors import ConfigError
+from headway.registry import STAGES
 
 OFF_POLICY_LOSSES = frozenset({"ppo", "decoupled_ppo", "tis", "cispo", "topr", "kimi15", "gspo"})
 """Losses whose ratio is against the behaviour policy."""
@@ -24,6 +25,7 @@ def check_config(draft: ConfigDraft, derived: DerivedConfig) -> None:
     _check_groups(draft, derived)
     _check_sampling(draft, derived)
     _check_environments(draft)
+    _check_stages(draft)
     _check_algorithm(draft)
     _check_servers(draft, derived)
     _check_inflight(draft, derived)
@@ -40,6 +42,21 @@ def _check_lending(draft: ConfigDraft, derived: DerivedConfig) -> None:
     if draft.config.lend_idle_trainer and shared:
         problem = f"actor_train and actor_infer have devices {sorted(shared)} both: there is nothing to lend"
         draft.refuse("lend_idle_trainer", problem, "a device_mapping of its own for each")
+
+
+def _check_stages(draft: ConfigDraft) -> None:
+    """Refuse stages that no plugin registered, or that stand behind a stage that is not there."""
+    before = [name for name in STAGES.built_in if name != "param_update"]
+    for index, stage in enumerate(draft.config.stages):
+        if stage.name not in STAGES or stage.name in STAGES.built_in:
+            names = [name for name in STAGES.names() if name not in STAGES.built_in]
+            hint = f"one of {', '.join(names)}" if names else "plugins: [a module that registers it]"
+            problem, key = "no plugin registered a stage of this name", f"stages[{index}].name"
+            draft.problems.append(ConfigError(problem, key=key, value=stage.name, hint=hint))
+        if stage.after not in before:
+            problem, key, hint = "there is no such stage", f"stages[{index}].after", f"one of {', '.join(before)}"
+            draft.problems.append(ConfigError(problem, key=key, value=stage.after, hint=hint))
+        before.append(stage.name)
 
 
 def _check_lengths(draft: ConfigDraft, derived: DerivedConfig) -> None:

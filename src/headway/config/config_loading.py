@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from headway.config.config_checks import add_cautions, check_config
@@ -31,6 +33,7 @@ from headway.config.schema import Config
 from headway.config.strategies import BUILT_IN_STRATEGIES
 from headway.config.translation import suggest_dialect_key, translate
 from headway.errors import ConfigError, ConfigErrors
+from headway.plugins import find_plugin, load_plugins
 
 
 def load_config(
@@ -47,6 +50,7 @@ def load_config(
     notes: list[str] = []
     entries = apply_overrides(read_source(source, problems), overrides, problems)
     entries, used = resolve_references(entries, _default_of, problems, unread=is_foreign_key)
+    _load_plugins(entries, source, problems)
     entries = set_foreign_keys_aside(_without_variables(entries, used), notes, problems)
     translation = translate(entries, notes, problems)
     config, provenance = build_tree(Config, _without_strangers(translation.entries, problems), problems)
@@ -60,6 +64,21 @@ def load_config(
     add_cautions(draft, derived)
     where = {key: draft.provenance.get(key, "default") for key, _ in list_leaves(draft.config)}
     return ResolvedConfig(config=draft.config, derived=derived, provenance=where, notes=tuple(notes))
+
+
+def _load_plugins(entries: ConfigEntries, source: Source, problems: list[ConfigError]) -> None:
+    """Import the plugins before anything judges a name that one of them may register."""
+    entry = entries.get(("plugins",))
+    given = entry.value if entry is not None else []
+    names = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    directory = Path(source).parent if isinstance(source, str | Path) else None
+    found = [find_plugin(name, directory) for name in names if isinstance(name, str)]
+    if entry is not None and len(found) == len(names):
+        entries["plugins",] = replace(entry, value=found)
+    try:
+        load_plugins(found)
+    except ConfigError as error:
+        problems.append(error)
 
 
 _DEFAULTS = Config()

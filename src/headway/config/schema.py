@@ -17,6 +17,7 @@ from headway.config.config_blocks import (
     DenoisingConfig,
     EnvManagerConfig,
     ReliabilityConfig,
+    StageConfig,
     TrainInferCorrectionConfig,
     WeightTransferConfig,
 )
@@ -67,6 +68,12 @@ class Config:
     """Prompts (agentic: trajectories) of one validation. null (or −1): all of the held-out data."""
     eval_at_start: bool = True
     """Validate before the first step too, where `eval_steps` is not 0."""
+
+    # Code of the user's own.
+    plugins: tuple[str, ...] = ()
+    """Modules (`package.module` or `path/to/file.py`) that register names; see docs/extending.md."""
+    stages: tuple[StageConfig, ...] = ()
+    """Stages of plugins, inserted into the pipeline of real and simulated runs."""
 
     # Models and lengths, in actions.
     pretrain: str | None = None

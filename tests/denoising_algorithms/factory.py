@@ -1,11 +1,15 @@
-"""Noise, small velocities with parameters, and a velocity whose law is known."""
+"""Noise, small velocities with parameters, a velocity whose distribution is known, and a plain reference sampler."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from headway.algorithms.denoising import CpsSampler, DenoisingSampler, FlowSdeSampler
+from headway.algorithms.denoising import CpsSampler, DenoisingSampler, FlowSdeSampler, StepWindow, logp
+from headway.algorithms.denoising.denoising_samplers import VelocityFunction
 
 SHAPE = (2, 3, 4)
 SAMPLERS: dict[str, DenoisingSampler] = {"flow_sde": FlowSdeSampler(), "cps": CpsSampler()}
@@ -17,6 +21,37 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReferenceStep:
+    """One drawn step of a batch."""
+
+    step: int
+    x: Tensor
+    x_next: Tensor
+    logp: Tensor
+    """[B], under the policy that drew it."""
+
+
+@torch.no_grad()
+def draw_window_steps(
+    velocity: VelocityFunction,
+    x: Tensor,
+    timesteps: Tensor,
+    sampler: DenoisingSampler,
+    window: StepWindow,
+    draw: Callable[[Tensor], Tensor],
+) -> list[ReferenceStep]:
+    """Draw the steps of `window`, starting from `x`; `draw(x)` gives standard normal noise of the shape of x."""
+    steps = []
+    for step in range(window.start, window.end):
+        s, s_next = timesteps[step].expand(len(x)), timesteps[step + 1].expand(len(x))
+        transition = sampler.step(x, velocity(x, s), s, s_next)
+        x_next = transition.draw(draw(x))
+        steps.append(ReferenceStep(step=step, x=x, x_next=x_next, logp=logp(x_next, *transition)))
+        x = x_next
+    return steps
 
 
 class Toy(nn.Module):
@@ -36,7 +71,7 @@ class Toy(nn.Module):
 
 
 class Bell:
-    """Data from N(m, c²): the path's law and its velocity in closed form."""
+    """Data from N(m, c²): the distribution of the path and its velocity in closed form."""
 
     def __init__(self, m: float = 0.7, c: float = 0.4) -> None:
         self.m, self.c = m, c

@@ -1,4 +1,4 @@
-"""A group that branches from one shared ODE prefix: the windowed part has the law that prefixes of its own give it."""
+"""A group that branches from one shared ODE prefix: the windowed part has the distribution that separate prefixes give."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from torch import Tensor
 from headway.algorithms.denoising import (
     DenoisingSampler,
     StepWindow,
-    draw_window_steps,
     make_timesteps,
     solve_ode,
 )
-from tests.denoising_algorithms.factory import SAMPLERS, SHAPE, Bell, Toy
+from tests.denoising_algorithms.factory import SAMPLERS, SHAPE, Bell, Toy, draw_window_steps
 
 both = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
 STEPS, WINDOW, GROUP = 8, StepWindow(3, 2), 4
@@ -49,19 +48,19 @@ def test_a_branch_is_what_the_member_would_have_made_alone_from_that_prefix(samp
     """And the prefix is computed once per group instead of once per member."""
     start = noise(2, *SHAPE, seed=1)
     shared, own = Counted(Toy()), Counted(Toy())
-    branched = solve_ode(shared, start, GRID, last=WINDOW.start).repeat_interleave(GROUP, 0)
-    alone = solve_ode(own, start.repeat_interleave(GROUP, 0), GRID, last=WINDOW.start)
+    branched = solve_ode(shared, start, GRID[: WINDOW.start + 1]).repeat_interleave(GROUP, 0)
+    alone = solve_ode(own, start.repeat_interleave(GROUP, 0), GRID[: WINDOW.start + 1])
     one, other = windowed(shared, branched, sampler, 2), windowed(own, alone, sampler, 2)
     assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
     assert own.rows - shared.rows == 2 * WINDOW.start * (GROUP - 1)
 
 
 @both
-def test_branches_have_the_law_of_independent_prefixes_in_the_window(sampler: DenoisingSampler) -> None:
+def test_branches_have_the_distribution_of_independent_prefixes_in_the_window(sampler: DenoisingSampler) -> None:
     """Mean, variance, covariance along the window, and log-probabilities, of 40,000 members each way."""
     groups, velocity = 10_000, Counted(Bell())
-    shared = solve_ode(velocity, noise(groups, 1, seed=3), GRID, last=WINDOW.start).repeat_interleave(GROUP, 0)
-    own = solve_ode(velocity, noise(groups * GROUP, 1, seed=4), GRID, last=WINDOW.start)
+    shared = solve_ode(velocity, noise(groups, 1, seed=3), GRID[: WINDOW.start + 1]).repeat_interleave(GROUP, 0)
+    own = solve_ode(velocity, noise(groups * GROUP, 1, seed=4), GRID[: WINDOW.start + 1])
     (path, density), (other_path, other_density) = (
         windowed(velocity, shared, sampler, 5),
         windowed(velocity, own, sampler, 6),
@@ -79,7 +78,7 @@ def covariance(path: Tensor) -> Tensor:
 def test_members_of_a_branched_group_differ_only_by_what_was_drawn_in_the_window() -> None:
     """Given the prefix they are independent: what is left of a member, without its prefix, says nothing of another."""
     sampler, velocity = SAMPLERS["cps"], Counted(Bell())
-    start = solve_ode(velocity, noise(10_000, 1, seed=3), GRID, last=WINDOW.start)
+    start = solve_ode(velocity, noise(10_000, 1, seed=3), GRID[: WINDOW.start + 1])
     path, _ = windowed(velocity, start.repeat_interleave(GROUP, 0), sampler, 5)
     end = path[:, -1].reshape(10_000, GROUP)
     residual = end - end.mean(1, keepdim=True)

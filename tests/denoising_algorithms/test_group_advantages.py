@@ -5,10 +5,18 @@ from __future__ import annotations
 import torch
 
 from headway.algorithms import AdvantageSettings, RewardBatch, estimate_advantages
-from headway.algorithms.denoising import group_advantages
+from headway.algorithms.returns import normalise_rewards
 
 REWARD = torch.tensor([0.0, 1.0, 0.5, 0.5, 0.2, 0.9, 0.3, 0.6], dtype=torch.float64)
 GROUP = torch.tensor([0, 0, 1, 1, 2, 2, 2, 2])
+
+
+def group_advantages(
+    reward_S: torch.Tensor, group_S: torch.Tensor, groups: int, keep_S: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(R − mean of the group)/(std of the batch + ε) within ±5, [S] in float64; 0 for samples not kept."""
+    keep_S = torch.ones_like(group_S, dtype=torch.bool) if keep_S is None else keep_S
+    return normalise_rewards(reward_S, keep_S, group_S, groups, mean_type="group", std_type="batch").clamp(-5, 5)
 
 
 def test_they_are_centred_by_prompt_and_scaled_by_the_batch() -> None:

@@ -9,12 +9,11 @@ from torch import Tensor
 from headway.algorithms.denoising import (
     DenoisingSampler,
     StepWindow,
-    draw_window_steps,
     logp,
     make_timesteps,
     solve_ode,
 )
-from tests.denoising_algorithms.factory import SAMPLERS, Bell, normal
+from tests.denoising_algorithms.factory import SAMPLERS, Bell, draw_window_steps, normal
 
 both = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
 STEPS, WINDOW, SAMPLES = 6, StepWindow(1, 2), 60_000
@@ -39,11 +38,11 @@ def test_the_gradient_of_windowed_steps_is_that_of_the_expected_reward(sampler: 
     """Reward: the end itself. Behaviour θ = 0; ∇ = E[A·∇ℓ] over what was drawn, with the batch mean as baseline."""
     bell = Bell()
     generator = torch.Generator().manual_seed(11)
-    x = solve_ode(bell, normal(SAMPLES, 1, seed=10), GRID, last=WINDOW.start)
+    x = solve_ode(bell, normal(SAMPLES, 1, seed=10), GRID[: WINDOW.start + 1])
     made = draw_window_steps(
         bell, x, GRID, sampler, WINDOW, lambda x: torch.randn(x.shape, generator=generator, dtype=x.dtype)
     )
-    reward = solve_ode(bell, made[-1].x_next, GRID, first=WINDOW.end)[:, 0]
+    reward = solve_ode(bell, made[-1].x_next, GRID[WINDOW.end :])[:, 0]
     theta = torch.zeros((), dtype=torch.float64, requires_grad=True)
     density = torch.zeros(SAMPLES, dtype=torch.float64)
     for action in made:
@@ -63,11 +62,11 @@ def test_climbing_by_it_raises_the_reward() -> None:
 
     for update in range(20):
         generator = torch.Generator().manual_seed(update)
-        x = solve_ode(velocity, normal(256, 1, seed=100 + update), GRID, last=WINDOW.start)
+        x = solve_ode(velocity, normal(256, 1, seed=100 + update), GRID[: WINDOW.start + 1])
         made = draw_window_steps(
             velocity, x, GRID, sampler, WINDOW, lambda x, g=generator: torch.randn(x.shape, generator=g, dtype=x.dtype)
         )
-        reward = -(solve_ode(velocity, made[-1].x_next, GRID, first=WINDOW.end)[:, 0] - 1.5).square()
+        reward = -(solve_ode(velocity, made[-1].x_next, GRID[WINDOW.end :])[:, 0] - 1.5).square()
         rewards.append(reward.mean().item())
         advantage = (reward - reward.mean()) / reward.std()
         loss = torch.zeros((), dtype=torch.float64)

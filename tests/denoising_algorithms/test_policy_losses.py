@@ -11,14 +11,12 @@ from torch import Tensor
 from headway.algorithms import Actions, BatchTotals, PolicyObjective
 from headway.algorithms.denoising import (
     DenoisingSampler,
-    ReferenceStep,
     StepWindow,
-    draw_window_steps,
     logp,
     make_timesteps,
 )
 from headway.algorithms.losses import VARIANTS, PpoParams
-from tests.denoising_algorithms.factory import SAMPLERS, SHAPE, Toy, normal
+from tests.denoising_algorithms.factory import SAMPLERS, SHAPE, ReferenceStep, Toy, draw_window_steps, normal
 
 both = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
 GRID = make_timesteps(6, dtype=torch.float64)

@@ -11,7 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headway.algorithms.denoising import CpsSampler, group_advantages, logp, make_timesteps  # noqa: E402
+from headway.algorithms.denoising import CpsSampler, logp, make_timesteps  # noqa: E402
+from headway.algorithms.returns import normalise_rewards  # noqa: E402
 from headway.denoising.models import MmditConfig, SmallMmdit  # noqa: E402
 
 FILE = Path(__file__).parents[2] / "examples" / "reference_flow_grpo.py"
@@ -72,4 +73,6 @@ def test_advantages_are_those_of_flow_grpo(reference: ModuleType) -> None:
 
     rewards = torch.tensor([0.0, 1.0, 0.5, 0.75])
     found = torch.cat(reference.advantages_of([group(0.0, 1.0), group(0.5, 0.75)]))
-    assert torch.allclose(found, group_advantages(rewards, torch.tensor([0, 0, 1, 1]), 2).float(), rtol=1e-3)
+    keep, groups = torch.ones(4, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
+    wanted = normalise_rewards(rewards, keep, groups, 2, mean_type="group", std_type="batch").clamp(-5, 5)
+    assert torch.allclose(found, wanted.float(), rtol=1e-3)

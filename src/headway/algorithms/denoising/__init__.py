@@ -1,17 +1,16 @@
-"""The mathematics of flow matching: a denoising step as an action with a log-probability.
+"""The mathematics of denoising by flow matching: a denoising step is an action with a log-probability.
 
-    grid = timesteps(steps)                                            # 1 … 0
-    law = sampler.step(x, v, s, s_next, noisy)                         # FlowSde or Cps; noisy: inside its window
-    x_next = law.draw(z)
-    behaviour = logp(x_next, *law)                                     # one number per sample, kept with it
+    timesteps = make_timesteps(steps)                                  # noise levels from 1 to 0
+    transition = sampler.step(x, v, s, s_next, noisy)                  # FlowSdeSampler or CpsSampler
+    x_next = transition.draw(z)
+    behaviour = logp(x_next, *transition)                              # one number per sample, stored with the sample
 
-In training the same `step` and `logp` of the stored x and x_next, with the velocity under the weights being trained,
-give ℓ; every policy loss of `headway.algorithms.losses` takes it from there. `nft_loss` needs no log-probabilities.
+The trainer calls the same `step` and `logp` on the stored x and x_next, with the velocity of the weights being trained.
+Every policy loss of `headway.algorithms.losses` takes that log-probability. `nft_loss` needs no log-probabilities.
 
-Needs torch and nothing else. Knows no model and draws no noise.
+This package needs torch and nothing else. It knows no model and draws no noise.
 """
 
-from headway.algorithms.denoising.denoising_advantages import group_advantages
 from headway.algorithms.denoising.denoising_samplers import (
     CpsSampler,
     DenoisingSampler,
@@ -21,6 +20,7 @@ from headway.algorithms.denoising.denoising_samplers import (
     kl_compatible,
     kl_exact,
     logp,
+    solve_ode,
 )
 from headway.algorithms.denoising.diffusion_nft import (
     DiffusionNftParams,
@@ -38,14 +38,10 @@ from headway.algorithms.denoising.noise_levels import (
     shift_noise_levels,
 )
 from headway.algorithms.denoising.step_windows import (
-    ReferenceStep,
     StepWindow,
-    VelocityFunction,
     draw_random_window,
-    draw_window_steps,
     make_full_window,
     make_sliding_window,
-    solve_ode,
 )
 
 __all__ = [
@@ -54,16 +50,12 @@ __all__ = [
     "DiffusionNftParams",
     "FlowSdeSampler",
     "LatentTransition",
-    "ReferenceStep",
     "StepWindow",
-    "VelocityFunction",
     "add_noise",
     "advantage_to_optimality",
     "apply_guidance",
     "draw_random_window",
-    "draw_window_steps",
     "euler_step",
-    "group_advantages",
     "kl_compatible",
     "kl_exact",
     "logp",

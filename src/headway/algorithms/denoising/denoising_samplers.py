@@ -1,14 +1,14 @@
-"""From one noise level to the next: the ODE, and the two stochastic samplers whose steps are actions.
+"""Steps from one noise level to the next: the ODE, and the two stochastic samplers whose steps are actions.
 
-A step says where the next latent lies, as a Gaussian: `mean` and one `std` per sample. Whoever samples draws
-`x' = mean + std·z` (`LatentTransition.draw`); whoever trains asks for `logp` of the x' that was drawn.
+A stochastic step gives the distribution of the next latent: a Gaussian with a `mean` and one `std` per sample. The
+engine draws `x' = mean + std·z` from it (`LatentTransition.draw`); the trainer computes `logp` of the x' that was drawn.
 
-Guarantees: with a = 0 both samplers are the Euler step of the ODE; a sample's result does not depend on the other
+Guarantees: with a = 0 both samplers are the Euler step of the ODE. A sample's result does not depend on the other
 samples of its batch nor on their noise levels, so that requests may join and leave between any two steps. A step
-without noise (std = 0) is no action: its `logp` is 0 and has no gradient. At least float32, whatever the model
-computes in.
+without noise (std = 0) is not an action: its `logp` is 0 and has no gradient. Results are at least float32, whatever
+precision the model has.
 
-Does not draw noise and holds no state. Log-densities are *means* over the dimensions of the latent, which is why
+The samplers draw no noise and hold no state. Log-densities are *means* over the dimensions of the latent, which is why
 clip ranges are near 1e-4.
 
 Legend: B samples; x, v, mean are [B, ...]; s, s_next and std are [B]; dt = s_next − s < 0.
@@ -16,7 +16,9 @@ Legend: B samples; x, v, mean are [B, ...]; s, s_next and std are [B]; dt = s_ne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import log, pi, sin
 from typing import NamedTuple, Protocol
 
@@ -32,9 +34,12 @@ from headway.algorithms.denoising.noise_levels import (
 )
 from headway.errors import ConfigError
 
+VelocityFunction = Callable[[Tensor, Tensor], Tensor]
+"""(x [B, ...], s [B]) → v: a denoiser with its conditioning and guidance."""
+
 
 class LatentTransition(NamedTuple):
-    """The law of the next latent."""
+    """The Gaussian distribution of the next latent."""
 
     mean: Tensor
     """[B, ...]."""
@@ -42,12 +47,12 @@ class LatentTransition(NamedTuple):
     """[B]; 0 where the step is deterministic."""
 
     def draw(self, noise: Tensor) -> Tensor:
-        """x' = mean + std·z for standard normal `noise`."""
+        """Return x' = mean + std·z for standard normal `noise`."""
         return self.mean + broadcast_per_sample(self.std, self.mean) * noise.to(self.mean.dtype)
 
 
 class DenoisingSampler(Protocol):
-    """A stochastic step. `noisy` (booleans, [B]) names the samples that get noise; the others follow the ODE."""
+    """A stochastic step. `noisy` (booleans, [B]) marks the samples that get noise; the others follow the ODE."""
 
     def step(
         self, x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, noisy: Tensor | None = None
@@ -55,16 +60,25 @@ class DenoisingSampler(Protocol):
 
 
 def euler_step(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor) -> Tensor:
-    """x + v·dt: the ODE."""
+    """Return x + v·dt, one step of the ODE."""
     x = widen_precision(x)
     return x + widen_precision(v) * broadcast_per_sample(s_next - s, x)
 
 
+@torch.no_grad()
+def solve_ode(velocity: VelocityFunction, x: Tensor, timesteps: Tensor) -> Tensor:
+    """Follow the ODE over all noise levels of `timesteps`, [steps + 1], without noise."""
+    for s, s_next in pairwise(timesteps.to(x.device)):
+        s_B, next_B = s.expand(len(x)), s_next.expand(len(x))
+        x = euler_step(x, velocity(x, s_B), s_B, next_B)
+    return x
+
+
 @dataclass(frozen=True, slots=True)
 class FlowSdeSampler:
-    """Flow-SDE: sig = a·√(s/(1 − s)), std = sig·√(−dt). Keeps the marginals of the ODE as the steps get small.
+    """Flow-SDE: sig = a·√(s/(1 − s)), std = sig·√(−dt). It keeps the marginals of the ODE as the steps get small.
 
-    Where s = 1 the next s stands in the denominator.
+    At s = 1 the denominator uses s_next instead of s.
     """
 
     a: float = 0.7
@@ -85,9 +99,9 @@ class FlowSdeSampler:
 
 @dataclass(frozen=True, slots=True)
 class CpsSampler:
-    """Coefficients-preserving sampling: std = s'·sin(a·π/2), and what is left of s' points along the predicted noise.
+    """Coefficients-preserving sampling: std = s'·sin(a·π/2), and the rest of s' points along the predicted noise.
 
-    The noise in the latent is s' after every step, however large. The step to s' = 0 is deterministic.
+    The latent holds exactly s' of noise after every step, however large the step. The step to s' = 0 is deterministic.
     """
 
     a: float = 0.8
@@ -100,14 +114,13 @@ class CpsSampler:
         x, v = widen_precision(x), widen_precision(v)
         s, s_next = s.to(x.dtype), s_next.to(x.dtype)
         std = s_next * sin(self.a * pi / 2)
-        kept = (s_next.square() - std.square()).clamp(min=0).sqrt()
-        mean = broadcast_per_sample(1 - s_next, x) * predict_data(x, v, s) + broadcast_per_sample(
-            kept, x
-        ) * predict_noise(x, v, s)
+        rest = broadcast_per_sample((s_next.square() - std.square()).clamp(min=0).sqrt(), x)
+        mean = broadcast_per_sample(1 - s_next, x) * predict_data(x, v, s) + rest * predict_noise(x, v, s)
         return _where_noisy(LatentTransition(mean, std), euler_step(x, v, s, s_next), noisy)
 
 
 def _where_noisy(stochastic: LatentTransition, straight: Tensor, noisy: Tensor | None) -> LatentTransition:
+    """Use the stochastic step for samples marked `noisy` (all if None) and the ODE step for the others."""
     if noisy is None:
         return stochastic
     noisy = noisy.to(straight.device)
@@ -116,7 +129,7 @@ def _where_noisy(stochastic: LatentTransition, straight: Tensor, noisy: Tensor |
 
 
 def logp(x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Log-density of the drawn `x_next`, averaged over its dimensions, [B]; 0 where std is 0."""
+    """Return the log-density of the drawn `x_next`, averaged over its dimensions, [B]; 0 where std is 0."""
     mean = widen_precision(mean)
     std = std.to(mean.dtype)
     safe = torch.where(std > 0, std, torch.ones_like(std))
@@ -126,7 +139,7 @@ def logp(x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def kl_exact(mean: Tensor, mean_ref: Tensor, std: Tensor) -> Tensor:
-    """KL of two steps of equal std, averaged over dimensions like `logp`: (mu − mu_ref)²/(2·std²), [B]; 0 at std 0."""
+    """Return the KL of two steps of equal std, averaged like `logp`: (mu − mu_ref)²/(2·std²), [B]; 0 at std 0."""
     mean = widen_precision(mean)
     std = std.to(mean.dtype)
     safe = torch.where(std > 0, std, torch.ones_like(std))
@@ -135,10 +148,9 @@ def kl_exact(mean: Tensor, mean_ref: Tensor, std: Tensor) -> Tensor:
 
 
 def kl_compatible(mean: Tensor, mean_ref: Tensor, std: Tensor, dt: Tensor) -> Tensor:
-    """What published Flow-SDE code computes: sig² in place of std² = sig²·|dt|, so |dt| times the KL; [B].
+    """Return |dt| times the KL, [B]: published Flow-SDE code divides by sig² instead of std² = sig²·|dt|.
 
-    Its coefficients (β) are tuned to this. Published CPS code has no dt to drop: there the two are the same, and
-    `kl_exact` is the one to call.
+    Published coefficients (β) are tuned to this. Published CPS code has no dt to drop, so CPS uses `kl_exact`.
     """
     exact = kl_exact(mean, mean_ref, std)
     return exact * dt.abs().to(exact.dtype)

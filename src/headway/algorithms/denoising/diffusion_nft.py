@@ -1,16 +1,16 @@
-"""DiffusionNFT: reinforcement on the forward process. No log-probabilities, no trajectories: clean images and rewards.
+"""DiffusionNFT: reinforcement on the forward process. It needs clean images and rewards, no log-probabilities.
 
 An image that was made and scored is noised again to a level s, and the model's velocity is regressed in two ways at
 once. With v_old of the slowly following old policy,
 
-    v⁺ = (1 − β)·v_old + β·v      should say what the path of a good image says,
-    v⁻ = (1 + β)·v_old − β·v      what the path of a bad one says,
+    v⁺ = (1 − β)·v_old + β·v      is fitted to the paths of good images,
+    v⁻ = (1 + β)·v_old − β·v      is fitted to the paths of bad images,
     loss = r·‖v⁺ − (e − x₀)‖² + (1 − r)·‖v⁻ − (e − x₀)‖²,        r in [0, 1]: how likely the image is a good one.
 
-The minimum is v = v_old + (2/β)·E[r·(e − x₀ − v_old)]: from the old policy in the direction of its good images. Whoever
-made the images with any solver and somewhat older weights enters only through the images, which suits asynchrony.
+The minimum is v = v_old + (2/β)·E[r·(e − x₀ − v_old)]: from the old policy in the direction of its good images. The
+solver and the weights that made an image enter only through the image, which suits asynchronous training.
 
-Guarantees: gradient through v alone; at least float32. Does not sample s or noise: the trainer does, from its seed.
+Guarantees: the gradient flows through v alone; results are at least float32. The trainer samples s and the noise.
 
 Legend: B samples; x0, x_s, v are [B, ...]; s, advantages, r and losses are [B].
 """
@@ -29,17 +29,17 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionNftParams:
-    """How far and how hard."""
+    """Step size, clipping, weighting and KL of DiffusionNFT."""
 
     beta: float = 1.0
-    """β, how much of the new policy is in v⁺: the smaller, the further it goes from the old one."""
+    """β, the share of the new policy in v⁺: the smaller, the further an update goes from the old policy."""
     clip: float = 5.0
-    """Advantages of ±`clip` and beyond are certainly good and certainly bad."""
+    """Advantages of ±`clip` and beyond count as certainly good and certainly bad."""
     weight_floor: float | None = 1e-5
-    """Each error is divided by its own size, but by no less than this, so that all noise levels count alike; None: by
-    s², which is the loss on velocities as it stands above."""
+    """Each error is divided by its own size, but by no less than this, so that all noise levels count alike. None
+    divides by s² instead, which is the loss on velocities written above."""
     kl_coef: float = 0.0
-    """Of ‖v − v_ref‖², where there is a reference."""
+    """Coefficient of ‖v − v_ref‖², used if there is a reference."""
 
     def __post_init__(self) -> None:
         if not self.beta > 0:
@@ -49,7 +49,7 @@ class DiffusionNftParams:
 
 
 def advantage_to_optimality(advantage_B: Tensor, clip: float = 5.0) -> Tensor:
-    """r = ½ + ½·clip(A/c, −1, 1): advantages as probabilities of being good."""
+    """Map advantages to probabilities of being good: r = ½ + ½·clip(A/c, −1, 1)."""
     return 0.5 + 0.5 * (widen_precision(advantage_B) / clip).clamp(-1, 1)
 
 
@@ -63,9 +63,9 @@ def nft_loss(
     params: DiffusionNftParams,
     v_ref: Tensor | None = None,
 ) -> Tensor:
-    """Loss per sample, [B]; the trainer averages.
+    """Return the loss per sample, [B]; the trainer averages.
 
-    Scaled by clip/β as published, so that the gradient of a sample does not depend on either at v = v_old.
+    The loss is scaled by clip/β as published, so that the gradient at v = v_old depends on neither.
     """
     v, old = widen_precision(v), widen_precision(v_old).detach()
     r = advantage_to_optimality(advantage, params.clip).to(v.device, v.dtype).detach()
@@ -78,21 +78,21 @@ def nft_loss(
 
 
 def _error(v: Tensor, x0: Tensor, x_s: Tensor, s: Tensor, floor: float | None) -> Tensor:
-    """Squared error of the image that `v` points to, weighted; [B]."""
-    missed = predict_data(x_s, v, s) - widen_precision(x0)
-    squared = mean_per_sample(missed.square())
+    """Return the weighted squared error of the image that `v` predicts, [B]."""
+    error = predict_data(x_s, v, s) - widen_precision(x0)
+    squared = mean_per_sample(error.square())
     if floor is None:
         return squared / s.to(squared.dtype).square()
-    return squared / mean_per_sample(missed.detach().abs()).clamp(min=floor)
+    return squared / mean_per_sample(error.detach().abs()).clamp(min=floor)
 
 
 def old_policy_decay(update: int, *, begin: int = 0, rise: float = 1e-3, most: float = 0.5) -> float:
-    """How much of the old policy stays after training step `update`: 0 until `begin`, then rising to `most`."""
+    """Return the share of the old policy that stays after step `update`: 0 until `begin`, then rising to `most`."""
     return min(max(update - begin, 0) * rise, most)
 
 
 @torch.no_grad()
 def update_old_policy(old: Iterable[Tensor], new: Iterable[Tensor], decay: float) -> None:
-    """old ← decay·old + (1 − decay)·new, in place."""
+    """Set old ← decay·old + (1 − decay)·new in place."""
     for slow, fast in zip(old, new, strict=True):
         slow.mul_(decay).add_(fast.to(slow.dtype), alpha=1 - decay)

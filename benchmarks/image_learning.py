@@ -37,13 +37,9 @@ from benchmarks.pictures.reward_curves import draw_reward_curves
 from benchmarks.pictures.saved_runs import SavedRuns, load_saved_runs
 
 from headway.data.generated_tasks import StringSet
-from headway.denoising.models import load
+from headway.denoising.image_evaluation import draw_images, make_comparison_grid, measure_legibility
+from headway.denoising.models import load_small_mmdit
 from headway.denoising.shipped_models import TEXT_IMAGES, find_shipped_model
-from headway.denoising.text_images.image_evaluation import (
-    draw_images,
-    make_comparison_grid,
-    measure_legibility,
-)
 from headway.errors import ConfigError
 from headway.launch.run_directory import find_checkpoint_of_run
 from headway.monitor.event_log import read_events
@@ -157,7 +153,7 @@ def learned(args: argparse.Namespace) -> SavedRuns:
     strings = STRINGS.held_out(args.strings)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {args.at_once} runs at once"
     kept = SavedRuns(
-        strings=strings, before=draw_images(load(find_shipped_model(TEXT_IMAGES)), strings), machine=machine
+        strings=strings, before=draw_images(load_small_mmdit(find_shipped_model(TEXT_IMAGES)), strings), machine=machine
     )
     cells = list(product(args.alphas, args.seeds))
     with (
@@ -168,7 +164,9 @@ def learned(args: argparse.Namespace) -> SavedRuns:
         runs = {pool.submit(run, args, directories[cell], *cell): cell for cell in cells}
         for done in as_completed(runs):
             checkpoint = find_checkpoint_of_run(directories[runs[done]])
-            kept.add(done.result(), draw_images(load(checkpoint), strings) if checkpoint is not None else [])
+            kept.add(
+                done.result(), draw_images(load_small_mmdit(checkpoint), strings) if checkpoint is not None else []
+            )
             print(json.dumps(done.result()), file=sys.stderr, flush=True)
             if args.keep:
                 kept.save(args.keep)

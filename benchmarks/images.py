@@ -48,7 +48,7 @@ from benchmarks.pictures.rows import ROWS, Row, costs
 from benchmarks.pictures.scorers import server
 
 from headway.config import ResolvedConfig, load_config
-from headway.denoising.models import MmditConfig, SmallMmdit, save
+from headway.denoising.models import MmditConfig, SmallMmdit, save_small_mmdit
 from headway.launch.placement import count_usable_cores
 from headway.launch.training_session import open_run_directory, prepare_run, run_training
 from headway.monitor.event_log import LoggedEvent
@@ -64,7 +64,7 @@ def make_model(directory: Path, args: argparse.Namespace) -> int:
     size = {"height": args.height, "width": args.width, "patch": args.patch, "channels": 3}
     shapes = (MmditConfig(dim=dim, depth=depth, heads=dim // head, **size) for dim in range(head, 4096, head))
     shape = min(shapes, key=lambda shape: abs(shape.parameters - wanted))
-    save(SmallMmdit(shape, seed=0), directory)
+    save_small_mmdit(SmallMmdit(shape, seed=0), directory)
     return shape.parameters
 
 

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from headway.data.generated_tasks import StringSet
-from headway.denoising.models import Conditioning, SmallMmdit, load
+from headway.denoising.image_evaluation import draw_images, pictures_to_bytes
+from headway.denoising.models import Conditioning, SmallMmdit, load_small_mmdit
 from headway.denoising.shipped_models import TEXT_IMAGES, find_shipped_model
-from headway.denoising.text_images.image_evaluation import draw_images, pictures_to_bytes
 from headway.rewards.images.image_reward import array_to_image, image_to_array
 from headway.rewards.images.ocr_reward import measure_agreement
 from headway.rewards.images.ppocr_worker import read_text_line
@@ -183,7 +183,7 @@ def main() -> None:
         steps=chosen.steps, seed=chosen.seed, learning_rate=chosen.rate, shared_prefix=chosen.shared_prefix
     )
     torch.set_num_threads(1)
-    model = load(chosen.model or find_shipped_model(TEXT_IMAGES))
+    model = load_small_mmdit(chosen.model or find_shipped_model(TEXT_IMAGES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
     generator, rng = torch.Generator().manual_seed(options.seed), make_rng(options.seed, "reference")
     strings, begun = StringSet(), time.perf_counter()

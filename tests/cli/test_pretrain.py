@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from headway.cli import main  # noqa: E402
 from headway.data.generated_tasks import StringSet  # noqa: E402
 from headway.denoising import pretraining  # noqa: E402
-from headway.denoising.models import MmditConfig, load  # noqa: E402
-from headway.denoising.text_images import TextImageStyle  # noqa: E402
+from headway.denoising.models import MmditConfig, load_small_mmdit  # noqa: E402
+from headway.denoising.text_rendering import TextImageStyle  # noqa: E402
 
 
 def test_a_model_is_made_and_judged(
@@ -39,7 +39,7 @@ def test_a_model_is_made_and_judged(
     wanted = pretraining.Pretrainer(replace(base, steps=2, seed=5, style=replace(base.style, wrong=0.5)))
     for _ in range(2):
         wanted.advance()
-    for name, tensor in load(tmp_path).state_dict().items():
+    for name, tensor in load_small_mmdit(tmp_path).state_dict().items():
         assert torch.allclose(tensor, wanted.average.state_dict()[name], atol=1e-3), name
 
 

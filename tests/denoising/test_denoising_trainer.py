@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headway.algorithms.denoising import DiffusionNftParams
-from headway.denoising.models import is_small_mmdit, load
+from headway.denoising.models import is_small_mmdit, load_small_mmdit
 from headway.denoising.settings import DenoisingSettings
 from headway.errors import TrainerError
 from headway.ledger.ledger_records import encode_episode
@@ -168,7 +168,7 @@ def test_a_checkpoint_is_a_model_that_can_be_loaded(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert is_small_mmdit(tmp_path / "c")
-    weights = load(tmp_path / "c").state_dict()
+    weights = load_small_mmdit(tmp_path / "c").state_dict()
     for name, one in trainer.learner.policy.weights().items():
         assert torch.equal(one, weights[name])
 

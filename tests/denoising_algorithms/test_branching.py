@@ -1,4 +1,4 @@
-"""A group that branches from one shared ODE prefix: the windowed part has the distribution that separate prefixes give."""
+"""A group that branches from a shared ODE prefix: its window has the distribution that separate prefixes give."""
 
 from __future__ import annotations
 

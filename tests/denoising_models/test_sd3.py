@@ -9,7 +9,7 @@ import torch
 
 from headway.algorithms.denoising import CpsSampler, add_noise, apply_guidance, euler_step, logp, solve_ode
 from headway.denoising.models import StableDiffusion3, is_sd3, load_sd3, open_denoiser
-from headway.denoising.models.stable_diffusion_3 import LORA_TARGETS
+from headway.denoising.models.stable_diffusion_3 import SD3_LORA_TARGETS
 from headway.errors import ConfigError
 from tests.denoising_models.factory import noise, tiny_pipeline, tiny_sd3
 
@@ -135,12 +135,12 @@ def test_lora_through_peft_trains_adapters_in_the_attention_of_both_streams_only
     with torch.no_grad():
         before = model(x, s, told)
     model.requires_grad_(False)
-    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=list(LORA_TARGETS))
+    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=list(SD3_LORA_TARGETS))
     peft.inject_adapter_in_model(config, model)
     torch.testing.assert_close(model(x, s, told), before)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     adapted = {name.split(".lora_")[0].split("attn")[-1].lstrip("2.") for name in trained}
-    assert adapted == set(LORA_TARGETS)
+    assert adapted == set(SD3_LORA_TARGETS)
     model(x, s, told).square().mean().backward()
     assert all(p.grad is not None for name, p in model.named_parameters() if ".lora_B." in name and name in trained)
 

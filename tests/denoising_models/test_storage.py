@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.denoising.models import SmallMmdit, is_small_mmdit, load, open_denoiser, save
+from headway.denoising.models import (
+    SmallMmdit,
+    is_small_mmdit,
+    load_small_mmdit,
+    open_denoiser,
+    save_small_mmdit,
+)
 from headway.errors import ConfigError
 from tests.denoising_models.factory import SMALL, small
 
 
 def test_a_saved_model_comes_back_bit_for_bit(tmp_path: Path) -> None:
     model = small(seed=5)
-    save(model, tmp_path / "model")
-    again = load(tmp_path / "model")
+    save_small_mmdit(model, tmp_path / "model")
+    again = load_small_mmdit(tmp_path / "model")
     assert again.config == SMALL and is_small_mmdit(tmp_path / "model")
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
@@ -24,7 +30,7 @@ def test_a_saved_model_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_directory_opens_as_what_it_holds(tmp_path: Path) -> None:
-    save(small(), tmp_path)
+    save_small_mmdit(small(), tmp_path)
     assert isinstance(open_denoiser(tmp_path), SmallMmdit)
     assert open_denoiser(tmp_path, height=8, width=16).latent_shape == (1, 8, 16)
     with pytest.raises(ConfigError, match="the model draws 8 × 16"):
@@ -35,14 +41,14 @@ def test_a_directory_opens_as_what_it_holds(tmp_path: Path) -> None:
 
 def test_what_is_no_such_model_is_refused_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no directory of a small MMDiT"):
-        load(tmp_path)
-    save(small(), tmp_path)
+        load_small_mmdit(tmp_path)
+    save_small_mmdit(small(), tmp_path)
     described = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**described, "flavour": 1}))
     with pytest.raises(ConfigError, match="another version"):
-        load(tmp_path)
+        load_small_mmdit(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**described, "dim": 32}))
     with pytest.raises(ConfigError, match="its weights cannot be used"):
-        load(tmp_path)
+        load_small_mmdit(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**described, "model_type": "llama"}))
     assert not is_small_mmdit(tmp_path)

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from headway.sandbox.supervisor import Run
+from headway.sandbox.sandbox_supervisor import SupervisedRun
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 def test_files_are_counted_only_once_the_program_has_its_own_root() -> None:
     child = subprocess.Popen(["sleep", "600"])
-    run = Run({"memory_bytes": 1 << 40, "files_most": 0, "folder": "/"})
+    run = SupervisedRun({"memory_bytes": 1 << 40, "files_most": 0, "folder": "/"})
     run.inner, run.inner_fd = child.pid, os.pidfd_open(child.pid)
     run.watch()
     assert run.ending is None, "its root is still that of the machine, which has more files than allowed"

@@ -163,7 +163,7 @@ def test_an_old_bubblewrap_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_machine_without_user_namespaces_says_what_to_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = probe.explain("bwrap: No permissions to create a new namespace: Operation not permitted")
+    text = probe.explain_bwrap_failure("bwrap: No permissions to create a new namespace: Operation not permitted")
     assert "unprivileged user namespaces are switched off" in text
 
 
@@ -181,7 +181,7 @@ def test_limits_are_checked_when_they_are_made() -> None:
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_is_whole_and_jumps_only_forward_inside_itself(machine: str) -> None:
-    steps = list(struct.iter_unpack("=HBBI", seccomp.program(machine)))
+    steps = list(struct.iter_unpack("=HBBI", seccomp.make_filter(machine)))
     assert len(steps) < 4096 and steps[-1][0] == 0x06
     for place, (_, if_true, if_false, _) in enumerate(steps):
         assert place + 1 + max(if_true, if_false) < len(steps) or steps[place][0] == 0x06

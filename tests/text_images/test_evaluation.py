@@ -9,12 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from headway.denoising.image_evaluation import draw_images, make_comparison_grid, measure_legibility  # noqa: E402
 from headway.denoising.models import MmditConfig, SmallMmdit  # noqa: E402
-from headway.denoising.text_images.image_evaluation import (  # noqa: E402
-    draw_images,
-    make_comparison_grid,
-    measure_legibility,
-)
 from headway.rewards.images.image_reward import array_to_image, image_to_array  # noqa: E402
 from headway.types import Image  # noqa: E402
 

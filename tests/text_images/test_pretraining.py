@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from headway.data.generated_tasks import StringSet  # noqa: E402
-from headway.denoising.models import MmditConfig, load  # noqa: E402
+from headway.denoising.models import MmditConfig, load_small_mmdit  # noqa: E402
 from headway.denoising.pretraining import Pretrainer, PretrainingSettings, pretrain  # noqa: E402
-from headway.denoising.text_images import TextImageStyle  # noqa: E402
+from headway.denoising.text_rendering import TextImageStyle  # noqa: E402
 from headway.errors import ConfigError  # noqa: E402
 
 SMALL = PretrainingSettings(
@@ -37,7 +37,7 @@ def test_an_interrupted_pretraining_ends_where_an_uninterrupted_one_does(tmp_pat
     begun.save(tmp_path / "parts")
     begun.advance()  # lost
     assert same(pretrain(SMALL, tmp_path / "parts"), whole)
-    assert same(load(tmp_path / "parts"), whole)
+    assert same(load_small_mmdit(tmp_path / "parts"), whole)
     assert not same(pretrain(replace(SMALL, seed=1), tmp_path / "other"), whole)
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from headway.denoising.text_images import TextImageStyle, make_clean_style, render_text
+from headway.denoising.text_rendering import TextImageStyle, make_clean_style, render_text
 from headway.errors import ConfigError
 from headway.rewards.images.image_reward import array_to_image, image_to_array
 from headway.seeding import make_rng

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 from headway.config import load_config as load_config  # noqa: E402
 from headway.data.generated_tasks import StringSet  # noqa: E402
-from headway.denoising.models import count_parameters, load  # noqa: E402
+from headway.denoising.image_evaluation import draw_images  # noqa: E402
+from headway.denoising.models import count_parameters, load_small_mmdit  # noqa: E402
 from headway.denoising.pretraining import BASE_PRETRAINING  # noqa: E402
 from headway.denoising.shipped_models import TEXT_IMAGES, find_shipped_model, list_shipped_models  # noqa: E402
-from headway.denoising.text_images.image_evaluation import draw_images  # noqa: E402
 from headway.errors import ConfigError  # noqa: E402
 from headway.rewards.images.image_reward import image_to_array  # noqa: E402
 from headway.rewards.images.ocr_reward import measure_agreement  # noqa: E402
@@ -24,7 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_it_has_the_shape_that_it_is_made_with_and_is_small() -> None:
     directory = find_shipped_model(TEXT_IMAGES)
-    assert load(directory).config == BASE_PRETRAINING.model and count_parameters(load(directory)) < 500_000
+    assert (
+        load_small_mmdit(directory).config == BASE_PRETRAINING.model
+        and count_parameters(load_small_mmdit(directory)) < 500_000
+    )
     assert sum(file.stat().st_size for file in directory.iterdir()) < 1_000_000
     assert "headway pretrain" in (directory / "README.md").read_text(encoding="utf-8")
 
@@ -43,7 +46,8 @@ def test_it_is_legible_and_often_wrong() -> None:
 
     strings = StringSet().held_out(40, seed=7)
     found = [
-        read_text_line(image_to_array(image)) for image in draw_images(load(find_shipped_model(TEXT_IMAGES)), strings)
+        read_text_line(image_to_array(image))
+        for image in draw_images(load_small_mmdit(find_shipped_model(TEXT_IMAGES)), strings)
     ]
     reward = sum(map(measure_agreement, strings, found)) / len(strings)
     assert 0.4 < reward < 0.75

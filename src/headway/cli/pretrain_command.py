@@ -79,7 +79,7 @@ def _settings(args: argparse.Namespace) -> PretrainingSettings:
 
 def _judge(model: SmallMmdit, settings: PretrainingSettings) -> None:
     """Print what can be read, where there is something to read it with."""
-    from headway.denoising.text_images.image_evaluation import draw_images, measure_legibility
+    from headway.denoising.image_evaluation import draw_images, measure_legibility
     from headway.rewards.images.ocr_reward import READERS, make_reader
 
     strings = settings.strings.held_out(_HELD_OUT)

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from headway.algorithms.denoising import add_noise, shift_noise_levels
 from headway.data.generated_tasks import StringSet
-from headway.denoising.models import MmditConfig, SmallMmdit, save
-from headway.denoising.text_images.text_rendering import TextImageStyle, render_text
+from headway.denoising.models import MmditConfig, SmallMmdit, save_small_mmdit
+from headway.denoising.text_rendering import TextImageStyle, render_text
 from headway.errors import ConfigError
 from headway.seeding import make_rng
 
@@ -130,7 +130,7 @@ class Pretrainer:
         _replace(directory / _PROGRESS, lambda path: path.write_text(progress, encoding="utf-8"))
 
     def resume(self, directory: Path) -> bool:
-        """Go on from where `save` was last called there; False where it never was."""
+        """Go on from where `save_small_mmdit` was last called there; False where it never was."""
         if not (directory / _PROGRESS).is_file():
             return False
         progress = json.loads((directory / _PROGRESS).read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def pretrain(
         told(trainer.step, loss)
         if trainer.step % save_every == 0 or trainer.step == settings.steps:
             trainer.save(directory)
-    save(trainer.average, directory)
+    save_small_mmdit(trainer.average, directory)
     return trainer.average
 
 
@@ -177,7 +177,7 @@ def save_half_precision(model: SmallMmdit, directory: Path) -> None:
     """The same directory with weights in half precision: what is shipped."""
     half = SmallMmdit(model.config)
     half.load_state_dict(model.state_dict())
-    save(half.half(), directory)
+    save_small_mmdit(half.half(), directory)
     for name in (_STATE, _PROGRESS):
         (directory / name).unlink(missing_ok=True)
 

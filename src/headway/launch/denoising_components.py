@@ -235,12 +235,12 @@ def make_denoising_training(resolved: ResolvedConfig, *, device: Device, threads
 
 def _add_default_lora_targets(training: DenoisingTrainerSettings, path: Path) -> DenoisingTrainerSettings:
     """Where nothing says which layers get adapters: those that Flow-GRPO adapts in Stable Diffusion, else all."""
-    from headway.denoising.models import LORA_TARGETS, is_sd3
+    from headway.denoising.models import SD3_LORA_TARGETS, is_sd3
 
     lora = training.local.lora
     if lora is None or lora.targets or not is_sd3(path):
         return training
-    return replace(training, local=replace(training.local, lora=replace(lora, targets=LORA_TARGETS)))
+    return replace(training, local=replace(training.local, lora=replace(lora, targets=SD3_LORA_TARGETS)))
 
 
 # -- targets of child processes

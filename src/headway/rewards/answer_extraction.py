@@ -21,7 +21,7 @@ def final_text(episode: Episode) -> str:
     return episode.turns[-1].generation.text
 
 
-def expected(data: Mapping[str, Any], key: str) -> Any:
+def get_expected_answer(data: Mapping[str, Any], key: str) -> Any:
     """The task's own answer. A task without one cannot be judged."""
     if key not in data or data[key] is None:
         raise RewardError(f"the task has no {key!r} to compare with, only {sorted(data)}")

@@ -10,7 +10,7 @@ from decimal import Decimal, localcontext
 from typing import Any, Literal
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.answer_extraction import expected, make_extractor
+from headway.rewards.answer_extraction import get_expected_answer, make_extractor
 from headway.rewards.function_reward import InlineReward
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -42,7 +42,7 @@ def make_exact_reward(
         return " ".join(words) if ignore_space or ignore_articles else text
 
     def judge(text: str, data: Mapping[str, Any]) -> float:
-        gold, said = expected(data, answer), extract(text)
+        gold, said = get_expected_answer(data, answer), extract(text)
         golds = gold if isinstance(gold, list | tuple) else [gold]
         return float(said is not None and normal(said) in {normal(_text(one)) for one in golds})
 
@@ -93,7 +93,7 @@ def make_numeric_reward(
             raise ConfigError("must be at least 0", key=key, value=value)
 
     def judge(text: str, data: Mapping[str, Any]) -> float:
-        gold, said = parse_expected_number(expected(data, answer)), extract(text)
+        gold, said = parse_expected_number(get_expected_answer(data, answer)), extract(text)
         found = None if said is None else parse_number(said, take)
         if found is None:
             return 0.0

@@ -21,10 +21,10 @@ from math import isclose
 from typing import Any
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.answer_extraction import expected
+from headway.rewards.answer_extraction import get_expected_answer
 from headway.rewards.function_reward import AsyncReward
 from headway.sandbox import ProgramEnding, Sandbox, SandboxBroken, SandboxLimits, SandboxRefused
-from headway.sandbox.probe import quick_problem
+from headway.sandbox.probe import find_quick_problem
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _OPEN_FENCE = re.compile(r"^[ \t]*```[ \t]*(?:python|py)?[^\n]*\n(.*)\Z", re.DOTALL | re.MULTILINE)
@@ -63,14 +63,14 @@ def make_code_reward(
     `partial`: the share of tests passed. `most_tests`: only so many, evenly chosen; 0 for all. `timeout_s`: for all
     functions together, for each whole program alone. `packages`: folders that programs may import from.
     """
-    problem = "" if sandbox else quick_problem()
+    problem = "" if sandbox else find_quick_problem()
     if problem:
         raise ConfigError(problem, key="reward_fn", value="code")
     place = sandbox or Sandbox(concurrency=concurrency, packages=packages)
     limits = SandboxLimits(wall_s=timeout_s, cpu_s=max(int(timeout_s) + 1, 1), memory_mb=memory_mb, output_kb=1024)
 
     async def judge(text: str, data: Mapping[str, Any]) -> float:
-        asked = choose_tests([parse_test(one) for one in _listed(expected(data, tests))], most_tests)
+        asked = choose_tests([parse_test(one) for one in _listed(get_expected_answer(data, tests))], most_tests)
         program = extract_program(text)
         if not program.strip():
             return 0.0

@@ -79,7 +79,7 @@ class ScoreParser:
         return float(value)
 
 
-def judge(
+def make_judge_reward(
     *,
     base_url: str,
     model: str,
@@ -213,7 +213,7 @@ def make_vision_judge_reward(
 ) -> ImageReward:
     """The score of `model` at `base_url` (`…/v1`) for the picture, brought from `lowest` … `highest` into 0 … 1.
 
-    `template` may use {question}, {reference}, {lowest} and {highest}; the rest is as for `judge`.
+    `template` may use {question}, {reference}, {lowest} and {highest}; the rest is as for `make_judge_reward`.
     """
     url = f"{normalise_url(base_url, 'base_url')}/chat/completions"
     reader = ScoreParser(pattern, json_key, lowest, highest)

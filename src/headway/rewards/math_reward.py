@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.rewards.answer_extraction import expected, make_extractor
+from headway.rewards.answer_extraction import get_expected_answer, make_extractor
 from headway.rewards.function_reward import AsyncReward
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 
@@ -38,7 +38,7 @@ def make_math_reward(
     extract, workers = make_extractor(part), RewardWorkerPool(concurrency)
 
     async def judge(text: str, data: Mapping[str, Any]) -> float:
-        gold, said = str(expected(data, answer)), extract(text)
+        gold, said = str(get_expected_answer(data, answer)), extract(text)
         if said is None:
             return 0.0
         said = said if part == "all" else f"${said.strip().strip('$')}$"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from headway.errors import ConfigError
-from headway.rewards.answer_extraction import expected
+from headway.rewards.answer_extraction import get_expected_answer
 from headway.rewards.function_reward import AsyncReward, InlineReward
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 
@@ -44,7 +44,7 @@ def make_regex_reward(
         found = await workers.call(f"{__name__}:find", pattern, text, match, group, ignore_case, timeout_s=timeout_s)
         if found is None or group is None:
             return float(found is not None)
-        return float(found.strip() == str(expected(data, answer)).strip())
+        return float(found.strip() == str(get_expected_answer(data, answer)).strip())
 
     return AsyncReward("regex", judge)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.rewards.answer_extraction import expected, make_extractor
+from headway.rewards.answer_extraction import get_expected_answer, make_extractor
 from headway.rewards.function_reward import AsyncReward
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 
@@ -29,7 +29,7 @@ def make_reasoning_gym_reward(
     extract, workers = make_extractor(part), RewardWorkerPool(concurrency)
 
     async def judge(text: str, data: Mapping[str, Any]) -> float:
-        entry, said = expected(data, "reasoning_gym"), extract(text)
+        entry, said = get_expected_answer(data, "reasoning_gym"), extract(text)
         if said is None:
             return 0.0
         args = (entry["task"], entry["options"], entry["metadata"], data.get(answer), said.strip()[-_LONGEST:])

@@ -22,7 +22,7 @@ from headway.rewards.ifeval_reward import make_ifeval_reward
 from headway.rewards.images.image_reward import get_episode_image, image_to_array, make_compressibility_reward
 from headway.rewards.images.image_server_reward import make_image_server_reward
 from headway.rewards.images.ocr_reward import make_ocr_reward
-from headway.rewards.judge_rewards import judge, make_vision_judge_reward
+from headway.rewards.judge_rewards import make_judge_reward, make_vision_judge_reward
 from headway.rewards.math_reward import make_math_reward
 from headway.rewards.pattern_rewards import make_format_reward, make_regex_reward
 from headway.rewards.reasoning_reward import make_reasoning_gym_reward
@@ -40,7 +40,7 @@ _FACTORIES: dict[str, RewardFactory] = {
     "format": make_format_reward,
     "ifeval": make_ifeval_reward,
     "image_server": make_image_server_reward,
-    "judge": judge,
+    "judge": make_judge_reward,
     "math": make_math_reward,
     "numeric": make_numeric_reward,
     "ocr": make_ocr_reward,

@@ -74,7 +74,7 @@ def make_supervisor_request(
         "uid": uid,
         "head": _head(jail, disk),
         "files": {_inside(name): content for name, content in _checked(files, disk)},
-        "seccomp": seccomp.program(),
+        "seccomp": seccomp.make_filter(),
         "tail": [*_tail(jail), str(limits.processes + 1), *argv],
         "stdin": stdin,
         "folder": FOLDER,

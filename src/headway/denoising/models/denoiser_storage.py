@@ -24,7 +24,7 @@ SMALL_MMDIT_TYPE = "headway-small-mmdit"
 """`model_type` in `config.json`: how a directory is told from a language model's."""
 
 
-def save(model: SmallMmdit, directory: Path) -> None:
+def save_small_mmdit(model: SmallMmdit, directory: Path) -> None:
     """Write both files, the configuration last: a directory that has it is whole."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
@@ -33,8 +33,8 @@ def save(model: SmallMmdit, directory: Path) -> None:
     (directory / CONFIG).write_text(json.dumps(shape, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def load(directory: Path, *, device: torch.device | str = "cpu") -> SmallMmdit:
-    """The model of a directory that `save` made."""
+def load_small_mmdit(directory: Path, *, device: torch.device | str = "cpu") -> SmallMmdit:
+    """The model of a directory that `save_small_mmdit` made."""
     model = SmallMmdit(read_mmdit_config(directory))
     try:
         model.load_state_dict(load_file(directory / WEIGHTS))
@@ -44,7 +44,7 @@ def load(directory: Path, *, device: torch.device | str = "cpu") -> SmallMmdit:
 
 
 def is_small_mmdit(directory: Path) -> bool:
-    """Whether `load` would take it."""
+    """Whether `load_small_mmdit` would take it."""
     try:
         return bool(json.loads((directory / CONFIG).read_text(encoding="utf-8")).get("model_type") == SMALL_MMDIT_TYPE)
     except (OSError, ValueError, AttributeError):
@@ -77,7 +77,7 @@ def open_denoiser(
     own. `dtype` is that of what a pipeline does not train too: its text encoders and its VAE.
     """
     if is_small_mmdit(directory):
-        model = load(directory).to(dtype)
+        model = load_small_mmdit(directory).to(dtype)
         own = model.config.height, model.config.width
         if (height or own[0], width or own[1]) != own:
             raise ConfigError(f"the model draws {own[0]} × {own[1]}", key="height, width", value=(height, width))

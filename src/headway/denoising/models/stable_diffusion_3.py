@@ -28,7 +28,7 @@ from headway.models.model_loading import hide_progress_bars
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SD3_CHECKPOINT_TYPE = "headway-stable-diffusion-3"
 """`model_type` of a checkpoint: the transformer's weights, and where the rest of the pipeline is."""
-LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+SD3_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 """Attention of both streams: what Flow-GRPO adapts."""
 _PIPELINE = "StableDiffusion3Pipeline"
 _PROMPT_TOKENS = 256

@@ -19,7 +19,7 @@ from headway.sandbox import (
     SandboxLimits,
     SandboxRefused,
 )
-from headway.sandbox.probe import quick_problem
+from headway.sandbox.probe import find_quick_problem
 
 _SANDBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, Sandbox] = WeakKeyDictionary()
 
@@ -34,7 +34,7 @@ def get_shared_sandbox() -> Sandbox:
 
 def require_sandbox(wanted_by: str) -> None:
     """Raises `ConfigError` where there is certainly no sandbox."""
-    problem = quick_problem()
+    problem = find_quick_problem()
     if problem:
         raise ConfigError(f"needs the sandbox: {problem}", key="env_type", value=wanted_by)
 

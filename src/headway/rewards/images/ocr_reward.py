@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.answer_extraction import expected
+from headway.rewards.answer_extraction import get_expected_answer
 from headway.rewards.images import tesseract
 from headway.rewards.images.image_reward import ImageReward, image_to_json
 from headway.rewards.reward_worker_pool import RewardWorkerPool
@@ -39,7 +39,7 @@ def make_ocr_reward(
     read = make_reader(reader, alphabet=alphabet, timeout_s=timeout_s, concurrency=concurrency)
 
     async def judge(image: Image, data: Mapping[str, Any]) -> dict[str, float]:
-        target = str(expected(data, answer))
+        target = str(get_expected_answer(data, answer))
         try:
             value = measure_agreement(target, await read(image))
         except ValueError as error:
@@ -64,7 +64,9 @@ def make_reader(reader: str, *, alphabet: str = "", timeout_s: float = 10.0, con
         program, threads = tesseract.require_tesseract(), ThreadLimiter(concurrency, "reward ocr")
 
         async def by_program(image: Image) -> str:
-            return await threads.run(tesseract.read, image, program=program, alphabet=alphabet, timeout_s=timeout_s)
+            return await threads.run(
+                tesseract.read_with_tesseract, image, program=program, alphabet=alphabet, timeout_s=timeout_s
+            )
 
         return by_program
     raise ConfigError("is no reader", key="reader", value=reader, hint=f"one of {', '.join(READERS)}")

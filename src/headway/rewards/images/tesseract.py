@@ -29,7 +29,7 @@ def require_tesseract() -> str:
     return found
 
 
-def read(image: Image, *, program: str = PROGRAM, alphabet: str = "", timeout_s: float = 20.0) -> str:
+def read_with_tesseract(image: Image, *, program: str = PROGRAM, alphabet: str = "", timeout_s: float = 20.0) -> str:
     """The line of text in the picture; blocking. `alphabet`: the letters that there may be, empty for any."""
     command = [program, "stdin", "stdout", "--psm", "7"]
     if alphabet:

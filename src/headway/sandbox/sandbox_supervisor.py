@@ -115,7 +115,7 @@ def start(
     os._exit(126)
 
 
-class Run:
+class SupervisedRun:
     """One program from start to report."""
 
     def __init__(self, request: Request) -> None:
@@ -342,7 +342,7 @@ def proportional(process: str) -> int:
 
 
 def main() -> None:
-    run = Run(read_request())
+    run = SupervisedRun(read_request())
     run.launch()
     status, usage = run.follow()
     report = memoryview(run.report(status, usage))

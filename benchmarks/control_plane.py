@@ -123,7 +123,13 @@ def measure(groups: int, group_size: int, steps: int, wait_s: float = 0.0) -> Ro
     async def main(run_dir: Path) -> None:
         clock = asyncio.get_running_loop().time
         settings = RunSettings(
-            groups_per_step=groups, group_size=group_size, max_steps=steps, alpha=1.0, filter_zero_variance=False
+            groups_per_step=groups,
+            group_size=group_size,
+            max_steps=steps,
+            async_generation_ratio=1.0,
+            filter_zero_variance=False,
+            save_steps=0,
+            eval_steps=0,
         )
         flow = AsyncTrainingFlow(
             backends=backends(wait_s),

@@ -27,8 +27,8 @@ from headway.environments.text_episode import TextEpisode
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.launch.language_components import PolicyInfo, TrainingComponents, make_backends
-from headway.launch.settings import make_run_settings
 from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.settings import make_run_settings
 from headway.sim.instant_engine import InstantEngine
 from headway.sim.simulated_trainer import SimulatedTrainer
 from headway.sim.simulated_weights import SimulatedTransport

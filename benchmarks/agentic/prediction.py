@@ -23,8 +23,8 @@ from headway.config.simulation_config import (
     SimulatedWeightsConfig,
     SimulationConfig,
 )
-from headway.launch.settings import make_run_settings
 from headway.monitor.event_log import LoggedEvent
+from headway.settings import make_run_settings
 from headway.sim.simulated_run import Scenario, run_scenario
 
 

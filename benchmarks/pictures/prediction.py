@@ -21,9 +21,9 @@ from headway.config.simulation_config import (
     SimulationConfig,
 )
 from headway.flow.training_flow import AsyncTrainingFlow
-from headway.launch.settings import make_run_settings
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.base import Reward
+from headway.settings import make_run_settings
 from headway.sim.fault_injection import FaultInjector
 from headway.sim.simulated_run import Scenario, make_simulated_backends
 from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually

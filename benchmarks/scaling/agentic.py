@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from headway.settings import Reliability
+from headway.config import ReliabilityConfig
 
 from . import calibration, published
 from .cells import Cell
@@ -22,9 +22,9 @@ def environment_async() -> Iterator[Cell]:
         workload = calibration.environments(mean_s, std_s)
         barrier_s, free_s = (
             step_seconds(
-                Setup(workload=workload, settings=settings(512, size=1, turn_barrier=barrier), train=1, infer=1)
+                Setup(workload=workload, settings=settings(512, size=1, env_scheduling=scheduling), train=1, infer=1)
             )
-            for barrier in (True, False)
+            for scheduling in ("barrier", "async")
         )
         yield Cell(
             table="environment async",
@@ -43,13 +43,13 @@ def redundant() -> Iterator[Cell]:
     """
     for name, hang in (("no hangs", 0.0), ("hangs", 0.003)):
         workload = calibration.environments(10, 5, turns=4, hang=hang)
-        patience = Reliability(environment_timeout_s=180.0)
+        patience = ReliabilityConfig(environment_timeout_s=180.0)
         plain_s, spare_s = (
             step_seconds(
                 Setup(
                     workload=workload,
                     settings=settings(
-                        32, size=8, steps=4, reliability=patience, spare_groups=groups, spare_members=members
+                        32, size=8, steps=4, reliability=patience, additional_groups=groups, redundant_members=members
                     ),
                     train=1,
                     infer=1,
@@ -66,9 +66,9 @@ def redundant() -> Iterator[Cell]:
 
 def tasks() -> Iterator[Cell]:
     """Hours per 50 steps of three agentic tasks: 32 + 32 GPUs, 8 groups of 16, redundant 9 of 17."""
-    spare = {"spare_groups": 1, "spare_members": 1}
+    spare = {"additional_groups": 1, "redundant_members": 1}
     variants: dict[str, dict[str, Any]] = {
-        "sync": {"turn_barrier": True},
+        "sync": {"env_scheduling": "barrier"},
         "+ env async": {},
         "+ redundant": spare,
         "async": {"alpha": 1},

@@ -18,13 +18,14 @@ FULL = False
 
 def settings(groups: int, *, size: int = 16, steps: int = 1, alpha: float = 0, **other: Any) -> RunSettings:
     """Settings of a run without filtering and without deadlines."""
-    other = {"filter_zero_variance": False, "reliability": PATIENT, **other}
-    return RunSettings(groups_per_step=groups, group_size=size, max_steps=steps, alpha=alpha, **other)
+    never = {"filter_zero_variance": False, "max_num_gen_batches": 0, "save_steps": 0, "save_total_limit": 0}
+    other = {**never, "eval_steps": 0, "seed": 0, "reliability": PATIENT, **other}
+    return RunSettings(groups_per_step=groups, group_size=size, max_steps=steps, async_generation_ratio=alpha, **other)
 
 
 def synchronous(workload: Workload, gpus: int, groups: int = 256, *, naive: bool = False) -> float:
     """Seconds per step when trainer and engines take turns. Naive: whole groups on one worker, whole batches."""
-    how: dict[str, Any] = {"scheduling": "batch", "replicate": False} if naive else {}
+    how: dict[str, Any] = {"rollout_scheduling": "batch", "is_num_return_sequences_expand": False} if naive else {}
     steps = max(128 // groups, 1)
     return step_seconds(Setup(workload=workload, settings=settings(groups, steps=steps, **how), train=gpus))
 
@@ -130,8 +131,13 @@ def queue() -> Iterator[Cell]:
     """Generation seconds with zero-variance groups dropped: whole-batch rounds / queue + spares / queue."""
     for groups, figures in published.QUEUE.items():
         common: dict[str, Any] = {"size": 8, "filter_zero_variance": True}
-        rounds = {"scheduling": "rounds", "policy": "wait", "spare_groups": groups, "replicate": False}
-        variants: dict[str, dict[str, Any]] = {"batch": rounds, "queue + 16": {"spare_groups": 16}, "queue": {}}
+        rounds = {
+            "rollout_scheduling": "rounds",
+            "staleness_policy": "wait",
+            "additional_groups": groups,
+            "is_num_return_sequences_expand": False,
+        }
+        variants: dict[str, dict[str, Any]] = {"batch": rounds, "queue + 16": {"additional_groups": 16}, "queue": {}}
         for (column, how), figure in zip(variants.items(), figures, strict=True):
             one = Setup(
                 workload=calibration.QUEUE,
@@ -156,7 +162,7 @@ def replication() -> Iterator[Cell]:
     """Generation seconds with whole groups on one worker, and with members placed one by one."""
     for (groups, size), figures in published.REPLICATION.items():
         for column, figure in zip(("without", "with"), figures, strict=True):
-            how = settings(groups, size=size, steps=8, replicate=column == "with")
+            how = settings(groups, size=size, steps=8, is_num_return_sequences_expand=column == "with")
             taken_s = step_seconds(
                 Setup(workload=calibration.REPLICATION, settings=how, train=1, infer=calibration.REPLICATION_GPUS)
             )

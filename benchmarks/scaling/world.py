@@ -16,19 +16,20 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from headway.config import ReliabilityConfig
 from headway.config.simulation_config import SimulationConfig
 from headway.environments.base import Observation, SingleTurnEnvironment
 from headway.flow.stages.generate_stage import FEEDERS, BatchFeeder
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.monitor.event_log import LoggedEvent
 from headway.seeding import make_rng
-from headway.settings import Reliability, RunSettings
+from headway.settings import RunSettings
 from headway.sim.simulated_environment import SimulatedReward
 from headway.sim.simulated_run import Scenario, play_scenario
 from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
 from headway.types import SamplingParams, Task
 
-PATIENT = Reliability(
+PATIENT = ReliabilityConfig(
     request_timeout_s=1e7,
     episode_timeout_s=1e7,
     train_timeout_s=1e7,
@@ -87,7 +88,7 @@ class Setup:
 
 
 class RoundFeeder(BatchFeeder):
-    """Whole batches until enough groups of them are useful. Wants `policy="wait"` and a batch of spare slots."""
+    """Whole batches until enough groups of them are useful. Needs `staleness_policy="wait"` and a batch of spare slots."""
 
     def may_start(self) -> bool:
         headway = self._headway

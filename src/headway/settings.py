@@ -1,6 +1,7 @@
-"""What the scheduler needs to know, and nothing else.
+"""The plan of a run that the scheduler follows: sizes, staleness, order, deadlines.
 
-`build` derives it from the configuration; tests and the simulator may also make it directly. Checked when made.
+A setting that is a configuration key has the name of that key, and its default is the default of the key. Real and
+simulated runs make their settings from a configuration with `make_run_settings`; tests may make them directly.
 """
 
 from __future__ import annotations
@@ -9,95 +10,158 @@ from dataclasses import dataclass, field
 from math import floor
 from typing import Literal
 
-from headway.config.config_blocks import ReliabilityConfig as Reliability
+from headway.config import Config, GeneratingArgs, ReliabilityConfig, ResolvedConfig
 from headway.config.derivation import count_slots
 from headway.errors import ConfigError
 from headway.types import SamplingParams
 
-__all__ = ["Reliability", "RunSettings"]
+__all__ = ["RunSettings", "make_run_settings", "make_sampling_params"]
 
+_DEFAULTS = Config()
+_AT_LEAST_ONE = ("groups_per_step", "group_size", "max_steps")
 _NOT_NEGATIVE = (
-    *("alpha", "window", "spare_groups", "spare_members", "max_gen_batches"),
-    *("save_steps", "keep_checkpoints", "eval_steps"),
+    *("async_generation_ratio", "staleness_window", "additional_groups", "redundant_members", "max_num_gen_batches"),
+    *("save_steps", "save_total_limit", "eval_steps"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Sizes, staleness and order of one run."""
+    """Everything the scheduler needs to know about one run. Values are checked when an instance is made."""
 
     groups_per_step: int
     """B: groups that one training step consumes."""
     group_size: int = 1
     """Members of a group."""
-    max_steps: int = 1
-    alpha: float = 0.0
-    """Staleness bound: a sample is trained only while `trained − oldest ≤ alpha`."""
-    depth: float | None = None
-    """How many steps rollout runs ahead; `None`: as far as the bound allows."""
-    policy: Literal["drop", "wait", "window"] = "drop"
-    window: int = 0
-    """`window` policy: how many groups, in the order they started, a batch may be chosen from. 0: two batches."""
-    order: Literal["freshest", "oldest"] = "freshest"
-    spare_groups: int = 0
+    max_steps: int = _DEFAULTS.max_steps
+    """Training steps of the run."""
+    async_generation_ratio: float = _DEFAULTS.async_generation_ratio
+    """Staleness bound α: a sample is trained only while `trained − oldest ≤ α`."""
+    pipeline_depth: float | None = _DEFAULTS.pipeline_depth
+    """Steps' worth of groups that rollout starts ahead. `None`: as many as the bound allows."""
+    staleness_policy: str = _DEFAULTS.staleness_policy
+    """Name of the policy that decides which groups start, which are trained and which are dropped."""
+    staleness_window: int = 0
+    """Groups, in the order they started, that the `window` policy may choose a batch from. Other policies ignore it."""
+    selection_order: Literal["freshest", "oldest"] = _DEFAULTS.selection_order
+    """Which of the ready groups are trained first."""
+    additional_groups: int = 0
     """Redundant prompts in flight; the surplus is cancelled once a batch is full."""
-    spare_members: int = 0
+    redundant_members: int = 0
     """Redundant members of a group; the surplus is cancelled once the group is full."""
-    with_reward: bool = True
-    """Score a sample the moment it ends, not when its group reaches the reward stage."""
+    with_reward: bool = _DEFAULTS.with_reward
+    """Score a sample when it ends instead of when its group reaches the reward stage."""
     filter_zero_variance: bool = True
-    max_gen_batches: int = 0
-    """Batches' worth of groups that one step may cost where groups without spread are replaced; 0: any number."""
-    scheduling: Literal["queue", "batch"] = "queue"
-    """`batch`: start groups a whole batch at a time and wait for all of it, as naive systems do."""
-    replicate: bool = True
-    """Members of a group are placed independently; otherwise they all go to one replica."""
-    turn_barrier: bool = False
-    """All episodes wait for each other after every turn, as naive systems do."""
-    dual_buffer: bool = True
+    """Replace groups whose rewards are all equal."""
+    max_num_gen_batches: int = _DEFAULTS.max_num_gen_batches
+    """Batches' worth of groups that one step may cost where such groups are replaced. 0: any number."""
+    rollout_scheduling: Literal["queue", "batch"] = _DEFAULTS.rollout_scheduling
+    """`batch` starts a whole batch of groups at a time and waits for all of it, as naive systems do."""
+    is_num_return_sequences_expand: bool = _DEFAULTS.is_num_return_sequences_expand
+    """Place the members of a group independently; otherwise they all go to one replica."""
+    env_scheduling: Literal["async", "barrier"] = _DEFAULTS.env_scheduling
+    """`barrier` makes all episodes wait for each other after every turn, as naive systems do."""
+    enable_dual_buffer: bool = _DEFAULTS.enable_dual_buffer
     """Load the next version while generating; otherwise pause, load, resume."""
-    colocated: bool = False
+    hybrid_engine: bool = False
     """Trainer and engines share devices and take turns."""
-    save_steps: int = 0
-    """Checkpoint every so many steps; 0: only at the end and at a clean stop."""
-    keep_checkpoints: int = 0
-    """Whole checkpoints that are kept, the newest ones; 0: all."""
-    eval_steps: int = 0
-    eval_tasks: int = 0
+    save_steps: int = _DEFAULTS.save_steps
+    """Steps between checkpoints. 0: only at the end and at a clean stop."""
+    save_total_limit: int = _DEFAULTS.save_total_limit
+    """Whole checkpoints that are kept, the newest ones. 0: all."""
+    eval_steps: int = _DEFAULTS.eval_steps
+    """Steps between validations. 0: never."""
+    val_batch_size: int = 0
+    """Tasks of one validation."""
     eval_answers: int = 1
-    """To each task of a validation."""
-    eval_at_start: bool = False
-    """Validate the policy of the start before anything is trained."""
+    """Answers to each task of a validation."""
+    eval_at_start: bool = _DEFAULTS.eval_at_start
+    """Validate the initial policy before anything is trained."""
     eval_sampling: SamplingParams | None = None
-    """How validation draws; `None`: as training does."""
-    pause_generation_for_validation: bool = False
+    """Sampling of validation. `None`: the sampling of training."""
+    pause_generation_for_validation: bool = _DEFAULTS.pause_generation_for_validation
+    """Pause training rollouts while a validation runs."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    reliability: Reliability = field(default_factory=Reliability)
-    seed: int = 0
+    """Sampling of training rollouts."""
+    reliability: ReliabilityConfig = field(default_factory=ReliabilityConfig)
+    """Deadlines and retries."""
+    seed: int = _DEFAULTS.seed
+    """Seed of every random choice of the run."""
 
     def __post_init__(self) -> None:
-        for key in ("groups_per_step", "group_size", "max_steps"):
+        for key in _AT_LEAST_ONE:
             if getattr(self, key) < 1:
                 raise ConfigError("must be at least 1", key=key, value=getattr(self, key))
         for key in _NOT_NEGATIVE:
             if getattr(self, key) < 0:
                 raise ConfigError("must not be negative", key=key, value=getattr(self, key))
-        if self.depth is not None and not 0 <= self.depth <= self.alpha:
-            raise ConfigError(f"must lie in [0, alpha = {self.alpha}]", key="depth", value=self.depth)
-        if 0 < self.window < self.groups_per_step:
-            raise ConfigError(f"smaller than one batch of {self.groups_per_step}", key="window", value=self.window)
+        if self.pipeline_depth is not None and not 0 <= self.pipeline_depth <= self.async_generation_ratio:
+            problem = f"must lie in [0, async_generation_ratio = {self.async_generation_ratio}]"
+            raise ConfigError(problem, key="pipeline_depth", value=self.pipeline_depth)
+        if self.staleness_policy == "window" and self.staleness_window < self.groups_per_step:
+            problem = f"smaller than one batch of {self.groups_per_step}"
+            raise ConfigError(problem, key="staleness_window", value=self.staleness_window)
 
     @property
     def bound(self) -> int:
-        """The largest lag that `alpha` allows; lags are whole."""
-        return floor(self.alpha)
+        """Return ⌊α⌋, the largest lag that is allowed: lags are whole numbers."""
+        return floor(self.async_generation_ratio)
 
     @property
-    def pipeline_depth(self) -> float:
-        """`depth`, or as deep as the bound."""
-        return self.alpha if self.depth is None else self.depth
+    def depth(self) -> float:
+        """Return `pipeline_depth`, or the bound where it is not given."""
+        return self.async_generation_ratio if self.pipeline_depth is None else self.pipeline_depth
 
     @property
     def slots(self) -> int:
-        """Groups that may be outstanding, spares not counted."""
-        return count_slots(self.pipeline_depth, self.groups_per_step)
+        """Return the number of groups that may be outstanding, `additional_groups` not counted."""
+        return count_slots(self.depth, self.groups_per_step)
+
+
+def make_run_settings(resolved: ResolvedConfig, *, held_out: int = 0) -> RunSettings:
+    """Make the settings of a configuration for which `held_out` validation tasks exist."""
+    config, derived = resolved.config, resolved.derived
+    return RunSettings(
+        groups_per_step=derived.groups_per_step,
+        group_size=derived.group_size,
+        max_steps=config.max_steps,
+        async_generation_ratio=config.async_generation_ratio,
+        pipeline_depth=config.pipeline_depth,
+        staleness_policy=config.staleness_policy,
+        staleness_window=derived.staleness_window,
+        selection_order=config.selection_order,
+        additional_groups=derived.additional_groups,
+        redundant_members=derived.members_started - derived.group_size,
+        with_reward=config.with_reward,
+        filter_zero_variance=derived.filter_zero_variance,
+        max_num_gen_batches=config.max_num_gen_batches,
+        rollout_scheduling=config.rollout_scheduling,
+        is_num_return_sequences_expand=config.is_num_return_sequences_expand,
+        env_scheduling=config.env_scheduling,
+        enable_dual_buffer=config.enable_dual_buffer,
+        hybrid_engine=derived.hybrid,
+        save_steps=config.save_steps,
+        save_total_limit=config.save_total_limit,
+        eval_steps=config.eval_steps,
+        val_batch_size=config.val_batch_size or held_out,
+        eval_answers=config.validation.generating_args.num_return_sequences or 1,
+        eval_at_start=config.eval_at_start,
+        eval_sampling=make_sampling_params(config.validation.generating_args, derived.max_new_tokens),
+        pause_generation_for_validation=config.pause_generation_for_validation,
+        sampling=make_sampling_params(config.actor_infer.generating_args, derived.max_new_tokens),
+        reliability=config.reliability,
+        seed=config.seed,
+    )
+
+
+def make_sampling_params(generating: GeneratingArgs, max_new_tokens: int) -> SamplingParams:
+    """Make what engines are told about sampling; `max_new_tokens` applies where the arguments give no limit."""
+    return SamplingParams(
+        max_new_tokens=generating.max_new_tokens or max_new_tokens,
+        temperature=generating.temperature,
+        top_p=generating.top_p,
+        top_k=generating.top_k,
+        min_p=generating.min_p,
+        stop=generating.stop,
+        guidance=generating.guidance_scale,
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.cluster.base import DevicePools
+from headway.config import ReliabilityConfig
 from headway.config.simulation_config import (
     DistributionConfig,
     FaultConfig,
@@ -26,7 +27,7 @@ from headway.ledger import Ledger
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.monitor.wait_graph import WaitGraph
 from headway.rollout.inference_hub import InferenceHub
-from headway.settings import Reliability, RunSettings
+from headway.settings import RunSettings
 from headway.sim.fault_injection import FaultInjector
 from headway.sim.simulated_run import Scenario, make_simulated_backends, play_scenario
 from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
@@ -42,7 +43,7 @@ from headway.types import (
     VersionRun,
 )
 
-RELIABILITY = Reliability(
+RELIABILITY = ReliabilityConfig(
     request_timeout_s=60.0,
     abort_timeout_s=3.0,
     episode_timeout_s=200.0,
@@ -82,9 +83,17 @@ def make_settings(**changes: Any) -> RunSettings:
         "group_size": 1,
         "max_steps": 3,
         "filter_zero_variance": False,
+        "max_num_gen_batches": 0,
+        "save_steps": 0,
+        "save_total_limit": 0,
+        "eval_steps": 0,
+        "eval_at_start": False,
+        "seed": 0,
         "reliability": RELIABILITY,
     }
-    return RunSettings(**{**base, **changes})
+    settings = {**base, **changes}
+    settings.setdefault("staleness_window", 2 * settings["groups_per_step"])
+    return RunSettings(**settings)
 
 
 def make_scenario(

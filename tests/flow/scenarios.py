@@ -9,6 +9,7 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
+from headway.config import ReliabilityConfig
 from headway.config.simulation_config import (
     DistributionConfig,
     EngineChangeConfig,
@@ -24,14 +25,14 @@ from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.ledger import Ledger
 from headway.monitor.event_log import LoggedEvent
 from headway.seeding import Rng, make_rng
-from headway.settings import Reliability, RunSettings
+from headway.settings import RunSettings
 from headway.sim.fault_injection import draw_random_faults
 from headway.sim.simulated_run import Scenario, play_scenario
 from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
 from tests.flow.witness import Witness
 
 HORIZON_S = 60.0
-RELIABILITY = Reliability(
+RELIABILITY = ReliabilityConfig(
     request_timeout_s=40.0,
     abort_timeout_s=3.0,
     episode_timeout_s=120.0,
@@ -58,22 +59,26 @@ def random_settings(rng: Rng) -> RunSettings:
         groups_per_step=size,
         group_size=rng.randrange(1, 5),
         max_steps=rng.randrange(2, 7),
-        alpha=alpha,
-        depth=pick(rng, None, None, alpha / 2),  # type: ignore[arg-type]
-        policy=pick(rng, "drop", "wait", "window"),  # type: ignore[arg-type]
-        window=pick(rng, 0, size, 3 * size),  # type: ignore[arg-type]
-        order=pick(rng, "freshest", "oldest"),  # type: ignore[arg-type]
-        spare_groups=pick(rng, 0, 0, 2),  # type: ignore[arg-type]
-        spare_members=pick(rng, 0, 0, 1, 2),  # type: ignore[arg-type]
+        async_generation_ratio=alpha,
+        pipeline_depth=pick(rng, None, None, alpha / 2),  # type: ignore[arg-type]
+        staleness_policy=pick(rng, "drop", "wait", "window"),  # type: ignore[arg-type]
+        staleness_window=pick(rng, 2 * size, size, 3 * size),  # type: ignore[arg-type]
+        selection_order=pick(rng, "freshest", "oldest"),  # type: ignore[arg-type]
+        additional_groups=pick(rng, 0, 0, 2),  # type: ignore[arg-type]
+        redundant_members=pick(rng, 0, 0, 1, 2),  # type: ignore[arg-type]
         with_reward=rng.random() < 0.7,
         filter_zero_variance=rng.random() < 0.7,
-        scheduling=pick(rng, "queue", "queue", "queue", "batch"),  # type: ignore[arg-type]
-        replicate=rng.random() < 0.8,
-        turn_barrier=rng.random() < 0.1,
-        dual_buffer=rng.random() < 0.7,
+        rollout_scheduling=pick(rng, "queue", "queue", "queue", "batch"),  # type: ignore[arg-type]
+        is_num_return_sequences_expand=rng.random() < 0.8,
+        env_scheduling="barrier" if rng.random() < 0.1 else "async",
+        enable_dual_buffer=rng.random() < 0.7,
         save_steps=pick(rng, 0, 1, 2, 3),  # type: ignore[arg-type]
         eval_steps=pick(rng, 0, 0, 2),  # type: ignore[arg-type]
-        eval_tasks=3,
+        val_batch_size=3,
+        eval_at_start=False,
+        save_total_limit=0,
+        max_num_gen_batches=0,
+        seed=0,
         pause_generation_for_validation=rng.random() < 0.5,
         reliability=RELIABILITY,
     )
@@ -132,7 +137,7 @@ def bounded(rng: Rng, settings: RunSettings, simulation: SimulationConfig) -> tu
     keep, most = pick(rng, 0, 1, 2), pick(rng, 0, 1, 2, 4)
     if most:
         simulation = replace(simulation, reward=replace(simulation.reward, zero_variance_share=0.8))
-    return replace(settings, keep_checkpoints=keep, max_gen_batches=most), simulation  # type: ignore[arg-type]
+    return replace(settings, save_total_limit=keep, max_num_gen_batches=most), simulation  # type: ignore[arg-type]
 
 
 def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:

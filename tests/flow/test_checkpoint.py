@@ -58,7 +58,7 @@ def test_a_run_killed_while_one_is_written_goes_on_from_the_one_before(tmp_path:
         if event.kind == "request.end" and not copy.exists() and list(tmp_path.glob("run/checkpoints/*4.partial")):
             shutil.copytree(tmp_path / "run", copy)
 
-    scenario = make_scenario(costs=SLOW_SAVE, alpha=1, max_steps=6, save_steps=2)
+    scenario = make_scenario(costs=SLOW_SAVE, async_generation_ratio=1, max_steps=6, save_steps=2)
     play_through(scenario, tmp_path / "run", prepare=flows.append, on_event=kill)
     assert checkpoints(copy) == ["step-00000002", "step-00000004.partial"]
     played = play_through(scenario, copy)
@@ -83,7 +83,7 @@ def test_a_stop_while_the_trainer_hangs_ends_all_the_same(tmp_path: Path) -> Non
             flows[0].stop()
 
     fault = FaultConfig(kind="hang", target="trainer", at_s=3.5)
-    scenario = make_scenario(fault, alpha=1, max_steps=9)
+    scenario = make_scenario(fault, async_generation_ratio=1, max_steps=9)
     played = play_through(scenario, tmp_path, prepare=flows.append, on_event=stop)
     assert not played.summary.finished
     assert played.events[-1].time_s < 4.0 + 3 * RELIABILITY.train_timeout_s

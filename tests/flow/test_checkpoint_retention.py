@@ -30,7 +30,7 @@ def recorded(run_dir: Path) -> list[int]:
 
 @pytest.mark.parametrize(("limit", "left"), [(0, (1, 2, 3, 4, 5)), (1, (5,)), (2, (4, 5)), (9, (1, 2, 3, 4, 5))])
 def test_the_newest_are_kept_and_the_ledger_names_no_others(limit: int, left: tuple[int, ...], tmp_path: Path) -> None:
-    played = play_through(make_scenario(max_steps=5, save_steps=1, keep_checkpoints=limit), tmp_path)
+    played = play_through(make_scenario(max_steps=5, save_steps=1, save_total_limit=limit), tmp_path)
     assert checkpoints(tmp_path) == steps(*left)
     assert sorted(recorded(tmp_path)) == list(left)
     assert len(played.of("checkpoint.remove")) == 5 - len(left)
@@ -44,7 +44,7 @@ def test_one_goes_only_when_the_next_is_recorded(tmp_path: Path) -> None:
         if event.kind.startswith("checkpoint"):
             seen.append((event.kind, event.data["trained"]))
 
-    play_through(make_scenario(max_steps=4, save_steps=1, keep_checkpoints=2), tmp_path, on_event=look)
+    play_through(make_scenario(max_steps=4, save_steps=1, save_total_limit=2), tmp_path, on_event=look)
     kept, removed = "checkpoint", "checkpoint.remove"
     assert seen == [(kept, 1), (kept, 2), (kept, 3), (removed, 1), (kept, 4), (removed, 2)]
 
@@ -55,17 +55,17 @@ def test_a_damaged_one_is_not_counted_so_that_there_is_one_to_fall_back_to(damag
         if event.kind == "step.end" and event.data["trained"] == 4:
             spoil(tmp_path, 3, damage)
 
-    scenario = make_scenario(max_steps=4, save_steps=1, keep_checkpoints=2)
+    scenario = make_scenario(max_steps=4, save_steps=1, save_total_limit=2)
     play_through(scenario, tmp_path, on_event=harm)
     assert checkpoints(tmp_path) == steps(2, 3, 4)
-    play_through(make_scenario(max_steps=5, save_steps=1, keep_checkpoints=2), tmp_path)
+    play_through(make_scenario(max_steps=5, save_steps=1, save_total_limit=2), tmp_path)
     assert checkpoints(tmp_path) == steps(4, 5), "with two whole ones it goes as well"
 
 
 def test_a_damaged_newest_falls_back_to_the_one_before_it(tmp_path: Path) -> None:
-    play_through(make_scenario(max_steps=4, save_steps=1, keep_checkpoints=2), tmp_path)
+    play_through(make_scenario(max_steps=4, save_steps=1, save_total_limit=2), tmp_path)
     spoil(tmp_path, 4, "torn")
-    played = play_through(make_scenario(max_steps=6, save_steps=1, keep_checkpoints=2), tmp_path)
+    played = play_through(make_scenario(max_steps=6, save_steps=1, save_total_limit=2), tmp_path)
     assert [event.data["trained"] for event in played.of("step.end")] == [4, 5, 6]
     assert checkpoints(tmp_path) == steps(5, 6)
     assert audit(tmp_path)["trained"] == 12
@@ -77,7 +77,7 @@ def test_what_a_user_put_there_stays_and_so_does_a_checkpoint_with_a_file_of_the
     (root / "step-00000001" / "notes.txt").write_text("the best so far")
     shutil.copytree(root / "step-00000002", root / "best")
     (root / "step-00000000").mkdir()
-    play_through(make_scenario(max_steps=6, save_steps=1, keep_checkpoints=2), tmp_path)
+    play_through(make_scenario(max_steps=6, save_steps=1, save_total_limit=2), tmp_path)
     assert checkpoints(tmp_path) == ["best", *steps(0, 1, 5, 6)]
     assert (root / "step-00000001" / "notes.txt").read_text() == "the best so far"
     assert recorded(tmp_path) == [6, 5, 1], "it can still be gone back to"

@@ -24,7 +24,9 @@ def make_world(
     *changes: EngineChangeConfig, faults: tuple[FaultConfig, ...] = (), engines: int = 1, **settings: object
 ) -> Scenario:
     costs = make_costs(engine=SLOW, weights=SimulatedWeightsConfig(buckets=2, send_s=0.3))
-    scenario = make_scenario(*faults, engines=engines, costs=costs, **{"groups_per_step": 4, "alpha": 1, **settings})
+    scenario = make_scenario(
+        *faults, engines=engines, costs=costs, **{"groups_per_step": 4, "async_generation_ratio": 1, **settings}
+    )
     return replace(scenario, simulation=replace(scenario.simulation, changes=changes))
 
 

@@ -21,8 +21,8 @@ from headway.errors import ConfigError, InvariantBroken
 from headway.flow.stage import Stage, register_stage
 from headway.flow.staleness_policies import STALENESS_POLICIES, CandidateGroup, DropPolicy, SchedulerSnapshot
 from headway.flow.training_flow import ROLES, AsyncTrainingFlow
-from headway.launch import make_run_settings
 from headway.monitor.event_log import EventLog, LoggedEvent, encode_event
+from headway.settings import make_run_settings
 from headway.sim.fault_injection import FaultInjector
 from headway.sim.simulated_run import Scenario, make_simulated_backends
 from headway.types import DropReason, SampleGroup
@@ -63,8 +63,13 @@ def test_over_a_whole_run_no_more_groups_are_outstanding_than_there_are_slots(
     alpha: float, depth: float | None, spares: int, tmp_path: Path
 ) -> None:
     costs = make_costs(response_tokens=SPREAD, weights=SimulatedWeightsConfig(buckets=2, send_s=0.4))
-    settings: dict[str, Any] = {"groups_per_step": 4, "max_steps": 8, "alpha": alpha, "depth": depth}
-    played = play_through(make_scenario(engines=2, costs=costs, spare_groups=spares, **settings), tmp_path)
+    settings: dict[str, Any] = {
+        "groups_per_step": 4,
+        "max_steps": 8,
+        "async_generation_ratio": alpha,
+        "pipeline_depth": depth,
+    }
+    played = play_through(make_scenario(engines=2, costs=costs, additional_groups=spares, **settings), tmp_path)
     most = int((1 + (alpha if depth is None else depth)) * 4) + spares
     counts = outstanding_over(played.events, engines=2)
     assert max(counts) == most, "all of them are used, and not one more"
@@ -82,8 +87,12 @@ def test_a_slot_is_not_free_before_the_weights_made_from_it_are_served(tmp_path:
 
 def test_a_pipeline_shallower_than_the_bound_keeps_the_bound(tmp_path: Path) -> None:
     costs = make_costs(response_tokens=SPREAD)
-    deep = play_through(make_scenario(costs=costs, max_steps=12, alpha=3, policy="wait"), tmp_path / "deep")
-    scenario = make_scenario(costs=costs, max_steps=12, alpha=3, depth=0.5, policy="wait")
+    deep = play_through(
+        make_scenario(costs=costs, max_steps=12, async_generation_ratio=3, staleness_policy="wait"), tmp_path / "deep"
+    )
+    scenario = make_scenario(
+        costs=costs, max_steps=12, async_generation_ratio=3, pipeline_depth=0.5, staleness_policy="wait"
+    )
     shallow = play_through(scenario, tmp_path / "shallow")
     assert max(lags(shallow)) < max(lags(deep)) <= 3
 
@@ -97,7 +106,9 @@ def test_below_one_every_sample_is_made_by_the_weights_that_are_trained(
     alpha: float, policy: str, tmp_path: Path
 ) -> None:
     costs = make_costs(response_tokens=SPREAD)
-    played = play_through(make_scenario(costs=costs, max_steps=5, alpha=alpha, policy=policy), tmp_path)
+    played = play_through(
+        make_scenario(costs=costs, max_steps=5, async_generation_ratio=alpha, staleness_policy=policy), tmp_path
+    )
     assert played.summary.finished and lags(played) == {0}
     trained = {event.data["sample"] for event in played.of("sample.end", end="trained")}
     versions = {
@@ -115,14 +126,18 @@ def test_strictly_on_policy_rollout_and_training_take_turns(tmp_path: Path) -> N
 
 
 def test_one_step_ahead_rollout_and_training_overlap(tmp_path: Path) -> None:
-    played = play_through(make_scenario(alpha=1, max_steps=10), tmp_path)
+    played = play_through(make_scenario(async_generation_ratio=1, max_steps=10), tmp_path)
     assert played.events[-1].time_s == pytest.approx(10 * 1.0 + 1.0 + 0.1)
     assert lags(played) == {0, 1}
 
 
 def test_a_switch_makes_any_run_synchronous(tmp_path: Path) -> None:
-    assert make_flow(make_scenario(alpha=2, depth=1), enable_async_rl=False).settings.slots == 2
-    assert make_flow(make_scenario(alpha=2, depth=1), enable_async_rl=True).settings.slots == 4
+    assert (
+        make_flow(make_scenario(async_generation_ratio=2, pipeline_depth=1), enable_async_rl=False).settings.slots == 2
+    )
+    assert (
+        make_flow(make_scenario(async_generation_ratio=2, pipeline_depth=1), enable_async_rl=True).settings.slots == 4
+    )
 
 
 def make_flow(scenario: Scenario, *, engines: bool = True, **how: Any) -> AsyncTrainingFlow:
@@ -143,14 +158,16 @@ def make_flow(scenario: Scenario, *, engines: bool = True, **how: Any) -> AsyncT
 )
 def test_every_way_to_ask_for_one_step_ahead_runs_one_step_ahead(override: str, tmp_path: Path) -> None:
     settings = make_run_settings(load_config({"rollout_batch_size": 4, "max_steps": 6}, [override]))
-    assert settings.alpha == 1
+    assert settings.async_generation_ratio == 1
     played = play_through(replace(make_scenario(), settings=settings), tmp_path)
     assert played.summary.finished and lags(played) == {0, 1}
 
 
 def test_freshness_is_judged_against_what_is_trained_while_what_is_served_lags_behind(tmp_path: Path) -> None:
     costs = make_costs(weights=SimulatedWeightsConfig(buckets=2, send_s=2.5))
-    played = play_through(make_scenario(costs=costs, alpha=1, spare_groups=4, max_steps=8), tmp_path)
+    played = play_through(
+        make_scenario(costs=costs, async_generation_ratio=1, additional_groups=4, max_steps=8), tmp_path
+    )
     behind = {event.data["trained"] - event.data["version"] for event in played.of("served")}
     assert max(behind) >= 1, "weights go out while the next step is trained"
     assert max(lags(played)) == 1
@@ -163,7 +180,7 @@ def test_a_policy_that_takes_stale_groups_breaks_the_run_and_trains_none(
     monkeypatch.setitem(STALENESS_POLICIES, "drop", Careless)
     events: list[LoggedEvent] = []
     with pytest.raises(InvariantBroken, match="has lag 1 at trained = 1, alpha = 0"):
-        play_through(make_scenario(spare_groups=2), tmp_path, on_event=events.append)
+        play_through(make_scenario(additional_groups=2), tmp_path, on_event=events.append)
     assert [event.data["trained"] for event in events if event.kind == "step.begin"] == [0]
     assert audit(tmp_path)["trained"] == 2
 
@@ -183,7 +200,7 @@ class Careless(DropPolicy):
 
 
 def test_drop_cancels_a_straggler_at_the_time_it_becomes_useless_and_draws_its_prompt_again(tmp_path: Path) -> None:
-    scenario = make_scenario(groups_per_step=1, alpha=1, max_steps=8)
+    scenario = make_scenario(groups_per_step=1, async_generation_ratio=1, max_steps=8)
     played = play_through(scenario, tmp_path, prepare=Scripted({1: [1000]}).use)
     drop = played.first("group.drop")
     assert drop.data == {"group": 1, "reason": DropReason.STALE_IN_FLIGHT}
@@ -197,7 +214,7 @@ def test_drop_cancels_a_straggler_at_the_time_it_becomes_useless_and_draws_its_p
 
 
 def test_wait_lets_training_wait_for_the_straggler_and_drops_nothing(tmp_path: Path) -> None:
-    scenario = make_scenario(groups_per_step=1, alpha=1, max_steps=4, policy="wait")
+    scenario = make_scenario(groups_per_step=1, async_generation_ratio=1, max_steps=4, staleness_policy="wait")
     played = play_through(scenario, tmp_path, prepare=Scripted({1: [1000]}).use)
     assert played.of("group.drop") == [] and played.summary.finished
     assert played.first("group.train", group=1).time_s == pytest.approx(10.0)
@@ -208,7 +225,9 @@ def test_wait_never_drops_for_staleness_where_drop_does(tmp_path: Path) -> None:
     stale = {}
     for policy in ("drop", "wait"):
         costs = make_costs(response_tokens=SPREAD)
-        scenario = make_scenario(engines=2, costs=costs, alpha=1, max_steps=12, policy=policy)
+        scenario = make_scenario(
+            engines=2, costs=costs, async_generation_ratio=1, max_steps=12, staleness_policy=policy
+        )
         played = play_through(scenario, tmp_path / policy)
         assert played.summary.finished
         stale[policy] = len(played.of("group.drop"))
@@ -218,7 +237,9 @@ def test_wait_never_drops_for_staleness_where_drop_does(tmp_path: Path) -> None:
 def test_window_overtakes_one_straggler_but_not_two(tmp_path: Path) -> None:
     begins = {}
     for stragglers in (1, 2):
-        scenario = make_scenario(groups_per_step=1, alpha=5, max_steps=3, policy="window", window=2)
+        scenario = make_scenario(
+            groups_per_step=1, async_generation_ratio=5, max_steps=3, staleness_policy="window", staleness_window=2
+        )
         script = Scripted({number: [700 - 100 * number] for number in range(stragglers)})
         played = play_through(scenario, tmp_path / str(stragglers), prepare=script.use)
         begins[stragglers] = played.first("step.begin").time_s
@@ -240,7 +261,9 @@ def test_a_sample_that_spans_updates_says_which_version_made_what_and_the_counts
                 groups.append(item)
                 return item
 
-        scenario = make_scenario(groups_per_step=1, alpha=3, max_steps=5, world={"insert": {"witness": "reward"}})
+        scenario = make_scenario(
+            groups_per_step=1, async_generation_ratio=3, max_steps=5, world={"insert": {"witness": "reward"}}
+        )
         play_through(scenario, tmp_path, prepare=Scripted({0: [350]}).use)
     long = next(group.samples[0] for group in groups if group.group_id == 0)
     runs = long.episode.runs
@@ -258,7 +281,13 @@ def test_the_same_scenario_gives_the_same_log_byte_for_byte_and_another_seed_ano
 ) -> None:
     def log(seed: int, name: str) -> str:
         costs = make_costs(response_tokens=SPREAD, reward=SimulatedRewardConfig(latency_s=DistributionConfig(mean=0.3)))
-        settings = {"alpha": 1, "group_size": 3, "spare_members": 1, "max_steps": 6, "save_steps": 2}
+        settings = {
+            "async_generation_ratio": 1,
+            "group_size": 3,
+            "redundant_members": 1,
+            "max_steps": 6,
+            "save_steps": 2,
+        }
         scenario = make_scenario(*faults, engines=2, costs=costs, world={"seed": seed}, **settings)
         return "\n".join(encode_event(event) for event in play_through(scenario, tmp_path / name).events)
 
@@ -271,7 +300,7 @@ def test_the_same_scenario_gives_the_same_log_byte_for_byte_and_another_seed_ano
 
 
 def test_a_source_that_ends_ends_the_run_with_a_reason(tmp_path: Path) -> None:
-    played = play_through(make_scenario(max_steps=10, alpha=1, world={"tasks": 5}), tmp_path)
+    played = play_through(make_scenario(max_steps=10, async_generation_ratio=1, world={"tasks": 5}), tmp_path)
     summary = played.summary
     assert (summary.trained, summary.finished) == (2, False)
     assert summary.reason == "the tasks ran out after 2 of 10 steps"
@@ -279,7 +308,7 @@ def test_a_source_that_ends_ends_the_run_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_a_source_that_ends_with_stragglers_on_their_way_waits_for_them(tmp_path: Path) -> None:
-    scenario = make_scenario(max_steps=10, alpha=1, world={"tasks": 4})
+    scenario = make_scenario(max_steps=10, async_generation_ratio=1, world={"tasks": 4})
     played = play_through(scenario, tmp_path, prepare=Scripted({3: [1000]}).use)
     assert played.summary.trained == 2
     assert played.of("step.begin")[-1].time_s == pytest.approx(10.0)
@@ -292,7 +321,7 @@ def test_a_stop_saves_what_is_there_and_a_resumed_run_makes_up_the_rest(tmp_path
         if event.kind == "step.end" and event.data["trained"] == 2:
             flows[0].stop("enough for today")
 
-    scenario = make_scenario(max_steps=5, alpha=1)
+    scenario = make_scenario(max_steps=5, async_generation_ratio=1)
     prepare = Scripted({5: [1000]}).use
     stopped = play_through(scenario, tmp_path, prepare=lambda flow: (flows.append(flow), prepare(flow)), on_event=stop)
     assert (stopped.summary.trained, stopped.summary.reason) == (2, "enough for today")
@@ -314,7 +343,10 @@ def test_what_a_stop_interrupted_is_continued_and_not_made_again(tmp_path: Path)
         if event.kind == "step.begin":
             flows[0].stop()
 
-    script, scenario = {1: [400]}, make_scenario(groups_per_step=1, alpha=2, max_steps=3, policy="wait")
+    script, scenario = (
+        {1: [400]},
+        make_scenario(groups_per_step=1, async_generation_ratio=2, max_steps=3, staleness_policy="wait"),
+    )
     prepare = Scripted(script).use
     play_through(scenario, tmp_path, prepare=lambda flow: (flows.append(flow), prepare(flow)), on_event=stop)
     resumed = play_through(scenario, tmp_path, prepare=Scripted(script).use)
@@ -330,7 +362,7 @@ def test_a_stop_lets_the_step_under_way_end_and_no_other_begin(tmp_path: Path) -
         if event.kind == "step.begin":
             flows[0].stop()
 
-    scenario = make_scenario(groups_per_step=1, alpha=4, max_steps=9)
+    scenario = make_scenario(groups_per_step=1, async_generation_ratio=4, max_steps=9)
     played = play_through(scenario, tmp_path, prepare=flows.append, on_event=stop)
     assert len(played.of("step.begin")) == len(played.of("step.end")) == played.summary.trained == 1
     assert audit(tmp_path)["saved"] == 4
@@ -343,8 +375,8 @@ def test_a_stop_before_anything_began_is_a_clean_one_too(tmp_path: Path) -> None
 
 
 def test_a_finished_run_started_again_has_nothing_to_do(tmp_path: Path) -> None:
-    play_through(make_scenario(alpha=1), tmp_path)
-    again = play_through(make_scenario(alpha=1), tmp_path)
+    play_through(make_scenario(async_generation_ratio=1), tmp_path)
+    again = play_through(make_scenario(async_generation_ratio=1), tmp_path)
     assert again.summary.finished and again.summary.trained == 3
     assert again.of("step.begin") == []
 
@@ -369,7 +401,7 @@ def test_a_flow_without_engines_is_refused() -> None:
 
 
 def test_every_stage_ends_stopped(tmp_path: Path) -> None:
-    played = play_through(make_scenario(alpha=1), tmp_path)
+    played = play_through(make_scenario(async_generation_ratio=1), tmp_path)
     assert {str(stage.state) for stage in played.flow.stages.values()} == {"stopped"}
 
 
@@ -384,8 +416,13 @@ def test_on_shared_devices_nothing_is_generated_while_a_step_is_trained(
     groups: int, alpha: float, tokens: DistributionConfig, dual_buffer: bool, tmp_path: Path
 ) -> None:
     costs = make_costs(response_tokens=tokens, weights=SimulatedWeightsConfig(buckets=2, send_s=0.4, load_s=0.2))
-    settings = {"groups_per_step": groups, "alpha": alpha, "dual_buffer": dual_buffer, "max_steps": 8}
-    scenario = make_scenario(engines=2, costs=costs, colocated=True, **settings)
+    settings = {
+        "groups_per_step": groups,
+        "async_generation_ratio": alpha,
+        "enable_dual_buffer": dual_buffer,
+        "max_steps": 8,
+    }
+    scenario = make_scenario(engines=2, costs=costs, hybrid_engine=True, **settings)
     scenario = replace(scenario, train_devices=scenario.infer_devices)
     played = play_through(scenario, tmp_path)
     assert played.summary.finished

@@ -60,7 +60,9 @@ def crash_trainer(flow: AsyncTrainingFlow) -> None:
 def test_a_source_with_exactly_as_many_tasks_as_the_steps_need_is_trained_to_the_end(
     alpha: float, steps: int, tmp_path: Path
 ) -> None:
-    scenario = make_scenario(groups_per_step=4, max_steps=steps, alpha=alpha, world={"tasks": 4 * steps})
+    scenario = make_scenario(
+        groups_per_step=4, max_steps=steps, async_generation_ratio=alpha, world={"tasks": 4 * steps}
+    )
     played = play_through(scenario, tmp_path)
     assert played.summary.finished and played.summary.trained == steps, played.summary
     assert len(played.of("group.start")) == 4 * steps
@@ -74,7 +76,12 @@ def test_weights_that_a_lost_trainer_has_undone_make_no_action_any_more(at_s: fl
     weights = SimulatedWeightsConfig(buckets=3, gather_s=0.5, send_s=1.0, load_s=0.2, flip_s=0.01)
     costs = make_costs(weights=weights, response_tokens=DistributionConfig(mean=30))
     scenario = make_scenario(
-        fault("crash", "trainer", at_s), engines=2, costs=costs, groups_per_step=4, max_steps=8, alpha=2.0
+        fault("crash", "trainer", at_s),
+        engines=2,
+        costs=costs,
+        groups_per_step=4,
+        max_steps=8,
+        async_generation_ratio=2.0,
     )
     witness = Witness(scenario.settings)
     summary = live(scenario, tmp_path / "run", witness)  # the witness looks at the way between weights itself
@@ -108,10 +115,10 @@ def test_a_lane_paused_by_a_validation_that_was_torn_down_goes_on_in_the_next_li
             costs=make_costs(response_tokens=DistributionConfig(mean=300)),
             groups_per_step=4,
             max_steps=8,
-            alpha=1.0,
+            async_generation_ratio=1.0,
             save_steps=1,
             eval_steps=3,
-            eval_tasks=2,
+            val_batch_size=2,
             pause_generation_for_validation=True,
         ),
         tmp_path,
@@ -125,7 +132,7 @@ def test_a_trainer_that_hangs_while_a_clean_stop_saves_it_does_not_hang_the_run(
     def prepare(flow: AsyncTrainingFlow) -> None:
         asyncio.get_running_loop().call_later(10.0, flow.stop)
 
-    scenario = make_scenario(fault("hang", "trainer", 9.9), groups_per_step=4, max_steps=60, alpha=1.0)
+    scenario = make_scenario(fault("hang", "trainer", 9.9), groups_per_step=4, max_steps=60, async_generation_ratio=1.0)
     played = play_through(scenario, tmp_path, prepare=prepare, max_time_s=1_000)
     assert not played.summary.finished
     assert played.events[-1].time_s < 10 + 3 * RELIABILITY.train_timeout_s
@@ -142,7 +149,7 @@ def test_a_clean_stop_and_a_resume_give_up_no_group(tmp_path: Path) -> None:
     spread = DistributionConfig(kind="lognormal", mean=60, std=40, min=1, max=400)
     costs = make_costs(environment=environment, response_tokens=spread)
     scenario = make_scenario(
-        engines=2, costs=costs, groups_per_step=4, group_size=4, max_steps=8, alpha=1.0, save_steps=1
+        engines=2, costs=costs, groups_per_step=4, group_size=4, max_steps=8, async_generation_ratio=1.0, save_steps=1
     )
     first = play_through(scenario, tmp_path, prepare=prepare)
     assert 0 < first.summary.trained < 8
@@ -174,7 +181,12 @@ def test_a_run_stopped_while_engines_go_on_after_an_update_trains_nothing_twice(
 
     flows: list[AsyncTrainingFlow] = []
     scenario = make_scenario(
-        engines=2, groups_per_step=4, max_steps=5, alpha=1.0, colocated=True, world={"train_devices": (1, 2)}
+        engines=2,
+        groups_per_step=4,
+        max_steps=5,
+        async_generation_ratio=1.0,
+        hybrid_engine=True,
+        world={"train_devices": (1, 2)},
     )
     first = play_through(scenario, tmp_path, prepare=prepare)
     assert first.summary.trained == len(first.of("step.end")) == 3 and not first.summary.finished
@@ -194,7 +206,7 @@ def test_one_replica_that_fails_every_request_at_once_harms_nobody(error: Except
         async def generate(self, request: Request, progress: Progress) -> FinishReason:
             raise error
 
-    scenario = make_scenario(engines=4, groups_per_step=4, group_size=2, max_steps=10, alpha=1.0)
+    scenario = make_scenario(engines=4, groups_per_step=4, group_size=2, max_steps=10, async_generation_ratio=1.0)
     played = play_through(scenario, tmp_path, prepare=lambda flow: put_engine(flow, 0, Sick) and None)
     assert played.summary.finished and played.summary.restarts == 0
     assert played.of("group.drop", reason="group_failed") == []
@@ -213,7 +225,7 @@ def test_a_prompt_that_kills_whoever_runs_it_is_given_up_after_a_few_replicas(tm
         for number in range(len(flow.backends.engines)):
             put_engine(flow, number, Assertive)
 
-    scenario = make_scenario(engines=8, groups_per_step=4, group_size=4, max_steps=8, alpha=1.0)
+    scenario = make_scenario(engines=8, groups_per_step=4, group_size=4, max_steps=8, async_generation_ratio=1.0)
     played = play_through(scenario, tmp_path, prepare=prepare)
     assert len(played.of("down")) <= 4 * (1 + RELIABILITY.sample_retries), "every member has its budget, and no more"
     assert played.first("group.drop", group=9).data["reason"] == "group_failed"
@@ -222,7 +234,7 @@ def test_a_prompt_that_kills_whoever_runs_it_is_given_up_after_a_few_replicas(tm
 
 def test_failures_with_a_quiet_time_between_are_not_in_a_row(tmp_path: Path) -> None:
     crashes = [fault("crash", "engine/0", 20.0 + 50.0 * number) for number in range(5)]
-    played = play_through(make_scenario(*crashes, engines=2, max_steps=230, alpha=1.0), tmp_path)
+    played = play_through(make_scenario(*crashes, engines=2, max_steps=230, async_generation_ratio=1.0), tmp_path)
     restarts = played.of("restart", who="engine/0")
     assert [event.data["attempt"] for event in restarts] == [1] * 5
     assert played.of("degrade") == [] and played.summary.finished
@@ -231,7 +243,9 @@ def test_failures_with_a_quiet_time_between_are_not_in_a_row(tmp_path: Path) -> 
 def test_one_replica_too_slow_to_be_updated_costs_neither_the_trainer_nor_the_others(tmp_path: Path) -> None:
     costs = make_costs(weights=SimulatedWeightsConfig(buckets=10, gather_s=0.1, send_s=0.3, load_s=1.0, flip_s=0.01))
     slow = fault("slowdown", "engine/0", 5.0, factor=40.0)
-    scenario = make_scenario(slow, engines=4, costs=costs, groups_per_step=4, max_steps=12, alpha=1.0, save_steps=5)
+    scenario = make_scenario(
+        slow, engines=4, costs=costs, groups_per_step=4, max_steps=12, async_generation_ratio=1.0, save_steps=5
+    )
     played = play_through(scenario, tmp_path)
     assert played.summary.finished and played.summary.restarts == 0, played.summary
     assert played.of("down", who="trainer") == [] and played.of("restart", who="trainer") == []

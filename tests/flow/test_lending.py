@@ -27,7 +27,7 @@ def make_world(*faults: FaultConfig, lend: bool = True, **costs: Any) -> Scenari
     """Sixteen answers of a second in two slots: the trainer, which needs a second for a step, waits for seven."""
     weights = SimulatedWeightsConfig(buckets=2, send_s=0.2, load_s=0.1)
     made = make_costs(engine=make_engine_cost(slots=2), weights=weights, **costs)
-    settings = {"groups_per_step": 16, "alpha": 1, "max_steps": 6}
+    settings = {"groups_per_step": 16, "async_generation_ratio": 1, "max_steps": 6}
     return make_scenario(*faults, engines=1, costs=made, world={"lend": lend}, **settings)
 
 

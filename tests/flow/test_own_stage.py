@@ -44,7 +44,7 @@ def test_a_stage_fits_between_any_two_neighbours(left: str, right: str, tmp_path
     seen: list[Any] = []
     register_pass_through("mine", STAGES[left].produces, seen)
     costs = make_costs(critic=SimulatedScorerConfig(fixed_s=0.1))
-    scenario = make_scenario(costs=costs, alpha=1, world={"insert": {"mine": left}})
+    scenario = make_scenario(costs=costs, async_generation_ratio=1, world={"insert": {"mine": left}})
     played = play_through(scenario, tmp_path)
     assert played.summary.finished and seen
     roles = list(played.flow.stages)
@@ -86,7 +86,9 @@ def test_the_example_of_the_documentation_works_as_it_is_written(tmp_path: Path)
     names = {"Stage": Stage, "register_stage": register_stage, "SampleGroup": SampleGroup, "DropReason": DropReason}
     exec(source, names)
     costs = make_costs(response_tokens=DistributionConfig(kind="lognormal", mean=700, std=400, min=1, max=1000))
-    scenario = make_scenario(costs=costs, alpha=1, group_size=12, max_steps=6, world={"insert": insert})
+    scenario = make_scenario(
+        costs=costs, async_generation_ratio=1, group_size=12, max_steps=6, world={"insert": insert}
+    )
     played = play_through(scenario, tmp_path)
     assert played.summary.finished
     drops = played.of("group.drop", reason=DropReason.FILTERED)

@@ -141,7 +141,7 @@ def test_steps_that_keep_failing_make_the_run_synchronous_and_then_stop_it_with_
     tmp_path: Path,
 ) -> None:
     fault = FaultConfig(kind="lost_message", target="trainer", at_s=2.5, for_s=FOR_EVER)
-    played = play_through(make_scenario(fault, alpha=2, max_steps=9), tmp_path)
+    played = play_through(make_scenario(fault, async_generation_ratio=2, max_steps=9), tmp_path)
     assert not played.summary.finished
     assert played.summary.reason == "train keeps failing: trainer: a message was lost"
     assert changes(played.events) == [("degrade", "synchronous")]
@@ -151,13 +151,13 @@ def test_steps_that_keep_failing_make_the_run_synchronous_and_then_stop_it_with_
     counts = audit(tmp_path)
     assert counts["trained"] == 2 * trained and counts["saved"] > 0 == counts["open"]
 
-    mended = play_through(make_scenario(alpha=2, max_steps=9), tmp_path)
+    mended = play_through(make_scenario(async_generation_ratio=2, max_steps=9), tmp_path)
     assert mended.summary.finished and mended.summary.trained == 9
 
 
 def test_a_run_climbs_back_up_when_the_cause_is_gone(tmp_path: Path) -> None:
     fault = FaultConfig(kind="lost_message", target="trainer", at_s=2.5, for_s=10.0)
-    played = play_through(make_scenario(fault, alpha=2, max_steps=60), tmp_path)
+    played = play_through(make_scenario(fault, async_generation_ratio=2, max_steps=60), tmp_path)
     assert played.summary.finished
     assert changes(played.events) == [("degrade", "synchronous"), ("restore", "normal")]
     down, up = played.first("degrade").time_s, played.first("restore").time_s
@@ -187,7 +187,9 @@ def test_a_step_that_hangs_costs_the_trainer_and_the_line_goes_on_from_the_last_
 
 def test_what_was_trained_after_the_checkpoint_is_untrained_again_and_used(tmp_path: Path) -> None:
     fault = FaultConfig(kind="crash", target="trainer", at_s=4.5)
-    played = play_through(make_scenario(fault, alpha=1, max_steps=6, save_steps=2, order="oldest"), tmp_path)
+    played = play_through(
+        make_scenario(fault, async_generation_ratio=1, max_steps=6, save_steps=2, selection_order="oldest"), tmp_path
+    )
     assert played.summary.finished
     ends = [event.data["sample"] for event in played.of("sample.end", end="trained")]
     assert len(ends) > len(set(ends)), "some were trained in the lost lineage and again in the one that is left"
@@ -263,11 +265,11 @@ def test_one_bad_prompt_among_good_ones_is_dropped_and_nothing_else_happens(tmp_
 
 def test_without_any_engine_the_run_stops_cleanly_and_can_go_on_later(tmp_path: Path) -> None:
     faults = [FaultConfig(kind="crash", target=f"engine/{n}", at_s=3.0, for_s=FOR_EVER) for n in range(2)]
-    played = play_through(make_scenario(*faults, engines=2, alpha=1, max_steps=9), tmp_path)
+    played = play_through(make_scenario(*faults, engines=2, async_generation_ratio=1, max_steps=9), tmp_path)
     assert played.summary.reason.startswith("no replica in service for")
     assert played.of("checkpoint")[-1].data["trained"] == played.summary.trained > 0
     assert audit(tmp_path)["open"] == 0
-    assert play_through(make_scenario(engines=2, alpha=1, max_steps=9), tmp_path).summary.trained == 9
+    assert play_through(make_scenario(engines=2, async_generation_ratio=1, max_steps=9), tmp_path).summary.trained == 9
 
 
 @pytest.mark.parametrize("target", ["engine/0", "trainer", "ref_logp", "weights", "environment", "reward"])

@@ -106,7 +106,7 @@ def test_failures_with_quiet_times_between_are_not_failures_in_a_row(tmp_path: P
 def test_a_replica_that_comes_back_during_a_training_step_on_shared_devices_stands_still(tmp_path: Path) -> None:
     costs = make_costs(engine=make_engine_cost(restart_s=0.3), trainer=replace(make_costs().trainer, fixed_s=5.0))
     crash = FaultConfig(kind="crash", target="engine/0", at_s=2.0)
-    scenario = make_scenario(crash, engines=2, costs=costs, alpha=1, max_steps=4, colocated=True)
+    scenario = make_scenario(crash, engines=2, costs=costs, async_generation_ratio=1, max_steps=4, hybrid_engine=True)
     scenario = replace(scenario, train_devices=scenario.infer_devices)
     events: list[LoggedEvent] = []
     played = play_through(scenario, tmp_path, on_event=events.append)

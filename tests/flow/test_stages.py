@@ -96,7 +96,7 @@ def test_groups_of_one_are_never_filtered(tmp_path: Path) -> None:
 
 def test_spare_prompts_are_cancelled_the_moment_the_batch_is_full_and_drawn_again(tmp_path: Path) -> None:
     script = Scripted({0: [900], 2: [800]})
-    played = play_through(make_scenario(spare_groups=2, max_steps=4), tmp_path, prepare=script.use)
+    played = play_through(make_scenario(additional_groups=2, max_steps=4), tmp_path, prepare=script.use)
     assert played.summary.finished
     begin = played.first("step.begin").time_s
     assert begin == pytest.approx(1.0), "training did not wait for the long ones"
@@ -110,7 +110,7 @@ def test_spare_prompts_are_cancelled_the_moment_the_batch_is_full_and_drawn_agai
 
 def test_spare_members_make_groups_whole_without_the_slowest(tmp_path: Path) -> None:
     script = Scripted({0: [900, 100, 100]})
-    scenario = make_scenario(group_size=2, spare_members=1, max_steps=1)
+    scenario = make_scenario(group_size=2, redundant_members=1, max_steps=1)
     played = play_through(scenario, tmp_path, prepare=script.use)
     assert played.first("group.ready", group=0).time_s == pytest.approx(1.0)
     surplus = played.first("sample.end", sample="0.0")
@@ -123,7 +123,13 @@ def test_spare_members_make_groups_whole_without_the_slowest(tmp_path: Path) -> 
 def test_a_batch_at_a_time_waits_for_all_of_it_and_a_queue_does_not(tmp_path: Path) -> None:
     starts = {}
     for scheduling in ("queue", "batch"):
-        scenario = make_scenario(groups_per_step=1, alpha=2, max_steps=4, policy="wait", scheduling=scheduling)
+        scenario = make_scenario(
+            groups_per_step=1,
+            async_generation_ratio=2,
+            max_steps=4,
+            staleness_policy="wait",
+            rollout_scheduling=scheduling,
+        )
         script = Scripted({1: [600]})
         played = play_through(scenario, tmp_path / scheduling, prepare=script.use)
         assert played.summary.finished
@@ -134,7 +140,7 @@ def test_a_batch_at_a_time_waits_for_all_of_it_and_a_queue_does_not(tmp_path: Pa
 def test_with_a_barrier_all_episodes_take_their_turns_together(tmp_path: Path) -> None:
     ends = {}
     for barrier in (False, True):
-        scenario = make_scenario(max_steps=1, turn_barrier=barrier)
+        scenario = make_scenario(max_steps=1, env_scheduling="barrier" if barrier else "async")
         script = Scripted({0: [(100, 100)], 1: [(300, 100)]})
         played = play_through(scenario, tmp_path / str(barrier), prepare=script.use)
         ends[barrier] = played.first("sample.finish", sample="0.0").time_s
@@ -178,7 +184,7 @@ def test_a_scorer_gives_one_number_for_each_action_or_is_refused() -> None:
 @pytest.mark.parametrize("with_trainer", [True, False])
 def test_a_scorer_on_the_trainers_devices_takes_turns_with_it(with_trainer: bool, tmp_path: Path) -> None:
     costs = make_costs(ref_logp=SimulatedScorerConfig(fixed_s=0.3, with_trainer=with_trainer))
-    played = play_through(make_scenario(costs=costs, alpha=2, max_steps=6), tmp_path)
+    played = play_through(make_scenario(costs=costs, async_generation_ratio=2, max_steps=6), tmp_path)
     assert played.summary.finished
     steps = [(event.time_s - 1.0, event.time_s) for event in played.of("step.end")]
     during = 0
@@ -189,7 +195,7 @@ def test_a_scorer_on_the_trainers_devices_takes_turns_with_it(with_trainer: bool
 
 def test_a_group_that_is_let_go_while_it_is_scored_is_not_scored_again(tmp_path: Path) -> None:
     costs = make_costs(ref_logp=SimulatedScorerConfig(fixed_s=2.5, with_trainer=False))
-    played = play_through(make_scenario(costs=costs, spare_groups=2, max_steps=3), tmp_path)
+    played = play_through(make_scenario(costs=costs, additional_groups=2, max_steps=3), tmp_path)
     assert played.summary.finished
     gone = {event.data["group"]: event.time_s for event in played.of("group.drop")}
     assert gone
@@ -230,6 +236,8 @@ class Follower:
 @pytest.mark.parametrize("alpha", [0, 1])
 def test_log_probabilities_say_which_weights_they_are_of(alpha: int, tmp_path: Path) -> None:
     follower = Follower()
-    assert play_through(make_scenario(alpha=alpha, max_steps=4), tmp_path, prepare=follower.use).summary.finished
+    assert play_through(
+        make_scenario(async_generation_ratio=alpha, max_steps=4), tmp_path, prepare=follower.use
+    ).summary.finished
     lags = {None if version is None else trained - version for trained, version in follower.seen}
     assert lags == ({0} if alpha == 0 else {0, 1}), "a group that is scored during a step is trained by the next"

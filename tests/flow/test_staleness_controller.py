@@ -72,7 +72,7 @@ def test_a_slot_is_taken_on_start_and_kept_until_the_group_is_trained_and_served
 
 
 def test_serving_an_older_version_frees_nothing() -> None:
-    headway, _ = make_headway(groups_per_step=1, alpha=1)
+    headway, _ = make_headway(groups_per_step=1, async_generation_ratio=1)
     make_ready(headway, *start_all(headway))
     train_step(headway)
     train_step(headway)
@@ -108,12 +108,14 @@ def test_a_dropped_group_gives_its_slot_back_at_once() -> None:
 def test_as_many_groups_start_as_depth_and_spares_allow(
     alpha: float, depth: float | None, spares: int, slots: int
 ) -> None:
-    headway, _ = make_headway(groups_per_step=4, alpha=alpha, depth=depth, spare_groups=spares)
+    headway, _ = make_headway(
+        groups_per_step=4, async_generation_ratio=alpha, pipeline_depth=depth, additional_groups=spares
+    )
     assert len(start_all(headway)) == slots == headway.slots
 
 
 def test_the_fraction_of_alpha_adds_racing_groups_and_no_staleness() -> None:
-    headway, evicted = make_headway(groups_per_step=2, alpha=0.5)
+    headway, evicted = make_headway(groups_per_step=2, async_generation_ratio=0.5)
     tickets = start_all(headway)
     assert len(tickets) == 3 and headway.settings.bound == 0
     make_ready(headway, *tickets[:2])
@@ -122,7 +124,7 @@ def test_the_fraction_of_alpha_adds_racing_groups_and_no_staleness() -> None:
 
 
 def test_a_depth_below_the_bound_leaves_the_bound_as_it_is() -> None:
-    headway, evicted = make_headway(groups_per_step=1, alpha=2, depth=0, trained=2, served=2)
+    headway, evicted = make_headway(groups_per_step=1, async_generation_ratio=2, pipeline_depth=0, trained=2, served=2)
     (ticket,) = start_all(headway)
     make_ready(headway, ticket, version=0)
     assert evicted == [] and headway.choose() == [ticket]
@@ -130,15 +132,15 @@ def test_a_depth_below_the_bound_leaves_the_bound_as_it_is() -> None:
 
 @pytest.mark.parametrize("depth", [-0.1, 1.1])
 def test_a_depth_outside_the_bound_is_refused(depth: float) -> None:
-    with pytest.raises(ConfigError, match=r"depth = .*must lie in \[0, alpha = 1\]"):
-        make_settings(alpha=1, depth=depth)
+    with pytest.raises(ConfigError, match=r"pipeline_depth = .*must lie in \[0, async_generation_ratio = 1\]"):
+        make_settings(async_generation_ratio=1, pipeline_depth=depth)
 
 
 # -- freshness
 
 
 def test_freshness_is_judged_against_trained_and_not_against_served() -> None:
-    headway, evicted = make_headway(groups_per_step=1, alpha=1, trained=3, served=1)
+    headway, evicted = make_headway(groups_per_step=1, async_generation_ratio=1, trained=3, served=1)
     stale, fresh = start(headway, 0), start(headway, 1)
     make_ready(headway, stale, version=1)  # no lag at all behind what is served
     make_ready(headway, fresh, version=2)
@@ -147,14 +149,14 @@ def test_freshness_is_judged_against_trained_and_not_against_served() -> None:
 
 
 def test_nothing_starts_on_weights_that_are_too_old_already() -> None:
-    headway, _ = make_headway(groups_per_step=1, alpha=1, trained=3, served=1)
+    headway, _ = make_headway(groups_per_step=1, async_generation_ratio=1, trained=3, served=1)
     assert not headway.may_start()
     headway.serve(2)
     assert headway.may_start()
 
 
 def test_a_step_under_way_counts_against_what_would_start_now() -> None:
-    headway, _ = make_headway(groups_per_step=1, alpha=1, spare_groups=5)
+    headway, _ = make_headway(groups_per_step=1, async_generation_ratio=1, additional_groups=5)
     batch = make_ready(headway, start(headway, 0))
     headway.begin_step(batch)
     assert headway.oldest_useful == 0 and headway.may_start()
@@ -177,7 +179,7 @@ class TakesAnything:
 
 
 def test_whatever_a_policy_chose_a_stale_group_is_refused_at_the_moment_of_consumption() -> None:
-    headway, _ = make_headway(groups_per_step=1, alpha=1, trained=2, served=2)
+    headway, _ = make_headway(groups_per_step=1, async_generation_ratio=1, trained=2, served=2)
     headway.policy = TakesAnything()  # type: ignore[assignment]
     make_ready(headway, start(headway, 0), version=0)
     batch = headway.choose()
@@ -198,14 +200,14 @@ def test_whatever_a_policy_chose_a_group_that_is_not_ready_is_refused() -> None:
 
 
 def test_what_was_made_by_weights_that_do_not_exist_is_refused() -> None:
-    headway, _ = make_headway(groups_per_step=1, alpha=1)
+    headway, _ = make_headway(groups_per_step=1, async_generation_ratio=1)
     (ticket,) = make_ready(headway, start(headway, 0), version=1)
     with pytest.raises(InvariantBroken, match="versions 1 to 1"):
         headway.begin_step([ticket])
 
 
 def test_one_step_at_a_time() -> None:
-    headway, _ = make_headway(groups_per_step=1, alpha=1)
+    headway, _ = make_headway(groups_per_step=1, async_generation_ratio=1)
     first, second = make_ready(headway, *start_all(headway))
     headway.begin_step([first])
     with pytest.raises(InvariantBroken, match="before the last one ended"):
@@ -224,7 +226,7 @@ def test_a_group_in_training_cannot_be_dropped() -> None:
 
 
 def test_the_moment_a_batch_is_chosen_whatever_can_be_in_no_later_one_is_let_go() -> None:
-    headway, evicted = make_headway(groups_per_step=1, alpha=1, depth=1, spare_groups=3)
+    headway, evicted = make_headway(groups_per_step=1, async_generation_ratio=1, pipeline_depth=1, additional_groups=3)
     trained, waiting, flying, late = start_all(headway)[:4]
     make_ready(headway, trained, waiting)
     train_step(headway)
@@ -236,7 +238,7 @@ def test_the_moment_a_batch_is_chosen_whatever_can_be_in_no_later_one_is_let_go(
 
 
 def test_the_reason_says_where_the_group_was_and_whether_it_was_a_spare() -> None:
-    headway, evicted = make_headway(groups_per_step=3, spare_groups=1)
+    headway, evicted = make_headway(groups_per_step=3, additional_groups=1)
     flying, queued, first, spare = start_all(headway)
     queued.finished_at = 0
     make_ready(headway, first, queued, start(headway, 8), start(headway, 9))
@@ -249,7 +251,7 @@ def test_the_reason_says_where_the_group_was_and_whether_it_was_a_spare() -> Non
 
 
 def test_what_flies_is_asked_how_old_it_is() -> None:
-    headway, evicted = make_headway(groups_per_step=1, alpha=0, spare_groups=1, trained=0)
+    headway, evicted = make_headway(groups_per_step=1, async_generation_ratio=0, additional_groups=1, trained=0)
     batch = make_ready(headway, start(headway, 0))
     late = start(headway, 1)
     late.watch(lambda: 1)  # its members have not begun and will be made by the next version
@@ -261,7 +263,7 @@ def test_what_flies_is_asked_how_old_it_is() -> None:
 
 
 def test_a_degraded_run_starts_nothing_ahead_but_keeps_what_is_in_the_line() -> None:
-    headway, evicted = make_headway(groups_per_step=2, alpha=2, spare_groups=1)
+    headway, evicted = make_headway(groups_per_step=2, async_generation_ratio=2, additional_groups=1)
     tickets = make_ready(headway, *start_all(headway))
     assert len(tickets) == 7
     headway.degraded = True
@@ -287,7 +289,7 @@ def test_nothing_starts_while_paused_or_before_anything_is_served() -> None:
 
 
 def test_a_run_about_to_stop_starts_nothing_and_chooses_no_further_batch() -> None:
-    headway, _ = make_headway(groups_per_step=1, alpha=1)
+    headway, _ = make_headway(groups_per_step=1, async_generation_ratio=1)
     make_ready(headway, start(headway, 0))
     assert headway.may_start() and headway.choose()
     headway.stopping = True

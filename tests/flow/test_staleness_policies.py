@@ -20,7 +20,7 @@ class Group:
 
 
 def make_policy(name: str, **settings: Any) -> DropPolicy:
-    return STALENESS_POLICIES[name](make_settings(policy=name, **settings))
+    return STALENESS_POLICIES[name](make_settings(staleness_policy=name, **settings))
 
 
 def make_view(**changes: Any) -> SchedulerSnapshot:
@@ -45,7 +45,7 @@ def numbers(groups: Sequence[CandidateGroup] | None) -> list[int] | None:
 
 @pytest.mark.parametrize("name", STALENESS_POLICIES)
 def test_no_policy_starts_a_group_without_a_slot_or_on_weights_too_old(name: str) -> None:
-    policy = make_policy(name, alpha=1)
+    policy = make_policy(name, async_generation_ratio=1)
     assert policy.admit(make_view())
     assert not policy.admit(make_view(outstanding=4))
     assert not policy.admit(make_view(trained=3, served=1))
@@ -54,7 +54,7 @@ def test_no_policy_starts_a_group_without_a_slot_or_on_weights_too_old(name: str
 
 @pytest.mark.parametrize("name", STALENESS_POLICIES)
 def test_no_policy_selects_what_is_beyond_the_bound_or_not_ready(name: str) -> None:
-    policy = make_policy(name, alpha=1)
+    policy = make_policy(name, async_generation_ratio=1)
     groups = [Group(0, oldest=1), Group(1, oldest=3, is_ready=False), Group(2, oldest=3), Group(3, oldest=2)]
     view = make_view(trained=3)
     assert set(numbers(policy.select(groups, view)) or []) == {2, 3}
@@ -63,7 +63,7 @@ def test_no_policy_selects_what_is_beyond_the_bound_or_not_ready(name: str) -> N
 
 @pytest.mark.parametrize("name", STALENESS_POLICIES)
 def test_every_policy_evicts_exactly_what_no_later_batch_can_take(name: str) -> None:
-    policy = make_policy(name, alpha=1)
+    policy = make_policy(name, async_generation_ratio=1)
     groups = [Group(0, oldest=1), Group(1, oldest=2, is_ready=False), Group(2, oldest=3)]
     assert numbers(policy.evict(groups, make_view(trained=3))) == [0]
     assert numbers(policy.evict(groups, make_view(trained=3, stepping=True))) == [0, 1]
@@ -73,19 +73,19 @@ def test_every_policy_evicts_exactly_what_no_later_batch_can_take(name: str) -> 
 
 
 def test_drop_takes_the_freshest_first_and_among_equals_the_first_started() -> None:
-    policy = make_policy("drop", alpha=2, groups_per_step=3)
+    policy = make_policy("drop", async_generation_ratio=2, groups_per_step=3)
     groups = [Group(0, oldest=0), Group(1, oldest=2), Group(2, oldest=1), Group(3, oldest=2)]
     assert numbers(policy.select(groups, make_view(trained=2, bound=2))) == [1, 3, 2]
 
 
 def test_drop_can_be_told_to_take_the_oldest_first() -> None:
-    policy = make_policy("drop", alpha=2, groups_per_step=2, order="oldest")
+    policy = make_policy("drop", async_generation_ratio=2, groups_per_step=2, selection_order="oldest")
     groups = [Group(0, oldest=1), Group(1, oldest=2), Group(2, oldest=0)]
     assert numbers(policy.select(groups, make_view(trained=2, bound=2))) == [2, 0]
 
 
 def test_drop_does_not_wait_for_a_straggler_at_its_deadline() -> None:
-    policy = make_policy("drop", alpha=1)
+    policy = make_policy("drop", async_generation_ratio=1)
     groups = [Group(0, oldest=0, is_ready=False), Group(1, oldest=1), Group(2, oldest=1)]
     assert numbers(policy.select(groups, make_view(trained=1))) == [1, 2]
 
@@ -94,7 +94,7 @@ def test_drop_does_not_wait_for_a_straggler_at_its_deadline() -> None:
 
 
 def test_wait_makes_training_wait_for_a_group_at_its_deadline() -> None:
-    policy = make_policy("wait", alpha=1)
+    policy = make_policy("wait", async_generation_ratio=1)
     groups = [Group(0, oldest=0, is_ready=False), Group(1, oldest=1), Group(2, oldest=1)]
     assert policy.select(groups, make_view(trained=1)) is None
     groups[0] = Group(0, oldest=0)
@@ -102,7 +102,7 @@ def test_wait_makes_training_wait_for_a_group_at_its_deadline() -> None:
 
 
 def test_wait_lets_a_straggler_be_overtaken_while_it_has_time() -> None:
-    policy = make_policy("wait", alpha=2)
+    policy = make_policy("wait", async_generation_ratio=2)
     groups = [Group(0, oldest=0, is_ready=False), Group(1, oldest=1), Group(2, oldest=1)]
     assert numbers(policy.select(groups, make_view(trained=1, bound=2))) == [1, 2]
 
@@ -120,7 +120,7 @@ def test_wait_lets_a_straggler_be_overtaken_while_it_has_time() -> None:
 def test_wait_starts_only_what_the_batches_before_its_deadline_can_hold(
     trained: int, served: int, stepping: bool, room: int
 ) -> None:
-    policy = make_policy("wait", alpha=1)
+    policy = make_policy("wait", async_generation_ratio=1)
     untrained = 0
     while policy.admit(make_view(trained=trained, served=served, stepping=stepping, untrained=untrained, slots=100)):
         untrained += 1
@@ -131,13 +131,13 @@ def test_wait_starts_only_what_the_batches_before_its_deadline_can_hold(
 
 
 def test_window_trains_in_the_order_of_starting_whatever_is_fresher() -> None:
-    policy = make_policy("window", alpha=1, window=4)
+    policy = make_policy("window", async_generation_ratio=1, staleness_window=4)
     groups = [Group(3, oldest=1), Group(1, oldest=0), Group(0, oldest=1), Group(2, oldest=1)]
     assert numbers(policy.select(groups, make_view(trained=1))) == [0, 1]
 
 
 def test_window_overtakes_a_straggler_inside_it_only() -> None:
-    policy = make_policy("window", alpha=1, window=3)
+    policy = make_policy("window", async_generation_ratio=1, staleness_window=3)
     straggler, waiting = Group(0, oldest=1, is_ready=False), Group(1, oldest=1, is_ready=False)
     others = [Group(number, oldest=1) for number in (2, 3, 4)]
     assert numbers(policy.select([straggler, *others], make_view(trained=1))) == [2, 3]
@@ -145,7 +145,7 @@ def test_window_overtakes_a_straggler_inside_it_only() -> None:
 
 
 def test_window_looks_two_batches_ahead_unless_told_otherwise() -> None:
-    policy = make_policy("window", alpha=1)
+    policy = make_policy("window", async_generation_ratio=1)
     stragglers = [Group(number, oldest=0, is_ready=False) for number in range(2)]
     others = [Group(number, oldest=0) for number in (2, 3)]
     assert numbers(policy.select([*stragglers, *others], make_view())) == [2, 3]
@@ -156,6 +156,6 @@ def test_window_looks_two_batches_ahead_unless_told_otherwise() -> None:
 
 
 def test_what_is_beyond_the_bound_does_not_block_the_window() -> None:
-    policy = make_policy("window", alpha=1, window=2)
+    policy = make_policy("window", async_generation_ratio=1, staleness_window=2)
     groups = [Group(0, oldest=0, is_ready=False), Group(1, oldest=2), Group(2, oldest=2)]
     assert numbers(policy.select(groups, make_view(trained=2))) == [1, 2]

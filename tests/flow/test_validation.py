@@ -18,7 +18,7 @@ ACTION_S = 0.01
 def validated(run_dir: Path, *faults: FaultConfig, **settings: Any) -> Played:
     """A run that validates every second version on six tasks."""
     costs = make_costs(response_tokens=SPREAD, engine=make_engine_cost(slots=3))
-    base: dict[str, Any] = {"alpha": 1, "max_steps": 6, "eval_steps": 2, "eval_tasks": 6}
+    base: dict[str, Any] = {"async_generation_ratio": 1, "max_steps": 6, "eval_steps": 2, "val_batch_size": 6}
     return play_through(make_scenario(*faults, costs=costs, **{**base, **settings}), run_dir)
 
 
@@ -84,18 +84,18 @@ def test_with_generation_paused_training_requests_stop_at_an_action_and_go_on_af
 
 
 def test_a_run_ends_only_when_its_last_validation_has(tmp_path: Path) -> None:
-    played = validated(tmp_path, eval_steps=6, eval_tasks=20)
+    played = validated(tmp_path, eval_steps=6, val_batch_size=20)
     assert played.first("validate.end").time_s > played.of("step.end")[-1].time_s + 1
     assert played.summary.finished and played.events[-1].time_s >= played.first("validate.end").time_s
 
 
 def test_without_tasks_or_steps_to_validate_there_is_none(tmp_path: Path) -> None:
-    for name, settings in {"steps": {"eval_steps": 0}, "tasks": {"eval_tasks": 0}}.items():
+    for name, settings in {"steps": {"eval_steps": 0}, "tasks": {"val_batch_size": 0}}.items():
         assert windows(validated(tmp_path / name, **settings)) == []
 
 
 def test_validations_take_turns(tmp_path: Path) -> None:
-    played = validated(tmp_path, eval_steps=1, eval_tasks=30)
+    played = validated(tmp_path, eval_steps=1, val_batch_size=30)
     assert len(windows(played)) == 6
     for (_, end), (begin, _) in zip(windows(played), windows(played)[1:], strict=False):
         assert end.time_s <= begin.time_s
@@ -110,7 +110,7 @@ def test_a_crash_under_validation_is_survived_and_its_samples_count(tmp_path: Pa
 
 def test_samples_without_a_verdict_are_counted_as_failed(tmp_path: Path) -> None:
     costs = make_costs(reward=SimulatedRewardConfig(failure_probability=0.6))
-    settings = {"max_steps": 2, "eval_steps": 2, "eval_tasks": 30}
+    settings = {"max_steps": 2, "eval_steps": 2, "val_batch_size": 30}
     played = play_through(make_scenario(costs=costs, **settings), tmp_path)
     (end,) = played.of("validate.end")
     assert end.data["samples"] + end.data["failed"] == 30 and end.data["failed"] > 0
@@ -118,7 +118,7 @@ def test_samples_without_a_verdict_are_counted_as_failed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("paused", [True, False])
 def test_training_loses_nothing_to_validation(paused: bool, tmp_path: Path) -> None:
-    played = validated(tmp_path, pause_generation_for_validation=paused, policy="wait")
+    played = validated(tmp_path, pause_generation_for_validation=paused, staleness_policy="wait")
     trained = {event.data["sample"] for event in played.of("sample.end", end="trained")}
     made = {event.data["sample"]: event.data["actions"] for event in played.of("sample.finish", who="generate")}
     assert len(trained) == 12 and trained <= made.keys() and played.of("group.drop") == []

@@ -110,7 +110,7 @@ def test_generation_goes_on_while_weights_arrive_unless_there_is_no_room_for_bot
     dual_buffer: bool, longest_s: float, tmp_path: Path
 ) -> None:
     costs = make_costs(weights=WEIGHTS, trainer=replace(make_costs().trainer, fixed_s=4.0))
-    settings = {"alpha": 2, "groups_per_step": 1, "dual_buffer": dual_buffer, "max_steps": 8}
+    settings = {"async_generation_ratio": 2, "groups_per_step": 1, "enable_dual_buffer": dual_buffer, "max_steps": 8}
     played = play_through(make_scenario(costs=costs, **settings), tmp_path)
     assert played.summary.finished
     assert max(decoding_s(played.events)) == pytest.approx(longest_s, abs=0.03)
@@ -118,7 +118,7 @@ def test_generation_goes_on_while_weights_arrive_unless_there_is_no_room_for_bot
 
 def test_versions_made_while_one_is_on_its_way_are_skipped_for_the_newest(tmp_path: Path) -> None:
     costs = make_costs(weights=SimulatedWeightsConfig(buckets=4, send_s=3.3))
-    scenario = make_scenario(costs=costs, groups_per_step=1, alpha=5, max_steps=6)
+    scenario = make_scenario(costs=costs, groups_per_step=1, async_generation_ratio=5, max_steps=6)
     played = play_through(scenario, tmp_path)
     versions = served(played)
     assert versions == sorted(set(versions)) and versions[-1] == 6

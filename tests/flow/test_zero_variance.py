@@ -44,7 +44,7 @@ def batches(played: Played) -> list[list[int]]:
 
 
 def test_after_so_many_batches_worth_a_step_is_filled_with_what_there_is(tmp_path: Path) -> None:
-    played = play_judged(Judge(0), tmp_path, max_gen_batches=2)
+    played = play_judged(Judge(0), tmp_path, max_num_gen_batches=2)
     assert played.summary.finished
     assert batches(played) == [[0, 3], [6, 7]], "two are replaced for each step"
     assert told(played) == [(2, 1), (2, 2)]
@@ -54,29 +54,29 @@ def test_after_so_many_batches_worth_a_step_is_filled_with_what_there_is(tmp_pat
 
 
 def test_a_step_that_gets_its_groups_in_time_is_filled_with_nothing(tmp_path: Path) -> None:
-    played = play_judged(Judge(1, 2, 5, 6), tmp_path, max_gen_batches=3)
+    played = play_judged(Judge(1, 2, 5, 6), tmp_path, max_num_gen_batches=3)
     assert batches(played) == [[1, 2], [5, 6]] and told(played) == [(1, 0), (2, 0)]
     assert played.of("group.ready", equal=True) == []
 
 
 @pytest.mark.parametrize(("most", "replaced"), [(1, 0), (3, 4), (10, 18)])
 def test_one_step_costs_no_more_than_its_batches(most: int, replaced: int, tmp_path: Path) -> None:
-    played = play_judged(Judge(), tmp_path, max_gen_batches=most)
+    played = play_judged(Judge(), tmp_path, max_num_gen_batches=most)
     assert told(played) == [(replaced, 2), (replaced, 2)]
     assert len(played.of("group.train")) + len(played.of("group.drop", reason="zero_variance")) == 2 * 2 * most
 
 
 def test_without_a_bound_or_a_filter_nothing_is_filled(tmp_path: Path) -> None:
     spread = tuple(range(30, 34))
-    played = play_judged(Judge(*spread), tmp_path / "unbounded", max_gen_batches=0)
+    played = play_judged(Judge(*spread), tmp_path / "unbounded", max_num_gen_batches=0)
     assert batches(played) == [[30, 31], [32, 33]] and told(played) == [(30, 0), (0, 0)]
-    unfiltered = play_judged(Judge(), tmp_path / "unfiltered", filter_zero_variance=False, max_gen_batches=2)
+    unfiltered = play_judged(Judge(), tmp_path / "unfiltered", filter_zero_variance=False, max_num_gen_batches=2)
     assert batches(unfiltered) == [[0, 1], [2, 3]] and "replaced" not in unfiltered.first("step.end").data
 
 
 @pytest.mark.parametrize("most", [0, 10])
 def test_a_run_of_nothing_but_equal_rewards_is_stopped_however_its_steps_are_filled(most: int, tmp_path: Path) -> None:
-    played = play_judged(Judge(0, 1), tmp_path, max_gen_batches=most, max_steps=1000)
+    played = play_judged(Judge(0, 1), tmp_path, max_num_gen_batches=most, max_steps=1000)
     assert not played.summary.finished
     assert f"the last {2 * FRUITLESS_BATCHES} groups had equal rewards throughout" in played.summary.reason
     assert played.summary.trained == (1 if not most else 1 + 9)
@@ -89,8 +89,14 @@ def test_ahead_of_a_slow_trainer_the_bound_holds_and_every_batch_is_full(
     policy: str, alpha: float, tmp_path: Path
 ) -> None:
     costs = make_costs(trainer=replace(make_costs().trainer, fixed_s=7.0))
-    scenario = {"costs": costs, "alpha": alpha, "policy": policy, "max_steps": 6, "engines": 2}
-    played = play_judged(Judge(2, 9, 10, 31, 40, 41), tmp_path, max_gen_batches=2, **scenario)
+    scenario = {
+        "costs": costs,
+        "async_generation_ratio": alpha,
+        "staleness_policy": policy,
+        "max_steps": 6,
+        "engines": 2,
+    }
+    played = play_judged(Judge(2, 9, 10, 31, 40, 41), tmp_path, max_num_gen_batches=2, **scenario)
     assert played.summary.finished
     assert [len(batch) for batch in batches(played)] == [2] * 6
     assert all(event.data["trained"] - event.data["oldest"] <= alpha for event in played.of("group.train"))
@@ -101,7 +107,7 @@ def test_ahead_of_a_slow_trainer_the_bound_holds_and_every_batch_is_full(
 
 
 def test_while_a_full_batch_is_ready_or_on_its_way_nothing_is_filled() -> None:
-    spread = ZeroVarianceFilter(make_settings(max_gen_batches=1))
+    spread = ZeroVarianceFilter(make_settings(max_num_gen_batches=1))
     assert not spread.wants(1, ready=2), "nobody waits"
     assert spread.wants(2, ready=1)
     assert not spread.wants(3, ready=1), "the other is on its way"
@@ -114,10 +120,10 @@ def test_while_a_full_batch_is_ready_or_on_its_way_nothing_is_filled() -> None:
 
 
 def test_a_filled_step_is_gone_back_to_like_any_other(tmp_path: Path) -> None:
-    first = play_judged(Judge(0), tmp_path, max_gen_batches=2, max_steps=3, save_steps=1, alpha=1)
+    first = play_judged(Judge(0), tmp_path, max_num_gen_batches=2, max_steps=3, save_steps=1, async_generation_ratio=1)
     assert first.summary.finished and sum(filled for _, filled in told(first)) > 0
     (tmp_path / "checkpoints" / "step-00000003" / "trainer.json").unlink()
-    again = play_judged(Judge(), tmp_path, max_gen_batches=2, max_steps=4, save_steps=1, alpha=1)
+    again = play_judged(Judge(), tmp_path, max_num_gen_batches=2, max_steps=4, save_steps=1, async_generation_ratio=1)
     assert [event.data["trained"] for event in again.of("step.end")] == [3, 4]
     assert last_checkpoint(tmp_path) == (4, "checkpoints/step-00000004")
     assert audit(tmp_path)["trained"] == 16

@@ -163,7 +163,7 @@ class Witness:
         """A group starts only into a free slot: trained and not yet served is not free."""
         assert self.flow is not None and self.flow.line is not None
         settings, taken = self.settings, len(self.slots_taken)
-        slots = floor((1 + settings.pipeline_depth) * settings.groups_per_step + 1e-9) + settings.spare_groups
+        slots = floor((1 + settings.depth) * settings.groups_per_step + 1e-9) + settings.additional_groups
         assert taken <= slots, f"{taken} groups in {slots} slots"
 
     def free_slots(self) -> None:
@@ -214,7 +214,7 @@ class Witness:
 
     def check_age(self, sample: Sample, trained: int, weights: str) -> None:
         """By its stamps, and by the way between the weights that made it and those being trained."""
-        alpha = self.settings.alpha
+        alpha = self.settings.async_generation_ratio
         stamps = [run.version for turn in sample.episode.turns for run in turn.generation.runs]
         assert trained - min(stamps) <= alpha and max(stamps) <= trained, f"{sample.sample_id}: {stamps} at {trained}"
         for number, turn in enumerate(sample.episode.turns):

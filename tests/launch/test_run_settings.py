@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from headway.config import load_config
-from headway.launch import make_run_settings
-from headway.settings import RunSettings
+from headway.settings import RunSettings, make_run_settings
 
 
 def settings(**options: Any) -> RunSettings:
@@ -18,22 +17,43 @@ def settings(**options: Any) -> RunSettings:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, {"groups_per_step": 8, "group_size": 1, "alpha": 0.0, "policy": "drop", "window": 0, "slots": 8}),
-        ({"async_generation_ratio": 2.5}, {"alpha": 2.5, "bound": 2, "slots": 28}),
-        ({"async_generation_ratio": 2, "pipeline_depth": 1}, {"alpha": 2.0, "depth": 1.0, "slots": 16}),
-        ({"async_generation_ratio": 1, "staleness_policy": "window"}, {"policy": "window", "window": 8}),
-        ({"selection_order": "oldest"}, {"order": "oldest"}),
-        ({"max_additional_running_prompts": 3}, {"spare_groups": 3}),
-        ({"num_return_sequences_in_group": 4, "num_return_sequences_redundancy": 2}, {"spare_members": 2}),
-        ({"rollout_scheduling": "batch", "env_scheduling": "barrier"}, {"scheduling": "batch", "turn_barrier": True}),
-        ({"is_num_return_sequences_expand": False}, {"replicate": False}),
-        ({"enable_dual_buffer": False, "with_reward": False}, {"dual_buffer": False, "with_reward": False}),
-        ({"hybrid_engine": True}, {"colocated": True}),
-        ({"save_steps": 7, "eval_steps": 3, "val_batch_size": 5}, {"save_steps": 7, "eval_steps": 3, "eval_tasks": 5}),
+        (
+            {},
+            {
+                "groups_per_step": 8,
+                "group_size": 1,
+                "async_generation_ratio": 0.0,
+                "staleness_policy": "drop",
+                "slots": 8,
+            },
+        ),
+        ({"async_generation_ratio": 2.5}, {"async_generation_ratio": 2.5, "bound": 2, "slots": 28}),
+        (
+            {"async_generation_ratio": 2, "pipeline_depth": 1},
+            {"async_generation_ratio": 2.0, "pipeline_depth": 1.0, "slots": 16},
+        ),
+        (
+            {"async_generation_ratio": 1, "staleness_policy": "window"},
+            {"staleness_policy": "window", "staleness_window": 8},
+        ),
+        ({"selection_order": "oldest"}, {"selection_order": "oldest"}),
+        ({"max_additional_running_prompts": 3}, {"additional_groups": 3}),
+        ({"num_return_sequences_in_group": 4, "num_return_sequences_redundancy": 2}, {"redundant_members": 2}),
+        (
+            {"rollout_scheduling": "batch", "env_scheduling": "barrier"},
+            {"rollout_scheduling": "batch", "env_scheduling": "barrier"},
+        ),
+        ({"is_num_return_sequences_expand": False}, {"is_num_return_sequences_expand": False}),
+        ({"enable_dual_buffer": False, "with_reward": False}, {"enable_dual_buffer": False, "with_reward": False}),
+        ({"hybrid_engine": True}, {"hybrid_engine": True}),
+        (
+            {"save_steps": 7, "eval_steps": 3, "val_batch_size": 5},
+            {"save_steps": 7, "eval_steps": 3, "val_batch_size": 5},
+        ),
         ({"max_steps": 9, "seed": 3}, {"max_steps": 9, "seed": 3}),
-        ({"save_total_limit": 2}, {"keep_checkpoints": 2}),
-        ({}, {"max_gen_batches": 10, "keep_checkpoints": 5}),
-        ({"max_num_gen_batches": 0}, {"max_gen_batches": 0}),
+        ({"save_total_limit": 2}, {"save_total_limit": 2}),
+        ({}, {"max_num_gen_batches": 10, "save_total_limit": 5}),
+        ({"max_num_gen_batches": 0}, {"max_num_gen_batches": 0}),
     ],
 )
 def test_an_option_arrives_at_the_scheduler(options: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -74,5 +94,5 @@ def test_a_validation_asks_for_one_answer_unless_it_is_told_another_number() -> 
 
 
 def test_without_a_number_all_held_out_tasks_are_used() -> None:
-    assert make_run_settings(load_config({}), held_out=37).eval_tasks == 37
-    assert make_run_settings(load_config({"val_batch_size": 5}), held_out=37).eval_tasks == 5
+    assert make_run_settings(load_config({}), held_out=37).val_batch_size == 37
+    assert make_run_settings(load_config({"val_batch_size": 5}), held_out=37).val_batch_size == 5

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from headway.config import ReliabilityConfig
 from headway.config.simulation_config import FaultConfig
 from headway.engines.base import Progress
 from headway.errors import EngineError
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import Replica, ReplicaHealth, RequestLane
-from headway.settings import Reliability
 from headway.sim.fault_injection import FaultInjector
 from headway.sim.simulated_engine import SimulatedEngine
 from headway.sim.virtual_clock import run_on_virtual_clock
@@ -27,7 +27,9 @@ from tests.sim.factory import request, serve
 class World:
     """A hub, its replicas (ten actions a second each) and everything that has happened."""
 
-    def __init__(self, engines: int, *faults: FaultConfig, reliability: Reliability = RELIABILITY, **cost: Any) -> None:
+    def __init__(
+        self, engines: int, *faults: FaultConfig, reliability: ReliabilityConfig = RELIABILITY, **cost: Any
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.injector = FaultInjector(faults, engines=engines)
         price = make_engine_cost(**{"step_s": 0.1, "slots": 2, **cost})

@@ -80,7 +80,7 @@ def test_members_are_requests_of_their_own_and_run_on_different_replicas() -> No
 
 def test_members_of_a_group_that_is_not_replicated_all_go_to_one() -> None:
     async def main(tasks: asyncio.TaskGroup) -> None:
-        rollout = await Rollout(tasks=tasks, engines=3, group_size=3, replicate=False).begin()
+        rollout = await Rollout(tasks=tasks, engines=3, group_size=3, is_num_return_sequences_expand=False).begin()
         rollout.start(0)
         rollout.start(1)
         await asyncio.sleep(100)
@@ -96,7 +96,7 @@ def test_members_of_a_group_that_is_not_replicated_all_go_to_one() -> None:
 def test_spare_members_are_cancelled_and_recorded_at_the_time_the_group_is_full() -> None:
     async def main(tasks: asyncio.TaskGroup) -> None:
         environments = lengths(100, 10, 20, 200)
-        rollout = await Rollout(tasks=tasks, environments=environments, group_size=2, spare_members=2).begin()
+        rollout = await Rollout(tasks=tasks, environments=environments, group_size=2, redundant_members=2).begin()
         rollout.start()
         await rollout.full.wait()
         assert rollout.book.started == ["0.0", "0.1", "0.2", "0.3"]
@@ -116,7 +116,7 @@ def test_spare_members_are_cancelled_and_recorded_at_the_time_the_group_is_full(
 def test_a_failed_member_is_not_replaced_while_spares_can_fill_the_group() -> None:
     async def main(tasks: asyncio.TaskGroup) -> None:
         environments = lengths(ValueError("broken"), 30, 20)
-        rollout = await Rollout(tasks=tasks, environments=environments, group_size=2, spare_members=1).begin()
+        rollout = await Rollout(tasks=tasks, environments=environments, group_size=2, redundant_members=1).begin()
         rollout.start()
         await rollout.full.wait()
         assert rollout.book.started == ["0.0", "0.1", "0.2"]

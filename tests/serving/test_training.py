@@ -14,11 +14,11 @@ from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.launch.agent_serving import make_external_agents, make_run_endpoint
 from headway.launch.language_components import find_policy, make_training_components
 from headway.launch.placement import plan_placement
-from headway.launch.settings import make_run_settings
 from headway.ledger import Ledger
 from headway.models.tiny_model import make_tiny_model
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.base import EpisodeReturn
+from headway.settings import make_run_settings
 from headway.types import Batch, Episode, Task
 
 AGENT = Path(__file__).parents[2] / "examples" / "openai_agent.py"

@@ -26,7 +26,13 @@ from headway.types import SamplingParams
 def long_tail() -> Scenario:
     """Answers of very different lengths, and as much training as generation: asynchrony's home ground."""
     return Scenario(
-        settings=RunSettings(groups_per_step=16, group_size=4, sampling=SamplingParams(max_new_tokens=16_384)),
+        settings=RunSettings(
+            groups_per_step=16,
+            group_size=4,
+            max_num_gen_batches=0,
+            seed=0,
+            sampling=SamplingParams(max_new_tokens=16_384),
+        ),
         simulation=SimulationConfig(
             response_tokens=DistributionConfig(kind="lognormal", mean=1500, std=3000, min=16, max=16_384),
             trainer=SimulatedTrainerConfig(gpu_s_per_token=0.001),
@@ -38,7 +44,9 @@ def long_tail() -> Scenario:
 def short_and_uniform() -> Scenario:
     """Answers that all end together, engines of four GPUs, and a trainer that needs every GPU there is."""
     return Scenario(
-        settings=RunSettings(groups_per_step=16, group_size=4, sampling=SamplingParams(max_new_tokens=512)),
+        settings=RunSettings(
+            groups_per_step=16, group_size=4, max_num_gen_batches=0, seed=0, sampling=SamplingParams(max_new_tokens=512)
+        ),
         simulation=SimulationConfig(
             response_tokens=DistributionConfig(mean=200),
             engine=SimulatedEngineConfig(gpus=4),
@@ -103,7 +111,7 @@ def test_a_scaled_world_takes_as_long_as_the_whole() -> None:
     base = long_tail()
     whole = replace(
         base,
-        settings=replace(base.settings, groups_per_step=128, group_size=8, alpha=1.0, max_steps=3),
+        settings=replace(base.settings, groups_per_step=128, group_size=8, async_generation_ratio=1.0, max_steps=3),
         train_devices=tuple(range(16)),
         infer_devices=tuple(range(16, 32)),
     )
@@ -120,7 +128,7 @@ def test_the_estimate_pays_for_less_of_the_tail_with_a_larger_headway() -> None:
     base = replace(long_tail(), infer_devices=(1, 2, 3, 4), train_devices=tuple(range(5, 60)))
     work = draw_workload(base)
     times = [
-        estimate_step(replace(base, settings=replace(base.settings, alpha=alpha)), work).step_s
+        estimate_step(replace(base, settings=replace(base.settings, async_generation_ratio=alpha)), work).step_s
         for alpha in (0, 1, 2, 4)
     ]
     assert times == sorted(times, reverse=True)

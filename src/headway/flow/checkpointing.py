@@ -40,7 +40,7 @@ async def save_checkpoint(line: Pipeline) -> None:
     inside = final.is_relative_to(line.run_dir)
     ledger.checkpoint(trained, str(final.relative_to(line.run_dir) if inside else final.resolve()))
     line.events.emit(CheckpointSave(who="flow", trained=trained))
-    root, limit = line.checkpoint_dir, line.settings.keep_checkpoints
+    root, limit = line.checkpoint_dir, line.settings.save_total_limit
     for _ in remove_old_checkpoints(ledger, limit, root=root, run_dir=line.run_dir, events=line.events):
         await asyncio.sleep(0)  # removing a large file takes a while
 

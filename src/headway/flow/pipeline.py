@@ -65,7 +65,7 @@ class Pipeline:
         self.exhausted = False
         """The source is at its end and nothing was put back."""
         self.next_group = restored.next_group_id
-        self.capacity = settings.slots + settings.spare_groups + len(restored.groups) + 1
+        self.capacity = settings.slots + settings.additional_groups + len(restored.groups) + 1
         """Groups that can be in the line at once: no channel of groups is ever full."""
         self.spread = ZeroVarianceFilter(settings)
         """Which groups without spread are replaced."""

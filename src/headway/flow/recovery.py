@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from enum import IntEnum
 
+from headway.config import ReliabilityConfig
 from headway.errors import RunStopped
 from headway.monitor.event_log import EventLog
 from headway.monitor.events import ErrorReport, RunDegrade, RunRestore
-from headway.settings import Reliability
 
 
 class DegradationLevel(IntEnum):
@@ -24,7 +24,7 @@ class DegradationControl:
     """Counts failures and moves between levels. `on_level` is told of every change."""
 
     def __init__(
-        self, reliability: Reliability, *, events: EventLog, on_level: Callable[[DegradationLevel], None]
+        self, reliability: ReliabilityConfig, *, events: EventLog, on_level: Callable[[DegradationLevel], None]
     ) -> None:
         self.level = DegradationLevel.NORMAL
         self.failures = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from headway.config import ReliabilityConfig
 from headway.errors import BackendError
 from headway.flow.recovery import DegradationControl
 from headway.flow.weight_updates import WeightUpdater
@@ -17,7 +18,6 @@ from headway.monitor.events import BackendRestart, ErrorReport
 from headway.rollout.concurrency import spawn_task
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import Replica, ReplicaHealth
-from headway.settings import Reliability
 
 
 class ReplicaSupervisor:
@@ -28,7 +28,7 @@ class ReplicaSupervisor:
         hub: InferenceHub,
         updater: WeightUpdater,
         recovery: DegradationControl,
-        reliability: Reliability,
+        reliability: ReliabilityConfig,
         *,
         events: EventLog,
         tasks: asyncio.TaskGroup,

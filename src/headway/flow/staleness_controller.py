@@ -82,7 +82,7 @@ class Headway:
 
     def __init__(self, settings: RunSettings, *, trained: int = 0) -> None:
         self.settings = settings
-        self.policy: StalenessPolicy = STALENESS_POLICIES[settings.policy](settings)
+        self.policy: StalenessPolicy = STALENESS_POLICIES[settings.staleness_policy](settings)
         self.trained = trained
         self.served = -1
         self.stepping = False
@@ -110,7 +110,7 @@ class Headway:
     def slots(self) -> int:
         """Slots there are now, spares included."""
         ordinary = self.settings.groups_per_step if self.degraded else self.settings.slots
-        return ordinary + self.settings.spare_groups
+        return ordinary + self.settings.additional_groups
 
     @property
     def oldest_useful(self) -> int:
@@ -139,7 +139,7 @@ class Headway:
 
     def open(self, number: int, task: Task, *, born: int | None = None) -> GroupSlot:
         """Take a slot."""
-        ordinary = self.slots - self.settings.spare_groups
+        ordinary = self.slots - self.settings.additional_groups
         ticket = GroupSlot(number, task, born=self.served if born is None else born, spare=self.outstanding >= ordinary)
         self.tickets[number] = ticket
         self.flying += 1
@@ -180,10 +180,10 @@ class Headway:
             raise InvariantBroken("a training step began before the last one ended")
         for ticket in batch:
             lag, newest = self.trained - ticket.oldest, ticket.group.newest if ticket.group is not None else 0
-            if lag > self.settings.alpha or newest > self.trained or not ticket.is_ready:
+            if lag > self.settings.async_generation_ratio or newest > self.trained or not ticket.is_ready:
                 raise InvariantBroken(
                     f"group {ticket.number} ({ticket.place}) of versions {ticket.oldest} to {newest} has lag {lag} "
-                    f"at trained = {self.trained}, alpha = {self.settings.alpha}"
+                    f"at trained = {self.trained}, alpha = {self.settings.async_generation_ratio}"
                 )
             ticket.place = GroupState.TRAINING
             self.ready_count -= 1

@@ -74,7 +74,7 @@ class DropPolicy:
 
     def __init__(self, settings: RunSettings) -> None:
         self._size = settings.groups_per_step
-        self._sign = -1 if settings.order == "freshest" else 1
+        self._sign = -1 if settings.selection_order == "freshest" else 1
 
     def admit(self, view: SchedulerSnapshot) -> bool:
         return view.outstanding < view.slots and view.usable(view.served)
@@ -116,7 +116,7 @@ class WindowPolicy(DropPolicy):
 
     def __init__(self, settings: RunSettings) -> None:
         super().__init__(settings)
-        self._window = settings.window or 2 * settings.groups_per_step
+        self._window = settings.staleness_window
 
     def select(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup] | None:
         usable = [group for group in groups if view.trained - group.oldest <= view.bound]

@@ -91,7 +91,9 @@ class AsyncTrainingFlow:
     ) -> None:
         if not backends.engines:
             raise ConfigError("there is no engine to generate with", key="actor_infer", value=[])
-        self.settings = settings if enable_async_rl else replace(settings, alpha=0.0, depth=None)
+        self.settings = (
+            settings if enable_async_rl else replace(settings, async_generation_ratio=0.0, pipeline_depth=None)
+        )
         self.backends, self.events, self.run_dir = backends, events, run_dir
         self.checkpoint_dir = checkpoint_dir or run_dir / "checkpoints"
         self.roles = order_stages(insert or {}, critic=backends.critic is not None)
@@ -244,7 +246,7 @@ class AsyncTrainingFlow:
 
     def _validation(self, line: Pipeline) -> ValidationFlow | None:
         tasks = self.backends.validation_tasks
-        if tasks is None or not self.settings.eval_steps or not self.settings.eval_tasks:
+        if tasks is None or not self.settings.eval_steps or not self.settings.val_batch_size:
             return None
         validation = ValidationFlow(line, tasks)
         line.on_validate = validation.start

@@ -58,7 +58,7 @@ class ValidationFlow:
             self.done.notify()
 
     async def _validate(self, trained: int) -> None:
-        line, wanted = self._line, self._line.settings.eval_tasks
+        line, wanted = self._line, self._line.settings.val_batch_size
         tasks = list(takewhile(lambda task: task is not None, map(self._tasks.task, range(wanted))))
         line.events.emit(ValidateBegin(who="validate", trained=trained))
         judged = await self._examiner().examine(task for task in tasks if task is not None)
@@ -86,9 +86,9 @@ class ValidationFlow:
             settings=replace(
                 line.settings,
                 group_size=line.settings.eval_answers,
-                spare_members=0,
-                turn_barrier=False,
-                replicate=True,
+                redundant_members=0,
+                env_scheduling="async",
+                is_num_return_sequences_expand=True,
                 sampling=line.settings.eval_sampling or line.settings.sampling,
             ),
             events=line.events,

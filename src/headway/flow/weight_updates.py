@@ -128,7 +128,7 @@ class WeightUpdater:
         receiver = replica.engine.receiver
         span = self._begin(f"load {replica.name}", manifest.version)
         try:
-            if not self._settings.dual_buffer:
+            if not self._settings.enable_dual_buffer:
                 replica.holds += 1
                 await replica.settle()
             await receiver.begin(manifest)
@@ -137,7 +137,7 @@ class WeightUpdater:
             await receiver.flip()
         finally:
             self._end(f"load {replica.name}", span)
-            if not self._settings.dual_buffer:
+            if not self._settings.enable_dual_buffer:
                 replica.holds -= 1
                 limit = self._settings.reliability.abort_timeout_s
                 await _within(replica.settle(), limit, f"going on of {replica.name}")

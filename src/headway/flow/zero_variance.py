@@ -1,6 +1,6 @@
 """Groups without spread, whose members all got the same reward: replaced, but not without end.
 
-A step waits for at most `max_gen_batches` batches' worth of groups. Up to there a group without spread is dropped and
+A step waits for at most `max_num_gen_batches` batches' worth of groups. Up to there a group without spread is dropped and
 another prompt takes its slot; from there on it fills the batch that waits, with the advantages that the estimator
 gives it: zero where members are compared with each other. So a batch is always B groups, and slots, bound, policies,
 ledger and resume need not know: such a group is trained like any other, once, inside the bound. A smaller batch would
@@ -25,7 +25,7 @@ class ZeroVarianceFilter:
 
     def __init__(self, settings: RunSettings) -> None:
         self._size = settings.groups_per_step
-        most = settings.max_gen_batches
+        most = settings.max_num_gen_batches
         self._most = (most - 1) * self._size if most else None
         self._replaced = self._fruitless = 0
         self._fillers: set[int] = set()

@@ -1,6 +1,5 @@
 """From a configuration to a run: the one package that may name concrete back ends.
 
-settings    what the scheduler needs to know
 placement   which device, which processes, how many threads
 parts       trainer and engine, made where they run
 children    the same parts as targets of child processes
@@ -15,7 +14,3 @@ evaluation  a policy on held-out tasks
 
 Nothing here imports torch before it is needed.
 """
-
-from headway.launch.settings import make_run_settings, make_sampling_params
-
-__all__ = ["make_run_settings", "make_sampling_params"]

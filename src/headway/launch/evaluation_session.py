@@ -17,13 +17,13 @@ from headway.errors import BackendError, ConfigError
 from headway.launch.environment_pool import EnvironmentPool, make_environment_pool
 from headway.launch.language_components import InferenceComponents, make_decoder
 from headway.launch.model_families import select_model_family
-from headway.launch.settings import make_run_settings
 from headway.launch.training_session import PreparedRun
 from headway.monitor.event_log import EventLog, EventSink
 from headway.rewards.reward_registry import make_rewards
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import Replica
 from headway.rollout.sample_evaluation import EvaluatedSample, SampleEvaluator
+from headway.settings import make_run_settings
 from headway.types import Task
 
 
@@ -67,7 +67,7 @@ async def _run_evaluation(
     resolved, loop = prepared.resolved, asyncio.get_running_loop()
     settings = make_run_settings(resolved)
     settings = replace(
-        settings, group_size=answers, spare_members=0, sampling=settings.eval_sampling or settings.sampling
+        settings, group_size=answers, redundant_members=0, sampling=settings.eval_sampling or settings.sampling
     )
     failed: asyncio.Future[None] = loop.create_future()
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.config import ResolvedConfig, load_config
+from headway.config import ReliabilityConfig, ResolvedConfig, load_config
 from headway.errors import BackendError
 from headway.launch.agent_serving import make_chat_dialect
 from headway.launch.evaluation_session import load_policy_into_engines, load_policy_into_replica
@@ -29,7 +29,6 @@ from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import Replica, ReplicaHealth
 from headway.serving.agent_environment import require_aiohttp
 from headway.serving.chat_template import ChatTemplate
-from headway.settings import Reliability
 
 _DEFAULT_CONTEXT_TOKENS = 4096
 """Tokens of a prompt and its answer together, where nothing says otherwise and the model can read them."""
@@ -105,7 +104,7 @@ async def _watch_replicas(hub: InferenceHub) -> None:
 
 
 async def _revive_replica(
-    hub: InferenceHub, served: InferenceComponents, replica: Replica, reliability: Reliability
+    hub: InferenceHub, served: InferenceComponents, replica: Replica, reliability: ReliabilityConfig
 ) -> None:
     """Restart a replica until it serves again, more patiently each time."""
     pause_s = reliability.restart_backoff_s

@@ -25,12 +25,12 @@ from headway.launch.model_families import make_run_components, select_model_fami
 from headway.launch.placement import Placement, check_tensor_parallel_model, plan_placement
 from headway.launch.run_directory import EVENTS_FILE, RunDirectory, make_scale_handler, serve_control_socket
 from headway.launch.sample_logs import ImageSampleLog, SampleLog
-from headway.launch.settings import make_run_settings
 from headway.launch.transports import check_version_directory
 from headway.monitor.event_log import EventLog, EventSink, JsonlSink, LoggedEvent
 from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.machine_facts import describe_machine
 from headway.rewards.reward_registry import make_rewards
+from headway.settings import make_run_settings
 from headway.version import VERSION
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12

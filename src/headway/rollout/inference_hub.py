@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 
+from headway.config import ReliabilityConfig
 from headway.engines.base import Engine, Progress, Request
 from headway.errors import BackendError, EngineCrashed, EngineError
 from headway.monitor.event_log import EventLog
@@ -24,7 +25,6 @@ from headway.monitor.wait_graph import WaitEdge
 from headway.rollout.concurrency import Signal
 from headway.rollout.replica import Replica, ReplicaHealth, RequestLane
 from headway.rollout.request_router import RequestRouter
-from headway.settings import Reliability
 from headway.types import FinishReason
 
 ERRORS_IN_A_ROW = 8
@@ -40,7 +40,7 @@ class InferenceHub:
         *,
         lent: Sequence[Engine] = (),
         events: EventLog,
-        reliability: Reliability,
+        reliability: ReliabilityConfig,
         clock: Callable[[], float],
         on_failure: Callable[[Replica, BaseException], None] = lambda replica, error: None,
     ) -> None:

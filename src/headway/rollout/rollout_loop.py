@@ -96,12 +96,12 @@ class RolloutLoop:
         self._settings, self._events, self._book = settings, events, book
         self._tasks, self._on_group, self._on_failed, self._lane = tasks, on_group, on_failed, lane
         self._who, self._prefix, self._decode = who, prefix, decode
-        self._barrier = TurnBarrier() if settings.turn_barrier else None
+        self._barrier = TurnBarrier() if settings.env_scheduling == "barrier" else None
 
     def start(self, group_id: int, task: Task) -> RunningGroup:
         """Begin a group: its members and the spare ones."""
         run = self._open(group_id, task)
-        for _ in range(self._settings.group_size + self._settings.spare_members):
+        for _ in range(self._settings.group_size + self._settings.redundant_members):
             self._start_member(run)
         return run
 
@@ -193,7 +193,7 @@ class RolloutLoop:
             settings=self._settings,
             lane=self._lane,
             priority=run.group_id,
-            bound=None if self._settings.replicate else run.group_id,
+            bound=None if self._settings.is_num_return_sequences_expand else run.group_id,
             barrier=self._barrier,
             partial=partial,
             decode=self._decode,

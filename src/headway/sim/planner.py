@@ -113,9 +113,9 @@ class _Search:
         train = every[: self.gpus - candidate.infer_gpus]
         settings = replace(
             self.base.settings,
-            alpha=candidate.alpha,
-            depth=None,
-            colocated=not candidate.infer_gpus,
+            async_generation_ratio=candidate.alpha,
+            pipeline_depth=None,
+            hybrid_engine=not candidate.infer_gpus,
             max_steps=ceil(candidate.alpha) + 2 + _MEASURED_STEPS,
             save_steps=0,
             eval_steps=0,
@@ -233,8 +233,8 @@ def scale_scenario(scenario: Scenario, scale: int) -> Scenario:
         settings=replace(
             settings,
             groups_per_step=settings.groups_per_step // scale,
-            spare_groups=ceil(settings.spare_groups / scale),
-            window=ceil(settings.window / scale),
+            additional_groups=ceil(settings.additional_groups / scale),
+            staleness_window=ceil(settings.staleness_window / scale),
         ),
         simulation=_scaled_costs(scenario.simulation, scale * work, scale),
         train_devices=devices if colocated else scenario.train_devices,
@@ -264,10 +264,10 @@ def _option(full: Scenario, report: RunReport, estimated_s: float, scale: int, f
     ended = max(ends.trained + ends.dropped, 1)
     slots = full.engines // scale * full.simulation.engine.slots
     return GpuSplitOption(
-        alpha=full.settings.alpha,
+        alpha=full.settings.async_generation_ratio,
         train_gpus=len(full.train_devices),
         infer_gpus=len(full.infer_devices),
-        colocated=full.settings.colocated,
+        colocated=full.settings.hybrid_engine,
         seconds_per_step=seconds,
         estimated_s=estimated_s,
         lag_mean=report.lag.mean,

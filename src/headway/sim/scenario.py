@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from headway.config import ResolvedConfig, SimulationConfig
 from headway.config.simulation_config import SimulatedScorerConfig
-from headway.launch import make_run_settings
+from headway.settings import make_run_settings
 from headway.sim.simulated_run import Scenario
 
 _GPUS = "simulation.engine.gpus"

@@ -74,7 +74,7 @@ def draw_workload(scenario: Scenario) -> StepWorkload:
         prompt_mean=sum(prompts) / len(prompts),
         environment_mean_s=sum(waits) / len(waits),
         environment_most_s=max(waits),
-        kept=max(1.0 - dropped, 1.0 / (settings.max_gen_batches or 100)),
+        kept=max(1.0 - dropped, 1.0 / (settings.max_num_gen_batches or 100)),
     )
 
 
@@ -86,11 +86,13 @@ def estimate_step(scenario: Scenario, work: StepWorkload) -> StepEstimate:
     train_s = estimate_train_s(scenario, work.actions_mean * work.samples, work.samples, work.groups)
     update_s = estimate_update_s(costs)
     if scenario.train_devices == scenario.infer_devices:
-        step_s = generate_s + tail_s / (settings.alpha + 1) + train_s + update_s
+        step_s = generate_s + tail_s / (settings.async_generation_ratio + 1) + train_s + update_s
     else:
-        halted_s = costs.weights.flip_s + (0.0 if settings.dual_buffer else costs.weights.send_s + costs.weights.load_s)
-        step_s = max(generate_s + halted_s + tail_s / (settings.alpha + 1), train_s)
-        if settings.alpha < 1:
+        halted_s = costs.weights.flip_s + (
+            0.0 if settings.enable_dual_buffer else costs.weights.send_s + costs.weights.load_s
+        )
+        step_s = max(generate_s + halted_s + tail_s / (settings.async_generation_ratio + 1), train_s)
+        if settings.async_generation_ratio < 1:
             step_s = generate_s + tail_s + train_s + update_s
     return StepEstimate(generate_s=generate_s, tail_s=tail_s, train_s=train_s, update_s=update_s, step_s=step_s)
 
@@ -98,7 +100,7 @@ def estimate_step(scenario: Scenario, work: StepWorkload) -> StepEstimate:
 def _generate_s(scenario: Scenario, work: StepWorkload) -> float:
     engine = scenario.simulation.engine
     context = work.prompt_mean + work.actions_mean / 2
-    started = (1 + scenario.settings.pipeline_depth) * work.samples / scenario.engines
+    started = (1 + scenario.settings.depth) * work.samples / scenario.engines
     together = min(started, float(engine.slots))
     if engine.kv_tokens is not None:
         together = min(together, engine.kv_tokens / max(context, 1.0))

@@ -18,7 +18,7 @@ class GenerateStage(Stage[Task, EpisodeGroup]):
     def __init__(self, line: Pipeline) -> None:
         super().__init__(line)
         line.on_generated = self._emit
-        self._feeder = FEEDERS[line.settings.scheduling](line.headway)
+        self._feeder = FEEDERS[line.settings.rollout_scheduling](line.headway)
 
     async def loop(self) -> None:
         while True:

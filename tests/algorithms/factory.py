@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.algorithms import Actions, BatchTotals, PolicyObjective
-from headway.algorithms.losses import VARIANTS
+from headway.algorithm_traits import LOSS_TRAITS
+from headway.algorithms import Actions, BatchTotals, LossSettings, PolicyObjective
+from headway.registry import POLICY_LOSSES
 
-VARIANT_NAMES = tuple(VARIANTS)
+LOSS_NAMES = POLICY_LOSSES.built_in
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 
 
@@ -95,5 +96,6 @@ def gradient(objective: PolicyObjective, place: World, **changes: Any) -> Tensor
 
 
 def objective(name: str, **options: Any) -> PolicyObjective:
-    """`name` with default parameters."""
-    return PolicyObjective(pg_variant=name, params=options.pop("params", VARIANTS[name].params()), **options)
+    """Return the objective of `name` with the settings that a configuration gives it by default."""
+    low, high = LOSS_TRAITS.get(name).default_clip or (0.2, 0.2)
+    return PolicyObjective(pg_variant=name, settings=LossSettings(clip_low=low, clip_high=high), **options)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway.algorithms import estimate_kl, make_kl_controller
-from headway.algorithms.kl import AdaptiveKlController
+from headway.algorithms.kl import KlController
 from headway.config import Config
 from tests.algorithms.factory import generator, reals
 
@@ -76,20 +76,20 @@ def test_the_adaptive_coefficient_follows_the_relative_error() -> None:
 
 
 def test_it_finds_the_coefficient_that_keeps_the_target() -> None:
-    controller = AdaptiveKlController(0.01, target=2.0, horizon=1000)
+    controller = KlController(0.01, target=2.0, horizon=1000)
     for _ in range(2000):
         controller.update(1 / controller.coef, 100)
     assert controller.coef == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_step_larger_than_the_horizon_moves_it_by_a_fifth_at_most() -> None:
-    controller = AdaptiveKlController(1.0, target=1.0, horizon=10)
+    controller = KlController(1.0, target=1.0, horizon=10)
     controller.update(0.0, 10_000)
     assert controller.coef == pytest.approx(0.8)
 
 
 def test_it_goes_on_from_a_checkpoint() -> None:
-    first, second = (AdaptiveKlController(0.2, target=1.0, horizon=100) for _ in range(2))
+    first, second = (KlController(0.2, target=1.0, horizon=100) for _ in range(2))
     first.update(9.0, 50)
     second.restore(first.state())
     assert second.coef == first.coef != 0.2

@@ -9,19 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import losses
-from headway.algorithms.losses import (
-    CispoParams,
-    DecoupledPpoParams,
-    GspoParams,
-    Kimi15Params,
-    PpoParams,
-    TisParams,
-    ToprParams,
-    VanillaParams,
-)
+from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS, LossTraits, register_policy_loss
+from headway.algorithms import ActionLoss, Actions, LossSettings
+from headway.algorithms.losses import compute_action_loss
 from headway.errors import ConfigError, InvariantBroken
-from tests.algorithms.factory import VARIANT_NAMES, bits, gradient, objective, reals, whole, world
+from headway.registry import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
+from tests.algorithms.factory import LOSS_NAMES, bits, gradient, objective, reals, whole, world
 
 RATIOS = (0.3, 0.85, 1.0, 1.15, 1.9, 4.0)
 CASES = [(ratio, advantage) for ratio in RATIOS for advantage in (2.0, -1.5, 0.0)]
@@ -36,6 +29,30 @@ def by_hand(rule: Callable[[float, float], float]) -> Tensor:
     return reals(*(rule(ratio, advantage) for ratio, advantage in CASES))
 
 
+def run(
+    name: str,
+    settings: LossSettings | None = None,
+    *,
+    logp: Tensor = LOGP,
+    behaviour: Tensor = BEHAVIOUR,
+    advantage: Tensor = ADVANTAGE,
+    sequence: Tensor | None = None,
+    **more: Tensor,
+) -> ActionLoss:
+    """Call the loss `name` on one sequence per action, unless `sequence` says otherwise."""
+    sequence = torch.arange(len(logp)) if sequence is None else sequence
+    more.setdefault("mask_N", torch.ones(len(logp), dtype=torch.bool))
+    actions = Actions(
+        logp_N=logp,
+        behaviour_N=behaviour,
+        advantage_N=advantage,
+        sequence_N=sequence,
+        sequences=int(sequence.max()) + 1,
+        **more,
+    )
+    return compute_action_loss(name, actions, settings or LossSettings())
+
+
 def clip(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
@@ -45,14 +62,14 @@ def close(one: Tensor, other: Tensor) -> None:
 
 
 def test_ppo_is_the_clipped_surrogate() -> None:
-    made = losses.ppo(LOGP, BEHAVIOUR, ADVANTAGE, PpoParams(clip_low=0.1, clip_high=0.3))
+    made = run("ppo", LossSettings(clip_low=0.1, clip_high=0.3))
     close(made.loss_N, by_hand(lambda r, a: -min(r * a, clip(r, 0.9, 1.3) * a)))
     expected = [(a > 0 and r > 1.3) or (a < 0 and r < 0.9) for r, a in CASES]
     assert made.clipped_N.tolist() == expected
 
 
 def test_the_dual_clip_bounds_the_loss_of_negative_advantages_only() -> None:
-    made = losses.ppo(LOGP, BEHAVIOUR, ADVANTAGE, PpoParams(dual_clip=3.0))
+    made = run("ppo", LossSettings(dual_clip=3.0))
 
     def rule(r: float, a: float) -> float:
         gain = min(r * a, clip(r, 0.8, 1.2) * a)
@@ -65,7 +82,7 @@ def test_the_dual_clip_bounds_the_loss_of_negative_advantages_only() -> None:
 @pytest.mark.parametrize("cap", [1.5, 5.0])
 def test_decoupled_ppo_clips_on_the_proximal_ratio_and_weighs_by_the_behaviour(cap: float) -> None:
     proximal = BEHAVIOUR + 0.6
-    made = losses.decoupled_ppo(LOGP, BEHAVIOUR, proximal, ADVANTAGE, DecoupledPpoParams(weight_cap=cap))
+    made = run("decoupled_ppo", LossSettings(decoupled_weight_cap=cap), proximal_N=proximal)
 
     def rule(r: float, a: float) -> float:
         inner = r / exp(0.6)
@@ -75,71 +92,63 @@ def test_decoupled_ppo_clips_on_the_proximal_ratio_and_weighs_by_the_behaviour(c
 
 
 def test_vanilla_is_the_log_probability_times_the_advantage() -> None:
-    close(losses.vanilla(LOGP, ADVANTAGE, VanillaParams()).loss_N, -ADVANTAGE * LOGP)
+    close(run("vanilla").loss_N, -ADVANTAGE * LOGP)
 
 
 def test_tis_truncates_the_weight() -> None:
-    made = losses.tis(LOGP, BEHAVIOUR, ADVANTAGE, TisParams(lower=0.5, upper=2.0))
+    made = run("tis", LossSettings(tis_lower=0.5, tis_upper=2.0))
     close(made.loss_N, by_hand(lambda r, a: -clip(r, 0.5, 2.0) * a) * LOGP)
     assert made.clipped_N.tolist() == [not 0.5 <= r <= 2.0 for r, _ in CASES]
 
 
 def test_cispo_clips_the_weight_and_keeps_the_gradient() -> None:
-    made = losses.cispo(LOGP, BEHAVIOUR, ADVANTAGE, CispoParams(epsilon_low=0.2, epsilon_high=0.1))
+    made = run("cispo", LossSettings(cispo_epsilon_low=0.2, cispo_epsilon_high=0.1))
     close(made.loss_N, by_hand(lambda r, a: -clip(r, 0.8, 1.1) * a) * LOGP)
 
 
 def test_the_unified_mask_of_cispo_drops_what_ppo_would_clip() -> None:
-    params = CispoParams(epsilon_low=0.2, epsilon_high=0.2, unified_mask=True)
-    made = losses.cispo(LOGP, BEHAVIOUR, ADVANTAGE, params)
-    clipped = losses.ppo(LOGP, BEHAVIOUR, ADVANTAGE, PpoParams()).clipped_N
+    settings = LossSettings(cispo_epsilon_low=0.2, cispo_epsilon_high=0.2, cispo_unified_mask=True)
+    made = run("cispo", settings)
+    clipped = run("ppo").clipped_N
     assert clipped.any()
     assert (made.loss_N[clipped] == 0).all()
-    plain = losses.cispo(LOGP, BEHAVIOUR, ADVANTAGE, CispoParams(epsilon_low=0.2, epsilon_high=0.2))
+    plain = run("cispo", LossSettings(cispo_epsilon_low=0.2, cispo_epsilon_high=0.2))
     close(made.loss_N[~clipped], plain.loss_N[~clipped])
 
 
 def test_topr_tapers_only_what_was_not_rewarded() -> None:
     reward = torch.arange(len(CASES)) % 2
-    made = losses.topr(LOGP, BEHAVIOUR, ADVANTAGE, reward, ToprParams(positive_weight=0.7, negative_weight=1.3))
+    made = run("topr", LossSettings(topr_positive_weight=0.7, topr_negative_weight=1.3), reward_N=reward)
     weights = [0.7 if good else 1.3 * clip(r, 0, 1) for (r, _), good in zip(CASES, reward.tolist(), strict=True)]
     close(made.loss_N, -reals(*weights) * ADVANTAGE * LOGP)
 
 
 def test_kimi15_pulls_towards_the_behaviour_policy() -> None:
-    made = losses.kimi15(LOGP, BEHAVIOUR, ADVANTAGE, Kimi15Params(tau=0.4))
+    made = run("kimi15", LossSettings(kimi15_tau=0.4))
     close(made.loss_N, -ADVANTAGE * LOGP + by_hand(lambda r, a: 0.2 * log(r) ** 2))
 
 
 def test_gspo_gives_every_action_the_ratio_of_its_sequence() -> None:
     logp, behaviour = reals(-1.0, -2.0, -9.0, -0.5), reals(-1.1, -1.7, -1.0, -0.8)
     advantage = reals(1.0, 1.0, 1.0, -2.0)
-    params = GspoParams(clip_low=0.05, clip_high=0.05)
-    made = losses.gspo(logp, behaviour, advantage, bits("1101"), whole(0, 0, 0, 1), 2, params)
+    settings = LossSettings(clip_low=0.05, clip_high=0.05)
+    made = run(
+        "gspo", settings, logp=logp, behaviour=behaviour, advantage=advantage,
+        sequence=whole(0, 0, 0, 1), mask_N=bits("1101"),
+    )  # fmt: skip
     first, second = exp((0.1 - 0.3) / 2), exp(0.3)
     close(made.loss_N[:2], -torch.full((2,), first, dtype=torch.float64))
     close(made.loss_N[3], torch.tensor(2.0 * second, dtype=torch.float64))
     assert made.clipped_N.tolist() == [False, False, False, False]
 
 
-@pytest.mark.parametrize("name", VARIANT_NAMES)
+@pytest.mark.parametrize("name", LOSS_NAMES)
 def test_gradients_agree_with_the_derivative_written_out(name: str) -> None:
     """Stop-gradients make finite differences of the loss itself wrong, so the weight is differentiated by hand."""
     logp = LOGP.clone().requires_grad_()
     proximal, reward = BEHAVIOUR + 0.1, torch.arange(len(CASES)) % 2
-    ids, count = torch.arange(len(CASES)), len(CASES)
-    made = {
-        "ppo": lambda: losses.ppo(logp, BEHAVIOUR, ADVANTAGE, PpoParams()),
-        "decoupled_ppo": lambda: losses.decoupled_ppo(logp, BEHAVIOUR, proximal, ADVANTAGE, DecoupledPpoParams()),
-        "vanilla": lambda: losses.vanilla(logp, ADVANTAGE, VanillaParams()),
-        "tis": lambda: losses.tis(logp, BEHAVIOUR, ADVANTAGE, TisParams()),
-        "cispo": lambda: losses.cispo(logp, BEHAVIOUR, ADVANTAGE, CispoParams()),
-        "topr": lambda: losses.topr(logp, BEHAVIOUR, ADVANTAGE, reward, ToprParams()),
-        "kimi15": lambda: losses.kimi15(logp, BEHAVIOUR, ADVANTAGE, Kimi15Params()),
-        "gspo": lambda: losses.gspo(
-            logp, BEHAVIOUR, ADVANTAGE, torch.ones_like(ids, dtype=torch.bool), ids, count, GspoParams()
-        ),
-    }[name]()
+    low, high = LOSS_TRAITS.get(name).default_clip or (0.2, 0.2)
+    made = run(name, LossSettings(clip_low=low, clip_high=high), logp=logp, proximal_N=proximal, reward_N=reward)
 
     def surrogate(r: float, a: float, low: float, high: float) -> float:
         return 0.0 if (a > 0 and r > high) or (a < 0 and r < low) else -r * a
@@ -166,14 +175,11 @@ def smooth(name: str, logp: Tensor) -> Tensor:
     """Losses without a stop-gradient around ℓ."""
     advantage, ids = ADVANTAGE[:6] + 0.3, whole(0, 0, 1, 1, 1, 2)
     behaviour = LOGP[:6].detach() - reals(0.05, -0.05, 0.02, 0.4, -0.4, 0.03)
+    more = {"proximal_N": behaviour + 0.01}
     if name == "gspo":
-        params = GspoParams(clip_low=0.2, clip_high=0.2)
-        return losses.gspo(logp, behaviour, advantage, bits("110111"), ids, 3, params).loss_N
-    if name == "decoupled_ppo":
-        return losses.decoupled_ppo(logp, behaviour, behaviour + 0.01, advantage, DecoupledPpoParams()).loss_N
-    if name == "kimi15":
-        return losses.kimi15(logp, behaviour, advantage, Kimi15Params()).loss_N
-    return losses.ppo(logp, behaviour, advantage, PpoParams(dual_clip=3.0)).loss_N
+        more = {"sequence": ids, "mask_N": bits("110111")}
+    settings = LossSettings(dual_clip=3.0 if name == "ppo" else None)
+    return run(name, settings, logp=logp, behaviour=behaviour, advantage=advantage, **more).loss_N
 
 
 @pytest.mark.parametrize("name", ["ppo", "decoupled_ppo", "kimi15", "gspo"])
@@ -181,13 +187,13 @@ def test_smooth_losses_pass_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(lambda logp: smooth(name, logp), (LOGP[:6].clone().requires_grad_(),))
 
 
-@pytest.mark.parametrize("name", VARIANT_NAMES)
+@pytest.mark.parametrize("name", LOSS_NAMES)
 def test_other_policies_are_constants_for_the_gradient(name: str) -> None:
     place = world(2)
     others = [place.fixed[key].clone().requires_grad_() for key in ("behaviour_N", "proximal_N")]
     table = place.table.clone().requires_grad_()
     raw = place.actions(table, behaviour_N=others[0], proximal_N=others[1])
-    made = losses.variant(name).loss(raw, losses.variant(name).params())
+    made = compute_action_loss(name, raw, LossSettings())
     made.loss_N.sum().backward()  # type: ignore[no-untyped-call]
     assert [table.grad is None, *(other.grad is None for other in others)] == [False, True, True]
 
@@ -211,14 +217,14 @@ def test_ahead_of_the_behaviour_policy_no_two_losses_agree(seed: int) -> None:
     """Fact 2: with a real lag and advantages of both signs every loss has a gradient of its own."""
     place = world(seed)
     assert place.fixed["advantage_N"].min() < 0 < place.fixed["advantage_N"].max()
-    gradients = {name: gradient(objective(name), place) for name in VARIANT_NAMES}
+    gradients = {name: gradient(objective(name), place) for name in LOSS_NAMES}
     for name, one in gradients.items():
         for other_name, other in gradients.items():
             if name < other_name:
                 assert (one - other).abs().max() > 1e-3, f"{name} and {other_name} have the same gradient"
 
 
-@pytest.mark.parametrize("name", VARIANT_NAMES)
+@pytest.mark.parametrize("name", LOSS_NAMES)
 @pytest.mark.parametrize("gap", [30.0, 1e4, -30.0, -1e4])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_extreme_ratios_stay_finite(name: str, gap: float, sign: float) -> None:
@@ -238,7 +244,7 @@ def test_extreme_ratios_stay_finite(name: str, gap: float, sign: float) -> None:
 
 def test_an_unknown_variant_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(ConfigError, match=r"pg_variant = 'pppo'.*one of ppo"):
-        losses.variant("pppo")
+        run("pppo")
 
 
 @pytest.mark.parametrize(("name", "missing"), [("decoupled_ppo", "proximal_N"), ("topr", "reward_N")])
@@ -246,3 +252,25 @@ def test_a_loss_says_what_it_was_not_given(name: str, missing: str) -> None:
     place = world(0)
     with pytest.raises(InvariantBroken, match=f"{name} reads {missing}"):
         objective(name)(place.actions(place.table, **{missing: None}), place.totals())
+
+
+def test_a_registered_loss_is_an_objective_like_any_other() -> None:
+    def half_ppo(actions: Actions, settings: LossSettings) -> Tensor:
+        return -0.5 * actions.advantage_N * (actions.logp_N - actions.behaviour_N).exp()
+
+    register_policy_loss("half_ppo", half_ppo, LossTraits(corrects_off_policy=True, skips_zero_advantages=True))
+    try:
+        place = world(4)
+        found = gradient(objective("half_ppo"), place)
+        assert found.abs().max() > 1e-6
+        assert objective("half_ppo").skips_zero_advantages
+        assert not objective("half_ppo").needs_whole_sequences
+    finally:
+        LOSS_TRAITS.unregister("half_ppo")
+        POLICY_LOSSES.unregister("half_ppo")
+
+
+def test_every_built_in_name_has_a_function_and_traits() -> None:
+    for built_in, traits in ((POLICY_LOSSES, LOSS_TRAITS), (ADVANTAGE_ESTIMATORS, ADVANTAGE_TRAITS)):
+        assert set(built_in.built_in) <= set(traits.names())
+        assert all(callable(built_in.get(name)) for name in built_in.built_in)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.algorithms import AdvantageSettings, PolicyObjective
-from headway.algorithms.losses import PpoParams
+from headway.algorithms.losses import LossSettings
 from headway.denoising.denoising_engine import DenoisingEngine
 from headway.denoising.denoising_objectives import DenoisingTrainerSettings
 from headway.denoising.denoising_request import DenoisingRequest
@@ -157,7 +157,7 @@ def _group(number: int, parts: Sequence[Progress]) -> SampleGroup:
 
 
 def local(**options: Any) -> LocalSettings:
-    options.setdefault("objective", PolicyObjective(pg_variant="ppo", params=PpoParams(clip_low=1e-3, clip_high=1e-3)))
+    options.setdefault("objective", PolicyObjective(pg_variant="ppo", settings=LossSettings(clip_low=1e-3, clip_high=1e-3)))
     return LocalSettings(
         advantages=AdvantageSettings(norm_std_type="batch", advantage_clip=5.0),
         optimizer=OptimizerSettings(learning_rate=1e-2),

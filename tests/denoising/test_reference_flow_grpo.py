@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headway.algorithms import AdvantageSettings, PolicyObjective
-from headway.algorithms.losses import PpoParams
+from headway.algorithms.losses import LossSettings
 from headway.denoising.denoising_engine import DenoisingEngine
 from headway.denoising.denoising_objectives import DenoisingTrainerSettings
 from headway.denoising.denoising_trainer import DenoisingTrainer
@@ -70,7 +70,7 @@ class Bright:
 
 def trainer_of(options: Any) -> DenoisingTrainer:
     local = LocalSettings(
-        objective=PolicyObjective(pg_variant="ppo", params=PpoParams(clip_low=options.clip, clip_high=options.clip)),
+        objective=PolicyObjective(pg_variant="ppo", settings=LossSettings(clip_low=options.clip, clip_high=options.clip)),
         advantages=AdvantageSettings(norm_std_type="batch", advantage_clip=5.0),
         optimizer=OptimizerSettings(learning_rate=options.learning_rate, max_grad_norm=options.max_grad_norm),
         precision="fp64",

@@ -15,7 +15,8 @@ from headway.algorithms.denoising import (
     logp,
     make_timesteps,
 )
-from headway.algorithms.losses import VARIANTS, PpoParams
+from headway.algorithms.losses import LossSettings, ppo
+from headway.registry import POLICY_LOSSES
 from tests.denoising_algorithms.factory import SAMPLERS, SHAPE, ReferenceStep, Toy, draw_window_steps, normal
 
 both = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
@@ -61,7 +62,7 @@ def actions_of(logp_N: Tensor, behaviour_N: Tensor) -> Actions:
 
 def loss_of(name: str, actions: Actions) -> Tensor:
     totals = BatchTotals.of(actions.mask_N, actions.sequence_N, actions.sequences)
-    return PolicyObjective(pg_variant=name, params=VARIANTS[name].params())(actions, totals).loss
+    return PolicyObjective(pg_variant=name)(actions, totals).loss
 
 
 @both
@@ -92,7 +93,7 @@ def test_on_fresh_samples_ppo_is_the_plain_policy_gradient(sampler: DenoisingSam
 
 
 @both
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", POLICY_LOSSES.built_in)
 def test_every_policy_loss_has_the_gradient_of_finite_differences(name: str, sampler: DenoisingSampler) -> None:
     """dL/dℓ of the loss, times dℓ along a direction by differences: what stands under a stop-gradient stays."""
     behaviour_policy, policy = Toy(), Toy()
@@ -121,8 +122,8 @@ def test_the_clip_of_a_denoising_step_is_narrow_because_log_probabilities_are_me
     with torch.no_grad():
         policy.outward += 0.01
     actions = actions_of(logps(policy, sampler, made).detach(), packed(made)[-1])
-    narrow = VARIANTS["ppo"].loss(actions, PpoParams(clip_low=1e-4, clip_high=1e-4)).clipped_N
-    wide = VARIANTS["ppo"].loss(actions, PpoParams()).clipped_N
+    narrow = ppo(actions, LossSettings(clip_low=1e-4, clip_high=1e-4)).clipped_N
+    wide = ppo(actions, LossSettings()).clipped_N
     assert narrow.any() and not wide.any()
 
 
@@ -131,6 +132,6 @@ def test_micro_batches_of_denoising_steps_add_up_to_the_batch() -> None:
     made = rolled_out(Toy(), sampler)
     whole = actions_of(logps(policy, sampler, made).detach(), packed(made)[-1])
     totals = BatchTotals.of(whole.mask_N, whole.sequence_N, whole.sequences)
-    objective = PolicyObjective(pg_variant="ppo", params=PpoParams())
+    objective = PolicyObjective(pg_variant="ppo", settings=LossSettings())
     parts = [objective(whole.select(torch.arange(i, 12, 3)), totals).loss for i in range(3)]
     torch.testing.assert_close(sum(parts), objective(replace(whole), totals).loss, rtol=1e-12, atol=1e-12)

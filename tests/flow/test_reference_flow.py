@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headway.algorithms import AdvantageSettings, PolicyObjective
-from headway.algorithms.losses import PpoParams
+from headway.algorithms.losses import LossSettings
 from headway.engines.native import NativeEngine, NativeSettings
 from headway.flow.backends import Backends
 from headway.flow.training_flow import AsyncTrainingFlow
@@ -106,7 +106,7 @@ def judge_of(reference: ModuleType, options: Any) -> FunctionReward:
 def trainer_of(reference: ModuleType, options: Any) -> LocalTrainer:
     settings = LocalSettings(
         objective=PolicyObjective(
-            pg_variant="ppo", params=PpoParams(clip_low=options.clip, clip_high=options.clip), mode="token-mean"
+            pg_variant="ppo", settings=LossSettings(clip_low=options.clip, clip_high=options.clip), mode="token-mean"
         ),
         advantages=AdvantageSettings(adv_estimator="grpo"),
         optimizer=OptimizerSettings(learning_rate=options.learning_rate, max_grad_norm=options.max_grad_norm),

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from headway.algorithms import AdvantageSettings, PolicyObjective
-from headway.algorithms.kl import AdaptiveKlController
-from headway.algorithms.losses import PpoParams
+from headway.algorithms.kl import KlController
+from headway.algorithms.losses import LossSettings
 from headway.errors import ConfigError, ScoringError, TrainerCrashed, TrainerError
 from headway.trainers.base import Trainer
 from headway.trainers.local import (
@@ -328,7 +328,7 @@ def test_lora_trains_adapters_only_and_sends_merged_weights() -> None:
 
 def test_the_reference_stays_where_it_was_and_pulls() -> None:
     async def scenario() -> None:
-        objective = PolicyObjective(pg_variant="ppo", params=PpoParams(), kl_coef=0.1)
+        objective = PolicyObjective(pg_variant="ppo", settings=LossSettings(), kl_coef=0.1)
         made = trainer(settings(objective=objective, reference=True))
         group = batch(9).groups[0]
         before = await ReferenceScorer(made).score(group)
@@ -344,7 +344,7 @@ def test_a_token_penalty_steers_its_coefficient() -> None:
     async def scenario() -> None:
         estimator = AdvantageSettings(adv_estimator="grpo", kl_penalty="k1")
         store = WeightStore()
-        kl = lambda: AdaptiveKlController(0.1, target=1e-3, horizon=10)  # noqa: E731
+        kl = lambda: KlController(0.1, target=1e-3, horizon=10)  # noqa: E731
         made = LocalTrainer(tiny, settings(advantages=estimator, reference=True), store, make_kl=kl)
         metrics = [dict(await made.train(batch(step))) for step in range(2)]
         assert metrics[-1]["kl_coef"] != 0.1

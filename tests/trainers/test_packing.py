@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.algorithms import AdvantageSettings, PolicyObjective
-from headway.algorithms.losses import GspoParams, Kimi15Params, PpoParams
+from headway.algorithms.losses import LossSettings
 from headway.trainers.local import LocalSettings, tree_attention
 from headway.trainers.local.local_learner import LocalLearner
 from headway.trainers.local.token_batch import make_token_rows
@@ -21,7 +21,7 @@ from headway.types import Batch, Sample, SampleGroup
 
 from .factory import VOCABULARY, batch, exact, tiny
 
-PPO = PolicyObjective(pg_variant="ppo", params=PpoParams(clip_low=5.0, clip_high=5.0), entropy_coef=0.01)
+PPO = PolicyObjective(pg_variant="ppo", settings=LossSettings(clip_low=5.0, clip_high=5.0), entropy_coef=0.01)
 
 
 class Stop(Exception):
@@ -91,19 +91,19 @@ def test_large_trees_are_attended_in_parts_with_the_same_gradient(monkeypatch: p
 def test_groups_that_teach_nothing_are_skipped_without_a_trace(mode: Any) -> None:
     flat, spread = batch(5, groups=2, flat=True), batch(0, groups=2)
     data = Batch(trained=0, groups=(*spread.groups, *flat.groups))
-    plain = PolicyObjective(pg_variant="ppo", params=PpoParams(), mode=mode, norm_length=50)
+    plain = PolicyObjective(pg_variant="ppo", settings=LossSettings(), mode=mode, norm_length=50)
     assert LocalSettings(objective=plain).skips_zero_advantages
-    every = PolicyObjective(pg_variant="ppo", params=PpoParams(), mode=mode, norm_length=50, entropy_coef=1e-300)
+    every = PolicyObjective(pg_variant="ppo", settings=LossSettings(), mode=mode, norm_length=50, entropy_coef=1e-300)
     assert not LocalSettings(objective=every).skips_zero_advantages
     same(gradients(data, objective=plain), gradients(data, objective=every))
-    kimi = LocalSettings(objective=PolicyObjective(pg_variant="kimi15", params=Kimi15Params()))
+    kimi = LocalSettings(objective=PolicyObjective(pg_variant="kimi15", settings=LossSettings()))
     assert not kimi.skips_zero_advantages
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_entropy_is_that_of_the_actions_that_were_looked_at(mode: Any) -> None:
     """Groups that are skipped, however many, do not make it look smaller."""
-    plain = PolicyObjective(pg_variant="ppo", params=PpoParams(), mode=mode)
+    plain = PolicyObjective(pg_variant="ppo", settings=LossSettings(), mode=mode)
     chosen = LocalSettings(objective=plain, advantages=AdvantageSettings(), precision="fp64", micro_batch_tokens=40)
     spread, flat = batch(0, groups=2), batch(5, groups=4, flat=True)
     alone = LocalLearner(exact(), chosen).learn(spread, CommitGate())["entropy"]
@@ -114,7 +114,7 @@ def test_entropy_is_that_of_the_actions_that_were_looked_at(mode: Any) -> None:
 
 
 def test_losses_over_sequences_get_whole_ones() -> None:
-    gspo = PolicyObjective(pg_variant="gspo", params=GspoParams(clip_low=5.0, clip_high=5.0))
+    gspo = PolicyObjective(pg_variant="gspo", settings=LossSettings(clip_low=5.0, clip_high=5.0))
     data = batch(0)
     same(gradients(data, objective=gspo), gradients(data, objective=gspo, micro_batch_tokens=25))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headway.algorithms import AdvantageSettings, PolicyObjective
-from headway.algorithms.losses import DecoupledPpoParams, PpoParams
+from headway.algorithms.losses import LossSettings
 from headway.trainers.local import LocalSettings, LocalTrainer, LogpScorer, OptimizerSettings
 from headway.trainers.local.local_learner import score_rows
 from headway.trainers.local.token_batch import TokenRow
@@ -23,7 +23,7 @@ from .factory import batch, exact
 from .test_packing import gradients, same
 
 DECOUPLED = PolicyObjective(
-    pg_variant="decoupled_ppo", params=DecoupledPpoParams(clip=PpoParams(clip_low=5.0, clip_high=5.0), weight_cap=5.0)
+    pg_variant="decoupled_ppo", settings=LossSettings(clip_low=5.0, clip_high=5.0)
 )
 
 
@@ -88,7 +88,7 @@ def test_only_groups_that_waited_through_a_step_are_scored_again(monkeypatch: py
 
 
 def test_where_no_loss_asks_for_it_scores_that_came_too_late_are_not_read() -> None:
-    plain = PolicyObjective(pg_variant="ppo", params=PpoParams(clip_low=5.0, clip_high=5.0))
+    plain = PolicyObjective(pg_variant="ppo", settings=LossSettings(clip_low=5.0, clip_high=5.0))
     data = batch(0)
     first = replace(data, groups=(scored(data.groups[0], 0), *(scored(group, 1) for group in data.groups[1:])))
     same(gradients(data, objective=plain), gradients(first, objective=plain), rtol=0, atol=0)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headway.algorithms import AdvantageSettings, PolicyObjective
-from headway.algorithms.losses import PpoParams
+from headway.algorithms.losses import LossSettings
 from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
 from headway.types import Batch, Episode, FinishReason, Generation, Sample, SampleGroup, Score, Task, Turn, VersionRun
 from headway.weights.shared_memory import InProcessTransport
@@ -62,7 +62,7 @@ def batch_of(groups: list[list[Any]], trained: int) -> Batch:
 def settings(options: Any, **changes: Any) -> LocalSettings:
     usual = {
         "objective": PolicyObjective(
-            pg_variant="ppo", params=PpoParams(clip_low=options.clip, clip_high=options.clip), mode="token-mean"
+            pg_variant="ppo", settings=LossSettings(clip_low=options.clip, clip_high=options.clip), mode="token-mean"
         ),
         "advantages": AdvantageSettings(adv_estimator="grpo"),
         "optimizer": OptimizerSettings(learning_rate=options.learning_rate, max_grad_norm=options.max_grad_norm),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway.algorithms import AdvantageSettings, PolicyObjective
-from headway.algorithms.losses import PpoParams
+from headway.algorithms.losses import LossSettings
 from headway.config import load_config
 from headway.errors import ConfigError
 from headway.trainers.local import LocalSettings, OptimizerSettings, make_local_settings
@@ -64,8 +64,8 @@ def by_hand(data: Batch) -> Batch:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_gradient_is_that_of_the_others_with_advantages_of_the_whole_group(mode: Any, entropy: float) -> None:
     """Denominators, too, count only what is trained."""
-    clip = PpoParams(clip_low=5.0, clip_high=5.0)
-    objective = PolicyObjective(pg_variant="ppo", params=clip, mode=mode, norm_length=50, entropy_coef=entropy)
+    clip = LossSettings(clip_low=5.0, clip_high=5.0)
+    objective = PolicyObjective(pg_variant="ppo", settings=clip, mode=mode, norm_length=50, entropy_coef=entropy)
     data = cut(batch(0))
     masked = gradients(data, objective=objective, mask_truncated=True)
     same(gradients(by_hand(data), objective=objective, advantages=None), masked)

@@ -1,21 +1,26 @@
-"""Advantages (`adv_estimator`): from rewards of samples to one number per trained action.
+"""Advantage estimators: plain functions, registered under the values of `adv_estimator`.
 
-Always in this order: sample masks → reward normalisation → reward clip → (token KL) → estimator → whitening over
-trained actions → advantage clip. Call it once with the whole batch: groups, baselines and whitening need it all.
+    def my_estimator(inputs: EstimatorInputs) -> Tensor | Estimate
 
-Rewards of samples sit on their last trained action. A token penalty −coef·KL sits on each action and counts, as
-every reward does, for the actions before it. `grpo`, `rloo` and the step estimators do not discount inside a sample
-or step; without a token penalty that is a broadcast.
+An estimator gets the rewards and groups of the whole batch, with its settings, and returns one advantage per action,
+[N]; an `Estimate` has returns for a critic too. Facts that the configuration asks about (does it need a critic, does it
+compare the members of a group?) are `algorithm_traits.AdvantageTraits`, stored under the same name.
 
-Guarantees: float64 inside, 0 where the mask is off, no NaN for groups of one or empty samples. Does not drop
-zero-variance groups: `normalise_rewards.zero_variance` finds them, and here their advantage is exactly 0.
+`estimate_advantages` always works in this order: sample masks, reward normalisation, reward clip, token KL penalty,
+estimator, whitening over trained actions, advantage clip. Call it once with the whole batch, because groups, baselines
+and whitening need all of it. The reward of a sample sits on its last trained action. A token penalty −coef·KL sits on
+each action and counts, as every reward does, for the actions before it. `grpo`, `rloo` and the step estimators do not
+discount inside a sample or step, which is a broadcast where there is no token penalty.
+
+Guarantees: float64 inside, 0 where the mask is off, no NaN for groups of one or empty samples. The advantage of a
+group whose rewards are all equal is exactly 0 wherever it is centred on the group.
 
 Legend: N packed actions, S samples, K steps (turns) of all samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +28,7 @@ from torch import Tensor
 
 from headway.algorithms.actions import require_input
 from headway.algorithms.kl import KlEstimator, estimate_kl
-from headway.algorithms.packed_sequences import RowLayout, sequence_means, sequence_sums
+from headway.algorithms.packed_sequences import RowLayout, count_by_sequence, mean_by_sequence, sum_by_sequence
 from headway.algorithms.returns import (
     NormType,
     compute_gae,
@@ -33,51 +38,51 @@ from headway.algorithms.returns import (
     whiten_over_actions,
 )
 from headway.config import ResolvedConfig
-from headway.errors import ConfigError, InvariantBroken
+from headway.errors import InvariantBroken
+from headway.registry import ADVANTAGE_ESTIMATORS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnRewards:
-    """The turns of agentic samples; those of one sample in the order of time."""
+    """The turns of agentic samples; those of one sample are in the order of time."""
 
     step_N: Tensor
-    """Which turn each action belongs to."""
+    """The turn that each action belongs to."""
     sample_K: Tensor
-    """Which sample each turn belongs to."""
+    """The sample that each turn belongs to."""
     reward_K: Tensor
-    """Reward of each turn; whoever scores whole episodes adds that to the last one."""
+    """Reward of each turn. A score of the whole episode is added to the last turn."""
     state_K: Tensor | None = None
-    """Numbers of what each turn saw: equal observations of one group have equal numbers, others different ones.
-    For `gigpo`."""
+    """Number of the observation of each turn: equal within a group exactly where observations are. For `gigpo`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RewardBatch:
-    """Everything an estimator may read, of the whole batch."""
+    """Everything that an estimator may read, of the whole batch."""
 
     reward_S: Tensor
     group_S: Tensor
-    """Numbers below `groups`."""
+    """The group that each sample belongs to: a number below `groups`."""
     groups: int
     mask_N: Tensor
     """Actions that are trained."""
     sequence_N: Tensor
-    """Which sample each action belongs to."""
+    """The sample that each action belongs to."""
     keep_S: Tensor | None = None
-    """Sample mask: the others are trained by nothing and in no statistic. None: all are kept."""
+    """Sample mask: the other samples are not trained and are in no statistic. None keeps all samples."""
     logp_N: Tensor | None = None
-    """Of the policy that the token penalty is about (behaviour or proximal)."""
+    """Log-probabilities of the policy that the token penalty is about (behaviour or proximal)."""
     reference_N: Tensor | None = None
     """ℓ_ref, for the token penalty."""
     value_N: Tensor | None = None
-    """The critic's values, for `gae`."""
+    """Values of the critic, for `gae`."""
     steps: TurnRewards | None = None
-    """For `step_reinforce` and `gigpo`."""
+    """Turns, for `step_reinforce` and `gigpo`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSettings:
-    """How advantages are made; names are those of the configuration."""
+    """How advantages are made; the names are those of the configuration."""
 
     adv_estimator: str = "grpo"
     norm_mean_type: NormType = "group"
@@ -91,174 +96,184 @@ class AdvantageSettings:
     whiten_advantages: bool = False
     advantage_clip: float | None = None
     kl_penalty: KlEstimator | None = None
-    """Estimator of the token penalty; None: there is none."""
+    """KL estimator of the token penalty; None turns the penalty off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Advantages:
-    """What the estimator gives to the trainer."""
+    """The result of `estimate_advantages`."""
 
     advantage_N: Tensor
     mask_N: Tensor
-    """`RewardBatch.mask_N` without samples that are not kept: count `BatchTotals` over this one."""
+    """`RewardBatch.mask_N` without samples that are not kept. Count `BatchTotals` over this mask."""
     return_N: Tensor | None
-    """What the critic should have said; `gae` only."""
+    """Target of the critic; `gae` only."""
     kl: float
-    """Token penalty before its coefficient, per action, averaged over samples: for the controller."""
+    """Token penalty before its coefficient, per action, averaged over samples. Input of the KL controller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimate:
+    """What an estimator returns where there is a critic; both are [N]."""
+
+    advantage_N: Tensor
+    return_N: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EstimatorInputs:
-    """A batch after its sample masks, with the penalty of each action."""
+    """A batch after its sample masks, with the token penalty of each action."""
 
     batch: RewardBatch
-    params: AdvantageSettings
+    settings: AdvantageSettings
     mask_N: Tensor
     keep_S: Tensor
     penalty_N: Tensor
+    """coef · KL of each action; 0 without a token penalty."""
 
-    def normalised(self, x: Tensor, keep: Tensor, group: Tensor, groups: int) -> Tensor:
-        """Normalised and clipped, by the configured norms."""
-        p = self.params
-        norm = normalise_rewards(x, keep, group, groups, mean_type=p.norm_mean_type, std_type=p.norm_std_type)
-        return self.clipped(norm)
+    def normalise(self, x: Tensor, keep: Tensor, group: Tensor, groups: int) -> Tensor:
+        """Normalise `x` by the configured norms and clip it."""
+        mean_type, std_type = self.settings.norm_mean_type, self.settings.norm_std_type
+        return self.clip(normalise_rewards(x, keep, group, groups, mean_type=mean_type, std_type=std_type))
 
-    def clipped(self, x: Tensor) -> Tensor:
-        """Inside ± `reward_clip`."""
-        limit = self.params.reward_clip
+    def clip(self, x: Tensor) -> Tensor:
+        """Clip `x` to ± `reward_clip`."""
+        limit = self.settings.reward_clip
         return x if limit is None else x.clamp(-limit, limit)
 
     def normalised_rewards(self) -> Tensor:
-        """Rewards of samples, normalised and clipped, [S]."""
-        b = self.batch
-        return self.normalised(b.reward_S, self.keep_S, b.group_S, b.groups)
+        """Return the rewards of samples, normalised and clipped, [S]."""
+        batch = self.batch
+        return self.normalise(batch.reward_S, self.keep_S, batch.group_S, batch.groups)
 
-    def rows(self) -> RowLayout:
-        """Trained actions of each sample."""
+    def sample_rows(self) -> RowLayout:
+        """Return the layout with one row for the trained actions of each sample."""
         return RowLayout.of(self.mask_N, self.batch.sequence_N, self.batch.reward_S.shape[0])
 
     def token_rewards(self, reward_U: Tensor, rows: RowLayout) -> Tensor:
-        """`reward_U` on the last action of each row, less the penalty of every action, as rows."""
-        return rows.spread(rows.at_end(reward_U) - self.penalty_N)
+        """Return, as rows, `reward_U` on the last action of each row less the penalty of every action."""
+        return rows.to_rows(rows.place_at_end(reward_U) - self.penalty_N)
 
 
-_Estimate = tuple[Tensor, Tensor | None]
-"""Advantages, and returns where there is a critic; [N]."""
+EstimatorFunction = Callable[[EstimatorInputs], Tensor | Estimate]
 
 
-def _to_go(work: EstimatorInputs, gamma: float) -> _Estimate:
-    rows = work.rows()
-    return rows.gather(compute_reward_to_go(work.token_rewards(work.normalised_rewards(), rows), gamma)), None
+def _discounted_rewards(inputs: EstimatorInputs, gamma: float) -> Tensor:
+    rows = inputs.sample_rows()
+    return rows.to_packed(compute_reward_to_go(inputs.token_rewards(inputs.normalised_rewards(), rows), gamma))
 
 
-def _grpo(work: EstimatorInputs) -> _Estimate:
-    return _to_go(work, 1.0)
+def grpo(inputs: EstimatorInputs) -> Tensor:
+    """Return the normalised reward of the sample on each of its actions."""
+    return _discounted_rewards(inputs, 1.0)
 
 
-def _reinforce(work: EstimatorInputs) -> _Estimate:
-    return _to_go(work, work.params.gamma)
+def reinforce(inputs: EstimatorInputs) -> Tensor:
+    """Return the reward-to-go discounted by `gamma`."""
+    return _discounted_rewards(inputs, inputs.settings.gamma)
 
 
-def _rloo(work: EstimatorInputs) -> _Estimate:
-    """The penalty is part of what members are compared by, as R − coef·Σ KL."""
-    b = work.batch
-    total_S = work.normalised_rewards() - sequence_sums(work.penalty_N, b.sequence_N, b.reward_S.shape[0])
-    return leave_one_out(total_S, work.keep_S, b.group_S, b.groups)[b.sequence_N], None
+def rloo(inputs: EstimatorInputs) -> Tensor:
+    """Return the reward less the mean of the other members; the penalty is part of the reward, as R − coef·Σ KL."""
+    b = inputs.batch
+    total_S = inputs.normalised_rewards() - sum_by_sequence(inputs.penalty_N, b.sequence_N, b.reward_S.shape[0])
+    return leave_one_out(total_S, inputs.keep_S, b.group_S, b.groups)[b.sequence_N]
 
 
-def _gae(work: EstimatorInputs) -> _Estimate:
-    value_N = require_input(work.batch.value_N, "value_N", "gae").double()
-    rows, p = work.rows(), work.params
-    reward_ST, value_ST = work.token_rewards(work.normalised_rewards(), rows), rows.spread(value_N)
-    advantage_N = rows.gather(compute_gae(reward_ST, value_ST, gamma=p.gamma, lambd=p.lambd))
-    return advantage_N, torch.where(work.mask_N, advantage_N + value_N, torch.zeros_like(value_N))
+def gae(inputs: EstimatorInputs) -> Estimate:
+    """Return generalised advantages and the returns that the critic should predict."""
+    value_N = require_input(inputs.batch.value_N, "value_N", "gae").double()
+    rows, settings = inputs.sample_rows(), inputs.settings
+    reward_ST, value_ST = inputs.token_rewards(inputs.normalised_rewards(), rows), rows.to_rows(value_N)
+    advantage_N = rows.to_packed(compute_gae(reward_ST, value_ST, gamma=settings.gamma, lambd=settings.lambd))
+    return_N = torch.where(inputs.mask_N, advantage_N + value_N, torch.zeros_like(value_N))
+    return Estimate(advantage_N=advantage_N, return_N=return_N)
 
 
-def _step_reinforce(work: EstimatorInputs) -> _Estimate:
-    steps, b = _steps_of(work), work.batch
-    return_K, keep_K = compute_step_returns(steps, work.params.step_reward_gamma), work.keep_S[steps.sample_K]
-    return _over_steps(work, steps, work.normalised(return_K, keep_K, b.group_S[steps.sample_K], b.groups))
+def step_reinforce(inputs: EstimatorInputs) -> Tensor:
+    """Return the discounted return of the action's turn, normalised over turns."""
+    steps, batch = _require_steps(inputs), inputs.batch
+    return_K = compute_step_returns(steps, inputs.settings.step_reward_gamma)
+    keep_K, group_K = inputs.keep_S[steps.sample_K], batch.group_S[steps.sample_K]
+    return _spread_over_steps(inputs, steps, inputs.normalise(return_K, keep_K, group_K, batch.groups))
 
 
-def _gigpo(work: EstimatorInputs) -> _Estimate:
-    steps, p = _steps_of(work), work.params
+def gigpo(inputs: EstimatorInputs) -> Tensor:
+    """Return the weighted sum of the episode's normalised reward and the turn's return among equal states."""
+    steps, settings = _require_steps(inputs), inputs.settings
     if steps.state_K is None:
         raise InvariantBroken("gigpo reads steps.state_K, and the trainer gave none")
-    return_K, keep_K = compute_step_returns(steps, p.step_reward_gamma), work.keep_S[steps.sample_K]
+    return_K, keep_K = compute_step_returns(steps, settings.step_reward_gamma), inputs.keep_S[steps.sample_K]
     states = int(steps.state_K.max()) + 1 if steps.state_K.numel() else 0
-    std_type: NormType = "none" if p.norm_std_type == "none" else "group"
+    std_type: NormType = "none" if settings.norm_std_type == "none" else "group"
     norm_K = normalise_rewards(return_K, keep_K, steps.state_K, states, mean_type="group", std_type=std_type)
-    episode_K = work.normalised_rewards()[steps.sample_K]
-    score_K = p.episode_reward_weight * episode_K + p.step_reward_weight * work.clipped(norm_K)
-    return _over_steps(work, steps, score_K)
+    episode_K = inputs.normalised_rewards()[steps.sample_K]
+    score_K = settings.episode_reward_weight * episode_K + settings.step_reward_weight * inputs.clip(norm_K)
+    return _spread_over_steps(inputs, steps, score_K)
 
 
-def _steps_of(work: EstimatorInputs) -> TurnRewards:
-    if work.batch.steps is None:
-        raise InvariantBroken(f"{work.params.adv_estimator} reads steps, and the trainer gave none")
-    return work.batch.steps
+def _require_steps(inputs: EstimatorInputs) -> TurnRewards:
+    if inputs.batch.steps is None:
+        raise InvariantBroken(f"{inputs.settings.adv_estimator} reads steps, and the trainer gave none")
+    return inputs.batch.steps
 
 
-def _over_steps(work: EstimatorInputs, steps: TurnRewards, score_K: Tensor) -> _Estimate:
-    """Each step's score on its actions; a token penalty counts inside its step."""
-    rows = RowLayout.of(work.mask_N, steps.step_N, score_K.shape[0])
-    return rows.gather(compute_reward_to_go(work.token_rewards(score_K, rows), 1.0)), None
+def _spread_over_steps(inputs: EstimatorInputs, steps: TurnRewards, score_K: Tensor) -> Tensor:
+    """Return each step's score on its actions; a token penalty counts inside its step."""
+    rows = RowLayout.of(inputs.mask_N, steps.step_N, score_K.shape[0])
+    return rows.to_packed(compute_reward_to_go(inputs.token_rewards(score_K, rows), 1.0))
 
 
 def compute_step_returns(steps: TurnRewards, gamma: float) -> Tensor:
-    """Discounted return of each step of its sample, [K] in float64."""
+    """Return the discounted return of each step within its sample, [K] in float64."""
     samples = int(steps.sample_K.max()) + 1 if steps.sample_K.numel() else 0
     rows = RowLayout.of(torch.ones_like(steps.sample_K, dtype=torch.bool), steps.sample_K, samples)
-    return rows.gather(compute_reward_to_go(rows.spread(steps.reward_K.double()), gamma))
+    return rows.to_packed(compute_reward_to_go(rows.to_rows(steps.reward_K.double()), gamma))
 
 
-ESTIMATORS: Mapping[str, Callable[[EstimatorInputs], _Estimate]] = {
-    "grpo": _grpo,
-    "reinforce": _reinforce,
-    "reinforce_plus_plus": _reinforce,
-    "rloo": _rloo,
-    "gae": _gae,
-    "step_reinforce": _step_reinforce,
-    "gigpo": _gigpo,
-}
-"""Every `adv_estimator` there is. `reinforce_plus_plus` is `reinforce` whose norms the configuration sets to batch."""
+for _function in (grpo, reinforce, rloo, gae, step_reinforce, gigpo):
+    ADVANTAGE_ESTIMATORS.register(_function.__name__, _function)
+# `reinforce_plus_plus` is `reinforce` whose norms the configuration sets to batch.
+ADVANTAGE_ESTIMATORS.register("reinforce_plus_plus", reinforce)
 
 
-def estimate_advantages(batch: RewardBatch, params: AdvantageSettings, *, kl_coef: float = 0.0) -> Advantages:
-    """The whole order of the module's docstring. `kl_coef` is what the controller says now."""
-    if params.adv_estimator not in ESTIMATORS:
-        hint = f"one of {', '.join(ESTIMATORS)}"
-        raise ConfigError("no such estimator", key="adv_estimator", value=params.adv_estimator, hint=hint)
-    work, kl = _prepare(batch, params, kl_coef)
-    advantage_N, return_N = ESTIMATORS[params.adv_estimator](work)
-    advantage_N = torch.where(work.mask_N, advantage_N, torch.zeros_like(advantage_N))
-    if params.whiten_advantages:
-        advantage_N = whiten_over_actions(advantage_N, work.mask_N)
-    if params.advantage_clip is not None:
-        advantage_N = advantage_N.clamp(-params.advantage_clip, params.advantage_clip)
+def estimate_advantages(batch: RewardBatch, settings: AdvantageSettings, *, kl_coef: float = 0.0) -> Advantages:
+    """Apply every step that the module's docstring lists. `kl_coef` is the KL controller's current coefficient."""
+    function: EstimatorFunction = ADVANTAGE_ESTIMATORS.get(settings.adv_estimator, key="adv_estimator")
+    inputs, kl = _prepare_inputs(batch, settings, kl_coef)
+    found = function(inputs)
+    estimate = Estimate(advantage_N=found) if isinstance(found, Tensor) else found
+    advantage_N = torch.where(inputs.mask_N, estimate.advantage_N, torch.zeros_like(estimate.advantage_N))
+    if settings.whiten_advantages:
+        advantage_N = whiten_over_actions(advantage_N, inputs.mask_N)
+    if settings.advantage_clip is not None:
+        advantage_N = advantage_N.clamp(-settings.advantage_clip, settings.advantage_clip)
     dtype = torch.promote_types(batch.reward_S.dtype, torch.float32)
-    returns = None if return_N is None else return_N.to(dtype)
-    return Advantages(advantage_N=advantage_N.to(dtype), mask_N=work.mask_N, return_N=returns, kl=kl)
+    return_N = None if estimate.return_N is None else estimate.return_N.to(dtype)
+    return Advantages(advantage_N=advantage_N.to(dtype), mask_N=inputs.mask_N, return_N=return_N, kl=kl)
 
 
-def _prepare(batch: RewardBatch, params: AdvantageSettings, kl_coef: float) -> tuple[EstimatorInputs, float]:
-    """Sample masks, and the KL of every trained action."""
+def _prepare_inputs(
+    batch: RewardBatch, settings: AdvantageSettings, kl_coef: float
+) -> tuple[EstimatorInputs, float]:
+    """Return what estimators read, and the mean KL of a sample per action."""
     keep_S = torch.ones_like(batch.group_S, dtype=torch.bool) if batch.keep_S is None else batch.keep_S.bool()
     mask_N = batch.mask_N.bool() & keep_S[batch.sequence_N]
     kl_N, kl = torch.zeros(mask_N.shape, dtype=torch.float64, device=mask_N.device), 0.0
-    if params.kl_penalty is not None:
+    if settings.kl_penalty is not None:
         logp_N = require_input(batch.logp_N, "logp_N", "add_token_level_kl").detach().double()
         reference_N = require_input(batch.reference_N, "reference_N", "add_token_level_kl").detach().double()
-        kl_N = torch.where(mask_N, estimate_kl(params.kl_penalty, logp_N, reference_N), kl_N)
+        kl_N = torch.where(mask_N, estimate_kl(settings.kl_penalty, logp_N, reference_N), kl_N)
         samples = batch.reward_S.shape[0]
-        trained_S = sequence_sums(mask_N.long(), batch.sequence_N, samples) > 0
-        mean_S = sequence_means(kl_N, mask_N, batch.sequence_N, samples)
+        trained_S = count_by_sequence(mask_N, batch.sequence_N, samples) > 0
+        mean_S = mean_by_sequence(kl_N, mask_N, batch.sequence_N, samples)
         kl = float(mean_S.sum() / trained_S.sum().clamp(min=1))
-    return EstimatorInputs(batch=batch, params=params, mask_N=mask_N, keep_S=keep_S, penalty_N=kl_coef * kl_N), kl
+    inputs = EstimatorInputs(batch=batch, settings=settings, mask_N=mask_N, keep_S=keep_S, penalty_N=kl_coef * kl_N)
+    return inputs, kl
 
 
 def make_advantage_settings(resolved: ResolvedConfig) -> AdvantageSettings:
-    """From a configuration."""
+    """Read the settings from a configuration."""
     config, derived = resolved.config, resolved.derived
     return AdvantageSettings(
         adv_estimator=config.adv_estimator,

@@ -1,14 +1,13 @@
-"""Distance to the reference model: estimators per action, the token penalty, and who steers its coefficient.
+"""Distance to the reference model: KL estimators per action, and the controller of the token penalty's coefficient.
 
-The same four estimators serve as a term of the loss (with gradient through ℓ) and inside the rewards of actions
-(constants). k3's log-ratio is clamped to ±20 whole, so that it is never infinite; beyond, its gradient is 0.
-
-Does not aggregate (`aggregate.py`) and does not hold the reference model. Legend: N packed actions.
+The same four estimators serve as a term of the loss (with gradient through ℓ) and inside the rewards of actions (as
+constants). The log-ratio of k3 is clamped to ±20 as a whole, so k3 is never infinite; beyond the clamp its gradient
+is 0. Legend: N packed actions.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,11 +18,11 @@ from headway.config import Config
 KlEstimator = Literal["k1", "k2", "k3", "abs"]
 
 _LARGEST_ERROR = 0.2
-"""Where the relative error of the adaptive controller is cut off."""
+"""Limit of the relative error that an adaptive controller reacts to."""
 
 
 def estimate_kl(kind: KlEstimator, logp_N: Tensor, reference_N: Tensor) -> Tensor:
-    """k1 = ℓ − ℓ_ref; k2 = ½(ℓ − ℓ_ref)²; k3 = e^{ℓ_ref − ℓ} − (ℓ_ref − ℓ) − 1; abs = |ℓ − ℓ_ref|."""
+    """Return k1 = ℓ − ℓ_ref, k2 = ½(ℓ − ℓ_ref)², k3 = e^{ℓ_ref − ℓ} − (ℓ_ref − ℓ) − 1 or abs = |ℓ − ℓ_ref|."""
     difference_N = logp_N - reference_N
     if kind == "k1":
         return difference_N
@@ -35,66 +34,35 @@ def estimate_kl(kind: KlEstimator, logp_N: Tensor, reference_N: Tensor) -> Tenso
     return difference_N.abs()
 
 
-class KlController(Protocol):
-    """Who says what the token penalty costs."""
+class KlController:
+    """The coefficient of the token penalty: constant, or adapted so that the KL stays near `target`.
 
-    @property
-    def coef(self) -> float:
-        """The coefficient now."""
-        ...
+    With a target, every step multiplies the coefficient by 1 + clip(kl/target − 1, ±0.2)·min(samples/horizon, 1).
+    """
 
-    def update(self, kl: float, samples: int) -> None:
-        """A step was trained on `samples` samples whose mean KL was `kl`."""
-        ...
-
-    def state(self) -> dict[str, float]:
-        """For a checkpoint."""
-        ...
-
-    def restore(self, state: dict[str, float]) -> None:
-        """Become what `state` gave."""
-        ...
-
-
-class FixedKlController:
-    """The coefficient of the start, for ever."""
-
-    def __init__(self, coef: float) -> None:
-        self.coef = coef
-
-    def update(self, kl: float, samples: int) -> None:
-        """Nothing to learn."""
-
-    def state(self) -> dict[str, float]:
-        return {"coef": self.coef}
-
-    def restore(self, state: dict[str, float]) -> None:
-        """The configuration decides, not the checkpoint."""
-
-
-class AdaptiveKlController:
-    """Multiplied by 1 + clip(kl/target − 1, ±0.2)·min(samples/horizon, 1) after each step."""
-
-    def __init__(self, coef: float, *, target: float, horizon: int) -> None:
+    def __init__(self, coef: float, *, target: float | None = None, horizon: int = 1) -> None:
         self.coef = coef
         self._target = target
         self._horizon = horizon
 
     def update(self, kl: float, samples: int) -> None:
-        error = min(max(kl / self._target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
-        self.coef *= 1 + error * min(samples / self._horizon, 1.0)
+        """Adapt the coefficient after a step that trained `samples` samples whose mean KL was `kl`."""
+        if self._target is not None:
+            error = min(max(kl / self._target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
+            self.coef *= 1 + error * min(samples / self._horizon, 1.0)
 
     def state(self) -> dict[str, float]:
+        """Return what a checkpoint stores."""
         return {"coef": self.coef}
 
     def restore(self, state: dict[str, float]) -> None:
-        self.coef = state["coef"]
+        """Take over the `state` of a checkpoint. A constant coefficient stays as configured."""
+        if self._target is not None:
+            self.coef = state["coef"]
 
 
 def make_kl_controller(config: Config) -> KlController:
-    """From `init_kl_coef`, `target_kl`, `kl_horizon`; without `add_token_level_kl` the coefficient is 0."""
+    """Read `init_kl_coef`, `target_kl` and `kl_horizon`; without `add_token_level_kl` the coefficient is 0."""
     if not config.add_token_level_kl:
-        return FixedKlController(0.0)
-    if config.target_kl is None:
-        return FixedKlController(config.init_kl_coef)
-    return AdaptiveKlController(config.init_kl_coef, target=config.target_kl, horizon=config.kl_horizon)
+        return KlController(0.0)
+    return KlController(config.init_kl_coef, target=config.target_kl, horizon=config.kl_horizon)

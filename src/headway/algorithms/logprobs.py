@@ -1,13 +1,13 @@
 """Log-probabilities and entropies of chosen tokens from hidden states, without ever holding all logits.
 
-Logits are made for a chunk of positions at a time, reduced to two numbers per position, and made again in the
-backward pass; what is kept for it is the hidden states (which the model keeps anyway) and two numbers per position.
-Peak extra memory is about three chunks of logits, whatever the number of positions; the price is one more matrix
-product. Where all positions fit into one chunk, that chunk is kept instead and nothing is made twice. On a GPU a chunk
-is larger, and read once where it is otherwise read ten times (`triton_logprobs`).
+Logits are computed for a chunk of positions at a time, reduced to two numbers per position, and computed again in the
+backward pass. Between the passes only the hidden states (which the model keeps anyway) and two numbers per position are
+kept. Peak extra memory is about three chunks of logits, whatever the number of positions; the price is one more matrix
+product. Where all positions fit into one chunk, that chunk is kept instead and nothing is computed twice. On a GPU
+chunks are larger and each logit is read once instead of ten times (`triton_logprobs`).
 
 Guarantees: equal to log_softmax(hidden·headᵀ / temperature) and its gradients up to rounding; reductions in at least
-float32. Not differentiable twice. Does not choose positions: give it those that are trained.
+float32. Not differentiable twice. The caller chooses the positions.
 
 Legend: N positions, C positions of a chunk, H hidden size, V vocabulary.
 """
@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 CHUNK_LOGITS = 2**24
 """Logits of a chunk where no size is given: 64 MB in float32."""
 GPU_CHUNK_LOGITS = 2**28
-"""On a GPU, where a matrix product wants to be large: 1 GB."""
+"""Logits of a chunk on a GPU, where large matrix products are faster: 1 GB."""
 
 _IMPOSSIBLE = -1e4
 """A log-probability whose exponential is 0."""
@@ -34,7 +34,7 @@ _IMPOSSIBLE = -1e4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenLogps:
-    """Of each chosen token; both carry gradients."""
+    """Log-probability and entropy of each chosen token; both carry gradients."""
 
     logp_N: Tensor
     entropy_N: Tensor
@@ -49,9 +49,9 @@ def compute_token_logps(
     temperature: float = 1.0,
     chunk: int | None = None,
 ) -> TokenLogps:
-    """log p(token | hidden) after the temperature, and the entropy of p.
+    """Return log p(token | hidden) after the temperature, and the entropy of p.
 
-    `temperature` is the one the engine sampled with: its log-probabilities are after it too. `chunk` is the number
+    `temperature` is the one the engine sampled with, because its log-probabilities are after it too. `chunk` is the number
     of positions whose logits exist at once.
     """
     size = chunk or max(1, (GPU_CHUNK_LOGITS if hidden_NH.is_cuda else CHUNK_LOGITS) // head_VH.shape[0])
@@ -65,7 +65,7 @@ def _chunks(positions: int, size: int) -> Iterator[slice]:
 
 
 def _logits(hidden_CH: Tensor, head_VH: Tensor, bias_V: Tensor | None) -> Tensor:
-    """[C, V] in at least float32."""
+    """Return logits, [C, V], in at least float32."""
     if hidden_CH.is_cuda and hidden_CH.dtype in (torch.bfloat16, torch.float16):
         logits_CV = torch.mm(hidden_CH, head_VH.t(), out_dtype=torch.float32)
         return logits_CV if bias_V is None else logits_CV.add_(bias_V)
@@ -73,17 +73,17 @@ def _logits(hidden_CH: Tensor, head_VH: Tensor, bias_V: Tensor | None) -> Tensor
     return logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
 
 
-def _passes(hidden_NH: Tensor, wide: torch.dtype) -> tuple[Any, Any]:
-    """What is done with a chunk forward and backward."""
+def _select_kernels(hidden_NH: Tensor, wide: torch.dtype) -> tuple[Any, Any]:
+    """Return the functions that process a chunk forward and backward."""
     if not hidden_NH.is_cuda or wide != torch.float32 or find_spec("triton") is None:
-        return _sums, _gradient
+        return _write_logp_sums, _compute_logit_gradient
     from headway.algorithms import triton_logprobs
 
     return triton_logprobs.write_logp_sums, triton_logprobs.compute_logit_gradient
 
 
 class _Chunked(torch.autograd.Function):
-    """Forward in chunks; backward makes the logits of each chunk again."""
+    """Computes the forward pass in chunks; the backward pass computes the logits of each chunk again."""
 
     @staticmethod
     def forward(
@@ -97,11 +97,11 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden_NH.dtype, torch.float32)
         logp_N, entropy_N, norm_N = (hidden_NH.new_empty(token_N.shape, dtype=wide) for _ in range(3))
-        sums, ctx.gradient = _passes(hidden_NH, wide)
+        write_sums, ctx.gradient = _select_kernels(hidden_NH, wide)
         for part in _chunks(token_N.shape[0], size):
-            left_CV = _logits(hidden_NH[part], head_VH, bias_V)
-            sums(left_CV, token_N[part], inverse_temperature, logp_N[part], entropy_N[part], norm_N[part])
-        kept_CV = left_CV if 0 < token_N.shape[0] <= size and any(ctx.needs_input_grad) else None
+            logits_CV = _logits(hidden_NH[part], head_VH, bias_V)
+            write_sums(logits_CV, token_N[part], inverse_temperature, logp_N[part], entropy_N[part], norm_N[part])
+        kept_CV = logits_CV if 0 < token_N.shape[0] <= size and any(ctx.needs_input_grad) else None
         ctx.save_for_backward(hidden_NH, head_VH, bias_V, token_N, norm_N, entropy_N, kept_CV)
         ctx.inverse_temperature, ctx.size = inverse_temperature, size
         ctx.set_materialize_grads(False)
@@ -118,9 +118,9 @@ class _Chunked(torch.autograd.Function):
         grad_head_VH = torch.zeros_like(head_VH, dtype=norm_N.dtype) if needs_head else None
         grad_bias_V = norm_N.new_zeros(head_VH.shape[0]) if needs_bias else None
         for part in _chunks(token_N.shape[0], ctx.size):
-            again = kept_CV is None
+            recomputed = kept_CV is None
             narrow_CV = ctx.gradient(
-                _logits(hidden_NH[part], head_VH, bias_V) if again else kept_CV,
+                _logits(hidden_NH[part], head_VH, bias_V) if recomputed else kept_CV,
                 token_N[part],
                 ctx.inverse_temperature,
                 norm_N[part],
@@ -128,7 +128,7 @@ class _Chunked(torch.autograd.Function):
                 None if grad_logp_N is None else grad_logp_N[part],
                 None if grad_entropy_N is None else grad_entropy_N[part],
                 hidden_NH.dtype,
-                again=again,
+                recomputed=recomputed,
             )
             if grad_bias_V is not None:
                 grad_bias_V += narrow_CV.sum(0, dtype=grad_bias_V.dtype)
@@ -141,8 +141,8 @@ class _Chunked(torch.autograd.Function):
         return grad_hidden_NH, grad_head, grad_bias, None, None, None
 
 
-def _sums(logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor) -> None:
-    """Of a chunk, into the last three; log-probabilities of all tokens are left in the place of the logits."""
+def _write_logp_sums(logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor) -> None:
+    """Fill the last three arguments from a chunk; log-probabilities of all tokens replace the logits."""
     if scale != 1:
         logits_CV.mul_(scale)
     chosen_C = logits_CV.gather(1, token_C[:, None]).squeeze(1)
@@ -152,8 +152,8 @@ def _sums(logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entr
     entropy_C.copy_(-log_p_CV.exp().mul_(log_p_CV).sum(1))
 
 
-def _gradient(
-    left_CV: Tensor,
+def _compute_logit_gradient(
+    logits_CV: Tensor,
     token_C: Tensor,
     scale: float,
     norm_C: Tensor,
@@ -162,22 +162,22 @@ def _gradient(
     grad_entropy_C: Tensor | None,
     dtype: torch.dtype,
     *,
-    again: bool,
+    recomputed: bool,
 ) -> Tensor:
-    """Of logits, made `again` or what `_sums` has left in their place."""
-    log_p_CV = _log_p(left_CV if scale == 1 else left_CV.mul_(scale), norm_C) if again else left_CV
+    """Return the gradient of the logits, either `recomputed` or what `_write_logp_sums` left in their place."""
+    log_p_CV = _log_p(logits_CV if scale == 1 else logits_CV.mul_(scale), norm_C) if recomputed else logits_CV
     return _logit_gradient(log_p_CV, token_C, entropy_C, grad_logp_C, grad_entropy_C).mul_(scale).to(dtype)
 
 
 def _log_p(logits_CV: Tensor, norm_C: Tensor) -> Tensor:
-    """Written over `logits_CV`. Forbidden tokens become finite, so that p·log p is 0 and not NaN."""
+    """Overwrite `logits_CV` with log-probabilities. Forbidden tokens become finite, so that p·log p is 0 and not NaN."""
     return logits_CV.sub_(norm_C[:, None]).clamp_(min=_IMPOSSIBLE)
 
 
 def _logit_gradient(
     log_p_CV: Tensor, token_C: Tensor, entropy_C: Tensor, grad_logp_C: Tensor | None, grad_entropy_C: Tensor | None
 ) -> Tensor:
-    """g·(onehot − p) − h·p·(log p + H)."""
+    """Return g·(onehot − p) − h·p·(log p + H)."""
     grad_CV = log_p_CV.exp()
     if grad_entropy_C is not None:
         slope_CV = (log_p_CV + entropy_C[:, None]).mul_(-grad_entropy_C[:, None])
@@ -188,7 +188,7 @@ def _logit_gradient(
 
 
 def _accumulate(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:
-    """total += gradᵀ·hidden, in place where the precision is the same."""
+    """Add gradᵀ·hidden to `total_VH`, in place where the precision is the same."""
     if total_VH.dtype == grad_CV.dtype:
         total_VH.addmm_(grad_CV.T, hidden_CH)
     else:

@@ -1,223 +1,157 @@
-"""Policy losses, one plain function each, behind a table by `pg_variant`.
+"""Policy losses: plain functions, registered under the values of `pg_variant`.
 
-Every loss is per action: what becomes of masks, denominators, KL and corrections is decided elsewhere
-(`objective.py` puts them together). r = exp(ℓ − ℓ_b) is against the behaviour policy, with its log clamped to ±20
-(`ratio.py`); giving ℓ recomputed with the current weights as ℓ_b makes r ≡ 1 and turns the correction off.
+    def my_loss(actions: Actions, settings: LossSettings) -> Tensor | ActionLoss
 
-Guarantees: finite for finite input; gradient only through ℓ, other policies are constants. All but `gspo` work on
-tensors of any one shape; `gspo` wants whole sequences.
+A loss returns one number per action, [N]: either a tensor, or an `ActionLoss` that also says which actions were
+clipped. It must not apply masks, denominators, the KL term or the mismatch correction; `objective.py` does that. Its
+gradient flows through `actions.logp_N` only. Facts that the configuration asks about (does the loss correct for
+off-policy data, does it need a proximal policy?) are `algorithm_traits.LossTraits`, stored under the same name.
 
-Legend: N packed actions. `logp_N` ℓ with gradient, `behaviour_N` ℓ_b, `proximal_N` ℓ_p, `advantage_N` A.
+r = exp(ℓ − ℓ_b) is the ratio to the behaviour policy, with its logarithm clamped to ±20 (`packed_sequences.py`).
+Passing ℓ, recomputed with the current weights, as ℓ_b makes r ≡ 1 and turns the off-policy correction off.
+
+Guarantees: finite for finite input. All built-in losses but `gspo` work on a part of a sequence too.
+Legend: N packed actions; ℓ is `logp_N`, ℓ_b `behaviour_N`, ℓ_p `proximal_N`, A `advantage_N`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headway.algorithms.actions import Actions, require_input
 from headway.algorithms.packed_sequences import importance_ratio, importance_ratio_at
-from headway.errors import ConfigError
+from headway.registry import POLICY_LOSSES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSettings:
+    """Numbers that the built-in losses read; each names the loss that reads it."""
+
+    clip_low: float = 0.2
+    """`ppo`, `decoupled_ppo`, `gspo`: the ratio is clipped to [1 − clip_low, 1 + clip_high]."""
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    """`ppo`, `decoupled_ppo`: the constant c of the dual clip; None turns it off."""
+    decoupled_weight_cap: float = 5.0
+    """`decoupled_ppo`: the largest weight exp(ℓ_p − ℓ_b)."""
+    tis_lower: float = 0.0
+    """`tis`: bounds of the weight."""
+    tis_upper: float = 1.0
+    cispo_epsilon_low: float = 0.1
+    """`cispo`: the weight is clipped to [1 − epsilon_low, 1 + epsilon_high]."""
+    cispo_epsilon_high: float = 0.1
+    cispo_unified_mask: bool = False
+    """`cispo`: drop the actions that PPO would have clipped."""
+    topr_positive_weight: float = 1.0
+    """`topr`: weight of samples with a positive reward."""
+    topr_negative_weight: float = 1.0
+    """`topr`: weight of all other samples."""
+    kimi15_tau: float = 0.1
+    """`kimi15`: coefficient τ of the squared log-ratio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActionLoss:
-    """What a loss says about each action."""
+    """The loss of each action."""
 
     loss_N: Tensor
     clipped_N: Tensor
-    """Where a clip or a bound changed the weight of the action."""
+    """Actions whose weight was changed by a clip or a bound; a metric."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PpoParams:
-    """`ppo`: ratio inside [1 − clip_low, 1 + clip_high]."""
-
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
-    """c of the dual clip; None is off."""
+LossFunction = Callable[[Actions, LossSettings], Tensor | ActionLoss]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoupledPpoParams:
-    """`decoupled_ppo`: the clip of `ppo`, and the cap C of the behaviour weight."""
-
-    clip: PpoParams = field(default_factory=PpoParams)
-    weight_cap: float = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VanillaParams:
-    """`vanilla` has none."""
+def compute_action_loss(name: str, actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Call the loss registered under `name`. Raise `ConfigError` if there is none."""
+    function: LossFunction = POLICY_LOSSES.get(name, key="pg_variant")
+    found = function(actions, settings)
+    return _unclipped(found) if isinstance(found, Tensor) else found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TisParams:
-    """`tis`: bounds of the weight."""
-
-    lower: float = 0.0
-    upper: float = 1.0
+def _unclipped(loss_N: Tensor) -> ActionLoss:
+    return ActionLoss(loss_N=loss_N, clipped_N=torch.zeros_like(loss_N, dtype=torch.bool))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CispoParams:
-    """`cispo`: weight inside [1 − epsilon_low, 1 + epsilon_high]."""
-
-    epsilon_low: float = 0.1
-    epsilon_high: float = 0.1
-    unified_mask: bool = False
-    """Drop (A > 0, r above) and (A < 0, r below): what PPO would have clipped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToprParams:
-    """`topr`: weights of samples with a positive reward and of the others."""
-
-    positive_weight: float = 1.0
-    negative_weight: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kimi15Params:
-    """`kimi15`: τ of the squared log-ratio."""
-
-    tau: float = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GspoParams:
-    """`gspo`: sequence ratio inside [1 − clip_low, 1 + clip_high]."""
-
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
-
-
-def clipped_surrogate(ratio_N: Tensor, advantage_N: Tensor, params: PpoParams) -> ActionLoss:
-    """−min(rA, clip(r)·A); with dual clip, for A < 0, −max(·, c·A)."""
-    low, high = 1 - params.clip_low, 1 + params.clip_high
+def _clipped_surrogate(ratio_N: Tensor, advantage_N: Tensor, settings: LossSettings, c: float | None) -> ActionLoss:
+    """Return −min(rA, clip(r)·A); with a dual clip c, for A < 0, −max(·, c·A)."""
+    low, high = 1 - settings.clip_low, 1 + settings.clip_high
     gain_N = torch.minimum(ratio_N * advantage_N, ratio_N.clamp(low, high) * advantage_N)
-    above_N, below_N = ratio_N > high, ratio_N < low
-    clipped_N = ((advantage_N > 0) & above_N) | ((advantage_N < 0) & below_N)
-    if params.dual_clip is not None:
-        floor_N = params.dual_clip * advantage_N
-        clipped_N = clipped_N | ((advantage_N < 0) & (ratio_N > params.dual_clip))
-        gain_N = torch.where(advantage_N < 0, torch.maximum(gain_N, floor_N), gain_N)
+    clipped_N = _is_clipped(ratio_N, advantage_N, low, high)
+    if c is not None:
+        clipped_N = clipped_N | ((advantage_N < 0) & (ratio_N > c))
+        gain_N = torch.where(advantage_N < 0, torch.maximum(gain_N, c * advantage_N), gain_N)
     return ActionLoss(loss_N=-gain_N, clipped_N=clipped_N)
 
 
-def ppo(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, params: PpoParams) -> ActionLoss:
-    """Clipped surrogate on exp(ℓ − ℓ_b)."""
-    return clipped_surrogate(importance_ratio(logp_N, behaviour_N), advantage_N, params)
+def _is_clipped(ratio_N: Tensor, advantage_N: Tensor, low: float, high: float) -> Tensor:
+    """Return where PPO has no gradient: (A > 0, r above) and (A < 0, r below)."""
+    return ((advantage_N > 0) & (ratio_N > high)) | ((advantage_N < 0) & (ratio_N < low))
 
 
-def decoupled_ppo(
-    logp_N: Tensor,
-    behaviour_N: Tensor,
-    proximal_N: Tensor,
-    advantage_N: Tensor,
-    params: DecoupledPpoParams,
-) -> ActionLoss:
-    """Clipped surrogate on exp(ℓ − ℓ_p), times sg(min(exp(ℓ_p − ℓ_b), C))."""
-    inner = clipped_surrogate(importance_ratio(logp_N, proximal_N), advantage_N, params.clip)
-    weight_N = importance_ratio(proximal_N, behaviour_N).detach().clamp(max=params.weight_cap)
+def ppo(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return the clipped surrogate on exp(ℓ − ℓ_b)."""
+    ratio_N = importance_ratio(actions.logp_N, actions.behaviour_N)
+    return _clipped_surrogate(ratio_N, actions.advantage_N, settings, settings.dual_clip)
+
+
+def decoupled_ppo(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return the clipped surrogate on exp(ℓ − ℓ_p), times the constant min(exp(ℓ_p − ℓ_b), cap)."""
+    proximal_N = require_input(actions.proximal_N, "proximal_N", "decoupled_ppo")
+    ratio_N = importance_ratio(actions.logp_N, proximal_N)
+    inner = _clipped_surrogate(ratio_N, actions.advantage_N, settings, settings.dual_clip)
+    weight_N = importance_ratio(proximal_N, actions.behaviour_N).detach().clamp(max=settings.decoupled_weight_cap)
     return ActionLoss(loss_N=inner.loss_N * weight_N, clipped_N=inner.clipped_N)
 
 
-def vanilla(logp_N: Tensor, advantage_N: Tensor, params: VanillaParams) -> ActionLoss:
-    """−A·ℓ. Corrects for nothing."""
-    return ActionLoss(loss_N=-advantage_N * logp_N, clipped_N=torch.zeros_like(advantage_N, dtype=torch.bool))
+def vanilla(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −A·ℓ, which corrects for nothing."""
+    return _unclipped(-actions.advantage_N * actions.logp_N)
 
 
-def tis(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, params: TisParams) -> ActionLoss:
-    """−sg(clip(r, lo, hi))·A·ℓ."""
-    ratio_N = importance_ratio(logp_N, behaviour_N).detach()
-    weight_N = ratio_N.clamp(params.lower, params.upper)
-    return ActionLoss(loss_N=-weight_N * advantage_N * logp_N, clipped_N=weight_N != ratio_N)
+def tis(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −clip(r, lower, upper)·A·ℓ; the weight is a constant."""
+    ratio_N = importance_ratio(actions.logp_N, actions.behaviour_N).detach()
+    weight_N = ratio_N.clamp(settings.tis_lower, settings.tis_upper)
+    return ActionLoss(loss_N=-weight_N * actions.advantage_N * actions.logp_N, clipped_N=weight_N != ratio_N)
 
 
-def cispo(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, params: CispoParams) -> ActionLoss:
-    """−sg(clip(r, 1 − e_lo, 1 + e_hi))·A·ℓ: every action keeps a gradient, unless the unified mask drops it."""
-    low, high = 1 - params.epsilon_low, 1 + params.epsilon_high
-    ratio_N = importance_ratio(logp_N, behaviour_N).detach()
+def cispo(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −clip(r, 1 − e_low, 1 + e_high)·A·ℓ: every action keeps a gradient, unless the unified mask drops it."""
+    low, high = 1 - settings.cispo_epsilon_low, 1 + settings.cispo_epsilon_high
+    ratio_N = importance_ratio(actions.logp_N, actions.behaviour_N).detach()
     weight_N = ratio_N.clamp(low, high)
-    if params.unified_mask:
-        dropped_N = ((advantage_N > 0) & (ratio_N > high)) | ((advantage_N < 0) & (ratio_N < low))
-        weight_N = weight_N.masked_fill(dropped_N, 0.0)
-    return ActionLoss(loss_N=-weight_N * advantage_N * logp_N, clipped_N=weight_N != ratio_N)
+    if settings.cispo_unified_mask:
+        weight_N = weight_N.masked_fill(_is_clipped(ratio_N, actions.advantage_N, low, high), 0.0)
+    return ActionLoss(loss_N=-weight_N * actions.advantage_N * actions.logp_N, clipped_N=weight_N != ratio_N)
 
 
-def topr(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, reward_N: Tensor, params: ToprParams) -> ActionLoss:
-    """Reward > 0: −w₊·A·ℓ, however old; else −w₋·sg(clip(r, 0, 1))·A·ℓ."""
-    ratio_N = importance_ratio(logp_N, behaviour_N).detach()
-    good_N = reward_N > 0
-    tapered_N = params.negative_weight * ratio_N.clamp(0.0, 1.0)
-    weight_N = torch.where(good_N, torch.full_like(ratio_N, params.positive_weight), tapered_N)
-    return ActionLoss(loss_N=-weight_N * advantage_N * logp_N, clipped_N=~good_N & (ratio_N > 1))
+def topr(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −w₊·A·ℓ for rewards above 0, however old the sample is; else −w₋·clip(r, 0, 1)·A·ℓ."""
+    ratio_N = importance_ratio(actions.logp_N, actions.behaviour_N).detach()
+    positive_N = require_input(actions.reward_N, "reward_N", "topr") > 0
+    tapered_N = settings.topr_negative_weight * ratio_N.clamp(0.0, 1.0)
+    weight_N = torch.where(positive_N, torch.full_like(ratio_N, settings.topr_positive_weight), tapered_N)
+    loss_N = -weight_N * actions.advantage_N * actions.logp_N
+    return ActionLoss(loss_N=loss_N, clipped_N=~positive_N & (ratio_N > 1))
 
 
-def kimi15(logp_N: Tensor, behaviour_N: Tensor, advantage_N: Tensor, params: Kimi15Params) -> ActionLoss:
-    """−A·ℓ + (τ/2)·(ℓ − ℓ_b)²: pulled back to the behaviour policy instead of weighted."""
-    pull_N = 0.5 * params.tau * (logp_N - behaviour_N.detach()).square()
-    return ActionLoss(loss_N=pull_N - advantage_N * logp_N, clipped_N=torch.zeros_like(advantage_N, dtype=torch.bool))
+def kimi15(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −A·ℓ + (τ/2)·(ℓ − ℓ_b)²: the policy is pulled back to the behaviour policy instead of weighted."""
+    pull_N = 0.5 * settings.kimi15_tau * (actions.logp_N - actions.behaviour_N.detach()).square()
+    return _unclipped(pull_N - actions.advantage_N * actions.logp_N)
 
 
-def gspo(
-    logp_N: Tensor,
-    behaviour_N: Tensor,
-    advantage_N: Tensor,
-    mask_N: Tensor,
-    sequence_N: Tensor,
-    sequences: int,
-    params: GspoParams,
-) -> ActionLoss:
-    """Clipped surrogate on the sequence ratio exp(mean over masked actions of ℓ − ℓ_b)."""
-    ratio_N = importance_ratio_at("geometric", logp_N, behaviour_N, mask_N, sequence_N, sequences)
-    return clipped_surrogate(ratio_N, advantage_N, PpoParams(clip_low=params.clip_low, clip_high=params.clip_high))
+def gspo(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return the clipped surrogate on the sequence ratio exp(mean over masked actions of ℓ − ℓ_b)."""
+    x = actions
+    ratio_N = importance_ratio_at("geometric", x.logp_N, x.behaviour_N, x.mask_N, x.sequence_N, x.sequences)
+    return _clipped_surrogate(ratio_N, x.advantage_N, settings, None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """One row of the table: the loss, the type of its parameters, and whether it wants whole sequences."""
-
-    params: type
-    loss: Callable[[Actions, Any], ActionLoss]
-    whole_sequences: bool = False
-
-
-VARIANTS: Mapping[str, Variant] = {
-    "ppo": Variant(params=PpoParams, loss=lambda x, p: ppo(x.logp_N, x.behaviour_N, x.advantage_N, p)),
-    "decoupled_ppo": Variant(
-        params=DecoupledPpoParams,
-        loss=lambda x, p: decoupled_ppo(
-            x.logp_N, x.behaviour_N, require_input(x.proximal_N, "proximal_N", "decoupled_ppo"), x.advantage_N, p
-        ),
-    ),
-    "vanilla": Variant(params=VanillaParams, loss=lambda x, p: vanilla(x.logp_N, x.advantage_N, p)),
-    "tis": Variant(params=TisParams, loss=lambda x, p: tis(x.logp_N, x.behaviour_N, x.advantage_N, p)),
-    "cispo": Variant(params=CispoParams, loss=lambda x, p: cispo(x.logp_N, x.behaviour_N, x.advantage_N, p)),
-    "topr": Variant(
-        params=ToprParams,
-        loss=lambda x, p: topr(
-            x.logp_N, x.behaviour_N, x.advantage_N, require_input(x.reward_N, "reward_N", "topr"), p
-        ),
-    ),
-    "kimi15": Variant(params=Kimi15Params, loss=lambda x, p: kimi15(x.logp_N, x.behaviour_N, x.advantage_N, p)),
-    "gspo": Variant(
-        params=GspoParams,
-        loss=lambda x, p: gspo(x.logp_N, x.behaviour_N, x.advantage_N, x.mask_N, x.sequence_N, x.sequences, p),
-        whole_sequences=True,
-    ),
-}
-"""Every `pg_variant` there is."""
-
-
-def variant(name: str) -> Variant:
-    """The row of `pg_variant`."""
-    if name not in VARIANTS:
-        raise ConfigError("no such policy loss", key="pg_variant", value=name, hint=f"one of {', '.join(VARIANTS)}")
-    return VARIANTS[name]
+for _function in (ppo, decoupled_ppo, vanilla, tis, cispo, topr, kimi15, gspo):
+    POLICY_LOSSES.register(_function.__name__, _function)

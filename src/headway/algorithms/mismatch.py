@@ -1,11 +1,11 @@
-"""Correction of the mismatch between trainer and engine: the same weights, and yet not the same probabilities.
+"""Correction of the mismatch between trainer and engine, whose probabilities differ even with the same weights.
 
-A weight min(exp(ℓ_p − ℓ_b), C) on any policy loss, and masks that drop actions or sequences whose exp(ℓ_p − ℓ_b)
-leaves [lo, hi]. Both are constants for the gradient. Filters work one after the other: a filter of sequences looks at
-the actions that the ones before it kept. What is dropped leaves the numerator only; denominators stay those of the
-batch (`aggregate.py`), so dropping much makes the step smaller and never noisier.
+The correction multiplies any policy loss by the weight min(exp(ℓ_p − ℓ_b), C), and drops actions or sequences whose
+exp(ℓ_p − ℓ_b) leaves [low, high]. Both are constants for the gradient. Filters work one after the other: a filter of
+sequences reads the actions that the filters before it kept. A dropped action leaves the numerator only; denominators
+stay those of the batch (`actions.py`), so dropping many actions makes the step smaller and never noisier.
 
-The levels of sequences want whole sequences. Legend: N packed actions, S sequences.
+The levels of sequences need whole sequences. Legend: N packed actions, S sequences.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RatioFilterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MismatchCorrection:
-    """The whole correction; empty, it changes nothing."""
+    """The whole correction; without weight and filters it changes nothing."""
 
     weight: ImportanceWeightSettings | None = None
     filters: tuple[RatioFilterSettings, ...] = ()
@@ -50,8 +50,8 @@ class MismatchCorrection:
         return self.weight is not None or bool(self.filters)
 
     @property
-    def whole_sequences(self) -> bool:
-        """Whether some part looks at sequences."""
+    def needs_whole_sequences(self) -> bool:
+        """Whether the weight or a filter reads sequences."""
         levels = [one.level for one in self.filters] + ([self.weight.level] if self.weight else [])
         return any(level != "token" for level in levels)
 
@@ -60,7 +60,7 @@ NO_CORRECTION = MismatchCorrection()
 
 
 def make_mismatch_correction(config: TrainInferCorrectionConfig) -> MismatchCorrection:
-    """From `train_infer_correction`; what is not enabled is left out."""
+    """Read `train_infer_correction`; what is not enabled is left out."""
     weight = config.is_weight
     return MismatchCorrection(
         weight=ImportanceWeightSettings(level=weight.weight_type, upper_bound=weight.upper_bound)
@@ -82,7 +82,7 @@ def importance_weight(
     sequences: int,
     params: ImportanceWeightSettings,
 ) -> Tensor:
-    """min(exp(ℓ_p − ℓ_b), C) at the level asked for, without gradient."""
+    """Return min(exp(ℓ_p − ℓ_b), C) at the configured level, without gradient."""
     ratio_N = importance_ratio_at(params.level, proximal_N, behaviour_N, mask_N, sequence_N, sequences)
     return ratio_N.detach().clamp(max=params.upper_bound)
 
@@ -95,7 +95,7 @@ def filter_mask(
     sequences: int,
     filters: Sequence[RatioFilterSettings],
 ) -> Tensor:
-    """`mask_N` without what the filters drop."""
+    """Return `mask_N` without what the filters drop."""
     kept_N = mask_N
     with torch.no_grad():
         for one in filters:

@@ -1,11 +1,15 @@
-"""Centring and scaling of rewards by group or batch, whitening of advantages, and groups that teach nothing.
+"""Normalised rewards, discounted returns and generalised advantages, and the loss of the critic that predicts them.
 
-Guarantees: computed in float64; a set whose values are all equal is centred to exactly 0 and never divided by its
-vanishing spread (in float32 a mean that is one bit off, divided by 1e-6, would be an advantage of a percent). The
-standard deviation is that of the set itself (divided by n), as in `headway.rewards.base`. Members that are not
-kept are in no statistic and come out as 0.
+Rewards are normalised over sets of samples: the groups, or the whole batch. Statistics are computed in float64. A set
+whose values are all equal is centred to exactly 0 and never divided by its vanishing spread (in float32 a mean that is
+one bit off, divided by 1e-6, would be an advantage of a percent). The standard deviation is that of the set itself
+(divided by n), as in `headway.rewards.base`. Members that are not kept are in no statistic and come out as 0.
 
-Legend: S samples, G sets (groups), N packed actions.
+Returns work on rows: sequences of trained actions without gaps (`packed_sequences.RowLayout`) with zeros behind their
+end. Tokens of the environment are no actions and discount nothing. The value behind the last action is 0, so an episode
+that a limit cut off is treated as one that ended.
+
+Legend: S samples or rows, G sets (groups), N packed actions, T columns.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headway.algorithms.packed_sequences import sequence_sums
+from headway.algorithms.packed_sequences import sum_by_sequence
 
 NormType = Literal["group", "batch", "none"]
 
@@ -28,7 +32,7 @@ WHITEN_EPSILON = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupStatistics:
-    """Mean and spread of each set, over the members that are kept."""
+    """Mean and standard deviation of each set, over the members that are kept."""
 
     count_G: Tensor
     mean_G: Tensor
@@ -37,14 +41,14 @@ class GroupStatistics:
 
 
 def compute_group_statistics(x_S: Tensor, keep_S: Tensor, set_S: Tensor, sets: int) -> GroupStatistics:
-    """Of the sets that `set_S` numbers."""
+    """Compute the statistics of `sets` sets; `set_S` says which set a member is in."""
     kept_x, kept_set = x_S[keep_S].double(), set_S[keep_S]
     count_G = torch.bincount(kept_set, minlength=sets)
-    mean_G = sequence_sums(kept_x, kept_set, sets) / count_G.clamp(min=1)
+    mean_G = sum_by_sequence(kept_x, kept_set, sets) / count_G.clamp(min=1)
     low_G = mean_G.new_full((sets,), torch.inf).scatter_reduce(0, kept_set, kept_x, "amin")
     high_G = mean_G.new_full((sets,), -torch.inf).scatter_reduce(0, kept_set, kept_x, "amax")
     mean_G = torch.where(low_G == high_G, low_G, mean_G)
-    variance_G = sequence_sums((kept_x - mean_G[kept_set]).square(), kept_set, sets) / count_G.clamp(min=1)
+    variance_G = sum_by_sequence((kept_x - mean_G[kept_set]).square(), kept_set, sets) / count_G.clamp(min=1)
     return GroupStatistics(count_G=count_G, mean_G=mean_G, std_G=variance_G.sqrt())
 
 
@@ -58,7 +62,7 @@ def normalise_rewards(
     std_type: NormType,
     epsilon: float = STD_EPSILON,
 ) -> Tensor:
-    """(x − mean)/(std + ε), each over the group, the batch or not at all; [S] in float64."""
+    """Return (x − mean)/(std + ε), each over the group, the batch or not at all; [S] in float64."""
     wide_S = x_S.double()
     sets: dict[NormType, tuple[Tensor, int]] = {"group": (group_S, groups), "batch": (torch.zeros_like(group_S), 1)}
     if mean_type != "none":
@@ -72,22 +76,16 @@ def normalise_rewards(
 
 
 def leave_one_out(x_S: Tensor, keep_S: Tensor, group_S: Tensor, groups: int) -> Tensor:
-    """x − mean of the other kept members of the group; 0 where there are none. [S] in float64."""
+    """Return x − mean of the other kept members of the group, [S] in float64; 0 where there are none."""
     statistics = compute_group_statistics(x_S, keep_S, group_S, groups)
     count_S = statistics.count_G[group_S]
-    # n/(n−1)·(x − mean) is x − mean of the others, and exactly 0 where all are equal.
+    # n/(n−1)·(x − mean) equals x − mean of the others, and is exactly 0 where all members are equal.
     scaled_S = (x_S.double() - statistics.mean_G[group_S]) * count_S / (count_S - 1).clamp(min=1)
     return torch.where(keep_S & (count_S > 1), scaled_S, torch.zeros_like(scaled_S))
 
 
-def find_zero_variance_groups(reward_S: Tensor, group_S: Tensor, groups: int, keep_S: Tensor | None = None) -> Tensor:
-    """Groups whose kept rewards are all equal, [G] booleans: they teach nothing. Groups without members count too."""
-    keep_S = torch.ones_like(group_S, dtype=torch.bool) if keep_S is None else keep_S
-    return compute_group_statistics(reward_S, keep_S, group_S, groups).std_G == 0
-
-
 def whiten_over_actions(advantage_N: Tensor, mask_N: Tensor, epsilon: float = WHITEN_EPSILON) -> Tensor:
-    """(A − mean)/√(var + ε) over masked actions of the whole batch; 0 elsewhere."""
+    """Return (A − mean)/√(var + ε) over the masked actions of the whole batch; 0 elsewhere."""
     masked = advantage_N[mask_N].double()
     white_N = torch.zeros_like(advantage_N)
     if masked.numel():
@@ -97,7 +95,7 @@ def whiten_over_actions(advantage_N: Tensor, mask_N: Tensor, epsilon: float = WH
 
 
 def compute_reward_to_go(reward_ST: Tensor, gamma: float) -> Tensor:
-    """Σ_k γᵏ r_{t+k}."""
+    """Return Σ_k γᵏ r_{t+k}."""
     if gamma == 1.0:
         return reward_ST.flip(1).cumsum(1).flip(1)
     return_ST = reward_ST.clone()
@@ -107,14 +105,14 @@ def compute_reward_to_go(reward_ST: Tensor, gamma: float) -> Tensor:
 
 
 def compute_gae(reward_ST: Tensor, value_ST: Tensor, *, gamma: float, lambd: float) -> Tensor:
-    """A_t = Σ_k (γλ)ᵏ δ_{t+k} with δ_t = r_t + γ·V_{t+1} − V_t."""
+    """Return A_t = Σ_k (γλ)ᵏ δ_{t+k} with δ_t = r_t + γ·V_{t+1} − V_t."""
     following_ST = torch.cat([value_ST[:, 1:], value_ST.new_zeros(value_ST.shape[0], 1)], dim=1)
     delta_ST = reward_ST + gamma * following_ST[:, : value_ST.shape[1]] - value_ST
     return compute_reward_to_go(delta_ST, gamma * lambd)
 
 
 def compute_value_loss(value_N: Tensor, old_value_N: Tensor, return_N: Tensor, clip: float | None = None) -> Tensor:
-    """½·max((V − R)², (clip(V, V_old ± c) − R)²) per action; without a clip ½(V − R)²."""
+    """Return ½·max((V − R)², (clip(V, V_old ± c) − R)²) per action; without a clip ½(V − R)²."""
     error_N = (value_N - return_N).square()
     if clip is not None:
         near_N = old_value_N + (value_N - old_value_N).clamp(-clip, clip)

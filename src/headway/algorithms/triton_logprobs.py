@@ -1,9 +1,10 @@
-"""What `logprobs` does with a chunk of logits, in one pass over them each: for GPUs.
+"""GPU kernels for `logprobs`: one pass over a chunk of logits forward, and one backward.
 
-A chunk of a 150k vocabulary is far larger than any cache, so time is what is read and written: forward reads a logit
-once, backward reads it once and writes its gradient once, rounded to what the matrix products behind it take.
+A chunk of a 150k vocabulary is far larger than any cache, so memory traffic decides the time: the forward pass reads a
+logit once, the backward pass reads it once and writes its gradient once, rounded to the precision of the matrix
+products that follow.
 
-Sums in float32. Tokens whose logit is −∞ have probability 0 and no gradient.
+Sums are in float32. Tokens whose logit is −∞ have probability 0 and no gradient.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _gradient(
 def write_logp_sums(
     logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor
 ) -> None:
-    """Of softmax(scale·logits), into the last three: log-probability of the chosen token, entropy, log of the norm."""
+    """Fill the last three arguments with log p of the chosen token, entropy and log of the norm of softmax(scale·logits)."""
     rows, width = logits_CV.shape
     _sums[(rows,)](logits_CV, token_C, scale, logp_C, entropy_C, norm_C, width, BLOCK=_BLOCK, num_warps=_WARPS)
 
@@ -80,9 +81,9 @@ def compute_logit_gradient(
     grad_entropy_C: Tensor | None,
     dtype: torch.dtype,
     *,
-    again: bool = True,
+    recomputed: bool = True,
 ) -> Tensor:
-    """Of the logits before the scale, [C, V] in `dtype`; whether they were made `again` or kept, they are the same."""
+    """Return the gradient of the logits before the scale, [C, V] in `dtype`. `recomputed` makes no difference here."""
     rows, width = logits_CV.shape
     out_CV = torch.empty(rows, width, dtype=dtype, device=logits_CV.device)
     _gradient[(rows, triton.cdiv(width, _BLOCK))](

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 
 from headway.algorithms import Advantages
-from headway.algorithms.kl import FixedKlController, KlController
+from headway.algorithms.kl import KlController
 from headway.denoising.denoising_batch import (
     DenoisingBatch,
     SampleSteps,
@@ -66,7 +66,7 @@ class DenoisingLearner(StepLearner):
     def __init__(self, model: Any, training: DenoisingTrainerSettings, *, kl: KlController | None = None) -> None:
         super().__init__()
         self.training, self.settings = training, training.local
-        self.kl = kl or FixedKlController(0.0)
+        self.kl = kl or KlController(0.0)
         wants = training.kl_coef is not None or (training.nft is not None and training.nft.kl_coef > 0)
         frozen = deepcopy(model) if wants and training.local.lora is None else None
         self.policy = DenoisingPolicy(model, training.local, training.flow)

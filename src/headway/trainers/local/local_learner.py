@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from headway.algorithms.kl import FixedKlController, KlController
+from headway.algorithms.kl import KlController
 from headway.errors import ConfigError, ScoringError, TrainerError
 from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.optimizer_steps import StepLearner, retry_on_oom
@@ -55,7 +55,7 @@ class LocalLearner(StepLearner):
         self.settings = settings
         if kl is None and settings.advantages is not None and settings.advantages.kl_penalty is not None:
             raise ConfigError("a token penalty needs a controller that says what it costs", key="make_kl", value=None)
-        self.kl = kl or FixedKlController(0.0)
+        self.kl = kl or KlController(0.0)
         self.team = team
         frozen = deepcopy(model) if settings.reference and settings.lora is None else None
         judge = None if settings.critic is None else critic_model or deepcopy(model)

@@ -18,7 +18,10 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS: dict[str, int] = {
-    **dict.fromkeys(("types", "errors", "user_code", "seeding", "settings", "config", "plugins", "registry", "version"), 0),
+    **dict.fromkeys(
+        ("types", "errors", "user_code", "seeding", "settings", "config", "plugins", "registry", "version"), 0
+    ),
+    "algorithm_traits": 0,
     **dict.fromkeys(("algorithms", "monitor", "data", "rewards", "environments", "ledger", "sandbox", "models"), 1),
     **dict.fromkeys(("engines", "trainers", "weights", "cluster", "denoising"), 2),
     **dict.fromkeys(("rollout", "flow", "serving"), 3),

@@ -13,12 +13,11 @@ from headway.algorithms import (
     RewardBatch,
     TurnRewards,
     estimate_advantages,
-    find_zero_variance_groups,
     make_advantage_settings,
 )
-from headway.algorithms.advantages import ESTIMATORS
 from headway.config import load_config
 from headway.errors import ConfigError, InvariantBroken
+from headway.registry import ADVANTAGE_ESTIMATORS
 from headway.rewards.base import group_relative_advantages
 from tests.algorithms.factory import bits, generator, reals, whole
 
@@ -256,12 +255,6 @@ def test_a_group_of_equal_rewards_teaches_exactly_nothing(value: float, dtype: t
         assert found.dtype == dtype
         assert (found[:6] == 0).all()
         assert (found[6:] != 0).any()
-    assert find_zero_variance_groups(rewards, whole(*GROUPS), 2).tolist() == [True, False]
-
-
-def test_only_kept_rewards_decide_whether_a_group_teaches() -> None:
-    keep = torch.tensor([True, False, True, True, True, False])
-    assert find_zero_variance_groups(reals(*REWARDS), whole(*GROUPS), 2, keep).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus", "reinforce"])
@@ -280,7 +273,7 @@ def test_a_spread_of_nothing_is_not_divided_by() -> None:
     close(found[:6], torch.ones(6, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", list(ESTIMATORS))
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS.built_in)
 def test_nothing_trained_gives_zeros(name: str) -> None:
     nothing = torch.zeros(14, dtype=torch.bool)
     given = agentic(mask_N=nothing, value_N=torch.zeros(14, dtype=torch.float64))
@@ -288,7 +281,7 @@ def test_nothing_trained_gives_zeros(name: str) -> None:
         assert (made(name, given, whiten_advantages=whitened) == 0).all()
 
 
-@pytest.mark.parametrize("name", list(ESTIMATORS))
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS.built_in)
 def test_the_order_of_packing_changes_no_advantage(name: str) -> None:
     """Sequences interleaved, each still in the order of time."""
     given = agentic(value_N=torch.randn(14, generator=generator(5), dtype=torch.float64))

@@ -115,5 +115,5 @@ def test_only_what_is_enabled_is_taken_from_the_configuration() -> None:
     assert made.weight == ImportanceWeightSettings(level="geometric", upper_bound=3.0)
     assert made.filters == (RatioFilterSettings(level="sequence", low=0.8, high=1.2),)
     assert made.active
-    assert made.whole_sequences
-    assert not MismatchCorrection(weight=ImportanceWeightSettings()).whole_sequences
+    assert made.needs_whole_sequences
+    assert not MismatchCorrection(weight=ImportanceWeightSettings()).needs_whole_sequences

@@ -15,7 +15,7 @@ from headway.algorithms.losses import LossSettings
 from headway.algorithms.mismatch import ImportanceWeightSettings, MismatchCorrection, RatioFilterSettings
 from headway.config import load_config
 from headway.errors import InvariantBroken
-from tests.algorithms.factory import MODES, LOSS_NAMES, World, generator, gradient, objective, world
+from tests.algorithms.factory import LOSS_NAMES, MODES, World, generator, gradient, objective, world
 
 FULL = MismatchCorrection(
     weight=ImportanceWeightSettings(level="sequence", upper_bound=1.3),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.algorithms import compute_value_loss
-from headway.algorithms.packed_sequences import RowLayout, sequence_means
+from headway.algorithms.packed_sequences import RowLayout, mean_by_sequence
 from headway.algorithms.returns import compute_reward_to_go
 from tests.algorithms.factory import bits, generator, reals, whole
 
@@ -38,10 +38,10 @@ def test_rows_hold_masked_actions_without_gaps_and_give_them_back() -> None:
     mask, sequence = bits("1011011"), whole(2, 0, 0, 2, 0, 0, 2)
     rows = RowLayout.of(mask, sequence, 4)
     x = reals(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
-    assert rows.spread(x).tolist() == [[3.0, 6.0, 0.0], [0.0] * 3, [1.0, 4.0, 7.0], [0.0] * 3]
-    assert torch.equal(rows.gather(rows.spread(x)), torch.where(mask, x, torch.zeros_like(x)))
-    assert rows.at_end(reals(10.0, 20.0, 30.0, 40.0)).tolist() == [0, 0, 0, 0, 0, 10.0, 30.0]
+    assert rows.to_rows(x).tolist() == [[3.0, 6.0, 0.0], [0.0] * 3, [1.0, 4.0, 7.0], [0.0] * 3]
+    assert torch.equal(rows.to_packed(rows.to_rows(x)), torch.where(mask, x, torch.zeros_like(x)))
+    assert rows.place_at_end(reals(10.0, 20.0, 30.0, 40.0)).tolist() == [0, 0, 0, 0, 0, 10.0, 30.0]
 
 
 def test_the_mean_of_an_empty_sequence_is_nothing() -> None:
-    assert sequence_means(reals(1.0, 3.0, 9.0), bits("110"), whole(0, 0, 1), 3).tolist() == [2.0, 0.0, 0.0]
+    assert mean_by_sequence(reals(1.0, 3.0, 9.0), bits("110"), whole(0, 0, 1), 3).tolist() == [2.0, 0.0, 0.0]

@@ -157,7 +157,9 @@ def _group(number: int, parts: Sequence[Progress]) -> SampleGroup:
 
 
 def local(**options: Any) -> LocalSettings:
-    options.setdefault("objective", PolicyObjective(pg_variant="ppo", settings=LossSettings(clip_low=1e-3, clip_high=1e-3)))
+    options.setdefault(
+        "objective", PolicyObjective(pg_variant="ppo", settings=LossSettings(clip_low=1e-3, clip_high=1e-3))
+    )
     return LocalSettings(
         advantages=AdvantageSettings(norm_std_type="batch", advantage_clip=5.0),
         optimizer=OptimizerSettings(learning_rate=1e-2),

@@ -70,7 +70,9 @@ class Bright:
 
 def trainer_of(options: Any) -> DenoisingTrainer:
     local = LocalSettings(
-        objective=PolicyObjective(pg_variant="ppo", settings=LossSettings(clip_low=options.clip, clip_high=options.clip)),
+        objective=PolicyObjective(
+            pg_variant="ppo", settings=LossSettings(clip_low=options.clip, clip_high=options.clip)
+        ),
         advantages=AdvantageSettings(norm_std_type="batch", advantage_clip=5.0),
         optimizer=OptimizerSettings(learning_rate=options.learning_rate, max_grad_norm=options.max_grad_norm),
         precision="fp64",

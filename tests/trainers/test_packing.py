@@ -83,7 +83,7 @@ def test_nor_with_rotary_positions_and_fewer_key_heads(change: str) -> None:
 def test_large_trees_are_attended_in_parts_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     data = batch(0, turns=2, longest=20)
     whole = gradients(data)
-    monkeypatch.setattr(tree_attention, "SMALL", 0)
+    monkeypatch.setattr(tree_attention, "SMALL_TREE_TOKENS", 0)
     same(whole, gradients(data))
 
 
@@ -92,11 +92,11 @@ def test_groups_that_teach_nothing_are_skipped_without_a_trace(mode: Any) -> Non
     flat, spread = batch(5, groups=2, flat=True), batch(0, groups=2)
     data = Batch(trained=0, groups=(*spread.groups, *flat.groups))
     plain = PolicyObjective(pg_variant="ppo", settings=LossSettings(), mode=mode, norm_length=50)
-    assert LocalSettings(objective=plain).skips_zero_advantages
+    assert plain.skips_zero_advantages
     every = PolicyObjective(pg_variant="ppo", settings=LossSettings(), mode=mode, norm_length=50, entropy_coef=1e-300)
-    assert not LocalSettings(objective=every).skips_zero_advantages
+    assert not every.skips_zero_advantages
     same(gradients(data, objective=plain), gradients(data, objective=every))
-    kimi = LocalSettings(objective=PolicyObjective(pg_variant="kimi15", settings=LossSettings()))
+    kimi = PolicyObjective(pg_variant="kimi15")
     assert not kimi.skips_zero_advantages
 
 

@@ -22,9 +22,7 @@ from headway.weights.weight_store import WeightStore
 from .factory import batch, exact
 from .test_packing import gradients, same
 
-DECOUPLED = PolicyObjective(
-    pg_variant="decoupled_ppo", settings=LossSettings(clip_low=5.0, clip_high=5.0)
-)
+DECOUPLED = PolicyObjective(pg_variant="decoupled_ppo", settings=LossSettings(clip_low=5.0, clip_high=5.0))
 
 
 def settings(**options: Any) -> LocalSettings:

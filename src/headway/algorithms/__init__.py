@@ -22,8 +22,8 @@ from headway.algorithms.advantages import (
 )
 from headway.algorithms.kl import KlController, estimate_kl, make_kl_controller
 from headway.algorithms.logprobs import TokenLogps, compute_token_logps
-from headway.algorithms.mismatch import MismatchCorrection, make_mismatch_correction
 from headway.algorithms.losses import ActionLoss, LossSettings
+from headway.algorithms.mismatch import MismatchCorrection, make_mismatch_correction
 from headway.algorithms.objective import ObjectiveResult, PolicyMetricSums, PolicyObjective, make_objective
 from headway.algorithms.returns import compute_value_loss
 

@@ -107,9 +107,7 @@ class BatchTotals:
     def among(self, ranks: Iterable[BatchTotals]) -> BatchTotals:
         """Return this rank's totals with the counts of all `ranks` (itself included)."""
         totals = list(ranks)
-        return replace(
-            self, actions=sum(one.actions for one in totals), sequences=sum(one.sequences for one in totals)
-        )
+        return replace(self, actions=sum(one.actions for one in totals), sequences=sum(one.sequences for one in totals))
 
     def require_whole(self, mask_N: Tensor, sequence_N: Tensor) -> None:
         """Raise `InvariantBroken` if the micro-batch holds only a part of some sequence."""

@@ -253,9 +253,7 @@ def estimate_advantages(batch: RewardBatch, settings: AdvantageSettings, *, kl_c
     return Advantages(advantage_N=advantage_N.to(dtype), mask_N=inputs.mask_N, return_N=return_N, kl=kl)
 
 
-def _prepare_inputs(
-    batch: RewardBatch, settings: AdvantageSettings, kl_coef: float
-) -> tuple[EstimatorInputs, float]:
+def _prepare_inputs(batch: RewardBatch, settings: AdvantageSettings, kl_coef: float) -> tuple[EstimatorInputs, float]:
     """Return what estimators read, and the mean KL of a sample per action."""
     keep_S = torch.ones_like(batch.group_S, dtype=torch.bool) if batch.keep_S is None else batch.keep_S.bool()
     mask_N = batch.mask_N.bool() & keep_S[batch.sequence_N]

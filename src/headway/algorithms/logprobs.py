@@ -141,7 +141,9 @@ class _Chunked(torch.autograd.Function):
         return grad_hidden_NH, grad_head, grad_bias, None, None, None
 
 
-def _write_logp_sums(logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor) -> None:
+def _write_logp_sums(
+    logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor
+) -> None:
     """Fill the last three arguments from a chunk; log-probabilities of all tokens replace the logits."""
     if scale != 1:
         logits_CV.mul_(scale)

@@ -169,7 +169,10 @@ class PolicyObjective:
     @property
     def needs_whole_sequences(self) -> bool:
         """Whether a sequence must not be cut into several micro-batches."""
-        return LOSS_TRAITS.get(self.pg_variant, key="pg_variant").needs_whole_sequences or self.mismatch.needs_whole_sequences
+        return (
+            LOSS_TRAITS.get(self.pg_variant, key="pg_variant").needs_whole_sequences
+            or self.mismatch.needs_whole_sequences
+        )
 
     @property
     def skips_zero_advantages(self) -> bool:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS
 from headway.config.denoising_defaults import check_denoising
 from headway.config.resolved_config import ConfigDraft, DerivedConfig, get_at_key
 from headway.config.strategies import SERVER_STRATEGIES
 from headway.errors import ConfigError
 from headway.registry import STAGES
-
-OFF_POLICY_LOSSES = frozenset({"ppo", "decoupled_ppo", "tis", "cispo", "topr", "kimi15", "gspo"})
-"""Losses whose ratio is against the behaviour policy."""
 
 
 def check_config(draft: ConfigDraft, derived: DerivedConfig) -> None:
@@ -94,12 +92,13 @@ def _check_headway(draft: ConfigDraft, derived: DerivedConfig) -> None:
         draft.refuse("staleness_window", f"is read only by staleness_policy: window, it is {config.staleness_policy}")
     weighted = config.train_infer_correction.is_weight.enabled
     free = config.flow is not None and config.flow.algorithm == "diffusion_nft"  # of log-probabilities altogether
-    corrected = config.pg_variant in OFF_POLICY_LOSSES or weighted or free
+    corrected = LOSS_TRAITS.get(config.pg_variant).corrects_off_policy or weighted or free
     if derived.alpha > 0 and not corrected and not config.allow_uncorrected_async:
+        corrected_losses = [name for name in LOSS_TRAITS.names() if LOSS_TRAITS.get(name).corrects_off_policy]
         draft.refuse(
             "pg_variant",
             f"has no off-policy correction, but async_generation_ratio = {derived.alpha:g} trains on old samples",
-            f"one of {', '.join(sorted(OFF_POLICY_LOSSES))}; or train_infer_correction.is_weight.enabled; "
+            f"one of {', '.join(sorted(corrected_losses))}; or train_infer_correction.is_weight.enabled; "
             "or allow_uncorrected_async: true",
         )
 
@@ -117,8 +116,9 @@ def _check_groups(draft: ConfigDraft, derived: DerivedConfig) -> None:
             f"a group starts {derived.members_started} members but the engines hold "
             f"{derived.replicas} replicas × {seats} requests = {seats * derived.replicas}: members will queue"
         )
-    if derived.group_size == 1 and config.adv_estimator in ("rloo", "grpo", "gigpo"):
-        if config.adv_estimator == "rloo":
+    estimator = ADVANTAGE_TRAITS.get(config.adv_estimator)
+    if derived.group_size == 1 and estimator.compares_group_members:
+        if estimator.needs_several_members:
             draft.refuse("adv_estimator", "compares members of a group, but the group size is 1", "at least 2 members")
         else:
             draft.notes.append(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from headway.algorithm_traits import ADVANTAGE_TRAITS
 from headway.config.config_blocks import DenoisingConfig
 from headway.config.resolved_config import ConfigDraft, get_at_key
 
@@ -97,7 +98,8 @@ def check_denoising(draft: ConfigDraft) -> None:
         draft.refuse("train_env_manager", "pictures are made in one turn, without an environment")
     if config.add_token_level_kl:
         draft.refuse("add_token_level_kl", "a picture's reward has no parts to subtract it from", "use_kl_loss")
-    if config.adv_estimator not in ("grpo", "rloo", "reinforce", "reinforce_plus_plus"):
+    estimator = ADVANTAGE_TRAITS.get(config.adv_estimator)
+    if estimator.needs_critic or estimator.reads_turns:
         draft.refuse("adv_estimator", "is for language", "grpo")
     if config.mask_truncated_samples:
         draft.refuse("mask_truncated_samples", "a picture always has all of its steps", "false")

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection
 from typing import Literal, cast
 
+from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS
 from headway.config.denoising_defaults import derive_denoising
 from headway.config.device_layout import GroupSizes, compute_step_sizes, place_roles
 from headway.config.document import ConfigEntry
@@ -30,12 +31,6 @@ _ROLES = ("actor_train", "actor_infer", "reference", "critic")
 _POLICY = "actor_train.model_args.model_name_or_path"
 _ANSWERS = "actor_infer.generating_args.num_return_sequences"
 NormScope = Literal["group", "batch", "none"]
-_NORMS: dict[str, NormScope] = {
-    "grpo": "group",
-    "step_reinforce": "group",
-    "gigpo": "group",
-    "reinforce_plus_plus": "batch",
-}
 
 
 def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None, available: Collection[str]) -> DerivedConfig:
@@ -88,8 +83,8 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None, available:
         pg_clip_low=config.pg_clip_low or 0.0,
         pg_clip_high=config.pg_clip_high or 0.0,
         needs_reference=config.use_kl_loss or config.add_token_level_kl,
-        needs_critic=config.adv_estimator == "gae",
-        needs_proximal=config.pg_variant == "decoupled_ppo"
+        needs_critic=ADVANTAGE_TRAITS.get(config.adv_estimator).needs_critic,
+        needs_proximal=LOSS_TRAITS.get(config.pg_variant).needs_proximal
         or correction.is_weight.enabled
         or any(one.enabled for one in correction.filters),
     )
@@ -183,16 +178,18 @@ def _derive_headway(draft: ConfigDraft, per_step: int) -> None:
 
 def _derive_algorithm(draft: ConfigDraft, group_size: int) -> None:
     config = draft.config
-    usual, reason = _NORMS.get(config.adv_estimator, "none"), f"adv_estimator {config.adv_estimator}"
+    usual: NormScope = ADVANTAGE_TRAITS.get(config.adv_estimator).default_norm
+    reason = f"adv_estimator {config.adv_estimator}"
     if usual == "group" and group_size == 1:
         usual, reason = "batch", f"{reason}, and a group of one has no spread of its own"
     for key in ("norm_mean_type", "norm_std_type"):
         if getattr(config, key) is None:
             draft.derive(key, usual, reason)
-    tight = config.pg_variant == "gspo" and not draft.given("pg_clip")
-    for key, clip in (("pg_clip_low", 3e-4), ("pg_clip_high", 4e-4)):
+    clips = None if draft.given("pg_clip") else LOSS_TRAITS.get(config.pg_variant).default_clip
+    reason = "pg_clip" if clips is None else f"pg_variant {config.pg_variant}"
+    for key, clip in zip(("pg_clip_low", "pg_clip_high"), clips or (config.pg_clip, config.pg_clip), strict=True):
         if getattr(config, key) is None:
-            draft.derive(key, clip if tight else config.pg_clip, "pg_variant gspo" if tight else "pg_clip")
+            draft.derive(key, clip, reason)
 
 
 def _derive_filter(draft: ConfigDraft, group_size: int) -> None:
@@ -210,11 +207,12 @@ def _derive_filter(draft: ConfigDraft, group_size: int) -> None:
 def _lesson_of_equals(draft: ConfigDraft) -> str | None:
     """Why a group whose rewards are all equal has advantages that are not zero; None where they are."""
     estimator, centre = draft.config.adv_estimator, draft.config.norm_mean_type
-    if estimator == "gae":
-        return "gae compares with the critic's values"
-    if estimator in ("step_reinforce", "gigpo") and draft.config.train_env_manager is not None:
+    traits = ADVANTAGE_TRAITS.get(estimator)
+    if traits.needs_critic:
+        return f"{estimator} compares with the critic's values"
+    if traits.reads_turns and draft.config.train_env_manager is not None:
         return f"{estimator} compares turns, which differ where episodes do not"
-    if estimator == "rloo" or centre == "group":
+    if traits.needs_several_members or centre == "group":
         return None
     return f"{estimator} compares with the batch" if centre == "batch" else f"{estimator} compares with nothing"
 

@@ -148,7 +148,7 @@ class PolicyGradientObjective:
         inside_N = torch.zeros_like(made.mask_N)
         inside_N[rows[0].first : rows[-1].first + len(rows[-1].places)] = True
         totals = BatchTotals.of(made.mask_N & inside_N, batch.sequence_N, len(batch.rows))
-        plain = settings.skips_zero_advantages and self._training.kl_coef is None
+        plain = settings.objective.skips_zero_advantages and self._training.kl_coef is None
         taught = [row for row in rows if not plain or _teaches(row, made)]
         report.skipped |= {row.first for row in rows} - {row.first for row in taught}
         for part in split_micro_batches(taught, self.at_once):

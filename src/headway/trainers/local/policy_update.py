@@ -200,7 +200,7 @@ def _gradients(
     inside_N[rows[0].first : rows[-1].first + len(rows[-1].actions)] = True
     totals = BatchTotals.of(made.mask_N & inside_N, batch.sequence_N, len(batch.rows))
     unmasked = _with_some(rows, made.mask_N)
-    skips = settings.skips_zero_advantages
+    skips = settings.objective.skips_zero_advantages
     taught = _with_some(rows, made.mask_N & (made.advantage_N != 0)) if skips else unmasked
     report.skipped |= {row.first for row in rows} - {row.first for row in taught}
     for pack in trained.team.packs(taught, settings):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from math import cos, pi
 from typing import Literal
 
+from headway.algorithm_traits import ADVANTAGE_TRAITS
 from headway.algorithms import AdvantageSettings, PolicyObjective, make_advantage_settings, make_objective
-from headway.algorithms.losses import PpoParams
 from headway.config import ModelArgs, ResolvedConfig, TrainingArgs
 from headway.errors import ConfigError
 
@@ -58,7 +58,7 @@ class LoraSettings:
 class LocalSettings:
     """One local trainer."""
 
-    objective: PolicyObjective = field(default_factory=lambda: PolicyObjective(pg_variant="ppo", params=PpoParams()))
+    objective: PolicyObjective = field(default_factory=lambda: PolicyObjective(pg_variant="ppo"))
     advantages: AdvantageSettings | None = None
     """How advantages are made from scores; None: each sample's own `advantage`, broadcast."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -93,14 +93,9 @@ class LocalSettings:
                 raise ConfigError("must be at least 1", key=key, value=getattr(self, key))
         if self.temperature <= 0:
             raise ConfigError("greedy answers have no log-probabilities", key="temperature", value=self.temperature)
-        if self.advantages is not None and self.advantages.adv_estimator == "gae" and self.critic is None:
-            raise ConfigError("gae needs a critic", key="critic", value=None)
-
-    @property
-    def skips_zero_advantages(self) -> bool:
-        """Whether an action without advantage has no gradient under this objective."""
-        plain = self.objective.kl_coef is None and not self.objective.entropy_coef
-        return plain and self.objective.pg_variant != "kimi15"
+        estimator = None if self.advantages is None else self.advantages.adv_estimator
+        if estimator is not None and self.critic is None and ADVANTAGE_TRAITS.get(estimator).needs_critic:
+            raise ConfigError(f"{estimator} needs a critic", key="critic", value=None)
 
 
 def make_local_settings(

@@ -99,7 +99,7 @@ def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run
             "pretrain": str(model),
             "device": args.device,
             "processes": args.processes,
-            "flow": {"window_size": 2},
+            "denoising": {"window_size": 2},
             "actor_infer.generating_args.num_inference_steps": args.denoising_steps,
             "actor_infer.strategy_args.strategy_config.max_num_seqs": args.slots,
             "rollout_batch_size": args.prompts,

@@ -35,7 +35,7 @@ def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
         strategy = {} if row.hybrid else {"hybrid_engine": False, "num_gpus_per_node": 2}
         resolved = load_config(
             {
-                "flow": {},
+                "denoising": {},
                 "rollout_batch_size": 4,
                 "num_return_sequences_in_group": 4,
                 "filter_zero_variance": False,

@@ -1,4 +1,4 @@
-"""The `flow` block: what follows from it, and what cannot run with it."""
+"""The `denoising` block: what follows from it, and what cannot run with it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from headway.config import load_config
 
 from .factory import only_problem, problems_of
 
-RUN: dict[str, Any] = {"flow": {}, "rollout_batch_size": 4, "num_return_sequences_in_group": 4}
+RUN: dict[str, Any] = {"denoising": {}, "rollout_batch_size": 4, "num_return_sequences_in_group": 4}
 
 
 def test_a_picture_has_as_many_actions_as_steps_and_the_published_defaults() -> None:
     resolved = load_config({**RUN, "actor_infer": {"generating_args": {"num_inference_steps": 12}}})
     derived, config = resolved.derived, resolved.config
-    assert derived.pipeline == "generative"
+    assert derived.pipeline == "denoising"
     assert derived.response_length == derived.max_new_tokens == 12
     assert (derived.pg_clip_low, derived.norm_mean_type, derived.norm_std_type) == (1e-4, "group", "batch")
     assert config.advantage_clip == 5.0 and config.validation.generating_args.temperature == 0.0
@@ -49,24 +49,34 @@ def test_validation_may_take_more_steps() -> None:
 def test_the_strategies_of_the_seed_document(keys: dict[str, Any], alpha: float, hybrid: bool) -> None:
     dotted = {f"actor_rollout_ref.{key}": value for key, value in keys.items()}
     resolved = load_config({"actor_rollout_ref.rollout.sde_window_size": 3, "data.train_batch_size": 8, **dotted})
-    assert (resolved.derived.pipeline, resolved.derived.alpha, resolved.derived.hybrid) == ("generative", alpha, hybrid)
-    assert resolved.config.flow is not None and resolved.config.flow.window_size == 3
+    assert (resolved.derived.pipeline, resolved.derived.alpha, resolved.derived.hybrid) == ("denoising", alpha, hybrid)
+    assert resolved.config.denoising is not None and resolved.config.denoising.window_size == 3
     assert resolved.config.with_reward
 
 
+def test_the_block_may_have_the_name_that_it_had_before() -> None:
+    old = load_config({**{key: value for key, value in RUN.items() if key != "denoising"}, "flow": {"window_size": 3}})
+    new = load_config({**RUN, "denoising": {"window_size": 3}})
+    assert (old.config, old.derived) == (new.config, new.derived)
+    (note,) = set(old.notes) - set(new.notes)
+    assert note == "flow: is called denoising now; the old name is still read"
+    assert load_config(old.changed()).notes == new.notes
+    assert load_config({"flow": {}}).derived.pipeline == "denoising"
+
+
 def test_without_log_probabilities_any_staleness_is_allowed() -> None:
-    nft = {**RUN, "flow": {"algorithm": "diffusion_nft"}, "pg_variant": "vanilla", "async_generation_ratio": 2}
+    nft = {**RUN, "denoising": {"algorithm": "diffusion_nft"}, "pg_variant": "vanilla", "async_generation_ratio": 2}
     assert load_config(nft).derived.bound == 2
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"flow.window_size": 10}, "flow.window_size = 10: > 10 denoising steps − 1"),
-        ({"flow.noise_level": 0}, "flow.noise_level = 0.0: is the ODE"),
-        ({"flow.noise_level": 1.5}, "flow.noise_level = 1.5: must lie in [0, 1] for cps"),
-        ({"flow.sampler": "euler"}, "flow.sampler"),
-        ({"flow.windw": "full"}, "did you mean flow.window?"),
+        ({"denoising.window_size": 10}, "denoising.window_size = 10: > 10 denoising steps − 1"),
+        ({"denoising.noise_level": 0}, "denoising.noise_level = 0.0: is the ODE"),
+        ({"denoising.noise_level": 1.5}, "denoising.noise_level = 1.5: must lie in [0, 1] for cps"),
+        ({"denoising.sampler": "euler"}, "denoising.sampler"),
+        ({"denoising.windw": "full"}, "did you mean denoising.window?"),
         ({"adv_estimator": "gae"}, "adv_estimator = 'gae': is for language"),
         ({"add_token_level_kl": True}, "add_token_level_kl"),
         ({"entropy_loss_coef": 0.1}, "entropy_loss_coef"),
@@ -96,7 +106,7 @@ def test_a_simulated_picture_has_as_many_steps_as_a_real_one() -> None:
 def test_a_directory_with_a_flow_model_makes_the_run_generative(tmp_path: Path, file: str, text: str) -> None:
     (tmp_path / file).write_text(text)
     resolved = load_config({"pretrain": str(tmp_path)})
-    assert resolved.derived.pipeline == "generative" and resolved.provenance["flow.window"] == "default"
+    assert resolved.derived.pipeline == "denoising" and resolved.provenance["denoising.window"] == "default"
     assert load_config(resolved.changed()).config == resolved.config
     (tmp_path / file).write_text('{"model_type": "llama"}')
     if file == "config.json":

@@ -8,7 +8,7 @@ import pytest
 
 from headway.config import load_config
 from headway.config.dialects.foreign_keys import FOREIGN_KEYS, ONE_VALUE_KEYS
-from headway.config.dialects.rules import KEY_RULES
+from headway.config.dialects.rules import EARLIER_NAMES, KEY_RULES
 from headway.config.field_types import iterate_options
 from headway.config.resolved_config import get_at_key
 from headway.config.schema import Config
@@ -83,7 +83,7 @@ def test_a_key_lands_where_it_belongs(key: str, value: Any, target: str, expecte
 
 
 def test_every_rule_sets_an_option_that_exists() -> None:
-    known = {option.key for option in iterate_options(Config)}
+    known = {option.key for option in iterate_options(Config)} | set(EARLIER_NAMES.values())
     targets = {rule.target.replace("*.", "actor_infer.", 1) for rules in KEY_RULES.values() for rule in rules}
     assert {target for target in targets if target not in known and ".reward_args." not in target} == set()
 

@@ -56,6 +56,6 @@ def test_it_is_legible_and_often_wrong() -> None:
 
 def test_the_example_starts_from_it_and_is_judged_by_ocr() -> None:
     config = load_config(ROOT / "examples" / "images.yaml").config
-    assert config.pretrain == TEXT_IMAGES and config.flow is not None
+    assert config.pretrain == TEXT_IMAGES and config.denoising is not None
     assert [reward.reward_fn for reward in config.rewards.values()] == ["ocr"]
     assert config.actor_train.data_args.file_name == ("strings",)

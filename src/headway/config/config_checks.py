@@ -91,8 +91,8 @@ def _check_headway(draft: ConfigDraft, derived: DerivedConfig) -> None:
     if config.staleness_policy != "window" and draft.given("staleness_window"):
         draft.refuse("staleness_window", f"is read only by staleness_policy: window, it is {config.staleness_policy}")
     weighted = config.train_infer_correction.is_weight.enabled
-    free = config.flow is not None and config.flow.algorithm == "diffusion_nft"  # of log-probabilities altogether
-    corrected = LOSS_TRAITS.get(config.pg_variant).corrects_off_policy or weighted or free
+    uses_no_logps = config.denoising is not None and config.denoising.algorithm == "diffusion_nft"
+    corrected = LOSS_TRAITS.get(config.pg_variant).corrects_off_policy or weighted or uses_no_logps
     if derived.alpha > 0 and not corrected and not config.allow_uncorrected_async:
         corrected_losses = [name for name in LOSS_TRAITS.names() if LOSS_TRAITS.get(name).corrects_off_policy]
         draft.refuse(
@@ -130,7 +130,7 @@ def _check_groups(draft: ConfigDraft, derived: DerivedConfig) -> None:
 def _check_sampling(draft: ConfigDraft, derived: DerivedConfig) -> None:
     """Members of a group that are drawn without chance are one answer several times."""
     sampling, base = draft.config.actor_infer.generating_args, "actor_infer.generating_args"
-    if derived.pipeline == "generative" or derived.group_size == 1:
+    if derived.pipeline == "denoising" or derived.group_size == 1:
         return
     for key, greedy, usual in (("temperature", sampling.temperature == 0, "1"), ("top_k", sampling.top_k == 1, "0")):
         if greedy:
@@ -200,7 +200,7 @@ def _check_inflight(draft: ConfigDraft, derived: DerivedConfig) -> None:
 
 def _check_servers(draft: ConfigDraft, derived: DerivedConfig) -> None:
     name, sampling = derived.strategies.get("actor_infer"), draft.config.actor_infer.generating_args
-    if name in SERVER_STRATEGIES and derived.pipeline == "generative":
+    if name in SERVER_STRATEGIES and derived.pipeline == "denoising":
         hint = "leave url and launch out: pictures are made by our own engine"
         draft.refuse("actor_infer.strategy_args.strategy_name", "serves no pictures", hint)
     if name == "sglang" and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0):
@@ -313,7 +313,7 @@ def _about_truncation(draft: ConfigDraft, derived: DerivedConfig) -> None:
     The ratio of the two is the share that was left: at least `top_p`, and unknown with `top_k` or `min_p`.
     """
     config, sampling = draft.config, draft.config.actor_infer.generating_args
-    if derived.pipeline == "generative" or derived.strategies.get("actor_infer") == "sglang":
+    if derived.pipeline == "denoising" or derived.strategies.get("actor_infer") == "sglang":
         return  # without such a draw, or of all actions as the trainer is
     unknown = sampling.top_k > 0 or sampling.min_p > 0
     outside = sampling.top_p < 1 - derived.pg_clip_low

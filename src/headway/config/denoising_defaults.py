@@ -1,4 +1,4 @@
-"""Pictures: what follows from the `flow` block, and what about it cannot run.
+"""Pictures: what follows from the `denoising` block, and what about it cannot run.
 
 A denoising step is an action, so lengths are counted in steps: a response has as many actions as a picture has steps.
 Published defaults of Flow-GRPO are filled in where the configuration says nothing: clip 1e-4, rewards scaled by the
@@ -24,18 +24,18 @@ _USUAL = {"pg_clip": 1e-4, "norm_std_type": "batch", "advantage_clip": 5.0}
 
 def derive_denoising(draft: ConfigDraft) -> None:
     """Lengths, validation and algorithm of a run that makes pictures."""
-    if draft.config.flow is None:
+    if draft.config.denoising is None:
         if not is_denoising_model(draft.config.pretrain):
             return
-        draft.derive("flow", DenoisingConfig(), "pretrain is a flow model")
+        draft.derive("denoising", DenoisingConfig(), "pretrain is a denoising model")
     if draft.config.actor_infer.generating_args.num_inference_steps is None:
-        draft.derive(f"{_TRAIN}.num_inference_steps", _STEPS, "flow is given")
+        draft.derive(f"{_TRAIN}.num_inference_steps", _STEPS, "denoising is given")
     steps = draft.config.actor_infer.generating_args.num_inference_steps or _STEPS
     if draft.config.validation.generating_args.num_inference_steps is None:
         draft.derive(f"{_VALIDATION}.num_inference_steps", steps, f"{_TRAIN}.num_inference_steps")
     held_out = draft.config.validation.generating_args.num_inference_steps or steps
     if draft.config.prompt_length is None:
-        draft.derive("prompt_length", _PROMPT, "flow is given")
+        draft.derive("prompt_length", _PROMPT, "denoising is given")
     for key, value in (
         ("response_length", max(steps, held_out)),
         (f"{_TRAIN}.max_new_tokens", steps),
@@ -50,7 +50,7 @@ def derive_denoising(draft: ConfigDraft) -> None:
         draft.derive(f"{_VALIDATION}.temperature", 0.0, "validation draws no noise")
     for key, usual in _USUAL.items():
         if not draft.given(key):
-            draft.derive(key, usual, "flow is given")
+            draft.derive(key, usual, "denoising is given")
 
 
 def _derive_simulation(draft: ConfigDraft, steps: int) -> None:
@@ -75,25 +75,25 @@ def is_denoising_model(pretrain: str | None) -> bool:
 
 
 def check_denoising(draft: ConfigDraft) -> None:
-    """What cannot run together with `flow`."""
-    config, flow = draft.config, draft.config.flow
-    if flow is None:
+    """What cannot run together with `denoising`."""
+    config, denoising = draft.config, draft.config.denoising
+    if denoising is None:
         for role, args in (("actor_infer", config.actor_infer), ("validation", config.validation)):
             if args.generating_args.num_inference_steps is not None:
-                draft.refuse(f"{role}.generating_args.num_inference_steps", "is read only where `flow` is given")
+                draft.refuse(f"{role}.generating_args.num_inference_steps", "is read only where `denoising` is given")
         return
     steps = config.actor_infer.generating_args.num_inference_steps or _STEPS
-    if flow.algorithm == "flow_grpo":
+    if denoising.algorithm == "flow_grpo":
         if steps < 2:
             draft.refuse(f"{_TRAIN}.num_inference_steps", "leaves no step to train: the last one has no noise", "≥ 2")
-        elif flow.window != "full" and flow.window_size > steps - 1:
-            draft.refuse("flow.window_size", f"> {steps} denoising steps − 1", f"1 to {steps - 1}")
+        elif denoising.window != "full" and denoising.window_size > steps - 1:
+            draft.refuse("denoising.window_size", f"> {steps} denoising steps − 1", f"1 to {steps - 1}")
         if config.actor_infer.generating_args.temperature == 0:
             draft.refuse(f"{_TRAIN}.temperature", "draws no noise, so there is nothing to train", "1")
-        if flow.noise_level == 0:
-            draft.refuse("flow.noise_level", "is the ODE, whose steps have no log-probability", "0.8 for cps")
-    if flow.sampler == "cps" and flow.noise_level is not None and flow.noise_level > 1:
-        draft.refuse("flow.noise_level", "must lie in [0, 1] for cps", "0.8 is usual")
+        if denoising.noise_level == 0:
+            draft.refuse("denoising.noise_level", "is the ODE, whose steps have no log-probability", "0.8 for cps")
+    if denoising.sampler == "cps" and denoising.noise_level is not None and denoising.noise_level > 1:
+        draft.refuse("denoising.noise_level", "must lie in [0, 1] for cps", "0.8 is usual")
     if config.train_env_manager is not None:
         draft.refuse("train_env_manager", "pictures are made in one turn, without an environment")
     if config.add_token_level_kl:

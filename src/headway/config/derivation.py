@@ -90,9 +90,9 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None, available:
     )
 
 
-def _pipeline(draft: ConfigDraft) -> Literal["rlvr", "agentic", "generative"]:
-    if draft.config.flow is not None:
-        return "generative"
+def _pipeline(draft: ConfigDraft) -> Literal["rlvr", "agentic", "denoising"]:
+    if draft.config.denoising is not None:
+        return "denoising"
     return "rlvr" if draft.config.train_env_manager is None else "agentic"
 
 

@@ -15,8 +15,8 @@ from headway.errors import ConfigError
 class DerivedConfig:
     """Numbers that follow from the configuration. The flow, the simulator and the planner read these."""
 
-    pipeline: Literal["rlvr", "agentic", "generative"]
-    """Agentic when `train_env_manager` is given, generative when `flow` is."""
+    pipeline: Literal["rlvr", "agentic", "denoising"]
+    """Agentic when `train_env_manager` is given, denoising when `denoising` is."""
     alpha: float
     """α, `async_generation_ratio`."""
     bound: int

@@ -274,9 +274,9 @@ class Config:
     custom_envs: Mapping[str, CustomEnvConfig] = field(default_factory=dict)
     """Kinds of environments by tag."""
 
-    # Pictures.
-    flow: DenoisingConfig | None = None
-    """Denoising of a flow model; its presence makes the run generative. null: `pretrain` is a language model."""
+    # Images.
+    denoising: DenoisingConfig | None = None
+    """How images are denoised; makes the run train a denoising model. null: `pretrain` is a language model."""
 
     # Everything else.
     reliability: ReliabilityConfig = field(default_factory=ReliabilityConfig)

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from headway.config.dialects.foreign_keys import generalize_path
-from headway.config.dialects.rules import KEY_RULES, MAPPING_KEYS, UNSET, VALUE_REWRITES, KeyRule
+from headway.config.dialects.rules import EARLIER_NAMES, KEY_RULES, MAPPING_KEYS, UNSET, VALUE_REWRITES, KeyRule
 from headway.config.document import DOTTED_ROOTS, ConfigEntries, ConfigEntry, KeyPath, join_key
 from headway.errors import ConfigError
 
@@ -61,6 +61,8 @@ def translate(entries: ConfigEntries, notes: list[str], problems: list[ConfigErr
     translation = Translation()
     claims: list[_Claim] = []
     by_key = {join_key(path): entry for path, entry in entries.items()}
+    for old in EARLIER_NAMES.keys() & {path[0] for path in entries}:
+        notes.append(f"{old}: is called {EARLIER_NAMES[old]} now; the old name is still read")
     for path, entry in entries.items():
         key = join_key(path)
         rules = KEY_RULES.get(key) or KEY_RULES.get(join_key(generalize_path(path))) or _inside(path)

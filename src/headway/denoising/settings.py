@@ -53,10 +53,10 @@ class DenoisingSettings:
 
     def __post_init__(self) -> None:
         if self.sampler not in _USUAL_NOISE:
-            raise ConfigError("must be sde or cps", key="flow.sampler", value=self.sampler)
+            raise ConfigError("must be sde or cps", key="denoising.sampler", value=self.sampler)
         for key in ("window_size", "window_interval", "window_stride"):
             if getattr(self, key) < 1:
-                raise ConfigError("must be at least 1", key=f"flow.{key}", value=getattr(self, key))
+                raise ConfigError("must be at least 1", key=f"denoising.{key}", value=getattr(self, key))
         self.make_sampler()
 
     def make_sampler(self) -> DenoisingSampler:

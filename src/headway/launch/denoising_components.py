@@ -83,8 +83,8 @@ def find_policy(resolved: ResolvedConfig) -> PolicyInfo:
         hint = f"a directory, or one of {', '.join(list_shipped_models())}"
         raise ConfigError("there is no such directory", key="pretrain", value=wanted, hint=hint)
     if not (is_small_mmdit(path) or is_sd3(path)):
-        hint = "without `flow` it is taken for a language model"
-        raise ConfigError("holds no flow model, but `flow` is given", key="pretrain", value=wanted, hint=hint)
+        hint = "without `denoising` it is taken for a language model"
+        raise ConfigError("holds no denoising model, but `denoising` is given", key="pretrain", value=wanted, hint=hint)
     weights = path / "transformer" if (path / "transformer").is_dir() else path
     return PolicyInfo(
         path=path.resolve(),
@@ -192,7 +192,7 @@ def make_denoising_settings(resolved: ResolvedConfig) -> DenoisingSettings:
     from headway.denoising.settings import DenoisingSettings
 
     config = resolved.config
-    flow = config.flow
+    flow = config.denoising
     assert flow is not None
     return DenoisingSettings(
         sampler=flow.sampler,
@@ -215,7 +215,7 @@ def make_denoising_training(resolved: ResolvedConfig, *, device: Device, threads
     from headway.trainers.local import make_local_settings
 
     config = resolved.config
-    flow = config.flow
+    flow = config.denoising
     assert flow is not None
     half = device == "cuda" and config.actor_train.model_args.dtype == "bf16"
     local = make_local_settings(resolved, precision="bf16" if half else "fp32", device=device, threads=threads)
@@ -281,7 +281,7 @@ def _count_parameters(directory: Path) -> int:
 
 
 def _make_denoiser_loader(args: ComponentArgs) -> Callable[[], Any]:
-    flow = args.resolved().config.flow
+    flow = args.resolved().config.denoising
     assert flow is not None
     height, width = flow.height, flow.width
 

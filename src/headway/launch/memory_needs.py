@@ -124,7 +124,7 @@ def _add_cluster_gpu(part: ComponentNeeds, cluster: RayCluster, held: Mapping[st
 def _list_own_scorers(resolved: ResolvedConfig, place: Placement) -> dict[str, bool]:
     """Which of them have a replica of their own."""
     derived = resolved.derived
-    if derived.pipeline == "generative" or not place.processes:
+    if derived.pipeline == "denoising" or not place.processes:
         return {}
     return {
         "logp": derived.needs_proximal and has_own_replica(resolved, "logp"),
@@ -155,7 +155,7 @@ class _MemoryModel:
         half = {"fp32": 4, "bf16": 2, "fp16": 2}
         computed = half[config.actor_train.model_args.dtype] if cuda else 4
         served = half[config.actor_infer.model_args.dtype] if cuda else 4
-        language = resolved.derived.pipeline != "generative"
+        language = resolved.derived.pipeline != "denoising"
         return cls(
             resolved=resolved,
             place=place,

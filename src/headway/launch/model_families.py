@@ -52,7 +52,7 @@ DENOISING = ModelFamily(
 
 def select_model_family(resolved: ResolvedConfig) -> ModelFamily:
     """By the pipeline of the configuration."""
-    return DENOISING if resolved.derived.pipeline == "generative" else LANGUAGE
+    return DENOISING if resolved.derived.pipeline == "denoising" else LANGUAGE
 
 
 MAX_ENGINES_ON_CPU = 64

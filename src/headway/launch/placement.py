@@ -85,7 +85,7 @@ def plan_rank_layout(resolved: ResolvedConfig, ranks: int, *, device: str, proce
     if not processes:
         problem = f"{ranks} ranks of the trainer are processes"
         raise ConfigError(problem, key="processes", value=False, hint=f"true, or {key}: {one}")
-    if resolved.derived.pipeline == "generative":
+    if resolved.derived.pipeline == "denoising":
         raise ConfigError("flow models are trained on one device", key=key, value=value, hint=one)
     if config.actor_train.training_args.offload_optimizer and device == "cuda":
         problem = "moments of ranks are not kept in the memory of the host"
@@ -181,7 +181,7 @@ def assign_devices(resolved: ResolvedConfig, ranks: int) -> dict[str, tuple[int,
     each = len(devices["actor_infer"]) // derived.replicas
     for number in range(derived.replicas):
         found[f"engine/{number}"] = tuple(devices["actor_infer"][number * each : (number + 1) * each])
-    if derived.pipeline == "generative":
+    if derived.pipeline == "denoising":
         return found
     needed = {"logp": derived.needs_proximal, "reference": derived.needs_reference}
     return found | {role: tuple(devices[role]) for role in _SCORERS if needed[role] and has_own_replica(resolved, role)}

@@ -141,10 +141,10 @@ KEY_RULES: dict[str, tuple[KeyRule, ...]] = {
     _ROLLOUT + "val_kwargs.n": (KeyRule("validation.generating_args.num_return_sequences"),),
     _ROLLOUT + "num_inference_steps": (KeyRule(_SAMPLING + "num_inference_steps"),),
     _ROLLOUT + "guidance_scale": (KeyRule(_SAMPLING + "guidance_scale"),),
-    _ROLLOUT + "noise_level": (KeyRule("flow.noise_level"),),
-    _ROLLOUT + "sde_type": (KeyRule("flow.sampler", _named(_SAMPLERS)),),
-    _ROLLOUT + "sde_window_size": (KeyRule("flow.window_size"),),
-    _ROLLOUT + "timestep_shift": (KeyRule("flow.timestep_shift"),),
+    _ROLLOUT + "noise_level": (KeyRule("denoising.noise_level"),),
+    _ROLLOUT + "sde_type": (KeyRule("denoising.sampler", _named(_SAMPLERS)),),
+    _ROLLOUT + "sde_window_size": (KeyRule("denoising.window_size"),),
+    _ROLLOUT + "timestep_shift": (KeyRule("denoising.timestep_shift"),),
     _ROLLOUT + "val_kwargs.num_inference_steps": (KeyRule("validation.generating_args.num_inference_steps"),),
     _ROLLOUT + "val_kwargs.guidance_scale": (KeyRule("validation.generating_args.guidance_scale"),),
     _ROLLOUT + "with_reward": (KeyRule("with_reward"),),
@@ -225,7 +225,11 @@ KEY_RULES: dict[str, tuple[KeyRule, ...]] = {
 }
 """Foreign key → what it sets."""
 
-MAPPING_KEYS = frozenset({_VARIABLES})
+EARLIER_NAMES = {"flow": "denoising"}
+"""Blocks of Headway's own configuration that had another name in an earlier version, and their names now."""
+KEY_RULES |= {old: (KeyRule(new),) for old, new in EARLIER_NAMES.items()}
+
+MAPPING_KEYS = frozenset({_VARIABLES, *EARLIER_NAMES})
 """Foreign keys whose values have names of their own: what is below them is below what they set."""
 
 _JUDGES = ("judge_prompt", "judge_model_type", "judge_model_name", "judge_api_url", "judge_api_key")

@@ -19,10 +19,12 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS: dict[str, int] = {
     **dict.fromkeys(
-        ("types", "errors", "user_code", "seeding", "settings", "config", "plugins", "registry", "version"), 0
+        ("types", "errors", "codec", "user_code", "seeding", "settings", "config", "plugins", "registry", "version"), 0
     ),
     "algorithm_traits": 0,
-    **dict.fromkeys(("algorithms", "monitor", "data", "rewards", "environments", "ledger", "sandbox", "models"), 1),
+    **dict.fromkeys(
+        ("algorithms", "monitor", "data", "rewards", "environments", "ledger", "sandbox", "models", "processes"), 1
+    ),
     **dict.fromkeys(("engines", "trainers", "weights", "cluster", "denoising"), 2),
     **dict.fromkeys(("rollout", "flow", "serving"), 3),
     **dict.fromkeys(("sim", "launch"), 4),
@@ -109,6 +111,10 @@ def _allowed(module: str, imported: str) -> bool:
         ("environments", "sandbox"),
     ):
         return True
+    if importer == "processes":
+        return part in ("codec", "errors", "types")
+    if part == "processes" and importer in ("environments", "rewards", "sandbox"):
+        return True  # below everything that starts children
     if part == "launch":
         return upper == 5 or importer == "sim"
     return lower < upper or (lower == upper == 0 and part != "config")

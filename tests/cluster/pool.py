@@ -17,10 +17,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Coroutine, Sequence
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
-from headway.cluster.base import ChildSpec
 from headway.processes import child_main
+from headway.processes.base import ChildSpec
 from headway.processes.child_process import ChildProcess
 
 _WORD = struct.Struct("<ci")
@@ -69,8 +69,8 @@ class Template:
         self._turn = threading.Lock()
         assert ours.recv(1) == b"r"
 
-    def spawn(self, spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> Forked:
-        return Forked(self._ask(b"f", 0, [theirs.fileno(), output.fileno()]), self)
+    def spawn(self, spec: ChildSpec, theirs: socket.socket, output: int) -> Forked:
+        return Forked(self._ask(b"f", 0, [theirs.fileno(), output]), self)
 
     def wait(self, pid: int) -> int:
         return self._ask(b"w", pid, [])

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.codec import register_records, unregister_record
 from headway.errors import ConfigError, ConfigErrors, TrainerError
-from headway.processes import peer_messages
 from headway.weights.base import Bucket, compute_checksum
 from headway.weights.shared_memory import PayloadReader, SharedSegment
 
@@ -28,12 +28,12 @@ class Stranger:
 
     @classmethod
     def known(cls) -> Stranger:
-        peer_messages.RECORDS["Stranger"], peer_messages._FIELDS["Stranger"] = cls, ("number",)
+        register_records(cls)
         return cls()
 
     @staticmethod
     def forgotten() -> None:
-        del peer_messages.RECORDS["Stranger"], peer_messages._FIELDS["Stranger"]
+        unregister_record(Stranger)
 
 
 class Service:

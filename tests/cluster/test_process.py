@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from headway.cluster.base import Peer, PeerFailed, PeerLost
 from headway.errors import ConfigError, ConfigErrors, TrainerError, TransferError
-from headway.processes.child_process import ChildProcess, ChildSpec
+from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost
+from headway.processes.child_process import ChildProcess
 from headway.weights.shared_memory import SharedSegment, remove_stale_segments
 
 from ..contracts.cluster_contract import ClusterContract
@@ -227,11 +227,12 @@ def test_what_cannot_start_is_refused_before_it_does() -> None:
 
 PARENT = """
 import asyncio, sys
-from headway.processes.child_process import Child, ChildSpec
+from headway.processes.base import ChildSpec
+from headway.processes.child_process import ChildProcess
 
 async def main():
     spec = ChildSpec(name="child/0", target="tests.cluster.targets:service")
-    children = [await Child.start(spec) for _ in range(2)]
+    children = [await ChildProcess.start(spec) for _ in range(2)]
     blocked = asyncio.create_task(children[1].call("block"))
     await children[0].call("echo", 0)
     name = await children[0].call("hold", 1000)
@@ -267,7 +268,7 @@ def test_without_the_kernels_help_the_socket_alone_ends_a_child() -> None:
         asyncio.create_task(child.call("block")).add_done_callback(lambda done: done.exception())
         await asyncio.sleep(0.05)
         child._closing = True  # it is not killed when its socket is closed
-        child._wire.close()
+        child._protocol.close()
         assert await asyncio.to_thread(gone_within, child.pid, 2.0)
         await child.close()
 

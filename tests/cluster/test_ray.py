@@ -16,7 +16,6 @@ pytest.importorskip("ray")
 
 import ray
 
-from headway.cluster.base import ChildSpec, Peer, PeerLost
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.cluster.ray.ray_session import connect_to_ray, resolve_address
 from headway.cluster.ray.resource_requests import (
@@ -26,6 +25,7 @@ from headway.cluster.ray.resource_requests import (
     group_into_bundles,
 )
 from headway.errors import ConfigError, TransferError
+from headway.processes.base import ChildSpec, Peer, PeerLost
 from headway.weights.base import Bucket, ObjectSlice, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.object_store import ObjectArena, ObjectTransport
 from headway.weights.weight_receiver import DoubleBufferedReceiver

@@ -24,10 +24,10 @@ pytest.importorskip("ray")
 import ray
 from ray.cluster_utils import Cluster
 
-from headway.cluster.base import ChildSpec
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.cluster.ray.resource_requests import ResourceRequest
 from headway.models.tiny_model import make_tiny_model
+from headway.processes.base import ChildSpec
 
 from ..runs.factory import SMALL, audit, count, events, gone, parts_in, rows
 

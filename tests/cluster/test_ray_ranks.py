@@ -20,10 +20,10 @@ pytest.importorskip("ray")
 import ray
 from ray.cluster_utils import Cluster
 
-from headway.cluster.base import ChildSpec
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.cluster.ray.resource_requests import ResourceRequest
 from headway.errors import TrainerCrashed
+from headway.processes.base import ChildSpec
 from headway.trainers.base import Trainer
 from headway.trainers.remote_trainer import RemoteScorer
 from headway.trainers.sharded.ranked_trainer import MultiRankTrainer, RankProcesses

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from headway.codec import decode, encode
 from headway.engines.base import Request
-from headway.processes.peer_messages import MessageProtocol, decode_message, encode_message
+from headway.processes.peer_messages import MessageProtocol, encode_frame
 from headway.types import (
     Batch,
     DenoisingStep,
@@ -33,7 +34,7 @@ from headway.weights.base import Bucket, Manifest, SharedSlice, TensorEntry
 
 
 def through(value: Any) -> Any:
-    return decode_message(encode_message(value)[8:])
+    return decode(encode(value))
 
 
 def group(seed: int) -> SampleGroup:
@@ -100,7 +101,7 @@ def test_latents_and_pictures_cross_as_their_bytes() -> None:
         DenoisingStep(trained=True, after=b"\0\1", image=image),
     )
     assert through(steps) == steps
-    assert len(encode_message(steps)) < 2008 + 250, "beside their bytes they need little"
+    assert len(encode(steps)) < 2008 + 250, "beside their bytes they need little"
 
 
 def test_numbers_keep_their_kind() -> None:
@@ -113,7 +114,7 @@ def test_numbers_keep_their_kind() -> None:
 @pytest.mark.parametrize("value", [object(), {1: 2}, bytearray(b"bytes"), {3}, lambda: 0])
 def test_what_has_no_form_is_refused_where_it_is_sent(value: Any) -> None:
     with pytest.raises(TypeError):
-        encode_message([1, value])
+        encode([1, value])
 
 
 def test_frames_are_found_however_they_are_cut() -> None:
@@ -121,7 +122,7 @@ def test_frames_are_found_however_they_are_cut() -> None:
         got: list[Any] = []
         wire = MessageProtocol(got.append, lambda: None)
         messages = [list(range(number)) for number in (0, 3, 9, 100)]
-        data = b"".join(map(encode_message, messages))
+        data = b"".join(map(encode_frame, messages))
         for size in (1, 7, 50, len(data)):
             got.clear()
             for at in range(0, len(data), size):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeer
 from headway.errors import ConfigError, ConfigErrors, EngineCrashed, TrainerError
+from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeer
 
 TARGETS = "tests.cluster.targets"
 
@@ -94,7 +94,7 @@ class ClusterContract(ABC):
             loop.set_exception_handler(lambda _, context: problems.append(context["exception"]))
             peer = await self.service(host=f"{TARGETS}:Telling")
             told: list[int] = []
-            peer.on_note = told.append
+            peer.subscribe(on_note=told.append)
             assert await peer.call("count", 1000) == "done"
             assert told == list(range(1000))
             told.clear()
@@ -103,7 +103,7 @@ class ClusterContract(ABC):
                 await asyncio.sleep(0.001 if number % 7 == 0 else 0)
             await call
             assert told == list(range(300))
-            peer.on_note = lambda note: 1 // note
+            peer.subscribe(on_note=lambda note: print(1 // note))
             assert await peer.call("count", 2) == "done"
             assert [type(one) for one in problems] == [ZeroDivisionError], (
                 "what a note breaks here breaks nothing there"
@@ -136,7 +136,7 @@ class ClusterContract(ABC):
             peer = await self.service()
             ends: list[str] = []
             waiting = asyncio.create_task(peer.call("wait", "a"))
-            peer.on_end = lambda how: ends.append(how) if not waiting.done() else None
+            peer.subscribe(on_end=lambda how: ends.append(how) if not waiting.done() else None)
             with pytest.raises(PeerLost, match=r"child/0 [^\n]*ended[^\n]*\n  \| last words"):
                 await peer.call("die", 3)
             with pytest.raises(PeerLost):
@@ -159,16 +159,16 @@ class ClusterContract(ABC):
                 return started[-1]
 
             kept = RestartablePeer(self.spec(), start, crashed=EngineCrashed, on_note=lambda note: None)
-            waiting = asyncio.create_task(kept.ask("wait", "a", otherwise=TrainerError))
-            assert await kept.ask("echo", 1, otherwise=TrainerError) == 1
+            waiting = asyncio.create_task(kept.call("wait", "a", failure=TrainerError))
+            assert await kept.call("echo", 1, failure=TrainerError) == 1
             self.end(started[0])
             with pytest.raises(EngineCrashed, match="child/0"):
                 await waiting
             with pytest.raises(EngineCrashed):
-                await kept.ask("echo", 1, otherwise=TrainerError)
+                await kept.call("echo", 1, failure=TrainerError)
             await kept.restart()
             assert len(started) == 2
-            assert await kept.ask("echo", 2, otherwise=TrainerError) == 2
+            assert await kept.call("echo", 2, failure=TrainerError) == 2
             await kept.close()
 
         self.run(scenario())

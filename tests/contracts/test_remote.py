@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from headway.cluster.base import ChildSpec, StartPeer
 from headway.engines.base import Engine, Progress, Request
 from headway.engines.remote_engine import RemoteEngine
 from headway.errors import ConfigError, EngineCrashed, EngineError, ScoringError, TrainerCrashed, TransferError
+from headway.processes.base import ChildSpec, StartPeer
 from headway.processes.child_process import ChildProcess
 from headway.trainers.base import Scorer, Trainer
 from headway.trainers.remote_trainer import RemoteScorer, RemoteTrainer, ReplicaScorer

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from headway.cluster.base import ChildSpec
 from headway.engines.base import Engine, Progress, Request
 from headway.engines.remote_engine import RemoteEngine
+from headway.processes.base import ChildSpec
 from headway.processes.child_process import ChildProcess
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.shared_memory import SharedMemoryTransport

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from headway.cluster.base import ChildSpec
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
 from headway.launch.inference_servers import ServerOptions, check_server_requirements, make_in_process_spec
 from headway.launch.transports import TransportPlan
+from headway.processes.base import ChildSpec
 from headway.processes.child_process import ChildProcess, spawn_with_interpreter
 
 BASE = "actor_infer.strategy_args"

@@ -22,10 +22,10 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
-from headway.cluster.base import ChildSpec
 from headway.processes import child_main, child_process
+from headway.processes.base import ChildSpec
 
 _MODULES = (
     "torch",
@@ -197,9 +197,9 @@ def _run(order: dict[str, Any], output: int, address: str) -> int:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"], order["largest_file"]))
 
-    def spawn(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> child_process.ProcessHandle:
+    def spawn(spec: ChildSpec, theirs: socket.socket, output: int) -> child_process.ProcessHandle:
         wanted = {"kind": "child", "env": dict(spec.env)}
-        return Forked(_ask(address, wanted, [theirs.fileno(), output.fileno()]))
+        return Forked(_ask(address, wanted, [theirs.fileno(), output]))
 
     child_process.spawn_child = spawn  # type: ignore[assignment]
     from headway.cli import main

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.cluster.base import ChildSpec, StartPeer
 from headway.errors import ConfigError, ScoringError, TrainerCrashed, TrainerError
+from headway.processes.base import ChildSpec, StartPeer
 from headway.processes.child_process import ChildProcess
 from headway.trainers.base import Trainer
 from headway.trainers.remote_trainer import RemoteScorer, ScoreKind

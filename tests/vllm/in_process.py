@@ -14,13 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headway.cluster.base import ChildSpec
 from headway.config import load_config
 from headway.engines.base import Progress, Request
 from headway.engines.remote_engine import RemoteEngine
 from headway.launch.inference_servers import ServerOptions, make_in_process_spec
 from headway.launch.transports import TransportPlan
-from headway.processes.child_process import ChildProcess, _alone, make_start_message, spawn_with_interpreter
+from headway.processes.base import ChildSpec
+from headway.processes.child_process import (
+    ChildProcess,
+    make_package_directory,
+    make_start_message,
+    spawn_with_interpreter,
+)
 from headway.types import FinishReason
 from headway.weights.weight_store import SharedArena, WeightStore
 from tests.vllm.server_pool import BASE, PYTHON, SETTINGS, SIZE, ServerPool, children
@@ -110,7 +115,7 @@ class InProcessPool:
             name=name,
             target="tests.vllm.in_process_target:engine",
             args={**spec.args, "name": name},
-            env={**spec.env, "PYTHONPATH": os.pathsep.join((_alone().name, str(ROOT)))},
+            env={**spec.env, "PYTHONPATH": os.pathsep.join((make_package_directory().name, str(ROOT)))},
             log=self.place.root / f"{name.replace('/', '-')}-inside.log",
         )
         engine = WatchedRemoteEngine(changed, SETTINGS.slots, self._lend)

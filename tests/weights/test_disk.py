@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from headway.codec import decode, encode
 from headway.engines.servers.directory_receiver import DirectoryReceiver
 from headway.errors import TransferError
-from headway.processes.peer_messages import decode_message, encode_message
 from headway.weights.base import Bucket, FileSlice, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.disk_transport import DiskSource, DiskTransport, VersionDirectory, load_newest_version
 from headway.weights.shared_memory import InProcessTransport, PayloadReader
@@ -213,7 +213,7 @@ def test_a_bucket_crosses_to_another_process_as_words_and_a_file_that_is_gone_is
         await write(directory, 1, weights(1))
         manifest, buckets = await directory.gather(1)
         bucket = await anext(buckets)
-        assert decode_message(encode_message(bucket)[8:]) == bucket
+        assert decode(encode(bucket)) == bucket
         await receiver.begin(manifest)
         nowhere = FileSlice(spans=((str(tmp_path / "nowhere"), 0, 4),))
         with pytest.raises(TransferError, match="nowhere cannot be read"):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from headway.codec import register_records
 from headway.errors import EngineError
 from headway.types import (
     FinishReason,
@@ -39,6 +40,9 @@ class Request:
     """The next request of the session begins with all of this one: what was computed for it may be kept until then."""
     hint: Any = None
     """Opaque to the hub; a simulated engine reads the length to produce from it."""
+
+
+register_records(Request)
 
 
 class Progress:

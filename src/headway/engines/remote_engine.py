@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from headway.cluster.base import ChildSpec, RestartablePeer, StartPeer
 from headway.engines.base import Engine, Progress, Request
 from headway.errors import BackendError, EngineCrashed, EngineError, TransferError
+from headway.processes.base import ChildSpec, RestartablePeer, StartPeer
 from headway.types import FinishReason, VersionRun
 from headway.weights.base import Bucket, Manifest, PayloadRef
 
@@ -163,11 +163,11 @@ class RemoteEngine:
 
     async def ask(self, method: str, *args: Any, otherwise: type[BackendError]) -> Any:
         """Call the child. Errors that are not ours become `otherwise`."""
-        life = self._child.life
+        incarnation = self._child.incarnation
         try:
-            return await self._child.ask(method, *args, otherwise=otherwise)
+            return await self._child.call(method, *args, failure=otherwise)
         except EngineCrashed:
-            if life == self._child.life:  # the child lives, its engine does not
+            if incarnation == self._child.incarnation:  # the child lives, its engine does not
                 self._lost()
             raise
 

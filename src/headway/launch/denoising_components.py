@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.cluster.base import ChildSpec
 from headway.config import ResolvedConfig
 from headway.data import DataSources
 from headway.engines.base import Engine
@@ -33,6 +32,7 @@ from headway.launch.transports import (
     make_weight_store,
     wrap_weight_source,
 )
+from headway.processes.base import ChildSpec
 from headway.trainers.base import Trainer
 from headway.trainers.remote_trainer import RemoteTrainer
 

@@ -21,11 +21,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cluster.base import ChildSpec
 from headway.config import ResolvedConfig
 from headway.engines.vllm.worker_path.headway_worker import WeightReloadExtension as FromDisk
 from headway.errors import ConfigError, EngineCrashed, HeadwayError
 from headway.launch.transports import ReceiverEnd, TransportPlan
+from headway.processes.base import ChildSpec
 from headway.processes.child_process import OLDEST_PYTHON, ChildProcess, spawn_with_interpreter
 from headway.weights.base import TensorEntry
 from headway.weights.shared_memory import SharedSegment

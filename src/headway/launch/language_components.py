@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.cluster.base import ChildSpec
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig
 from headway.data import DataSources
@@ -32,6 +31,7 @@ from headway.launch.inference_servers import (
 )
 from headway.launch.placement import Placement, has_own_replica, make_visible_devices_env
 from headway.launch.transports import make_published_store, make_transport
+from headway.processes.base import ChildSpec
 from headway.rewards.reward_registry import make_rewards
 from headway.trainers.base import Scorer, Trainer
 from headway.trainers.remote_trainer import RemoteScorer, RemoteTrainer, ReplicaScorer, ScoreKind

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from headway.cluster.base import StartPeer
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.cluster.ray.ray_session import check_ray_installed, resolve_address
 from headway.cluster.ray.resource_requests import ClusterNode, ResourceRequest, format_resources
@@ -28,6 +27,7 @@ from headway.launch.inference_servers import (
     uses_in_process_vllm,
 )
 from headway.launch.transports import TransportPlan, plan_transport, plan_transport_without_trainer
+from headway.processes.base import StartPeer
 from headway.processes.child_process import ChildProcess
 from headway.trainers.sharded.rank_layout import RankLayout
 

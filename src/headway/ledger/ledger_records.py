@@ -1,22 +1,20 @@
-"""Records as bytes: what the ledger keeps of an episode or of a partial generation.
+"""Stores an episode or a partial generation as one blob.
 
-One blob is a JSON header followed by raw little-endian arrays:
-
-    b"HW1" | header length, 4 bytes | header (UTF-8 JSON) | arrays, in the order the header names them
+    b"HW1" | what `headway.codec` makes of a header and its arrays
 
 Guarantees: integers and floats come back exactly (int32, int64 or float64), latents and pixels byte for byte,
-`RepeatedValue` and `range` stay compact, and nothing is ever executed on reading, as it would be with pickle. Sequences come
-back as tuples. Does not keep the type of a sequence, nor of a mapping; `Task.data` and `Episode.info` hold JSON values
-only.
+`RepeatedValue` and `range` stay compact, and decoding never executes anything. Sequences come back as tuples. The type
+of a sequence or of a mapping is not kept; `Task.data` and `Episode.info` hold JSON values only.
+
+The layout of the header is part of the file format of the ledger: it must not change, or old runs cannot be resumed.
 """
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from headway.codec import BlockReader, BlockWriter, open_blocks, put_compact
 from headway.errors import LedgerError
 from headway.types import (
     DenoisingStep,
@@ -25,21 +23,18 @@ from headway.types import (
     Generation,
     Image,
     PartialGeneration,
-    RepeatedValue,
     Task,
     Turn,
     VersionRun,
 )
 
 _MAGIC = b"HW1"
-_HEADER_AT = len(_MAGIC) + 4
-_FORMATS = {"i4": "i", "i8": "q", "f8": "d"}
-_WORDS_OF_A_GENERATION = 5
+_GENERATION_FIELDS = 5
 
 
 def encode_episode(episode: Episode) -> bytes:
-    """`episode` as one blob."""
-    blocks: list[bytes] = []
+    """Encode an episode. Raises `LedgerError` if it holds something that is not JSON."""
+    blocks = BlockWriter()
     task = episode.task
     header = [
         episode.sample_id,
@@ -48,16 +43,16 @@ def encode_episode(episode: Episode) -> bytes:
         episode.truncated,
         episode.info,
     ]
-    return _pack(header, blocks, what=episode.sample_id)
+    return _join(header, blocks, name=episode.sample_id)
 
 
 def decode_episode(blob: bytes) -> Episode:
-    """The episode `encode_episode` was given."""
-    header, reader = _unpack(blob)
+    """Return the episode that `encode_episode` was given. Raises `LedgerError` for a damaged blob."""
+    header, reader = _open(blob)
     sample_id, (position, domain, prompt, data), turns, truncated, info = header
     return Episode(
         sample_id=sample_id,
-        task=Task(position=position, domain=domain, prompt=reader.take(prompt), data=data),
+        task=Task(position=position, domain=domain, prompt=_take(prompt, reader), data=data),
         turns=tuple(_take_turn(turn, reader) for turn in turns),
         truncated=truncated,
         info=info,
@@ -65,26 +60,26 @@ def decode_episode(blob: bytes) -> Episode:
 
 
 def encode_generation(generation: Generation) -> bytes:
-    """`generation` as one blob, with the turns before it where it is a `PartialGeneration`."""
-    blocks: list[bytes] = []
+    """Encode a generation, with the turns before it where it is a `PartialGeneration`."""
+    blocks = BlockWriter()
     header = _put_generation(generation, blocks)
     if isinstance(generation, PartialGeneration):
         header += ([_put_turn(turn, blocks) for turn in generation.before], _put(generation.observation, blocks))
-    return _pack(header, blocks, what="a partial generation")
+    return _join(header, blocks, name="a partial generation")
 
 
 def decode_generation(blob: bytes) -> Generation:
-    """The generation `encode_generation` was given."""
-    header, reader = _unpack(blob)
-    made = _take_generation(header[:_WORDS_OF_A_GENERATION], reader)
-    if len(header) == _WORDS_OF_A_GENERATION:
-        return made
-    turns, observation = header[_WORDS_OF_A_GENERATION:]
+    """Return the generation that `encode_generation` was given. Raises `LedgerError` for a damaged blob."""
+    header, reader = _open(blob)
+    generation = _take_generation(header[:_GENERATION_FIELDS], reader)
+    if len(header) == _GENERATION_FIELDS:
+        return generation
+    turns, observation = header[_GENERATION_FIELDS:]
     before = tuple(_take_turn(turn, reader) for turn in turns)
-    return PartialGeneration.of(made, before=before, observation=reader.take(observation))
+    return PartialGeneration.of(generation, before=before, observation=_take(observation, reader))
 
 
-def _put_turn(turn: Turn, blocks: list[bytes]) -> list[Any]:
+def _put_turn(turn: Turn, blocks: BlockWriter) -> list[Any]:
     return [
         _put(turn.observation, blocks),
         _put_generation(turn.generation, blocks),
@@ -93,10 +88,10 @@ def _put_turn(turn: Turn, blocks: list[bytes]) -> list[Any]:
     ]
 
 
-def _take_turn(header: list[Any], reader: _Reader) -> Turn:
+def _take_turn(header: list[Any], reader: BlockReader) -> Turn:
     observation, generation, reward, *more = header
     return Turn(
-        observation=reader.take(observation),
+        observation=_take(observation, reader),
         generation=_take_generation(generation, reader),
         reward=reward,
         fresh=bool(more and more[0]),
@@ -104,7 +99,7 @@ def _take_turn(header: list[Any], reader: _Reader) -> Turn:
     )
 
 
-def _put_generation(generation: Generation, blocks: list[bytes]) -> list[Any]:
+def _put_generation(generation: Generation, blocks: BlockWriter) -> list[Any]:
     runs = [number for run in generation.runs for number in (run.version, run.count)]
     return [
         _put(generation.actions, blocks),
@@ -115,122 +110,69 @@ def _put_generation(generation: Generation, blocks: list[bytes]) -> list[Any]:
     ]
 
 
-def _take_generation(header: list[Any], reader: _Reader) -> Generation:
+def _take_generation(header: list[Any], reader: BlockReader) -> Generation:
     actions, logps, runs, finish, text = header
     return Generation(
-        actions=reader.take(actions),
-        logps=reader.take(logps),
+        actions=_take(actions, reader),
+        logps=_take(logps, reader),
         runs=tuple(VersionRun(version=runs[i], count=runs[i + 1]) for i in range(0, len(runs), 2)),
         finish=FinishReason(finish),
         text=text,
     )
 
 
-def _put(values: Sequence[Any], blocks: list[bytes], *, floats: bool = False) -> list[Any]:
-    """The header's word for `values`; their bytes, where they have any, go to `blocks`."""
-    if isinstance(values, RepeatedValue):
-        return ["r", values.value, values.length]
-    if isinstance(values, range):
-        return ["s", values.start, values.stop, values.step]
+def _put(values: Sequence[Any], blocks: BlockWriter, *, floats: bool = False) -> list[Any]:
+    """Return the header's word for a sequence, whose arrays are added to `blocks`."""
+    compact = put_compact(values)
+    if compact is not None:
+        return compact
     if hasattr(values, "tolist"):  # numpy, torch, array: one call instead of one per element
         values = values.tolist()
     if not len(values):
         return ["j", []]
     if isinstance(values[0], DenoisingStep):
         return ["z", [_put_step(step, blocks) for step in values]]
+    values = values if isinstance(values, list | tuple) else list(values)
     floats = floats or (type(values[0]) is float and all(type(value) is float for value in values))
-    for code in ("f8",) if floats else ("i4", "i8"):
-        packed = _packed(values, code)
-        if packed is not None:
-            blocks.append(packed)
-            return [code, len(values)]
-    return ["j", list(values)]
+    kind = blocks.put_array(values, ("f8",) if floats else ("i4", "i8"))
+    return [kind, len(values)] if kind else ["j", list(values)]
 
 
-def _put_step(step: DenoisingStep, blocks: list[bytes]) -> list[int]:
-    """Mask and sizes; bytes in the order of the sizes."""
+def _take(word: list[Any], reader: BlockReader) -> Sequence[Any]:
+    try:
+        if word[0] == "z":
+            return tuple(_take_step(reader, *sizes) for sizes in word[1])
+        values: Sequence[Any] = reader.take(word)
+    except ValueError as error:
+        raise LedgerError(f"a stored record of {error}") from error
+    return tuple(values) if word[0] == "j" else values
+
+
+def _put_step(step: DenoisingStep, blocks: BlockWriter) -> list[int]:
+    """Return whether the step is trained, and the sizes of what is added, in the order of adding."""
     image = step.image
-    blocks += (step.before, step.after)
-    sizes = [int(step.trained), len(step.before), len(step.after)]
+    sizes = [int(step.trained), blocks.put_bytes(step.before), blocks.put_bytes(step.after)]
     if image is None:
         return sizes
-    blocks.append(image.pixels)
-    return [*sizes, image.height, image.width, len(image.pixels)]
+    return [*sizes, image.height, image.width, blocks.put_bytes(image.pixels)]
 
 
-def _packed(values: Sequence[Any], code: str) -> bytes | None:
-    """`values` as raw little-endian numbers, or `None` where they are not all of that kind."""
+def _take_step(
+    reader: BlockReader, trained: int, before: int, after: int, height: int = 0, width: int = 0, pixels: int = 0
+) -> DenoisingStep:
+    start, end = reader.take_bytes(before), reader.take_bytes(after)
+    image = Image(height=height, width=width, pixels=reader.take_bytes(pixels)) if height else None
+    return DenoisingStep(trained=bool(trained), before=start, after=end, image=image)
+
+
+def _join(header: list[Any], blocks: BlockWriter, *, name: str) -> bytes:
     try:
-        return struct.pack(f"<{len(values)}{_FORMATS[code]}", *values)
-    except struct.error:
-        return None
-
-
-class _Reader:
-    """Takes sequences out of a blob in the order they were put in."""
-
-    __slots__ = ("_at", "_blob")
-
-    def __init__(self, blob: bytes, at: int) -> None:
-        self._blob = blob
-        self._at = at
-
-    def take(self, word: list[Any]) -> Sequence[Any]:
-        kind = word[0]
-        if kind == "r":
-            return RepeatedValue(word[1], word[2])
-        if kind == "s":
-            return range(word[1], word[2], word[3])
-        if kind == "j":
-            return tuple(word[1])
-        if kind == "z":
-            return tuple(self._step(*sizes) for sizes in word[1])
-        layout = f"<{word[1]}{_FORMATS[kind]}"
-        try:
-            numbers = struct.unpack_from(layout, self._blob, self._at)
-        except struct.error as error:
-            raise LedgerError(f"a stored record of {len(self._blob)} bytes is cut short: {error}") from error
-        self._at += struct.calcsize(layout)
-        return numbers
-
-    def _step(
-        self, trained: int, before: int, after: int, height: int = 0, width: int = 0, pixels: int = 0
-    ) -> DenoisingStep:
-        start, end = self._bytes(before), self._bytes(after)
-        image = Image(height=height, width=width, pixels=self._bytes(pixels)) if height else None
-        return DenoisingStep(trained=bool(trained), before=start, after=end, image=image)
-
-    def _bytes(self, length: int) -> bytes:
-        found = self._blob[self._at : self._at + length]
-        if len(found) != length:
-            raise LedgerError(f"a stored record of {len(self._blob)} bytes is cut short")
-        self._at += length
-        return found
-
-
-def _pack(header: list[Any], blocks: list[bytes], *, what: str) -> bytes:
-    try:
-        text = _JSON.encode(header)
+        return blocks.join(header, _MAGIC)
     except (TypeError, ValueError, RecursionError) as error:
-        raise LedgerError(f"{what} cannot be stored, it holds something that is not JSON: {error}") from error
-    encoded = text.encode("utf-8", "surrogatepass")  # half a character cut off by a length limit is still text
-    return b"".join((_MAGIC, len(encoded).to_bytes(4, "little"), encoded, *blocks))
+        raise LedgerError(f"{name} cannot be stored, it holds something that is not JSON: {error}") from error
 
 
-def _unpack(blob: bytes) -> tuple[Any, _Reader]:
+def _open(blob: bytes) -> tuple[Any, BlockReader]:
     if blob[: len(_MAGIC)] != _MAGIC:
         raise LedgerError(f"a stored record begins with {bytes(blob[: len(_MAGIC)])!r} instead of {_MAGIC!r}")
-    end = _HEADER_AT + int.from_bytes(blob[len(_MAGIC) : _HEADER_AT], "little")
-    return json.loads(blob[_HEADER_AT:end]), _Reader(blob, end)
-
-
-def _plain(value: object) -> object:
-    """Read-only mappings and numpy values as what JSON has for them."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} {value!r}")
-
-
-_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False, default=_plain)
+    return open_blocks(memoryview(blob)[len(_MAGIC) :])

@@ -1,14 +1,16 @@
-"""The main program of a child: `python -m headway.processes.child_main <socket> <parent>`.
+"""The main program of a child: `python -m headway.processes.child_main SOCKET PARENT [contained]`.
 
 It imports its target, serves what that returns until the socket is closed, and ends. A thread that does nothing else
-watches the socket, so that it ends also while a long computation holds the event loop; on Linux the kernel ends it
-with its parent in any case.
+watches the socket, so that the child ends also while a long computation holds the event loop. On Linux the kernel ends
+it with its parent in any case.
+
+A contained child is two processes. The outer one runs no code of the target: it waits until the socket is closed or the
+inner one ends, kills every process that is left below it, and ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -25,29 +27,28 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from headway.errors import ConfigError, HeadwayError
+from headway.processes.parent_watchdog import SIGNAL_BASE, adopt_orphans, die_with_parent, kill_children
 from headway.processes.peer_messages import MessageProtocol, encode_error
 
-_PR_SET_PDEATHSIG = 1
-
 SendNote = Callable[[Any], None]
-"""Sends a note to the parent. From the event loop's thread only."""
+"""Sends a note to the parent. May be called from the event loop's thread only."""
 
 
 class CallServer:
-    """Answers calls with the methods of a host, each in a task of its own, begun in the order of the calls."""
+    """Answers calls with the methods of a host, each in a task of its own, started in the order of the calls."""
 
     def __init__(self, group: asyncio.TaskGroup, send: Callable[[Any], None]) -> None:
         self._host: Any = None
         self._group = group
         self._send = send
-        """Raises `TypeError` or `ValueError` for what cannot travel."""
+        """Raises `TypeError` or `ValueError` for a message that cannot be encoded."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def message(self, message: Any) -> None:
-        """A call, that one is no longer wanted, or that one could not be read."""
+    def take_message(self, message: Any) -> None:
+        """Start a call, cancel one, or answer one that could not be decoded."""
         if message[0] == "unread":
-            _, _, number, why = message
-            self._send(("fail", number, {"error": "", "message": f"cannot be read here: {why}"}))
+            _, _, number, reason = message
+            self._send(("fail", number, {"error": "", "message": f"cannot be read here: {reason}"}))
             return
         kind, number, *rest = message
         if kind == "cancel":
@@ -61,7 +62,7 @@ class CallServer:
 
     async def _answer(self, number: int, method: str, args: tuple[Any, ...]) -> None:
         try:
-            value = await (self._start(*args) if method == "start" else self._called(method, args))
+            value = await (self._start(*args) if method == "start" else self._call(method, args))
             answer = ("done", number, value)
         except asyncio.CancelledError:
             answer = ("fail", number, {"error": "", "message": f"{method} was cancelled"})
@@ -75,25 +76,25 @@ class CallServer:
             traceback.print_exc()
             self._send(("fail", number, encode_error(error)))
 
-    async def _called(self, method: str, args: tuple[Any, ...]) -> Any:
+    async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         if method.startswith("_"):
             raise AttributeError(method)
         return await getattr(self._host, method)(*args)
 
     async def _start(self, spec: dict[str, Any]) -> None:
-        target = _named(spec["target"])
+        target = _import_object(spec["target"])
         _set_torch_threads(spec["threads"])
-        made = target(spec["args"])
-        if inspect.isawaitable(made):
-            made = await made
-        _set_torch_threads(spec["threads"])  # it may have come with the target's own imports
-        host = _named(spec["host"]) if spec["host"] else lambda made, tell: made
-        self._host = host(made, lambda note: self._send(("note", note)))
+        served = target(spec["args"])
+        if inspect.isawaitable(served):
+            served = await served
+        _set_torch_threads(spec["threads"])  # torch may have come with the target's own imports
+        host = _import_object(spec["host"]) if spec["host"] else lambda served, send_note: served
+        self._host = host(served, lambda note: self._send(("note", note)))
         gc.collect()
         gc.freeze()  # modules and models are not garbage: a full collection would look at all of them
 
 
-def _named(name: str) -> Any:
+def _import_object(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module)
@@ -104,48 +105,62 @@ def _named(name: str) -> Any:
     return getattr(found, attribute)
 
 
-def _set_torch_threads(threads: int) -> None:
+def _set_torch_threads(threads: int | None) -> None:
     torch = sys.modules.get("torch")
-    if torch is not None:
+    if torch is not None and threads is not None:
         torch.set_num_threads(threads)
 
 
-def _leave() -> NoReturn:
-    """Now, whatever other threads do."""
+def _exit_now() -> NoReturn:
+    """End this process, whatever other threads do."""
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)
 
 
-def _watch(end: socket.socket) -> None:
-    """Until the other side is gone. Reads nothing: that is the event loop's."""
+def _watch_parent(end: socket.socket) -> None:
+    """Exit when the other side is gone. Reads nothing: that is the event loop's work."""
     poll = select.poll()
     poll.register(end, 0)  # hanging up is always reported
     poll.poll()
-    _leave()
+    _exit_now()
 
 
-def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        _leave()
+def _contain(descriptor: int) -> None:
+    """Fork. Returns in the inner process; the outer one waits for the end of either side, and leaves nothing behind."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans()
+    outer = os.getpid()
+    inner = os.fork()
+    if inner == 0:
+        if not die_with_parent(outer):
+            os._exit(1)
+        return
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    poll.register(os.pidfd_open(inner), select.POLLIN)
+    poll.poll()
+    code = kill_children().get(inner, 0)
+    os._exit(code if code >= 0 else SIGNAL_BASE - code)
 
 
-def main(descriptor: int, parent: int) -> NoReturn:
+def main(descriptor: int | str, parent: int | str, *options: str) -> NoReturn:
     """Serve on the socket `descriptor` until `parent` is gone."""
     faulthandler.enable()
-    _die_with(parent)
-    end = socket.socket(fileno=descriptor)
-    threading.Thread(target=_watch, args=(end,), name="parent", daemon=True).start()
+    if not die_with_parent(int(parent)):
+        _exit_now()
+    if "contained" in options and sys.platform == "linux":
+        _contain(int(descriptor))
+    end = socket.socket(fileno=int(descriptor))
+    threading.Thread(target=_watch_parent, args=(end,), name="parent", daemon=True).start()
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
-            wire = MessageProtocol(lambda message: server.message(message), _leave)
-            server = CallServer(group, wire.send)
-            await loop.create_connection(lambda: wire, sock=end)
+            protocol = MessageProtocol(lambda message: server.take_message(message), _exit_now)
+            server = CallServer(group, protocol.send)
+            await loop.create_connection(lambda: protocol, sock=end)
             await loop.create_future()  # until the socket is closed
 
     try:
@@ -158,4 +173,4 @@ def main(descriptor: int, parent: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*sys.argv[1:])

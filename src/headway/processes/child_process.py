@@ -1,12 +1,11 @@
-"""Children: processes of our own that answer calls.
+"""Starts child processes that answer calls, and programs of others that end with this process.
 
-    child = await Child.start(ChildSpec(name="engine/0", target="package.module:function", host=…), timeout_s=60)
+    child = await ChildProcess.start(ChildSpec(name="engine/0", target="package.module:function", host=…), timeout_s=60)
 
 Guarantees: a child is a fresh interpreter that imports what its target needs and nothing of this program's main
 module. It has a session of its own, so that Ctrl-C reaches only this process. It ends when this process does, however
-that ended. When it ends by itself, everybody who waits for it is told at once how, with the last lines of its output,
-and processes of its own that it left behind are killed. Does not restart anything, and does not know what a child is
-for.
+that ended. When it ends by itself, every waiting call fails at once with how it ended and the last lines of its output,
+and processes that it left behind are killed. Nothing is restarted here; `RestartablePeer` does that.
 """
 
 from __future__ import annotations
@@ -18,26 +17,31 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from headway import errors
-from headway.cluster.base import ChildSpec, PeerLost, open_output_file, read_last_lines
+from headway.codec import encode
 from headway.errors import ConfigError
-from headway.processes.peer_messages import MessageProtocol, PendingCalls, encode_message
-
-__all__ = ["ChildProcess", "ChildSpec"]
+from headway.processes import parent_watchdog
+from headway.processes.base import ChildSpec, PeerLost
+from headway.processes.parent_watchdog import SIGNAL_BASE
+from headway.processes.peer_messages import MessageProtocol, PendingCalls
+from headway.processes.process_output import ProcessOutput
 
 LOOPBACK = "127.0.0.1"
+OLDEST_PYTHON = (3, 11)
+"""The oldest Python that the package runs under."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Read by libraries when they are loaded. On ARM, oneDNN listens to nothing else."""
+"""Read by libraries when they are loaded. On ARM, oneDNN reads nothing else."""
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads without work sleep: whoever shares the cores may have them."""
+"""Lets threads without work sleep, so that other processes can use the cores."""
 _END_S = 5.0
 """How long a child may take to end after it was asked to, before it is killed."""
+_MAIN = "headway.processes.child_main"
 
 
 class ProcessHandle(Protocol):
@@ -46,65 +50,71 @@ class ProcessHandle(Protocol):
     pid: int
 
     def wait(self) -> int:
-        """Its exit code, or minus the signal that ended it."""
+        """Return the exit code, or minus the signal that ended the process."""
         ...
 
 
-SpawnProcess = Callable[[ChildSpec, socket.socket, IO[bytes]], ProcessHandle]
-"""The child's end of the socket, and where its output goes."""
+SpawnProcess = Callable[[ChildSpec, socket.socket, int], ProcessHandle]
+"""Makes the process of a child, given the child's end of the socket and the descriptor that it writes its output to."""
 
 
 class ChildProcess:
-    """A `Peer` on this machine. Made by `start`."""
+    """A `Peer` in a process on this machine. Made by `start`."""
 
-    def __init__(self, spec: ChildSpec, process: ProcessHandle, output: IO[bytes]) -> None:
+    def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
-        self.pid = process.pid
+        self.pid = 0
         self.host = LOOPBACK
-        self.on_note: Callable[[Any], None] = lambda note: None
-        self.on_end: Callable[[str], None] = lambda how: None
-        self._process = process
-        self._output = output
-        self._wire = MessageProtocol(self._message, self._lost)
-        self._calls = PendingCalls(spec.name, self._wire.send)
+        self._on_note: Callable[[Any], None] = lambda note: None
+        self._on_end: Callable[[str], None] = lambda how: None
+        self._output = ProcessOutput(spec.log, limit=spec.output_limit, on_limit=self.kill)
+        self._protocol = MessageProtocol(self._take_message, self._lose_connection)
+        self._calls = PendingCalls(spec.name, self._protocol.send)
+        self._process: ProcessHandle | None = None
         self._connected = True
         self._closing = False
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """How it ended; set when it was reaped."""
+        """How the process ended; set when it was reaped."""
 
     @classmethod
     async def start(
         cls, spec: ChildSpec, timeout_s: float = 120.0, *, spawn: SpawnProcess | None = None
     ) -> ChildProcess:
-        """Returns when the target has returned. Raises what it raised, or `PeerLost`.
+        """Start a child and return when its target has returned. Raises what the target raised, or `PeerLost`.
 
-        `spawn` makes the process in another way than from a fresh interpreter.
+        `spawn` makes the process in another way than from a fresh interpreter with the modules of this one.
         """
-        try:
-            encode_message(dict(spec.args))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"not JSON: {error}", key=f"{spec.name}.args", value=dict(spec.args)) from error
-        ours, theirs = socket.socketpair()
-        with theirs:
-            output = open_output_file(spec.log)
-            process = (spawn or spawn_child)(spec, theirs, output)
-        child = cls(spec, process, output)
-        await asyncio.get_running_loop().create_connection(lambda: child._wire, sock=ours)
+        check_arguments(spec)
+        child = cls(spec)
+        await child._launch(spawn or spawn_child)
         try:
             async with asyncio.timeout(timeout_s):
                 await child.call("start", make_start_message(spec))
         except TimeoutError:
-            late = PeerLost(f"{spec.name} was not ready after {timeout_s:g} s{read_last_lines(child._output)}")
-            await child._end()
+            late = PeerLost(f"{spec.name} was not ready after {timeout_s:g} s{child._output.read_last_lines()}")
+            await child._kill_and_wait()
             raise late from None
         except BaseException:
-            await child._end()
+            await child._kill_and_wait()
             raise
         return child
+
+    async def _launch(self, spawn: SpawnProcess) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = spawn(self.spec, theirs, self._output.fileno())
+        self.pid = self._process.pid
+        await asyncio.get_running_loop().create_connection(lambda: self._protocol, sock=ours)
+        await self._output.listen()
 
     @property
     def alive(self) -> bool:
         return self._connected and not self._closing
+
+    def subscribe(
+        self, *, on_note: Callable[[Any], None] | None = None, on_end: Callable[[str], None] | None = None
+    ) -> None:
+        self._on_note, self._on_end = on_note or self._on_note, on_end or self._on_end
 
     async def call(self, method: str, *args: Any) -> Any:
         if self._ended.done():
@@ -118,81 +128,82 @@ class ChildProcess:
                 with suppress(Exception):
                     async with asyncio.timeout(grace_s):
                         await self.call("close")
-                self._wire.close()
+                self._protocol.close()
             await asyncio.wait([self._ended], timeout=grace_s)
         finally:
             self.kill()
         await asyncio.shield(self._ended)
 
     def kill(self) -> None:
+        if self._ended.done():
+            return
+        if self.spec.contained and self._connected:
+            self._protocol.abort()  # its outer process kills everything below itself
+            asyncio.get_running_loop().call_later(_END_S, self._kill_group)
+        elif not self.spec.contained:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
         if not self._ended.done():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    async def _end(self) -> None:
+    async def _kill_and_wait(self) -> None:
         self.kill()
         await asyncio.shield(self._ended)
 
-    def _message(self, message: Any) -> None:
+    def _take_message(self, message: Any) -> None:
         kind, *rest = message
         if kind == "note":
-            self.on_note(rest[0])
+            self._on_note(rest[0])
             return
-        self._calls.answered(kind, *rest)
+        self._calls.take_answer(kind, *rest)
 
-    def _lost(self) -> None:
+    def _lose_connection(self) -> None:
         """The socket is closed on one side: the process has ended, or is about to."""
-        self._connected = False
         if not self._closing:
             self.kill()
-        reaped = asyncio.get_running_loop().run_in_executor(None, _reaped, self._process)
-        reaped.add_done_callback(lambda done: None if done.cancelled() else self._over(done.result()))
+        self._connected = False
+        assert self._process is not None
+        reaped = asyncio.get_running_loop().run_in_executor(None, _reap, self._process)
+        reaped.add_done_callback(lambda done: None if done.cancelled() else self._finish(done.result()))
 
-    def _over(self, code: int) -> None:
-        how = f"{self.spec.name} (process {self.pid}) {_ending(code)}{read_last_lines(self._output)}"
+    def _finish(self, code: int) -> None:
+        how = f"{self.spec.name} (process {self.pid}) {self._describe_end(code)}{self._output.read_last_lines()}"
         self._output.close()
         self._ended.set_result(how)
-        self.on_end(how)
-        self._calls.lose(how)
+        self._on_end(how)
+        self._calls.fail_all(how)
+
+    def _describe_end(self, code: int) -> str:
+        if self._output.over_limit:
+            return f"was killed: it wrote more than {self.spec.output_limit >> 20} MB"
+        if self.spec.contained and code > SIGNAL_BASE:
+            code = SIGNAL_BASE - code
+        return describe_exit(code)
 
 
-def spawn_child(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """By this thread: the kernel ends a child together with the thread that made it."""
-    paths = os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))  # noqa: PTH109
-    return subprocess.Popen(
-        [sys.executable, "-m", "headway.processes.child_main", str(theirs.fileno()), str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **make_child_environment(spec)},
-        pass_fds=[theirs.fileno()],
-        start_new_session=True,
-    )
+def check_arguments(spec: ChildSpec) -> None:
+    """Raise `ConfigError` if the arguments of a child cannot be sent to it."""
+    try:
+        encode(dict(spec.args))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"not JSON: {error}", key=f"{spec.name}.args", value=dict(spec.args)) from error
 
 
 def make_child_environment(spec: ChildSpec) -> dict[str, str]:
-    """What a process that runs `spec` has in its environment before it loads any library."""
-    return {**dict.fromkeys(_THREADS, str(spec.threads)), **_PASSIVE, **spec.env}
+    """Return the variables that a process of `spec` needs before it loads any library."""
+    threads = {} if spec.threads is None else {**dict.fromkeys(_THREADS, str(spec.threads)), **_PASSIVE}
+    return {**threads, **spec.env}
 
 
 def make_start_message(spec: ChildSpec) -> Mapping[str, Any]:
-    """The argument of `start`."""
+    """Return the argument of the child's first call, `start`."""
     return {"target": spec.target, "host": spec.host, "args": dict(spec.args), "threads": spec.threads}
 
 
-def _reaped(process: ProcessHandle) -> int:
-    """Its exit code, once it has ended and its group with it. On a thread.
-
-    The group is killed before the process is reaped: until then its number belongs to nobody else.
-    """
-    with suppress(ChildProcessError):  # made by somebody else for us
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
-
-
-def _ending(code: int) -> str:
+def describe_exit(code: int) -> str:
+    """Say in words how a process ended, from its exit code or minus the signal."""
     if code >= 0:
         return f"ended with exit code {code}"
     with suppress(ValueError):
@@ -200,31 +211,138 @@ def _ending(code: int) -> str:
     return f"was killed by signal {-code}"
 
 
-OLDEST_PYTHON = (3, 11)
-"""Python that the package runs under."""
+def spawn_child(spec: ChildSpec, theirs: socket.socket, output: int) -> ProcessHandle:
+    """Start a fresh interpreter with the modules of this one, by this thread.
+
+    The kernel kills a child together with the thread that made it.
+    """
+    paths = os.pathsep.join(dict.fromkeys(_list_module_paths()))
+    return _spawn(["-m", _MAIN], spec, theirs, output, {"PYTHONPATH": paths})
+
+
+def spawn_isolated(flags: Sequence[str]) -> SpawnProcess:
+    """Return a way to start children whose environment has no variable that leads Python to our modules.
+
+    So programs that the child starts are not disturbed. `flags` are options of the interpreter.
+    """
+
+    def spawn(spec: ChildSpec, theirs: socket.socket, output: int) -> ProcessHandle:
+        code = f"import sys; sys.path[:] = {_list_module_paths()!r}; from {_MAIN} import main; main(*sys.argv[1:])"
+        return _spawn([*flags, "-c", code], spec, theirs, output, {})
+
+    return spawn
 
 
 def spawn_with_interpreter(python: str) -> SpawnProcess:
-    """How children are made by `python`."""
+    """Return a way to start children under another interpreter, whose libraries are others than ours.
 
-    def spawned(spec: ChildSpec, theirs: socket.socket, output: IO[bytes]) -> ProcessHandle:
-        return subprocess.Popen(
-            [python, "-P", "-m", "headway.processes.child_main", str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "PYTHONPATH": _alone().name, "PYTHONUNBUFFERED": "1", **make_child_environment(spec)},
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
+    Such a child finds this package and nothing else of ours: the package may lie among libraries which that interpreter
+    has in other versions. So its path has a directory with a link to the package. The interpreter must be at least
+    `OLDEST_PYTHON`, and have PyYAML where the child reads configurations.
+    """
+
+    def spawn(spec: ChildSpec, theirs: socket.socket, output: int) -> ProcessHandle:
+        return _spawn(
+            ["-P", "-m", _MAIN], spec, theirs, output, {"PYTHONPATH": make_package_directory().name}, python=python
         )
 
-    return spawned
+    return spawn
+
+
+def _spawn(
+    arguments: list[str],
+    spec: ChildSpec,
+    theirs: socket.socket,
+    output: int,
+    env: Mapping[str, str],
+    python: str = sys.executable,
+) -> ProcessHandle:
+    return subprocess.Popen(
+        [python, *arguments, str(theirs.fileno()), str(os.getpid()), *(["contained"] if spec.contained else [])],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **env, "PYTHONUNBUFFERED": "1", **make_child_environment(spec)},
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+    )
+
+
+def _list_module_paths() -> list[str]:
+    return [path or os.getcwd() for path in sys.path]  # noqa: PTH109
 
 
 @cache
-def _alone() -> tempfile.TemporaryDirectory[str]:
-    """A directory with this package in it; removed when this process ends."""
+def make_package_directory() -> tempfile.TemporaryDirectory[str]:
+    """Make a directory with nothing but this package in it. It is removed when this process ends."""
     made = tempfile.TemporaryDirectory(prefix="headway-path-")
     package = Path(errors.__file__).parent
     (Path(made.name) / package.name).symlink_to(package, target_is_directory=True)
     return made
+
+
+def _reap(process: ProcessHandle) -> int:
+    """Wait for the end of a process and of its group, and return its exit code. Runs on a thread.
+
+    The group is killed before the process is reaped: until then no other process can have its number.
+    """
+    with suppress(ChildProcessError):  # another process has made it for us
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+class WatchedProgram:
+    """A program that is not Headway's, which ends with this process, however that ended. Made by `start`.
+
+    A watchdog stands between the two: see `parent_watchdog`.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
+        self.pid = process.pid
+        """Process of the watchdog."""
+        self.stdout = process.stdout
+        self._process, self._lifeline = process, lifeline
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], *, env: Mapping[str, str], output: int, grace_s: float = 0.0
+    ) -> WatchedProgram:
+        """Start a command. It may take `grace_s` to end when it is told to. Raises `OSError`.
+
+        `output` is a descriptor that it writes to, or `subprocess.PIPE`; `env` is added to our environment.
+        """
+        theirs, ours = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(*parent_watchdog.COMMAND, "run", str(theirs), str(grace_s), *command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                env={**os.environ, **env},
+                pass_fds=[theirs],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        return cls(process, ours)
+
+    @property
+    def ending(self) -> bool:
+        """Whether it was told to end."""
+        return self._lifeline < 0
+
+    def end(self) -> None:
+        """Tell the program to end, and everything that it has started. Idempotent."""
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
+
+    async def wait(self) -> int:
+        """Wait for the end. Returns the exit code, or minus the signal that ended the program."""
+        code = await self._process.wait()
+        return code if code <= SIGNAL_BASE else SIGNAL_BASE - code

@@ -1,34 +1,91 @@
-"""The processes that vLLM starts from ours: none outlives it, and what they share is taken away after them.
+"""Ties processes to the life of this one. Runs as a script beside them: a killed process cannot tidy up itself.
 
-vLLM's processes do not notice when the one that started them is killed. All are of our process group, and a leash in a
-session of its own ends the group with us. Killed, they leave shared memory behind, 400 MB of it; Python's resource
-tracker takes it away once they are gone, if it is not killed with them: it gets a session of its own, too.
+    parent_watchdog.py group LIFELINE GROUP              kill the process group when the lifeline is closed
+    parent_watchdog.py run LIFELINE GRACE_S COMMAND…     run a command, and end it when the lifeline is closed
+
+The lifeline is the reading end of a pipe whose other end only this process holds: the kernel closes it, however this
+process ended. A watchdog has a session of its own, so that a signal to the group does not end it first. The file
+imports nothing of Headway and little of Python's library, as it runs under `python -IS` and must start fast.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Collection
 from contextlib import suppress
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-_LEASH = Path(__file__).with_name("leash.py")
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LINUX = sys.platform == "linux"
+_TRACKER = b"multiprocessing.resource_tracker"
+"""Removes the shared memory of killed processes once they are gone, and ends then. It is never killed."""
+_ROUNDS = 100
+"""How often to look for processes that are left, ten milliseconds apart."""
+COMMAND = (sys.executable, "-IS", __file__)
+"""How this file is run."""
+SIGNAL_BASE = 128
+"""A watchdog exits with this plus the signal that ended its command, as a shell does."""
+
+
+def die_with_parent(parent: int) -> bool:
+    """Ask the kernel to kill this process when its parent ends. Returns false if the parent is gone already."""
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def adopt_orphans(adopt: bool = True) -> None:
+    """From now on, a process below this one whose parent ends becomes a child of this one, or no longer. Linux only."""
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+
+
+def list_children() -> list[int]:
+    """Return the children of this process, also those that have ended and were not waited for."""
+    me, found = str(os.getpid()), []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            if entry.read_text().rpartition(")")[2].split()[1] == me:
+                found.append(int(entry.parent.name))
+    return found
+
+
+def kill_children(spared: Collection[int] = ()) -> dict[int, int]:
+    """Kill all children but the `spared`, and those that are adopted thereby. Returns their exit codes."""
+    codes: dict[int, int] = {}
+    while left := [pid for pid in list_children() if pid not in spared and not _is_tracker(pid)]:
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with suppress(ChildProcessError):
+                codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return codes
 
 
 def tie_process_group_to_parent() -> None:
-    """Before vLLM is started, in a process that leads its group. The other ends of both pipes end with us."""
-    _beside([sys.executable, "-IS", str(_LEASH), "{pipe}", str(os.getpgid(0))])
+    """Make sure that every process of our group ends with this one, which leads the group.
+
+    vLLM's processes do not notice when the one that started them is killed. Killed, they leave shared memory behind
+    (400 MB), which Python's resource tracker removes: it gets a session of its own, so that it survives the group.
+    """
+    from multiprocessing import resource_tracker
+
+    _start_beside([*COMMAND, "group", "{pipe}", str(os.getpgid(0))])
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is None:
-        tracker._fd = _beside([sys.executable, "-c", "from multiprocessing.resource_tracker import main; main({pipe})"])
+        code = "from multiprocessing.resource_tracker import main; main({pipe})"
+        tracker._fd = _start_beside([sys.executable, "-c", code])
 
 
-def _beside(command: list[str]) -> int:
-    """Run it in a session of its own, with the reading end of a pipe; the writing one is ours."""
+def _start_beside(command: list[str]) -> int:
+    """Start a command in a session of its own, with the reading end of a pipe. Returns the writing end."""
     theirs, ours = os.pipe()
     try:
         subprocess.Popen(
@@ -42,15 +99,94 @@ def _beside(command: list[str]) -> int:
     return ours
 
 
-def main(lifeline: int, group: int) -> None:
-    """Until nobody holds the other end."""
+# What follows runs in the watchdog.
+
+
+def watch_group(lifeline: int, group: int) -> None:
+    """Kill a process group when the lifeline is closed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    _wait_for_end_of(lifeline)
+    _signal_group(group, signal.SIGKILL)
+
+
+def run_command(lifeline: int, grace_s: float, command: list[str]) -> int:
+    """Run a command until it ends or the lifeline is closed, and leave no process behind. Returns its exit code.
+
+    When the lifeline is closed, the command's group gets SIGTERM, and after `grace_s` everything is killed. On Linux
+    the kernel kills the command with this watchdog, and processes that have left its group are killed too.
+    """
+    me = os.getpid()
+    adopt_orphans()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # only the lifeline decides
+    try:
+        program = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: die_with_parent(me)
+        )
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+
+    def end_with_lifeline() -> None:
+        _wait_for_end_of(lifeline)
+        if grace_s:
+            _signal_group(program.pid, signal.SIGTERM)
+            threading.Event().wait(grace_s)
+        _kill_group(program.pid)
+
+    threading.Thread(target=end_with_lifeline, daemon=True).start()
+    os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+    _kill_group(program.pid)  # while no other process can have its number
+    code = program.wait()
+    if _LINUX:
+        kill_children()
+    return code if code >= 0 else SIGNAL_BASE - code
+
+
+def _wait_for_end_of(lifeline: int) -> None:
     while os.read(lifeline, 1):
         pass
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, number)
+
+
+def _kill_group(group: int) -> None:
+    """Kill the members of a group but the resource tracker; all of them where these cannot be listed."""
+    for _ in range(_ROUNDS if _LINUX else 0):
+        left = _list_members(group)
+        if not left:
+            return
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        threading.Event().wait(0.01)
+    _signal_group(group, signal.SIGKILL)
+
+
+def _list_members(group: int) -> list[int]:
+    """Return the processes of a group that run, but the resource tracker."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, theirs = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:3]
+            if int(theirs) == group and state not in b"ZX" and not _is_tracker(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+def _is_tracker(pid: int) -> bool:
+    with suppress(OSError):
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    mode, pipe, *rest = sys.argv[1:]
+    if mode == "group":
+        watch_group(int(pipe), int(rest[0]))
+    else:
+        sys.exit(run_command(int(pipe), float(rest[0]), rest[1:]))

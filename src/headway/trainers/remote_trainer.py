@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeer, StartPeer
 from headway.errors import (
     BackendError,
     ConfigError,
@@ -28,6 +27,7 @@ from headway.errors import (
     TrainerError,
     TransferError,
 )
+from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeer, StartPeer
 from headway.trainers.base import Trainer
 from headway.types import Batch, SampleGroup
 from headway.weights.base import Bucket, Manifest
@@ -43,7 +43,7 @@ class RestartableChild(Protocol):
     """One child after the other, or several that live and die together; once lost, down until `restart`."""
 
     async def start(self) -> None: ...
-    async def ask(self, method: str, *args: Any, otherwise: type[BackendError]) -> Any: ...
+    async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any: ...
     async def restart(self) -> None: ...
     async def close(self) -> None: ...
 
@@ -84,7 +84,7 @@ class RemoteTrainer:
 
     async def ask(self, method: str, *args: Any, otherwise: type[BackendError] = TrainerError) -> Any:
         """Call the child. Errors that are not ours become `otherwise`."""
-        return await self._child.ask(method, *args, otherwise=otherwise)
+        return await self._child.call(method, *args, failure=otherwise)
 
     def _told(self, version: int) -> None:
         self.version = version

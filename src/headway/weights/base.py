@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from headway.codec import register_records
 from headway.errors import EngineCrashed, TransferError
 
 
@@ -94,6 +95,9 @@ class IpcSlice:
     size: int
 
 
+register_records(
+    *(TensorEntry, Manifest, SharedSlice, FileSlice, ObjectSlice, IpcSlice, ReceivedBuffer, UnchangedBucket)
+)
 PayloadRef = SharedSlice | FileSlice | ObjectSlice | IpcSlice | ReceivedBuffer | UnchangedBucket
 """Payloads that cross to another process as they are: they say where the bytes are."""
 
@@ -121,6 +125,9 @@ class Bucket:
     checksum: str
     payload: Any = field(repr=False)
     """A buffer, one of `PayloadRef`, a `DevicePayload`, or in the simulator the checksum of what arrived."""
+
+
+register_records(Bucket)
 
 
 def payload_size(payload: Any) -> int:

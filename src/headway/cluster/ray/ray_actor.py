@@ -17,13 +17,13 @@ from typing import Any
 
 import ray
 
+from headway.codec import decode, encode
 from headway.errors import ConfigError, HeadwayError
 from headway.processes.child_main import CallServer
 from headway.processes.peer_messages import (
-    decode_message,
     deliver_frame,
     encode_error,
-    encode_message,
+    encode_frame,
     split_frames,
 )
 
@@ -44,7 +44,7 @@ class Outbox:
 
     def send(self, message: Any) -> None:
         """Raises `TypeError` or `ValueError` for what cannot travel."""
-        self._frames.append(encode_message(message, self._refs))
+        self._frames.append(encode_frame(message, self._refs))
         if message[0] != "note":
             self.filled.set()
         elif self._later is None:
@@ -73,9 +73,9 @@ class ActorServer:
     async def prepare(self, setup: bytes) -> bytes:
         """Make this process one of ours. Answers with what it is, or with why it cannot be."""
         try:
-            return encode_message(("done", _prepared(_read(setup))))
+            return encode(("done", _prepared(_read(setup))))
         except HeadwayError as error:
-            return encode_message(("fail", encode_error(error)))
+            return encode(("fail", encode_error(error)))
 
     async def serve(self) -> AsyncIterator[Parcel]:
         """Answers and notes, until the actor ends."""
@@ -98,12 +98,12 @@ class ActorServer:
             data, refs = self._arrived.pop(self._next)
             self._next += 1
             for frame in split_frames(data):
-                if not deliver_frame(frame, self._server.message, refs):
+                if not deliver_frame(frame, self._server.take_message, refs):
                     os._exit(1)  # nobody would know what is missing
 
 
 def _read(frame: bytes) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = decode_message(memoryview(frame)[8:])
+    found: Mapping[str, Any] = decode(frame)
     return found
 
 

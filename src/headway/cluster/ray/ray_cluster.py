@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from headway.cluster.base import ChildSpec, Peer, PeerLost
 from headway.cluster.ray.ray_session import (
     LOCAL,
     connect_to_ray,
@@ -33,6 +32,7 @@ from headway.cluster.ray.resource_requests import (
     format_resources,
     group_into_bundles,
 )
+from headway.processes.base import ChildSpec, Peer, PeerLost
 
 _LOOK_S = 1.0
 

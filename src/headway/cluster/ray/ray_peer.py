@@ -15,23 +15,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from headway.cluster.base import ChildSpec, PeerLost, open_output_file, read_last_lines
 from headway.cluster.ray.ray_actor import Outbox, Parcel
-from headway.errors import ConfigError
-from headway.processes.child_process import make_child_environment, make_start_message
+from headway.codec import decode, encode
+from headway.processes.base import ChildSpec, PeerLost
+from headway.processes.child_process import check_arguments, make_child_environment, make_start_message
 from headway.processes.peer_messages import (
     PendingCalls,
     decode_error,
-    decode_message,
     deliver_frame,
-    encode_message,
     split_frames,
 )
+from headway.processes.process_output import ProcessOutput
 
 _END_S = 5.0
 _BECAUSE = re.compile(r"The actor (?:is dead|died) because (.*)")
@@ -43,13 +42,13 @@ _ADVICE = re.compile(
 class RayPeer:
     """Made by `start`."""
 
-    def __init__(self, spec: ChildSpec, actor: Any, output: IO[bytes]) -> None:
+    def __init__(self, spec: ChildSpec, actor: Any, output: ProcessOutput) -> None:
         self.spec = spec
         self.pid = 0
         """On its node."""
         self.node = self.host = ""
-        self.on_note: Callable[[Any], None] = lambda note: None
-        self.on_end: Callable[[str], None] = lambda how: None
+        self._on_note: Callable[[Any], None] = lambda note: None
+        self._on_end: Callable[[str], None] = lambda how: None
         self._actor, self._output = actor, output
         self._outbox, self._numbers, self._shipping = Outbox(), count(), False
         self._calls = PendingCalls(spec.name, self._send)
@@ -67,22 +66,19 @@ class RayPeer:
         `actor` makes the actor. `here`: it works in the directory of this process and finds modules where this one
         does, as far as its node has them. `waits_for`: what it is to be given, for the error when it is not.
         """
-        try:
-            encode_message(dict(spec.args))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"not JSON: {error}", key=f"{spec.name}.args", value=dict(spec.args)) from error
+        check_arguments(spec)
         try:
             made = actor()
         except (RayError, RuntimeError, ValueError) as error:
             raise PeerLost(f"{spec.name} cannot be placed: {error}") from error
-        peer = cls(spec, made, open_output_file(spec.log))
+        peer = cls(spec, made, ProcessOutput(spec.log))
         try:
             async with asyncio.timeout(timeout_s):
                 await peer._prepare(here)
                 await peer.call("start", make_start_message(spec))
         except TimeoutError:
             what = "started" if peer.pid else f"placed: it waits for {waits_for}"
-            late = PeerLost(f"{spec.name} was not {what} after {timeout_s:g} s{read_last_lines(peer._output)}")
+            late = PeerLost(f"{spec.name} was not {what} after {timeout_s:g} s{peer._output.read_last_lines()}")
             await peer._end()
             raise late from None
         except BaseException:
@@ -93,6 +89,11 @@ class RayPeer:
     @property
     def alive(self) -> bool:
         return not (self._closing or self._ended.done())
+
+    def subscribe(
+        self, *, on_note: Callable[[Any], None] | None = None, on_end: Callable[[str], None] | None = None
+    ) -> None:
+        self._on_note, self._on_end = on_note or self._on_note, on_end or self._on_end
 
     async def call(self, method: str, *args: Any) -> Any:
         if self._ended.done():
@@ -120,13 +121,13 @@ class RayPeer:
                 self._over("was never up")
 
     async def _prepare(self, here: bool) -> None:
-        setup = encode_message(_setup(self.spec, self._output, here=here))
+        setup = encode(_setup(self.spec, self._output, here=here))
         self._listening = asyncio.create_task(self._listen(), name=f"listen/{self.spec.name}")
         try:
             answer = await self._actor.prepare.remote(setup)
         except RayError as error:
             raise PeerLost(await asyncio.shield(self._ended)) from error
-        kind, value = decode_message(memoryview(answer)[8:])
+        kind, value = decode(answer)
         if kind == "fail":
             raise decode_error(value)
         self.pid, self.node, self.host = value["pid"], value["node"], value["host"]
@@ -179,20 +180,20 @@ class RayPeer:
     def _message(self, message: Any) -> None:
         kind, *rest = message
         if kind == "note":
-            self.on_note(rest[0])
+            self._on_note(rest[0])
         else:
-            self._calls.answered(kind, *rest)
+            self._calls.take_answer(kind, *rest)
 
     def _over(self, how: str) -> None:
         where = f"actor, process {self.pid} on {self.node}" if self.pid else "actor"
-        text = f"{self.spec.name} ({where}) {how}{read_last_lines(self._output)}"
+        text = f"{self.spec.name} ({where}) {how}{self._output.read_last_lines()}"
         self._output.close()
         self._ended.set_result(text)
-        self.on_end(text)
-        self._calls.lose(text)
+        self._on_end(text)
+        self._calls.fail_all(text)
 
 
-def _setup(spec: ChildSpec, output: IO[bytes], *, here: bool) -> dict[str, Any]:
+def _setup(spec: ChildSpec, output: ProcessOutput, *, here: bool) -> dict[str, Any]:
     named = f"/proc/{os.getpid()}/fd/{output.fileno()}" if spec.log is None else str(spec.log.resolve())
     return {
         "env": {**make_child_environment(spec), "PYTHONUNBUFFERED": "1"},

@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
-from headway.cluster.base import open_output_file, read_last_lines
 from headway.engines.servers import server_guard
 from headway.errors import EngineCrashed
+from headway.processes.process_output import open_output_file, read_last_lines
 
 _GRACE_S = 5.0
 _CAUSE = re.compile(rb"(?m)^(?:.*\] )?([\w.]*(?:Error|Exception): .+)$")

@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from headway.cluster.base import ChildSpec, Peer, PeerFailed, PeerLost, StartPeer
 from headway.errors import BackendError, ConfigError, HeadwayError, TrainerCrashed
+from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, StartPeer
 from headway.trainers.remote_trainer import RemoteTrainer, RestartableChild
 
 RANK_HOST = "headway.trainers.sharded.rank_host:RankHost"
@@ -98,12 +98,12 @@ class RankProcesses:
                 raise error.__cause__ from None
             raise
 
-    async def ask(self, method: str, *args: Any, otherwise: type[BackendError]) -> Any:
-        """What rank 0 returns. Errors that are not ours become `otherwise`."""
+    async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any:
+        """What rank 0 returns. Errors that are not ours become `failure`."""
         peers = await self._up()
         asked = peers[:1] if method in _OF_RANK_0 else peers
         calls = [asyncio.ensure_future(peer.call(method, *args)) for peer in asked]
-        work = asyncio.ensure_future(self._answer(method, calls, otherwise))
+        work = asyncio.ensure_future(self._answer(method, calls, failure))
         self._work.add(work)
         work.add_done_callback(self._ended)
         return await asyncio.shield(work)
@@ -139,9 +139,9 @@ class RankProcesses:
         """All known to each other, each with its trainer."""
         self._check()  # closed, while they were started
         first = self._peers[0]
-        first.on_note = self._on_note
+        first.subscribe(on_note=self._on_note)
         for peer in self._peers:
-            peer.on_end = self._lose
+            peer.subscribe(on_end=self._lose)
         where = first.host
         try:
             async with asyncio.timeout(self._meet_s):
@@ -152,7 +152,7 @@ class RankProcesses:
             hosts = ", ".join(dict.fromkeys(peer.host for peer in self._peers))
             raise PeerLost(f"ranks on {hosts} were not ready after {self._meet_s:g} s; they meet at {where}") from None
 
-    async def _answer(self, method: str, calls: Sequence[asyncio.Future[Any]], otherwise: type[BackendError]) -> Any:
+    async def _answer(self, method: str, calls: Sequence[asyncio.Future[Any]], failure: type[BackendError]) -> Any:
         _, late = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
         if late:
             _, late = await asyncio.wait(late, timeout=self._grace_s)
@@ -170,7 +170,7 @@ class RankProcesses:
             self._lose(f"{self.name}: {method} failed in some ranks and not in others: {first}")
             raise TrainerCrashed(self._down) from first
         if isinstance(first, PeerFailed):
-            raise otherwise(f"{self.name}: {first}") from first
+            raise failure(f"{self.name}: {first}") from first
         raise first
 
     def _ended(self, work: asyncio.Future[Any]) -> None:
@@ -190,7 +190,7 @@ class RankProcesses:
         """Those there were; what becomes of them is nothing to us."""
         peers, self._peers = self._peers, []
         for peer in peers:
-            peer.on_end = lambda how: None
+            peer.subscribe(on_end=lambda how: None)
         return peers
 
     def _lose(self, reason: str) -> None:

@@ -1,0 +1,199 @@
+"""A peer is a part of the run in a process of its own.
+
+It is asked by calls: a method's name with records as arguments. What it sends without being asked are notes. Notes and
+answers arrive in the order in which they were sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from headway.errors import BackendError, ConfigError, HeadwayError
+
+
+class PeerLost(BackendError):
+    """The peer ended, with everything it held. The message says how it ended and what it last wrote."""
+
+    fatal = True
+
+
+class PeerFailed(BackendError):
+    """A call raised an error in the peer that is none of Headway's, or could not be sent. The peer still answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """What to run in a process of its own."""
+
+    name: str
+    """Shown in errors, such as `engine/0`."""
+    target: str
+    """`module:function`. It is called in the child with `args` and returns the object to be served."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Values that can be encoded. A `JsonValue` arrives as plain JSON."""
+    threads: int | None = 1
+    """Threads of OpenMP, BLAS and torch. `None`: as the libraries decide."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of this process."""
+    log: Path | None = None
+    """The child's output is appended here. `None`: it is kept until the child ends, for the last lines of an error."""
+    host: str = ""
+    """`module:class` that answers calls for what `target` returns. Filled in by the class that calls the child."""
+    contained: bool = False
+    """On Linux: when the child ends, so does every process below it, also one that has left the child's session."""
+    output_limit: int = 0
+    """Bytes of output after which the child is killed. 0: no limit. With a limit, the output is not kept in a file."""
+
+    def __post_init__(self) -> None:
+        module, _, function = self.target.partition(":")
+        if not (module and function):
+            raise ConfigError("names no function", key=f"{self.name}.target", value=self.target, hint="module:function")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError("at least one", key=f"{self.name}.threads", value=self.threads)
+
+
+class Peer(Protocol):
+    """An object in another process."""
+
+    host: str
+    """The address of its machine, at which other peers of the run reach it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still answer."""
+        ...
+
+    def subscribe(
+        self, *, on_note: Callable[[Any], None] | None = None, on_end: Callable[[str], None] | None = None
+    ) -> None:
+        """Call `on_note` with every note from now on, and `on_end` with how the peer ended, before waiting calls fail.
+
+        A function that is given replaces the one before; one that is left out stays.
+        """
+        ...
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Return what the method returns there, or raise what it raises. Cancelling the call cancels it there too.
+
+        Raises `PeerLost` if the peer ends before it has answered, and `PeerFailed` for errors that are not Headway's.
+        """
+        ...
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Let the peer close what it holds, then end it; kill it after `grace_s`. Idempotent."""
+        ...
+
+    def kill(self) -> None:
+        """End the peer now. Waiting calls fail. Idempotent."""
+        ...
+
+
+StartPeer = Callable[[ChildSpec], Awaitable[Peer]]
+"""Starts a peer. Raises `PeerLost`, or what the target raised, if it does not come up."""
+
+
+class RestartablePeer:
+    """Starts a peer when it is first needed. After a loss, it is down until `restart` starts another one.
+
+    `crashed` is the error that a loss becomes. `on_down` is called at every loss, restart and close, before waiting
+    calls fail. `greeting` is a method that a new peer must have answered before it counts as up.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        start: StartPeer,
+        *,
+        crashed: type[BackendError],
+        on_note: Callable[[Any], None],
+        on_down: Callable[[], None] = lambda: None,
+        greeting: str = "",
+        close_s: float = 5.0,
+    ) -> None:
+        self.name = spec.name
+        self.incarnation = 0
+        """Grows whenever the peer goes down, which tells an answer of an earlier peer from one of this."""
+        self._spec, self._start, self._greeting, self._close_s = spec, start, greeting, close_s
+        self._crashed, self._on_note, self._on_down = crashed, on_note, on_down
+        self._peer: Peer | None = None
+        self._starting = asyncio.Lock()
+        self._down_reason = ""
+        """Why it cannot be used until `restart`. Empty: it can."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether a peer is up and can answer."""
+        return self._peer is not None and self._peer.alive
+
+    async def start(self) -> None:
+        """Start the peer. Raises `ConfigError` if it refuses its arguments, else `crashed`."""
+        await start_or_refuse(self._ensure_up, self._crashed)
+
+    async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any:
+        """Call a method of the peer. An error that is not Headway's becomes `failure`."""
+        peer = await self._ensure_up()
+        try:
+            return await peer.call(method, *args)
+        except PeerLost as error:
+            raise self._crashed(str(error)) from error
+        except PeerFailed as error:
+            raise failure(f"{self.name}: {error}") from error
+
+    async def restart(self) -> None:
+        """Kill the peer and start another."""
+        await self._end(f"{self.name} is restarted", kill=True)
+        self._down_reason = ""
+        await self._ensure_up()
+
+    async def close(self) -> None:
+        """End the peer. Idempotent."""
+        await self._end(f"{self.name} is closed", kill=False)
+
+    async def _ensure_up(self) -> Peer:
+        self._check_up()
+        async with self._starting:
+            self._check_up()
+            if self._peer is None:
+                try:
+                    peer = self._peer = await self._start(self._spec)
+                    peer.subscribe(
+                        on_note=self._on_note,
+                        on_end=lambda how: self._mark_down(how) if peer is self._peer else None,
+                    )
+                    if self._greeting:
+                        await peer.call(self._greeting)
+                except HeadwayError as error:
+                    self._mark_down(f"{self.name} does not come up: {error}")
+                    raise self._crashed(self._down_reason) from error
+            return self._peer
+
+    async def _end(self, reason: str, *, kill: bool) -> None:
+        self._mark_down(reason)
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            if kill:
+                peer.kill()
+            await peer.close(0.0 if kill else self._close_s)
+
+    def _mark_down(self, reason: str) -> None:
+        self._down_reason = reason
+        self.incarnation += 1
+        self._on_down()
+
+    def _check_up(self) -> None:
+        if self._down_reason:
+            raise self._crashed(self._down_reason)
+
+
+async def start_or_refuse(start: Callable[[], Awaitable[object]], crashed: type[BackendError]) -> None:
+    """Start something. Where it crashed because its configuration is wrong, raise that `ConfigError` instead."""
+    try:
+        await start()
+    except crashed as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        raise

@@ -1,0 +1,110 @@
+"""What a process writes: kept for the last lines of an error, appended to a log, or counted against a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+_TAIL_BYTES, _TAIL_LINES = 4000, 12
+_CAUSE = re.compile(rb"(?m)^(?:.*\] )?([\w.]*(?:Error|Exception): .+)$")
+"""The last line of a traceback, also behind what a log puts before every line."""
+_MOST_CAUSES, _LONGEST_CAUSE, _CAUSE_BYTES = 3, 400, 1 << 18
+
+
+class ProcessOutput(asyncio.Protocol):
+    """Where a process writes to: its log, a file that goes with it, or a pipe that counts.
+
+    With a `limit` the output is a pipe: it is read as it comes, all but the end is dropped, and `on_limit` is called
+    once when there was more than `limit` bytes.
+    """
+
+    def __init__(self, log: Path | None = None, *, limit: int = 0, on_limit: Callable[[], None] = lambda: None) -> None:
+        self.over_limit = False
+        self._limit, self._on_limit = limit, on_limit
+        self._tail, self._size = b"", 0
+        self._transport: asyncio.BaseTransport | None = None
+        self._file: IO[bytes]
+        if limit:
+            ours, theirs = os.pipe()
+            self._ours, self._file = os.fdopen(ours, "rb", buffering=0), os.fdopen(theirs, "wb", buffering=0)
+        else:
+            self._file = open_output_file(log)
+
+    def fileno(self) -> int:
+        """Return the descriptor that the process writes to."""
+        return self._file.fileno()
+
+    async def listen(self) -> None:
+        """Begin to read, once the process has its end. Does nothing for a file."""
+        if self._limit:
+            self._file.close()
+            loop = asyncio.get_running_loop()
+            self._transport, _ = await loop.connect_read_pipe(lambda: self, self._ours)
+
+    def data_received(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        self._size += len(data)
+        if self._size > self._limit and not self.over_limit:
+            self.over_limit = True
+            self._on_limit()
+
+    def read_last_lines(self) -> str:
+        """Return the last lines for an error message, each on a line of its own."""
+        if not self._limit:
+            return read_last_lines(self._file)
+        with suppress(OSError, ValueError):  # what was written and has not been read by the event loop yet
+            for data in iter(lambda: os.read(self._ours.fileno(), 1 << 16), b""):
+                self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        return _format_lines(self._tail)
+
+    def close(self) -> None:
+        """Stop reading, and close the file. Idempotent."""
+        if self._transport is not None:
+            self._transport.close()
+        self._file.close()
+
+
+def open_output_file(log: Path | None) -> IO[bytes]:
+    """Open the log of a process, or a file without a name that goes with the process."""
+    if log is None:
+        return tempfile.TemporaryFile()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("a+b")
+
+
+def read_last_lines(output: IO[bytes]) -> str:
+    """Return the last lines of a file for an error message; nothing where the file cannot be read."""
+    with suppress(OSError, ValueError):
+        size = os.fstat(output.fileno()).st_size
+        return _format_lines(os.pread(output.fileno(), _TAIL_BYTES, max(size - _TAIL_BYTES, 0)))
+    return ""
+
+
+def read_errors_and_last_lines(output: IO[bytes], begin: int = 0) -> str:
+    """Return the first errors that are named in a file from `begin` on, and its last lines.
+
+    A program of several processes ends with the words of the first, which only says that another has failed.
+    """
+    tail = read_last_lines(output)
+    return "".join(f"\n  | {cause}\n  | …" for cause in _find_causes(output, begin) if cause not in tail) + tail
+
+
+def _format_lines(data: bytes) -> str:
+    lines = data.decode("utf-8", "replace").strip().splitlines()[-_TAIL_LINES:]
+    return "".join(f"\n  | {line}" for line in lines)
+
+
+def _find_causes(output: IO[bytes], begin: int) -> list[str]:
+    """Return the first errors that are named in the file, each once."""
+    with suppress(OSError, ValueError):
+        size = os.fstat(output.fileno()).st_size
+        data = os.pread(output.fileno(), _CAUSE_BYTES, max(begin, size - _CAUSE_BYTES))
+        found = (match[1][:_LONGEST_CAUSE].decode("utf-8", "replace").strip() for match in _CAUSE.finditer(data))
+        return list(dict.fromkeys(found))[:_MOST_CAUSES]
+    return []

@@ -6,6 +6,9 @@ property of its type, so that recovery never parses text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class HeadwayError(Exception):
     """Base of everything raised on purpose."""
@@ -29,6 +32,12 @@ class ConfigErrors(ConfigError):
     def __init__(self, problems: list[ConfigError]) -> None:
         self.problems = problems
         super().__init__("\n".join(str(problem) for problem in problems))
+
+
+def suggest_close_match(name: str, known: Iterable[str]) -> str:
+    """Return ", did you mean 'x'?" for the known name closest to a misspelt one, or an empty text if none is close."""
+    close = get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 class IllegalTransition(HeadwayError):

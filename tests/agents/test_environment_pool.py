@@ -151,9 +151,9 @@ def test_environments_go_into_as_many_workers_as_they_ask_for() -> None:
     here = asyncio.run(hosts())
     assert {type(host) for host in here.values()} == {LocalEnvironmentHost}
     filled = asyncio.run(hosts(**{"train_env_manager.max_env_num_per_worker": 4}))
-    assert [host.most for host in filled.values()] == [8, 4], "6 episodes in 2 workers of 4, 2 in one"
+    assert [host.max_episodes for host in filled.values()] == [8, 4], "6 episodes in 2 workers of 4, 2 in one"
     asked = asyncio.run(hosts(**{"custom_envs.easy.workers": 3, "custom_envs.hard.concurrency": 2}))
-    assert asked["easy"].most == 3 and isinstance(asked["hard"], LocalEnvironmentHost)
+    assert asked["easy"].max_episodes == 3 and isinstance(asked["hard"], LocalEnvironmentHost)
 
 
 def test_variables_for_the_chat_template_reach_episodes_those_of_validation_too() -> None:

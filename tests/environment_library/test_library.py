@@ -8,12 +8,12 @@ import inspect
 import pytest
 
 from headway.environments.environment_registry import (
+    BUILT_IN_ENVIRONMENTS,
     check_environment_options,
     find_environment_class,
     list_environment_names,
     make_environment,
 )
-from headway.environments.library import LIBRARY_ENVIRONMENTS
 from headway.environments.text_environment import check_reply, read_traits
 from headway.errors import ConfigError
 from tests.sandbox.factory import refusal
@@ -21,7 +21,7 @@ from tests.sandbox.factory import refusal
 LIGHT = [name for name in ("repair", "shop", "sokoban", "tools") if name != "repair" or not refusal()]
 
 
-@pytest.mark.parametrize("name", LIBRARY_ENVIRONMENTS)
+@pytest.mark.parametrize("name", sorted(BUILT_IN_ENVIRONMENTS.keys() - {"gymnasium", "reasoning_gym"}))
 def test_every_name_leads_to_a_class_whose_options_have_names(name: str) -> None:
     factory = find_environment_class(name)
     assert name in list_environment_names()

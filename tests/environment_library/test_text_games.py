@@ -104,7 +104,7 @@ def test_java_does_not_outlive_a_killed_run() -> None:
 
 
 def test_a_process_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optional_dependencies, "_ENDING_S", 0.1)
+    monkeypatch.setattr(optional_dependencies, "_JAVA_EXIT_TIMEOUT_S", 0.1)
     deaf = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
     optional_dependencies.close_java_world(
         SimpleNamespace(_gateway=SimpleNamespace(java_process=deaf), close=lambda: None)

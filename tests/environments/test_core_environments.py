@@ -155,7 +155,7 @@ def test_environments_are_found_by_name_module_and_file(tmp_path: Path) -> None:
             return Reply()
 
     assert isinstance(make_environment("registered"), Registered)
-    with pytest.raises(ConfigError, match="is taken"):
+    with pytest.raises(ConfigError, match="is the name of another"):
         register_environment("frozen_lake")(Registered)
 
 

@@ -31,7 +31,7 @@ KINDS = ("here", "workers")
 def host(kind: str, name: str, places: int = 2, **options: Any) -> Host:
     path = f"{WORLDS}:{name}"
     if kind == "here":
-        return LocalEnvironmentHost(path, lambda: make_environment(path, **options), places=places)
+        return LocalEnvironmentHost(path, lambda: make_environment(path, **options), max_episodes=places)
     return WorkerEnvironmentHost(path, options, workers=places)
 
 
@@ -44,7 +44,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 async def entered(place: Host) -> Any:
-    seat = place.seat()
+    seat = place.make_slot()
     await seat.enter()
     return seat
 
@@ -243,7 +243,7 @@ def test_no_more_than_its_places_are_played_at_once(kind: str) -> None:
 
 def test_a_worker_with_several_seats_keeps_the_others_when_one_is_given_up() -> None:
     async def scenario() -> None:
-        place = WorkerEnvironmentHost(f"{WORLDS}:Bad", {"what": "loops"}, workers=1, seats=2)
+        place = WorkerEnvironmentHost(f"{WORLDS}:Bad", {"what": "loops"}, workers=1, episodes_per_worker=2)
         staying = await entered(place)
         await staying.open()
         await _given_up(place)
@@ -259,10 +259,10 @@ def test_workers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     note = tmp_path / "hangs"
     script = f"""
 import asyncio
-from headway.environments.worker_host import WorkerHost
+from headway.environments.worker_host import WorkerEnvironmentHost
 async def main():
-    host = WorkerHost("{WORLDS}:Bad", {{"what": "hangs", "note": {str(note)!r}}}, workers=1)
-    seat = host.seat()
+    host = WorkerEnvironmentHost("{WORLDS}:Bad", {{"what": "hangs", "note": {str(note)!r}}}, workers=1)
+    seat = host.make_slot()
     await seat.enter(); await seat.open(); await seat.reset(0, {{}}); await seat.step("go")
 asyncio.run(main())
 """

@@ -12,7 +12,8 @@ from headway.environments.base import Observation
 from headway.environments.chat_turns import ChatTurnEncoder
 from headway.environments.environment_registry import make_environment
 from headway.environments.local_host import LocalEnvironmentHost
-from headway.environments.text_episode import EpisodeRules, TextEpisode, truncate_at_stop
+from headway.environments.text_environment import truncate_at_stop
+from headway.environments.text_episode import EpisodeRules, TextEpisode
 from headway.errors import EnvironmentFailed
 from headway.types import FinishReason, Generation, Task, VersionRun
 from tests.contracts.environment_contract import EnvironmentContract
@@ -36,7 +37,9 @@ def said(text: str, *, ended: bool = True) -> Generation:
 def episode(name: str = "Guess", options: dict[str, Any] | None = None, **rules: Any) -> TextEpisode:
     path = f"tests.environments.sample_environments:{name}"
     host = LocalEnvironmentHost(path, lambda: make_environment(path, **(options or {})))
-    return TextEpisode(host.seat(), ChatTurnEncoder(TOKENIZER), EpisodeRules(**{"longest": 500, **rules}))
+    return TextEpisode(
+        host.make_slot(), ChatTurnEncoder(TOKENIZER), EpisodeRules(**{"max_episode_tokens": 500, **rules})
+    )
 
 
 async def play(one: TextEpisode, *texts: str) -> list[Observation]:
@@ -52,7 +55,7 @@ def test_what_the_policy_sees_and_what_is_known_at_the_end() -> None:
     assert TOKENIZER.decode(first.tokens) == (
         "<s><system>Guess a digit.</s>\n<user>Episode 1: a digit up to 9?</s>\n<assistant>"
     )
-    assert (first.most_tokens, first.stop, first.fresh) == (8, ("\n",), False)
+    assert (first.max_new_tokens, first.stop, first.starts_new_context) == (8, ("\n",), False)
     assert TOKENIZER.decode(wrong.tokens) == "\n<user>A digit!</s>\n<assistant>" and wrong.reward == -0.25
     assert right.done and not right.truncated and right.reward == 1.0
     assert right.info == {"turns": 2, "invalid": 1, "success": True}
@@ -69,12 +72,12 @@ def test_an_episode_is_cut_off_after_its_turns_and_after_too_many_malformed_ones
 
 def test_an_episode_ends_before_its_tokens_exceed_the_limit() -> None:
     async def lengths(longest: int) -> tuple[int, Observation]:
-        one = episode(longest=longest)
+        one = episode(max_episode_tokens=longest)
         seen = await one.reset(TASK)
         length = len(seen.tokens)
         while not seen.done:
-            assert seen.most_tokens is not None and 1 <= seen.most_tokens <= longest - length
-            made = said("1" * (seen.most_tokens - 1))
+            assert seen.max_new_tokens is not None and 1 <= seen.max_new_tokens <= longest - length
+            made = said("1" * (seen.max_new_tokens - 1))
             length += len(made.actions)
             seen = await one.step(made)
             length += len(seen.tokens)
@@ -91,7 +94,7 @@ def test_an_episode_ends_before_its_tokens_exceed_the_limit() -> None:
 
 def test_without_history_every_turn_begins_anew() -> None:
     first, second, third = asyncio.run(play(episode(history=False, template="{turn_idx}: {observation}"), "1", "2"))
-    assert first.fresh and second.fresh and third.fresh
+    assert first.starts_new_context and second.starts_new_context and third.starts_new_context
     start = "<s><system>Guess a digit.</s>\n<user>"
     assert TOKENIZER.decode(second.tokens) == f"{start}2: No.</s>\n<assistant>"
     assert TOKENIZER.decode(third.tokens) == f"{start}3: No.</s>\n<assistant>"
@@ -99,16 +102,16 @@ def test_without_history_every_turn_begins_anew() -> None:
 
 def test_engines_are_told_which_turns_another_one_follows_on() -> None:
     seen = asyncio.run(play(episode(max_steps=3), "1", "2"))
-    assert [one.goes_on for one in seen] == [True, True, False]
+    assert [one.expects_next_turn for one in seen] == [True, True, False]
     seen = asyncio.run(play(episode(history=False, max_steps=3), "1", "2"))
-    assert [one.goes_on for one in seen] == [False, False, False]
+    assert [one.expects_next_turn for one in seen] == [False, False, False]
 
 
 def test_the_run_may_say_it_in_its_own_words() -> None:
     frame = "{observation} ({actions_left} left, {max_response_length} tokens)"
     first, second = asyncio.run(play(episode(instructions="", template=frame, max_tokens=5), "1"))
     assert TOKENIZER.decode(first.tokens) == "<s><user>Episode 1: a digit up to 9? (4 left, 5 tokens)</s>\n<assistant>"
-    assert "No. (3 left, 5 tokens)" in TOKENIZER.decode(second.tokens) and second.most_tokens == 5
+    assert "No. (3 left, 5 tokens)" in TOKENIZER.decode(second.tokens) and second.max_new_tokens == 5
 
 
 def test_equal_texts_are_equal_states_whatever_stands_around_them() -> None:

@@ -85,7 +85,7 @@ class Forgetful(Observing):
     """Begins its context anew with every turn."""
 
     async def step(self, generation: Generation) -> Observation:
-        return replace(await super().step(generation), fresh=True)
+        return replace(await super().step(generation), starts_new_context=True)
 
 
 def test_a_context_may_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,9 +111,9 @@ def client(base_url: str, key: str) -> AsyncOpenAI:
 @asynccontextmanager
 async def served(stage: Stage, *, token: str | None = None, **limits: Any) -> AsyncIterator[World]:
     """A server in front of the hub, on a port of its own."""
-    world, dialect = World(stage), stage.made.dialect
-    direct = DirectCompletions(stage.hub, dialect, context_tokens=stage.made.context_tokens)
-    service = ServedModel(model="tiny", dialect=dialect, direct=direct)
+    world, template = World(stage), stage.made.template
+    direct = DirectCompletions(stage.hub, template, context_tokens=stage.made.context_tokens)
+    service = ServedModel(model="tiny", template=template, direct=direct)
     world.server = CompletionServer(service, token=token, limits=ServerLimits(shutdown_s=5, **limits))
     world.address = await world.server.start()
     try:
@@ -127,7 +127,7 @@ class Episodes(World):
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
-        self.endpoint = AgentEndpoint(stage.made.dialect)
+        self.endpoint = AgentEndpoint(stage.made.template)
         self._numbers = count()
 
     async def play(self, launch: AgentLauncher, *, data: dict[str, Any] | None = None, **options: Any) -> Episode:
@@ -135,8 +135,8 @@ class Episodes(World):
         number = next(self._numbers)
         settings = RunSettings(groups_per_step=1, sampling=SamplingParams(max_new_tokens=8))
         task = Task(position=number, data=data or {})
-        chosen = {"context_tokens": self.made.context_tokens, "model": "policy", **options}
-        agents = AgentEnvironmentFactory(launch=launch, endpoint=self.endpoint, dialect=self.made.dialect, **chosen)
+        chosen = {"context_tokens": self.made.context_tokens, **options}
+        agents = AgentEnvironmentFactory(launch=launch, endpoint=self.endpoint, **chosen)
         agent = EnvironmentAgent(sample_id=f"{number}.0", task=task, hub=self.hub, settings=settings)
         return await agent.run(agents(task))
 

@@ -18,9 +18,9 @@ from tests.contracts.environment_contract import EnvironmentContract
 
 
 @cache
-def dialect() -> ChatTemplate:
+def chat_template() -> ChatTemplate:
     tokenizer = make_character_tokenizer()
-    return ChatTemplate(tokenizer, ends=frozenset({tokenizer.eos_token_id}))
+    return ChatTemplate(tokenizer, end_tokens=frozenset({tokenizer.eos_token_id}))
 
 
 async def curious(base_url: str, api_key: str, model: str, task: dict[str, Any], calls: int) -> float:
@@ -36,7 +36,7 @@ async def curious(base_url: str, api_key: str, model: str, task: dict[str, Any],
 class TestForeignAgents(EnvironmentContract):
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         async def main() -> None:
-            self.endpoint = AgentEndpoint(dialect())
+            self.endpoint = AgentEndpoint(chat_template())
             try:
                 async with asyncio.timeout(30):
                     await scenario
@@ -47,7 +47,7 @@ class TestForeignAgents(EnvironmentContract):
 
     def agents(self, calls: int) -> AgentEnvironmentFactory:
         launch = make_function_launcher(curious, {"calls": calls})
-        return AgentEnvironmentFactory(launch=launch, endpoint=self.endpoint, dialect=dialect(), context_tokens=100)
+        return AgentEnvironmentFactory(launch=launch, endpoint=self.endpoint, context_tokens=100)
 
     def make(self, task: Task) -> AgentEnvironment:
         return self.agents(3)(task)
@@ -56,7 +56,7 @@ class TestForeignAgents(EnvironmentContract):
         return Task(position=0, data={"seed": 1})
 
     def generation(self) -> Generation:
-        tokens = dialect().encoded("4<end>")
+        tokens = chat_template().encode("4<end>")
         runs = (VersionRun(version=0, count=2),)
         return Generation(actions=tokens, logps=[-1.0, -1.0], runs=runs, finish=FinishReason.STOP)
 

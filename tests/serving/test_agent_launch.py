@@ -59,7 +59,7 @@ def test_a_program_plays_an_episode(stage: Stage, tmp_path: Path) -> None:
             launch = make_agent_launcher({"command": [sys.executable, "-S", str(program)]})
             episode = await world.play(launch, data={"question": "1+2="})
             assert episode.turns[0].reward == len(episode.turns[0].generation.actions)
-            assert "1+2=" in stage.made.dialect.decoded(episode.turns[0].observation)
+            assert "1+2=" in stage.made.template.decode(episode.turns[0].observation)
 
     stage.run(main())
 

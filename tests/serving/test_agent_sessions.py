@@ -91,7 +91,7 @@ def test_a_conversation_grows_by_exactly_what_was_sampled(stage: Stage) -> None:
             end = stage.made.policy.tokenizer.eos_token_id
             for before, turn in zip(episode.turns, episode.turns[1:], strict=False):
                 closed = before.generation.actions[-1] == end
-                text = stage.made.dialect.decoded(turn.observation, special=True)
+                text = stage.made.template.decode(turn.observation, keep_special_tokens=True)
                 assert text.startswith("<user>more" if closed else "<end><user>more") and text.endswith("<assistant>")
             assert not len(world.endpoint.sessions)
 
@@ -111,7 +111,7 @@ def test_a_rewritten_history_begins_a_context_of_its_own_and_an_old_one_can_be_t
             episode = await world.play(make_function_launcher(forgetful))
             assert [turn.fresh for turn in episode.turns] == [False, True, True]
             one, two, three = contexts(episode)
-            assert stage.made.dialect.decoded(two, special=True).endswith("<user>b<end><assistant>")
+            assert stage.made.template.decode(two, keep_special_tokens=True).endswith("<user>b<end><assistant>")
             known = [*one, *episode.turns[0].generation.actions]
             assert three[: len(known)] == known and len(three) > len(known)
             check_exact(stage.made, episode)
@@ -191,8 +191,8 @@ def test_text_completions_and_streams_are_turns_too(stage: Stage) -> None:
             episode = await world.play(make_function_launcher(plain))
             assert [turn.fresh for turn in episode.turns] == [False, False]
             assert len(episode.turns[0].generation.actions) <= 3
-            assert list(episode.turns[1].observation) == stage.made.dialect.encoded("\n")
-            assert episode.turns[1].reward == len(stage.made.dialect.decoded(episode.turns[1].generation.actions))
+            assert list(episode.turns[1].observation) == stage.made.template.encode("\n")
+            assert episode.turns[1].reward == len(stage.made.template.decode(episode.turns[1].generation.actions))
             check_exact(stage.made, episode)
 
     stage.run(main())
@@ -282,13 +282,13 @@ def test_a_tool_call_is_read_and_the_conversation_goes_on_behind_it(stage: Stage
 
     said = 'Let me see.<tool_call>{"name": "add", "arguments": {"b": 2, "a": 1}}</tool_call>'
     first = parse_chat_request({"model": "m", "messages": [user("1+2?")], "tools": [ADD]})
-    history = ConversationHistory(stage.made.dialect)
-    context = history.context(first)
-    tokens = [*stage.made.dialect.encoded(said), stage.made.policy.tokenizer.eos_token_id]
+    history = ConversationHistory(stage.made.template)
+    context = history.make_context(first)
+    tokens = [*stage.made.template.encode(said), stage.made.policy.tokenizer.eos_token_id]
     spoken = GeneratedTokens(tokens=tokens, logps=[0.0] * len(tokens), finish=FinishReason.STOP)
-    answer = make_choice(stage.made.dialect, first, spoken, "x")
-    assert answer.text == "Let me see." and answer.finish == "tool_calls"
-    (call,) = answer.calls
+    answer = make_choice(stage.made.template, first, spoken, "x")
+    assert answer.text == "Let me see." and answer.finish_reason == "tool_calls"
+    (call,) = answer.tool_calls
     assert (call.name, json.loads(call.arguments)) == ("add", {"a": 1, "b": 2})
     history.add(first, context, answer)
     arguments = '{"a": 1,"b":2}'  # as other programs write it
@@ -298,9 +298,9 @@ def test_a_tool_call_is_read_and_the_conversation_goes_on_behind_it(stage: Stage
         {"role": "assistant", "content": "Let me see. ", "tool_calls": [echoed], "refusal": None},
         {"role": "tool", "tool_call_id": call.call_id, "content": "3"},
     ]
-    following = history.context(parse_chat_request({"model": "m", "messages": back, "tools": [ADD]}))
-    assert not following.fresh
-    assert following.tokens == [*context.tokens, *tokens, *following.new]
-    assert stage.made.dialect.decoded(following.new, special=True) == "<tool>3<end><assistant>"
-    other = history.context(parse_chat_request({"model": "m", "messages": back}))
-    assert other.fresh and other.new == other.tokens
+    following = history.make_context(parse_chat_request({"model": "m", "messages": back, "tools": [ADD]}))
+    assert not following.starts_new_context
+    assert following.tokens == [*context.tokens, *tokens, *following.new_tokens]
+    assert stage.made.template.decode(following.new_tokens, keep_special_tokens=True) == "<tool>3<end><assistant>"
+    other = history.make_context(parse_chat_request({"model": "m", "messages": back}))
+    assert other.starts_new_context and other.new_tokens == other.tokens

@@ -30,7 +30,7 @@ def test_a_chat_is_answered_with_what_the_engine_makes_of_the_rendered_conversat
             wanted = await world.sampled(prompt, 12)
             choice = found.choices[0]
             assert choice.token_ids == list(wanted.actions)  # type: ignore[attr-defined]
-            assert choice.message.content == stage.made.dialect.decoded(wanted.actions)
+            assert choice.message.content == stage.made.template.decode(wanted.actions)
             assert choice.logprobs is not None and choice.logprobs.content is not None
             assert [one.logprob for one in choice.logprobs.content] == pytest.approx(list(wanted.logps), abs=1e-5)
             assert found.usage is not None
@@ -68,7 +68,7 @@ def test_completions_take_text_and_tokens_and_stop_where_they_are_told(stage: St
     async def main() -> None:
         async with served(stage) as world:
             client = world.client()
-            tokens = stage.made.dialect.encoded("3+5=", whole=True)
+            tokens = stage.made.template.encode("3+5=", add_special_tokens=True)
             ask: dict[str, Any] = {"model": "tiny", "seed": 1, "max_tokens": 30, "logprobs": 0}
             by_text = await client.completions.create(prompt="3+5=", **ask)
             by_tokens = await client.completions.create(prompt=tokens, **ask)
@@ -192,7 +192,7 @@ def test_a_token_is_asked_for_and_other_machines_only_with_one(stage: Stage) -> 
                 await world.client("wrong").models.list()
             assert (await world.client("s3cret").models.list()).data[0].id == "tiny"
             with pytest.raises(ConfigError, match="there is no token"):
-                await CompletionServer(ServedModel(model="m", dialect=stage.made.dialect)).start("0.0.0.0")
+                await CompletionServer(ServedModel(model="m", template=stage.made.template)).start("0.0.0.0")
 
     stage.run(main())
     with pytest.raises(ConfigError, match="is no port"):

@@ -30,7 +30,7 @@ def by_bytes() -> ChatTemplate:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
-    return ChatTemplate(fast, ends=frozenset())
+    return ChatTemplate(fast, end_tokens=frozenset())
 
 
 def ask(**options: Any) -> Any:
@@ -38,7 +38,7 @@ def ask(**options: Any) -> Any:
 
 
 def said(text: str) -> GeneratedTokens:
-    tokens = by_bytes().encoded(text)
+    tokens = by_bytes().encode(text)
     return GeneratedTokens(tokens=tokens, logps=[0.0] * len(tokens), finish=FinishReason.STOP)
 
 
@@ -52,12 +52,12 @@ def test_pieces_add_up_to_the_answer(text: str, tools: bool, stops: bool, size: 
     made = said(text)
     answer = make_choice(by_bytes(), asked, made, "x")
     stream = StreamingDetokenizer(by_bytes(), asked)
-    shown = "".join(stream.more(made.tokens[at : at + size]) for at in range(0, len(made.tokens), size))
+    shown = "".join(stream.add(made.tokens[at : at + size]) for at in range(0, len(made.tokens), size))
     assert "\ufffd" not in shown
-    if answer.calls:
+    if answer.tool_calls:
         assert answer.text.strip().startswith(shown.strip())
     else:
-        assert shown + stream.rest(answer.text) == answer.text
+        assert shown + stream.remaining(answer.text) == answer.text
     if stops:
         assert "stop" not in answer.text
 
@@ -65,13 +65,13 @@ def test_pieces_add_up_to_the_answer(text: str, tools: bool, stops: bool, size: 
 def test_calls_are_taken_out_and_what_is_none_stays() -> None:
     asked = ask(tools=[ADD])
     answer = make_choice(by_bytes(), asked, said(f"Well.{CALL} {BROKEN}{CALL}"), "x")
-    assert answer.text == f"Well. {BROKEN}" and answer.finish == "tool_calls"
-    assert [(call.call_id, call.name, call.arguments) for call in answer.calls] == [
+    assert answer.text == f"Well. {BROKEN}" and answer.finish_reason == "tool_calls"
+    assert [(call.call_id, call.name, call.arguments) for call in answer.tool_calls] == [
         ("call_x_0", "add", '{"a": 1}'),
         ("call_x_1", "add", '{"a": 1}'),
     ]
     plain = make_choice(by_bytes(), ask(), said(CALL), "x")
-    assert plain.text == CALL and not plain.calls and plain.finish == "stop"
+    assert plain.text == CALL and not plain.tool_calls and plain.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("text", ["[1]", '{"name": 3}', '{"name": "f", "arguments": "x"}', "[" * 5_000])

@@ -28,10 +28,10 @@ TWICE = "{% for message in messages %}{{ message['content'] + message['content']
 
 
 @cache
-def dialect(template: str = THINKING) -> ChatTemplate:
+def chat_template(template: str = THINKING) -> ChatTemplate:
     tokenizer = make_character_tokenizer()
     tokenizer.chat_template = template
-    return ChatTemplate(tokenizer, ends=frozenset({tokenizer.eos_token_id}))
+    return ChatTemplate(tokenizer, end_tokens=frozenset({tokenizer.eos_token_id}))
 
 
 def chat(*texts: str) -> Any:
@@ -46,67 +46,70 @@ def answered(
     history: ConversationHistory, ask: Any, text: str, speech: ChatTemplate, *, ended: bool = True
 ) -> TurnContext:
     """Have a call answered with a text."""
-    context = history.context(ask)
-    tokens = speech.encoded(text + ("<end>" if ended else ""))
+    context = history.make_context(ask)
+    tokens = speech.encode(text + ("<end>" if ended else ""))
     made = GeneratedTokens(tokens=tokens, logps=[0.0] * len(tokens), finish=FinishReason.STOP)
     history.add(ask, context, make_choice(speech, ask, made, "x"))
     return context
 
 
 def shown(tokens: list[int]) -> str:
-    return dialect().decoded(tokens, special=True)
+    return chat_template().decode(tokens, keep_special_tokens=True)
 
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_thoughts_stay_where_they_were_sampled(ended: bool) -> None:
-    history = ConversationHistory(dialect())
-    first = answered(history, chat("a"), "hm</think>b", dialect(), ended=ended)
-    second = history.context(chat("a", "hm</think>b", "c"))
-    assert not second.fresh and first.tokens == second.tokens[: len(first.tokens)]
+    history = ConversationHistory(chat_template())
+    first = answered(history, chat("a"), "hm</think>b", chat_template(), ended=ended)
+    second = history.make_context(chat("a", "hm</think>b", "c"))
+    assert not second.starts_new_context and first.tokens == second.tokens[: len(first.tokens)]
     assert shown(second.tokens) == "<user>a<end><assistant>hm</think>b<end><user>c<end><assistant>"
 
 
 def test_the_longest_conversation_that_fits_is_gone_on_with() -> None:
-    history, speech = ConversationHistory(dialect()), dialect()
+    history, speech = ConversationHistory(chat_template()), chat_template()
     answered(history, chat("a"), "b", speech)
     answered(history, chat("a", "b", "c"), "d", speech)
     answered(history, chat("x"), "y", speech)
-    again = history.context(chat("a", "b", "c", " d\n", "e"))
-    assert again.fresh and again.new == again.tokens
+    again = history.make_context(chat("a", "b", "c", " d\n", "e"))
+    assert again.starts_new_context and again.new_tokens == again.tokens
     assert shown(again.tokens).endswith("<assistant>d<end><user>e<end><assistant>")
-    last = history.context(chat("x", "y", "z"))
-    assert not last.fresh and shown(last.new) == "<user>z<end><assistant>"
-    rewritten = history.context(chat("a", "B", "c"))
-    assert rewritten.fresh and shown(rewritten.tokens) == "<user>a<end><assistant>B<end><user>c<end><assistant>"
+    last = history.make_context(chat("x", "y", "z"))
+    assert not last.starts_new_context and shown(last.new_tokens) == "<user>z<end><assistant>"
+    rewritten = history.make_context(chat("a", "B", "c"))
+    assert (
+        rewritten.starts_new_context
+        and shown(rewritten.tokens) == "<user>a<end><assistant>B<end><user>c<end><assistant>"
+    )
 
 
 def test_an_answer_ends_once() -> None:
-    speech = dialect(SPACED)
+    speech = chat_template(SPACED)
     history = ConversationHistory(speech)
     answered(history, chat("a"), "b", speech)
-    assert shown(history.context(chat("a", "b", "c")).tokens) == "a <end><user>b<end>c <end><user>"
+    assert shown(history.make_context(chat("a", "b", "c")).tokens) == "a <end><user>b<end>c <end><user>"
 
 
 def test_where_the_template_gives_no_way_the_context_begins_anew() -> None:
-    speech = dialect(TWICE)
+    speech = chat_template(TWICE)
     history = ConversationHistory(speech)
     answered(history, chat("a"), "b", speech, ended=False)
-    found = history.context(chat("a", "b", "c"))
-    assert found.fresh and shown(found.tokens) == "aabbcc"
+    found = history.make_context(chat("a", "b", "c"))
+    assert found.starts_new_context and shown(found.tokens) == "aabbcc"
 
 
 def test_a_template_that_refuses_says_so() -> None:
     with pytest.raises(RequestRefused, match="refuses these messages: no"):
-        ConversationHistory(dialect(STRICT)).context(chat("a", "b"))
+        ConversationHistory(chat_template(STRICT)).make_context(chat("a", "b"))
 
 
 def test_texts_and_tokens_go_on_too() -> None:
-    history, speech = ConversationHistory(dialect()), dialect()
+    history, speech = ConversationHistory(chat_template()), chat_template()
     answered(history, parse_text_request({"model": "m", "prompt": "1+"}), "2=", speech, ended=False)
-    more = history.context(parse_text_request({"model": "m", "prompt": "1+2=3"}))
-    assert not more.fresh and shown(more.new) == "3"
-    tokens = speech.encoded("1+2=")
-    by_tokens = history.context(parse_text_request({"model": "m", "prompt": [*tokens, 9, 8]}))
-    assert not by_tokens.fresh and by_tokens.new == [9, 8]
-    assert history.context(parse_text_request({"model": "m", "prompt": "1-"})).fresh
-    assert history.context(chat("1+")).fresh
+    more = history.make_context(parse_text_request({"model": "m", "prompt": "1+2=3"}))
+    assert not more.starts_new_context and shown(more.new_tokens) == "3"
+    tokens = speech.encode("1+2=")
+    by_tokens = history.make_context(parse_text_request({"model": "m", "prompt": [*tokens, 9, 8]}))
+    assert not by_tokens.starts_new_context and by_tokens.new_tokens == [9, 8]
+    assert history.make_context(parse_text_request({"model": "m", "prompt": "1-"})).starts_new_context
+    assert history.make_context(chat("1+")).starts_new_context

@@ -19,13 +19,13 @@ from tests.serving.factory import ready
 async def answer(hub: InferenceHub, made: PreparedServing, name: str) -> list[int]:
     progress = Progress()
     params = SamplingParams(max_new_tokens=5, temperature=0.0)
-    prompt = made.dialect.encoded("1+2=")
+    prompt = made.template.encode("1+2=")
     await hub.generate(Request(request_id=name, session=name, prompt=prompt, params=params), progress)
     return list(progress.actions)
 
 
 def test_an_engine_that_dies_is_restarted_with_its_weights(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_serving, "_LOOK_S", 0.01)
+    monkeypatch.setattr(policy_serving, "_WATCH_INTERVAL_S", 0.01)
 
     async def main() -> None:
         made = ready(model)

@@ -85,7 +85,7 @@ def _by_hand(name: str, options: dict[str, Any], seed: int) -> int:
     make_environment(name, **options)  # so that what is wrong with it is said as such
     host = LocalEnvironmentHost(name, lambda: make_environment(name, **options))
     with asyncio.Runner() as runner:
-        seat, earned = host.seat(), 0.0
+        seat, earned = host.make_slot(), 0.0
         try:
             traits = runner.run(seat.open())
             if traits.instructions:

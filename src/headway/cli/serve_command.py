@@ -74,8 +74,8 @@ async def _serve(ready: PreparedServing, args: argparse.Namespace) -> None:
     async with open_serving_hub(ready) as hub:
         service = ServedModel(
             model=args.name or Path(args.model).name or ready.policy.path.name,
-            dialect=ready.dialect,
-            direct=DirectCompletions(hub, ready.dialect, context_tokens=ready.context_tokens),
+            template=ready.template,
+            direct=DirectCompletions(hub, ready.template, context_tokens=ready.context_tokens),
             health=lambda: _health(hub),
         )
         server = CompletionServer(service, token=args.token, limits=limits)

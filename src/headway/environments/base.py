@@ -1,4 +1,4 @@
-"""The environment protocol, and the one-step environment that verifiable tasks are."""
+"""The environment protocol, and the one-step environment that verifiable tasks use."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ class Observation:
     """What the policy sees next, and what its last action earned."""
 
     tokens: Sequence[int] = ()
-    """Appended to the context before the next turn; never trained."""
-    fresh: bool = False
-    """The context begins anew with `tokens`: the next turn sees nothing of those before it."""
-    goes_on: bool = False
-    """Likely not the last turn, and the one after it will see all of this one: engines may keep what they computed."""
+    """Tokens appended to the context before the next turn. They are never trained."""
+    starts_new_context: bool = False
+    """The context restarts with `tokens`: the next turn sees nothing of the turns before it."""
+    expects_next_turn: bool = False
+    """Another turn that sees all of this one will probably follow, so engines may keep the KV cache."""
     state: str = ""
-    """Equal for equal states, where `tokens` also hold what is not of the state. Empty: not known."""
+    """A key that is equal for equal states, even if `tokens` also hold other text. Empty if unknown."""
     reward: float = 0.0
     done: bool = False
     truncated: bool = False
-    """With `done`: ended by a limit of ours, not by the environment."""
+    """Set together with `done` if a limit of the run ended the episode, not the environment."""
     info: Mapping[str, Any] = field(default_factory=dict)
     params: SamplingParams | None = None
-    """Overrides the run's sampling for the next turn."""
-    most_tokens: int | None = None
-    """The next turn has no more than these, whatever the sampling allows."""
+    """Sampling parameters of the next turn, if they differ from those of the run."""
+    max_new_tokens: int | None = None
+    """Upper bound on the tokens of the next turn, whatever the sampling parameters allow."""
     stop: tuple[str, ...] = ()
-    """Texts that end the next turn, besides those of the sampling."""
+    """Strings that end the next turn, besides those of the sampling parameters."""
     hint: Any = None
     """Passed to the engine with the next request; only simulated engines read it."""
 
 
 class Environment(Protocol):
-    """One episode's world. Blocking work sits behind a thread or process inside the implementation."""
+    """The environment of one episode. Implementations move blocking work to a thread or process."""
 
     async def reset(self, task: Task) -> Observation:
         """Start an episode. Raises `EnvironmentFailed`."""
         ...
 
     async def step(self, generation: Generation) -> Observation:
-        """Act with what the policy made. Raises `EnvironmentFailed`."""
+        """Apply the policy's turn. Raises `EnvironmentFailed`."""
         ...
 
     async def close(self) -> None:
@@ -54,27 +54,27 @@ class Environment(Protocol):
 
 @runtime_checkable
 class ConcurrencyLimitedEnvironment(Protocol):
-    """An environment of which only so many are played at once."""
+    """An environment that allows only a limited number of episodes at once."""
 
     async def enter(self) -> None:
-        """Wait for a place; the episode's clock does not run yet. `close` gives it back."""
+        """Wait for a free slot, before the episode's clock starts. `close` frees the slot."""
         ...
 
 
 class EnvironmentFactory(Protocol):
-    """Makes an environment for a task; `domain` decides which."""
+    """Makes an environment for a task; the task's `domain` selects which."""
 
     def __call__(self, task: Task) -> Environment: ...
 
 
 def extract_outcome(info: Mapping[str, Any]) -> dict[str, float]:
-    """What `info` says about how an episode went, for those who count: success, turns, invalid."""
+    """Return the numbers in an episode's `info` that statistics count: success, turns, invalid."""
     found = {name: info.get(name) for name in ("success", "turns", "invalid")}
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
 class SingleTurnEnvironment:
-    """Answer once, then done: RLVR as an environment."""
+    """Ends after one answer, which is all that a verifiable task needs."""
 
     __slots__ = ()
 

@@ -1,12 +1,13 @@
-"""Words as tokens: the chat template applied once a turn, and never to what the policy has said.
+"""Chat turns as tokens: the chat template is applied once per turn, and never to what the policy has sampled.
 
-An episode is  first(observation) · sampled · next(observation) · sampled · …  What was sampled stays as it was sampled,
-token for token; what stands between two turns (the end of the turn, the next message, the beginning of the answer) is
-read off the template once, when this is made.
+An episode is  opening · sampled · following observation · sampled · …  Sampled tokens stay as they were sampled. The
+text between two turns (the end of the turn, the next message, the beginning of the answer) is taken from the template
+once, when the encoder is made.
 
-Guarantees: the text of every episode is what the template makes of the same conversation, or the template is refused
-with a `ConfigError` before anything starts. A turn that ended at its end token is not ended twice, and one that was
-cut off, by length or by a stop string, is ended. What an environment says cannot be read as control tokens.
+Guarantees: the text of every episode is what the template makes of the same conversation; otherwise the template is
+refused with a `ConfigError` before anything starts. A turn that ended with its end token is not ended twice. A turn
+that was cut off, by length or by a stop string, gets the end that it lacks. Control tokens in what an environment says
+are removed.
 """
 
 from __future__ import annotations
@@ -18,99 +19,98 @@ from headway.errors import ConfigError
 
 TemplateMessage = dict[str, Any]
 _PROBE_TEXTS = ("alpha7", "bravo7", "charlie7", "delta7", "echo7")
-"""Contents that no template has a reason to change."""
+"""Message contents that no template has a reason to change."""
 
 
 class ChatTokenizer(Protocol):
-    """The part of a tokenizer that is needed."""
+    """The tokenizer methods that the encoder calls."""
 
     all_special_tokens: list[str]
 
     def apply_chat_template(
         self, conversation: list[TemplateMessage], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
     ) -> Any:
-        """The conversation as text, up to where the answer begins."""
+        """Render the conversation as text, up to where the answer begins."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         ...
 
 
 class ChatTurnEncoder:
-    """The tokens around the turns of one policy. `variables` are for its template, beside the messages."""
+    """Encodes the text around the turns of one policy. `variables` are passed to its chat template."""
 
     def __init__(
         self, tokenizer: ChatTokenizer, *, name: str = "the model", variables: Mapping[str, Any] | None = None
     ) -> None:
         self._tokenizer, self._name, self._variables = tokenizer, name, dict(variables or {})
         self._special = [token for token in tokenizer.all_special_tokens if token]
-        self._system = self._takes_system()
-        self._before, self._after = self._between()
-        self._check()
-        self._end = self._encoded(self._before)[0]
-        """The token that ends a turn, or at least the first of what does."""
+        self._has_system_role = self._accepts_system_message()
+        self._before, self._after = self._find_separators()
+        self._check_appends()
+        self._end_token = self._encode(self._before)[0]
+        """The token that ends a turn, or the first token of the text that does."""
 
-    def first(self, instructions: str, text: str) -> list[int]:
-        """Up to the first turn of the policy."""
-        return self._encoded(self._opening(self._clean(instructions), self._clean(text)))
+    def encode_opening(self, instructions: str, text: str) -> list[int]:
+        """Return the tokens up to the first turn of the policy."""
+        return self._encode(self._render_opening(self._clean(instructions), self._clean(text)))
 
-    def next(self, text: str, said: Sequence[int]) -> list[int]:
-        """What comes between a turn in which the policy `said` something and its next one."""
-        tokens = self._encoded(self._before + self._clean(text) + self._after)
-        return tokens[1:] if len(said) and said[-1] == self._end else tokens
+    def encode_following(self, text: str, generated: Sequence[int]) -> list[int]:
+        """Return the tokens between the turn `generated` and the next one, in which the environment says `text`."""
+        tokens = self._encode(self._before + self._clean(text) + self._after)
+        return tokens[1:] if len(generated) and generated[-1] == self._end_token else tokens
 
-    def _opening(self, instructions: str, text: str) -> str:
+    def _render_opening(self, instructions: str, text: str) -> str:
         if not instructions:
-            return self._rendered(_user_message(text))
-        if self._system:
-            return self._rendered({"role": "system", "content": instructions}, _user_message(text))
-        return self._rendered(_user_message(f"{instructions}\n\n{text}"))
+            return self._render(_user_message(text))
+        if self._has_system_role:
+            return self._render({"role": "system", "content": instructions}, _user_message(text))
+        return self._render(_user_message(f"{instructions}\n\n{text}"))
 
-    def _takes_system(self) -> bool:
-        """Some templates refuse a system message, some leave it out."""
+    def _accepts_system_message(self) -> bool:
+        """Return whether the template shows a system message; some templates refuse it, others drop it."""
+        system = {"role": "system", "content": _PROBE_TEXTS[0]}
         try:
-            return _PROBE_TEXTS[0] in self._rendered(
-                {"role": "system", "content": _PROBE_TEXTS[0]}, _user_message(_PROBE_TEXTS[1])
-            )
+            return _PROBE_TEXTS[0] in self._render(system, _user_message(_PROBE_TEXTS[1]))
         except ConfigError:
             return False
 
-    def _between(self) -> tuple[str, str]:
-        """The text from the end of an answer to the next message, and from there to the next answer."""
+    def _find_separators(self) -> tuple[str, str]:
+        """Return the text between an answer and the next message, and between that message and the next answer."""
         question, answer, following, *_ = _PROBE_TEXTS
-        text = self._rendered(_user_message(question), _assistant_message(answer), _user_message(following))
-        for word in (question, answer, following):
-            if text.count(word) != 1:
-                raise self._refused(f"writes {word!r} {text.count(word)} times where a message says it once", text)
+        text = self._render(_user_message(question), _assistant_message(answer), _user_message(following))
+        for probe in (question, answer, following):
+            if text.count(probe) != 1:
+                raise self._refuse(f"writes {probe!r} {text.count(probe)} times where a message says it once", text)
         before, after = text.split(answer)[1].split(following)
         if not before:
-            raise self._refused("puts nothing between an answer and the next message", text)
+            raise self._refuse("puts nothing between an answer and the next message", text)
         return before, after
 
-    def _check(self) -> None:
-        """That turns put together one by one are what the template makes of the whole."""
+    def _check_appends(self) -> None:
+        """Check that a conversation built turn by turn equals what the template makes of the whole."""
         one, two, three, four, five = _PROBE_TEXTS
-        whole = self._rendered(
+        whole = self._render(
             _user_message(one),
             _assistant_message(two),
             _user_message(three),
             _assistant_message(four),
             _user_message(five),
         )
-        built = self._opening("", one)
+        built = self._render_opening("", one)
         for answer, following in ((two, three), (four, five)):
             built += answer + self._before + following + self._after
         if built != whole:
-            raise self._refused("rewrites earlier turns, so that an episode cannot grow turn by turn", whole, built)
+            raise self._refuse("rewrites earlier turns, so that an episode cannot grow turn by turn", whole, built)
 
-    def _refused(self, problem: str, *texts: str) -> ConfigError:
+    def _refuse(self, problem: str, *texts: str) -> ConfigError:
         shown = " against ".join(repr(text) for text in texts)
         given = f", without {', '.join(self._variables)}" if self._variables else ""
         hint = f"{shown}; give the tokenizer a template that only appends{given}"
         return ConfigError(f"the chat template of {self._name} {problem}", hint=hint)
 
-    def _rendered(self, *messages: TemplateMessage) -> str:
+    def _render(self, *messages: TemplateMessage) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **self._variables
@@ -120,10 +120,11 @@ class ChatTurnEncoder:
             raise ConfigError(f"the chat template of {self._name} fails for {roles}: {error}") from error
         return str(text)
 
-    def _encoded(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def _clean(self, text: str) -> str:
+        """Remove control tokens; removing one may create another, so repeat until none is left."""
         while any(token in text for token in self._special):
             for token in self._special:
                 text = text.replace(token, "")

@@ -1,14 +1,14 @@
-"""What environments print is not shown: it would tear up the display of a run, and some print for ever.
+"""Discards what environments print, which would corrupt the live display of a run and may never end.
 
-Inside `discard_output()` whatever Python code writes to the standard streams is counted and dropped, for that task or thread
-alone; beyond the limit, printing raises, and the episode is lost with a reason. C code that writes to the descriptors
-themselves is heard in this process; in worker processes it is not.
+Inside `discard_output()` everything that Python code writes to the standard streams is counted and dropped, for that
+task or thread only. Printing beyond the limit raises, so the episode is lost with a reason. C code that writes to the
+file descriptors directly is still shown in this process; worker processes discard that too.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO
@@ -20,7 +20,7 @@ MAX_PRINTED_CHARACTERS = 16 << 20
 
 
 class OutputCounter:
-    """How much one environment has printed."""
+    """Counts the characters that one environment has printed."""
 
     __slots__ = ("count",)
 
@@ -37,9 +37,9 @@ _ACTIVE_COUNTER: ContextVar[OutputCounter | None] = ContextVar("printed", defaul
 
 
 @contextmanager
-def discard_output(printed: OutputCounter) -> Iterator[None]:
-    """Have what this task or thread prints counted instead of shown."""
-    token = _ACTIVE_COUNTER.set(printed)
+def discard_output(counter: OutputCounter) -> Iterator[None]:
+    """Count what this task or thread prints instead of showing it."""
+    token = _ACTIVE_COUNTER.set(counter)
     try:
         yield
     finally:
@@ -47,7 +47,7 @@ def discard_output(printed: OutputCounter) -> Iterator[None]:
 
 
 class StandardStreamFilter:
-    """Stands in for the standard streams while environments are played here."""
+    """Replaces stdout and stderr while environments run in this process, so that `discard_output` takes effect."""
 
     def __init__(self) -> None:
         self._streams = {name: _FilteredStream(getattr(sys, name)) for name in ("stdout", "stderr")}
@@ -55,28 +55,28 @@ class StandardStreamFilter:
             setattr(sys, name, stream)
 
     def close(self) -> None:
-        """Put the streams back, unless somebody else has replaced them since."""
+        """Restore the original streams, unless other code has replaced them since."""
         for name, stream in self._streams.items():
             if getattr(sys, name) is stream:
-                setattr(sys, name, stream.behind)
+                setattr(sys, name, stream.original)
 
 
 class _FilteredStream:
-    """A stream that listens to some and passes the others through."""
+    """Drops text written inside `discard_output` and passes everything else through."""
 
-    def __init__(self, behind: TextIO) -> None:
-        self.behind = behind
+    def __init__(self, original: TextIO) -> None:
+        self.original = original
 
     def write(self, text: str) -> int:
-        printed = _ACTIVE_COUNTER.get()
-        if printed is None:
-            return self.behind.write(text)
-        printed.add(len(text))
+        counter = _ACTIVE_COUNTER.get()
+        if counter is None:
+            return self.original.write(text)
+        counter.add(len(text))
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.behind, name)
+        return getattr(self.original, name)

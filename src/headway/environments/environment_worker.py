@@ -106,7 +106,7 @@ class _EpisodeServer:
 
     async def do_open(self, seat: int) -> dict[str, Any]:
         assert self._host is not None
-        self._seats[seat] = self._host.seat()
+        self._seats[seat] = self._host.make_slot()
         return asdict(await self._played(seat, self._seats[seat].open()))
 
     async def do_reset(self, seat: int, seed: int, data: Mapping[str, Any]) -> dict[str, Any]:

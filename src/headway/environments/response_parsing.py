@@ -1,7 +1,12 @@
-"""What a policy meant: the action inside what it said.
+"""Parses a policy's text: the answer, choice or command in it, and its tool calls.
 
-The last `<answer>…</answer>` counts where there is one, after any thinking; otherwise all of the text. Nothing is
-guessed: an action that cannot be told is none.
+Text up to `</think>` is dropped. The answer is the last `<answer>…</answer>`, or the whole text if there is none.
+Nothing is guessed: an ambiguous choice is none.
+
+Tool calls come in two styles: JSON objects between `<tool_call>` and `</tool_call>`, as Qwen and Hermes write them; or,
+without such tags, a text that is nothing but JSON in OpenAI's form: a message with `tool_calls`, one call, or a list of
+calls. Arguments may be an object or its JSON text. Something that looks like a call and cannot be parsed becomes a
+reason, never an answer.
 """
 
 from __future__ import annotations
@@ -14,19 +19,28 @@ from typing import Any
 
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _THINKING = re.compile(r"\A.*?</think>", re.DOTALL | re.IGNORECASE)
-
+_TOOL_CALL_THINKING = re.compile(r"\A.*?</think>", re.DOTALL)
+_TOOL_CALL_TAG = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_FENCED_JSON = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
 _MAX_COMMAND_CHARACTERS = 300
+_MAX_CALLS = 16
 
 
 def extract_answer(text: str) -> str:
-    """The answer without thinking and tags."""
-    spoken = _THINKING.sub("", text)
-    found = _ANSWER.findall(spoken)
-    return str(found[-1] if found else spoken).strip()
+    """Return the answer without thinking and tags."""
+    visible = _THINKING.sub("", text)
+    tagged = find_tagged_answer(visible)
+    return visible.strip() if tagged is None else tagged
+
+
+def find_tagged_answer(text: str) -> str | None:
+    """Return the content of the last `<answer>` tag, or `None` if there is no tag."""
+    found = _ANSWER.findall(text)
+    return str(found[-1]).strip() if found else None
 
 
 def extract_choice(text: str, options: Sequence[str]) -> str | None:
-    """The one of `options` that the answer is, or the only one that it names as a word of its own."""
+    """Return the option that equals the answer, or the only option that the answer contains as a word."""
     answer = extract_answer(text)
     for option in options:
         if answer.casefold() == option.casefold():
@@ -36,20 +50,14 @@ def extract_choice(text: str, options: Sequence[str]) -> str | None:
 
 
 def extract_command(text: str) -> str:
-    """The first line of the answer that is not empty, without a leading prompt sign: a command for a text world."""
+    """Return the first non-empty line of the answer, without a leading `>`: a command for a text game."""
     lines = [line.strip().lstrip(">").strip() for line in extract_answer(text).splitlines()]
     return next((" ".join(line.split())[:_MAX_COMMAND_CHARACTERS] for line in lines if line), "")
 
 
-_TOOL_CALL_TAG = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-_CALLS_THINKING = re.compile(r"\A.*?</think>", re.DOTALL)
-_FENCED_JSON = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
-_MAX_CALLS = 16
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedToolCall:
-    """One call as it was asked for."""
+    """One tool call as the policy wrote it."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -57,23 +65,21 @@ class ParsedToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedResponse:
-    """What one turn holds: calls and problems in order, or else an answer."""
+    """The content of one turn: tool calls in order, or else an answer."""
 
     calls: tuple[ParsedToolCall | str, ...] = ()
-    """Calls, and in the place of one that cannot be read the reason."""
+    """Calls in order; a call that cannot be parsed is replaced by the reason."""
     text: str = ""
-    """What was said besides, without thinking."""
+    """The rest of the text, without thinking."""
 
 
-def parse_tool_calls(spoken: str) -> ParsedResponse:
-    """The calls of a turn. A turn without any is an answer."""
-    text = _CALLS_THINKING.sub("", spoken).strip()
+def parse_tool_calls(response: str) -> ParsedResponse:
+    """Parse the tool calls of a turn. A turn without any is an answer."""
+    text = _TOOL_CALL_THINKING.sub("", response).strip()
     tagged = _TOOL_CALL_TAG.findall(text)
     if tagged:
-        return ParsedResponse(
-            calls=tuple(_parse_tagged_call(body) for body in tagged[:_MAX_CALLS]),
-            text=_TOOL_CALL_TAG.sub("", text).strip(),
-        )
+        calls = tuple(_parse_tagged_call(body) for body in tagged[:_MAX_CALLS])
+        return ParsedResponse(calls=calls, text=_TOOL_CALL_TAG.sub("", text).strip())
     if "</tool_call>" in text:
         return ParsedResponse(calls=("a </tool_call> without <tool_call>",))
     fenced = _FENCED_JSON.match(text)
@@ -88,14 +94,14 @@ def _parse_tagged_call(body: str) -> ParsedToolCall | str:
 
 
 def _parse_bare_json(text: str) -> ParsedResponse:
-    """OpenAI's form, recognised by its keys: other JSON may well be an answer."""
+    """Parse OpenAI's form, which is recognised by its keys: other JSON may be an answer."""
     if not text.startswith(("{", "[")):
         return ParsedResponse(text=text)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        looks = re.search(r'"(tool_calls|arguments|function)"\s*:', text)
-        return ParsedResponse(calls=(f"not valid JSON: {error}",)) if looks else ParsedResponse(text=text)
+        looks_like_call = re.search(r'"(tool_calls|arguments|function)"\s*:', text)
+        return ParsedResponse(calls=(f"not valid JSON: {error}",)) if looks_like_call else ParsedResponse(text=text)
     entries = value.get("tool_calls", value) if isinstance(value, dict) else value
     entries = entries if isinstance(entries, list) else [entries]
     if not entries or not all(isinstance(one, dict) and ("function" in one or "arguments" in one) for one in entries):

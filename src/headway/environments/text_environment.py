@@ -1,4 +1,4 @@
-"""Environments in words: what a user writes, at most twenty lines of it.
+"""Text environments: the protocol that users implement, usually in twenty lines.
 
     class Guess:
         instructions = "Guess my number between 1 and 9. Answer with the number alone."
@@ -15,13 +15,13 @@
             right = int(action) == self.secret
             return Reply("Right." if right else "Wrong.", reward=float(right), done=right, success=right)
 
-Methods may be `async`; those that are not run on threads. The class need not inherit from anything. Knows nothing of
-tokens: `headway.environments.chat_turns` turns words into tokens and back.
+Methods may be `async`; other methods run on threads. The class does not have to inherit from anything. Nothing here
+knows tokens: `headway.environments.chat_turns` converts text to tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
@@ -30,108 +30,109 @@ from typing import Any, Protocol
 from headway.errors import EnvironmentFailed
 
 MAX_REPLY_CHARACTERS = 1_000_000
-"""Characters of one reply. No policy reads more, and an environment that says more is broken."""
+"""Longest text of one reply. No policy reads more; an environment that returns more is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an environment says to an action, or at the start."""
+    """What an environment answers to an action, or says at the start."""
 
     text: str = ""
-    """Shown to the policy before its next turn. Of the last reply only people see it."""
+    """Text that the policy sees before its next turn. Only people see the text of the last reply."""
     reward: float = 0.0
-    """What the action earned. The reward of an episode is the sum."""
+    """Reward of the action. The reward of an episode is the sum."""
     done: bool = False
-    """The episode is over."""
+    """Whether the episode is over."""
     valid: bool = True
-    """The action was understood. Others are counted, and cost `invalid_penalty` where the run has one."""
+    """Whether the action was understood. Invalid actions are counted and cost the run's `invalid_penalty`."""
     success: bool | None = None
-    """Whether the task is solved; `None`: not known yet, which at the end of an episode means no."""
+    """Whether the task is solved. `None` means not known yet; at the end of an episode it counts as no."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the reward or the reader of a log should know; that of the last reply is kept. JSON values only."""
+    """JSON values for rewards and logs. The `info` of the last reply is kept with the episode."""
 
 
 class TextEnvironment(Protocol):
-    """One world in which one episode at a time is played. What else it may have is in `EnvironmentTraits` and `close()`."""
+    """An environment that plays one episode at a time. `EnvironmentTraits` and `close()` are optional."""
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str | Reply | Awaitable[str | Reply]:
-        """Begin an episode. Equal seeds and data begin equally: the members of a group get the same ones.
+        """Begin an episode. Equal seeds and data must begin equally, because the members of a group share them.
 
-        `data` is the task's own, empty where the seed says everything.
+        `data` holds the columns of the task's data row; it is empty if the task has only a seed.
         """
         ...
 
     def step(self, action: str) -> Reply | Awaitable[Reply]:
-        """Act. `action` is what the policy said, as it said it, without stop strings."""
+        """Apply an action: the policy's text as it was generated, without stop strings."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentTraits:
-    """What a class, or an object of it, says about itself by attributes of these names; all of them optional."""
+    """Optional attributes of these names by which a class, or an object of it, describes itself."""
 
     instructions: str = ""
-    """System message: what the policy has to know once."""
+    """System message of the episode."""
     max_steps: int | None = None
-    """Turns after which an episode is cut off. `None`: the environment ends it itself."""
+    """Turns after which an episode is truncated. `None`: the environment ends episodes itself."""
     max_tokens: int | None = None
-    """Longest answer of one turn. `None`: what the run allows."""
+    """Longest answer of one turn. `None`: the limit of the run."""
     stop: tuple[str, ...] = ()
-    """Texts that end a turn."""
+    """Strings that end a turn."""
     concurrency: int | None = None
-    """Episodes that may be played at once. `None`: any number."""
+    """Largest number of episodes at once. `None`: unlimited."""
     workers: int = 0
-    """Worker processes that it is best played in: more than 0 for whatever starts processes or may hang."""
+    """Recommended number of worker processes: more than 0 for environments that start processes or may hang."""
     reusable: bool = False
-    """`reset` makes it as good as new, so that one object serves episode after episode. `close()`, where there is
-    one, is called once the object is no longer needed, also after a failure."""
+    """`reset` restores the initial state, so one object can play many episodes. `close()`, if the class has one,
+    is called when the object is no longer needed, also after a failure."""
 
 
 def read_traits(environment: object) -> EnvironmentTraits:
-    """The traits of an environment or of its class. Raises `EnvironmentFailed` where one has a wrong type."""
+    """Return the traits of an environment or of its class. Raises `EnvironmentFailed` if one has a wrong type."""
     given = {name: getattr(environment, name) for name in EnvironmentTraits.__slots__ if hasattr(environment, name)}
     if isinstance(given.get("stop"), str | list):
         given["stop"] = (given["stop"],) if isinstance(given["stop"], str) else tuple(given["stop"])
     traits = EnvironmentTraits(**given)
     counts = (traits.max_steps, traits.max_tokens, traits.concurrency)
-    right = (
+    is_correct = (
         isinstance(traits.instructions, str)
         and isinstance(traits.stop, tuple)
         and all(isinstance(one, str) and one for one in traits.stop)
         and all(count is None or (isinstance(count, int) and count > 0) for count in counts)
     )
-    if not right:
+    if not is_correct:
         raise EnvironmentFailed(f"{type(environment).__name__} has attributes of the wrong kind: {traits}")
     return traits
 
 
-def check_reply(answer: object, *, started: bool) -> Reply:
-    """What a method returned, checked. Raises `EnvironmentFailed` for nonsense."""
-    what = "step" if started else "reset"
-    if isinstance(answer, str) and not started:
-        answer = Reply(answer)
-    if not isinstance(answer, Reply):
+def check_reply(value: object, *, started: bool) -> Reply:
+    """Validate what `reset` (`started=False`) or `step` returned. Raises `EnvironmentFailed` if it is no reply."""
+    method = "step" if started else "reset"
+    if isinstance(value, str) and not started:
+        value = Reply(value)
+    if not isinstance(value, Reply):
         raise EnvironmentFailed(
-            f"{what} returned {_shorten_repr(answer)}, not {'a Reply' if started else 'a text or a Reply'}"
+            f"{method} returned {_shorten_repr(value)}, not {'a Reply' if started else 'a text or a Reply'}"
         )
-    reward = _to_finite_float(answer.reward)
+    reward = to_finite_float(value.reward)
     if reward is None:
-        raise EnvironmentFailed(f"{what} gave the reward {_shorten_repr(answer.reward)}, which is no finite number")
-    if not isinstance(answer.text, str) or not isinstance(answer.info, Mapping):
-        raise EnvironmentFailed(f"{what} returned {_shorten_repr(answer)}: text must be a str and info a mapping")
-    if len(answer.text) > MAX_REPLY_CHARACTERS:
-        raise EnvironmentFailed(f"{what} said {len(answer.text)} characters, more than {MAX_REPLY_CHARACTERS}")
+        raise EnvironmentFailed(f"{method} gave the reward {_shorten_repr(value.reward)}, which is no finite number")
+    if not isinstance(value.text, str) or not isinstance(value.info, Mapping):
+        raise EnvironmentFailed(f"{method} returned {_shorten_repr(value)}: text must be a str and info a mapping")
+    if len(value.text) > MAX_REPLY_CHARACTERS:
+        raise EnvironmentFailed(f"{method} said {len(value.text)} characters, more than {MAX_REPLY_CHARACTERS}")
     return Reply(
-        text=answer.text,
+        text=value.text,
         reward=reward,
-        done=bool(answer.done),
-        valid=bool(answer.valid),
-        success=None if answer.success is None else bool(answer.success),
-        info=answer.info,
+        done=bool(value.done),
+        valid=bool(value.valid),
+        success=None if value.success is None else bool(value.success),
+        info=value.info,
     )
 
 
-def _to_finite_float(value: object) -> float | None:
+def to_finite_float(value: object) -> float | None:
+    """Convert a Python or numpy number to a float; return `None` for anything that is no finite number."""
     if not isinstance(value, Real) and type(value).__module__ != "numpy":
         return None
     try:
@@ -139,6 +140,12 @@ def _to_finite_float(value: object) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if isfinite(number) else None
+
+
+def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
+    """Return the text before the first stop string."""
+    positions = [position for stop in stops if (position := text.find(stop)) >= 0]
+    return text[: min(positions)] if positions else text
 
 
 def _shorten_repr(value: object) -> str:

@@ -1,9 +1,9 @@
-"""Environments played in worker processes, which can be killed.
+"""Runs environments in worker processes, which can be killed.
 
-Guarantees: at most `workers` processes with `seats` episodes each; a worker that dies takes only the episodes in it,
-each of which fails with how it died and what it printed last; one in which a call hangs after its episode was given up,
-or which prints without end, is killed and replaced. Whatever processes an environment has started end with its worker.
-Workers end with us, however we end.
+Guarantees: at most `workers` processes with `episodes_per_worker` episodes each. A worker that dies takes only its own
+episodes with it; each of them fails with the exit status and the last output of the worker. A worker is killed and
+replaced if a call hangs after its episode was abandoned, or if it prints without end. Processes that an environment
+has started end with its worker. Workers end with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -26,85 +26,91 @@ from headway.environments.text_environment import EnvironmentTraits, Reply
 from headway.errors import EnvironmentFailed
 
 _RELEASE_TIMEOUT_S = 3.0
-"""How long a worker may take to let go of an episode."""
+"""How long a worker may take to release an episode."""
 _OUTPUT_TAIL_CHARACTERS = 2000
 
 
 class WorkerEnvironmentHost:
-    """All environments of one kind, in processes of their own."""
+    """Hosts all environments of one kind in worker processes."""
 
     def __init__(
-        self, name: str, options: Mapping[str, Any], *, workers: int, seats: int = 1, places: int | None = None
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        workers: int,
+        episodes_per_worker: int = 1,
+        max_episodes: int | None = None,
     ) -> None:
         self.name, self._options = name, dict(options)
-        self._seats = seats
-        self.most = min(places or workers * seats, workers * seats)
-        """Episodes played at once."""
-        self._places = asyncio.Semaphore(self.most)
+        self._episodes_per_worker = episodes_per_worker
+        self.max_episodes = min(max_episodes or workers * episodes_per_worker, workers * episodes_per_worker)
+        """Largest number of episodes at once."""
+        self._admission = asyncio.Semaphore(self.max_episodes)
         self._workers: list[EnvironmentWorker] = []
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
 
-    def seat(self) -> WorkerEpisodeSlot:
-        """A place to play one episode."""
+    def make_slot(self) -> WorkerEpisodeSlot:
+        """Return a slot for one episode."""
         return WorkerEpisodeSlot(self)
 
     async def close(self) -> None:
-        """No worker is left."""
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        """Stop all workers."""
+        await asyncio.gather(*self._releasing, return_exceptions=True)
         workers, self._workers = self._workers, []
         await asyncio.gather(*(worker.end() for worker in workers))
 
-    async def take(self) -> None:
-        """Wait for a place."""
-        await self._places.acquire()
+    async def admit(self) -> None:
+        """Wait until another episode may run."""
+        await self._admission.acquire()
 
-    def worker(self) -> EnvironmentWorker:
-        """One with room, started where there is none. There is room for whoever has a place."""
-        fit = [worker for worker in self._workers if worker.fit and worker.seats < self._seats]
-        if not fit:
-            fit = [EnvironmentWorker(self.name, self._options)]
-            self._workers += fit
-        chosen = max(fit, key=lambda worker: worker.seats)  # the fewer are in use, the fewer have to be kept
-        chosen.seats += 1
+    def assign_worker(self) -> EnvironmentWorker:
+        """Return a worker with room for an episode; start one if there is none. Only admitted episodes call this."""
+        free = [one for one in self._workers if one.accepts_episodes and one.episodes < self._episodes_per_worker]
+        if not free:
+            free = [EnvironmentWorker(self.name, self._options)]
+            self._workers += free
+        chosen = max(free, key=lambda worker: worker.episodes)  # fill workers up, so that fewer have to run
+        chosen.episodes += 1
         return chosen
 
-    async def left(self, seat: Coroutine[Any, Any, None]) -> None:
-        """See a seat off, also where whoever sat there is in a hurry."""
-        task = asyncio.create_task(seat, name=f"{self.name} leaves")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+    async def finish_release(self, release: Coroutine[Any, Any, None]) -> None:
+        """Run the release of a slot to its end, even if the caller is cancelled."""
+        task = asyncio.create_task(release, name=f"{self.name} leaves")
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
         await asyncio.shield(task)
 
-    async def give_back(self, worker: EnvironmentWorker | None) -> None:
-        """A place is free. A worker that is no longer fit ends with its last episode."""
+    async def free_slot(self, worker: EnvironmentWorker | None) -> None:
+        """Admit another episode. A worker that accepts no more episodes ends with its last one."""
         try:
             if worker is not None:
-                worker.seats -= 1
-                if not worker.fit and not worker.seats and worker in self._workers:
+                worker.episodes -= 1
+                if not worker.accepts_episodes and not worker.episodes and worker in self._workers:
                     self._workers.remove(worker)
                     await worker.end()
         finally:
-            self._places.release()
+            self._admission.release()
 
 
 class WorkerEpisodeSlot:
-    """One episode."""
+    """Plays one episode in a worker process."""
 
     def __init__(self, host: WorkerEnvironmentHost) -> None:
         self._host = host
         self._worker: EnvironmentWorker | None = None
         self._number = -1
-        self._inside = False
+        self._has_entered = False
 
     async def enter(self) -> None:
-        await self._host.take()
-        self._inside = True
+        await self._host.admit()
+        self._has_entered = True
 
     async def open(self) -> EnvironmentTraits:
-        self._worker = worker = self._host.worker()
+        self._worker = worker = self._host.assign_worker()
         self._number = next(worker.numbers)
-        answer = await worker.call("open", self._number)
-        return EnvironmentTraits(**{**answer, "stop": tuple(answer["stop"])})
+        traits = await worker.call("open", self._number)
+        return EnvironmentTraits(**{**traits, "stop": tuple(traits["stop"])})
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Reply:
         assert self._worker is not None
@@ -115,29 +121,28 @@ class WorkerEpisodeSlot:
         return Reply(**await self._worker.call("step", self._number, action))
 
     async def leave(self) -> None:
-        if self._inside:
-            self._inside = False
-            await self._host.left(self._left(self._worker))
+        if self._has_entered:
+            self._has_entered = False
+            await self._host.finish_release(self._release(self._worker))
 
-    async def _left(self, worker: EnvironmentWorker | None) -> None:
+    async def _release(self, worker: EnvironmentWorker | None) -> None:
         try:
-            if worker is not None and worker.alive:
+            if worker is not None and worker.is_alive:
                 async with asyncio.timeout(_RELEASE_TIMEOUT_S):
                     await worker.call("leave", self._number)
         except (TimeoutError, EnvironmentFailed):
             assert worker is not None
-            worker.fit = False  # something hangs in it
+            worker.accepts_episodes = False  # a call hangs in it
         finally:
-            await self._host.give_back(worker)
+            await self._host.free_slot(worker)
 
 
 class EnvironmentWorker:
     """One process, started by the first call."""
 
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
-        self.fit = self.alive = True
-        """May take further episodes; answers."""
-        self.seats = 0
+        self.accepts_episodes = self.is_alive = True
+        self.episodes = 0
         self.numbers = count()
         self._kind, self._options = kind, dict(options)
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -158,7 +163,7 @@ class EnvironmentWorker:
 
     async def end(self) -> None:
         """Kill it and everything below it."""
-        self.fit = self.alive = False
+        self.accepts_episodes = self.is_alive = False
         if self._started is not None:
             await asyncio.wait([self._started], timeout=_RELEASE_TIMEOUT_S)
         process = self._process
@@ -199,7 +204,7 @@ class EnvironmentWorker:
         await self._ask("start", -1, self._kind, self._options)
 
     async def _ask(self, method: str, seat: int, *args: Any) -> Any:
-        if not self.alive or self._writer is None:
+        if not self.is_alive or self._writer is None:
             raise EnvironmentFailed(f"{self._kind}: its worker process {self._ending()}")
         number, future = next(self._ids), asyncio.get_running_loop().create_future()
         data = json.dumps([number, method, seat, args]).encode()
@@ -223,7 +228,7 @@ class EnvironmentWorker:
                     future.set_exception(EnvironmentFailed(f"{self._kind}: {problem[0]}"))
                 else:
                     future.set_result(result)
-        self.fit = self.alive = False
+        self.accepts_episodes = self.is_alive = False
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
         self._fail()
@@ -241,8 +246,8 @@ class EnvironmentWorker:
             while data := await reader.read(1 << 16):
                 self._printed += len(data)
                 self._tail = (self._tail + data.decode("utf-8", "replace"))[-_OUTPUT_TAIL_CHARACTERS:]
-                if self._printed > MAX_PRINTED_CHARACTERS and self.alive:
-                    self.fit = self.alive = False
+                if self._printed > MAX_PRINTED_CHARACTERS and self.is_alive:
+                    self.accepts_episodes = self.is_alive = False
                     self._hang_up()
         finally:
             transport.close()

@@ -34,16 +34,16 @@ def check_agent_options(custom: CustomEnvConfig) -> EnvironmentTraits:
     return EnvironmentTraits()
 
 
-def make_chat_dialect(policy: PolicyInfo) -> ChatTemplate:
+def make_chat_template(policy: PolicyInfo) -> ChatTemplate:
     """How the policy is spoken to."""
     from headway.models import find_end_tokens
 
-    return ChatTemplate(policy.tokenizer, ends=find_end_tokens(policy.path))
+    return ChatTemplate(policy.tokenizer, end_tokens=find_end_tokens(policy.path))
 
 
 def make_run_endpoint(policy: PolicyInfo) -> AgentEndpoint:
     """Where the agents of a run ask; not started before the first of them."""
-    return AgentEndpoint(make_chat_dialect(policy), model=policy.path.name)
+    return AgentEndpoint(make_chat_template(policy), model=policy.path.name)
 
 
 def make_external_agents(
@@ -52,17 +52,15 @@ def make_external_agents(
     *,
     context_tokens: int,
     max_turns: int | None = None,
-    most_tokens: int | None = None,
-    places: int | None = None,
+    max_new_tokens: int | None = None,
+    max_episodes: int | None = None,
 ) -> AgentEnvironmentFactory:
     """The environments of one kind of agent, from its `env_config`. Raises `ConfigError`."""
     return AgentEnvironmentFactory(
         launch=make_agent_launcher(options),
         endpoint=endpoint,
-        dialect=endpoint.dialect,
         context_tokens=context_tokens,
         max_turns=max_turns,
-        most_tokens=most_tokens,
-        places=None if places is None else asyncio.Semaphore(places),
-        model=endpoint.model,
+        max_new_tokens=max_new_tokens,
+        admission=None if max_episodes is None else asyncio.Semaphore(max_episodes),
     )

@@ -252,7 +252,7 @@ class AgentEnvironmentPool:
         if key in self._foreign:
             return self._foreign[key](task)
         rules, gate = self._kinds[key]
-        return TextEpisode(self.hosts[task.domain].seat(), self._chats(key[1]), rules, gate)
+        return TextEpisode(self.hosts[task.domain].make_slot(), self._chats(key[1]), rules, gate)
 
     async def close(self) -> None:
         try:
@@ -274,8 +274,10 @@ def _make_host(resolved: ResolvedConfig, kind: EnvironmentSpec) -> LocalEnvironm
     workers = suggested if custom.workers is None else custom.workers
     places = custom.concurrency or kind.traits.concurrency
     if workers and not is_registered_in_process(kind.name):
-        return WorkerEnvironmentHost(kind.name, options, workers=workers, seats=seats, places=places)
-    return LocalEnvironmentHost(kind.name, lambda: make_environment(kind.name, **options), places=places)
+        return WorkerEnvironmentHost(
+            kind.name, options, workers=workers, episodes_per_worker=seats, max_episodes=places
+        )
+    return LocalEnvironmentHost(kind.name, lambda: make_environment(kind.name, **options), max_episodes=places)
 
 
 def _make_agents(endpoint: AgentEndpoint, kind: EnvironmentSpec, longest: int) -> AgentEnvironmentFactory:
@@ -285,15 +287,15 @@ def _make_agents(endpoint: AgentEndpoint, kind: EnvironmentSpec, longest: int) -
         custom.env_config,
         context_tokens=longest,
         max_turns=custom.max_steps,
-        most_tokens=custom.max_tokens_per_step,
-        places=custom.concurrency or kind.places,
+        max_new_tokens=custom.max_tokens_per_step,
+        max_episodes=custom.concurrency or kind.places,
     )
 
 
 def _make_rules(kind: EnvironmentSpec, longest: int) -> EpisodeRules:
     custom = kind.custom
     return EpisodeRules(
-        longest=longest,
+        max_episode_tokens=longest,
         max_steps=custom.max_steps,
         max_invalid=custom.max_invalid,
         max_tokens=custom.max_tokens_per_step,

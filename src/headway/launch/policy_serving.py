@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headway.config import ReliabilityConfig, ResolvedConfig, load_config
 from headway.errors import BackendError
-from headway.launch.agent_serving import make_chat_dialect
+from headway.launch.agent_serving import make_chat_template
 from headway.launch.evaluation_session import load_policy_into_engines, load_policy_into_replica
 from headway.launch.language_components import (
     InferenceComponents,
@@ -44,7 +44,7 @@ class PreparedServing:
     resolved: ResolvedConfig
     policy: PolicyInfo
     place: Placement
-    dialect: ChatTemplate
+    template: ChatTemplate
 
     @property
     def context_tokens(self) -> int:
@@ -64,7 +64,7 @@ def prepare_serving(model: str, overrides: Sequence[str] = ()) -> PreparedServin
         resolved = load_config(None, [*words, f"sequence_length={longest}"])
     check_sequence_length(resolved, policy)
     return PreparedServing(
-        resolved=resolved, policy=policy, place=plan_placement(resolved), dialect=make_chat_dialect(policy)
+        resolved=resolved, policy=policy, place=plan_placement(resolved), template=make_chat_template(policy)
     )
 
 

@@ -159,7 +159,11 @@ class EnvironmentAgent:
         context: Sequence[Any] = ()
         while True:
             self._look(observation)
-            context = observation.tokens if observation.fresh else concatenate_actions(context, observation.tokens)
+            context = (
+                observation.tokens
+                if observation.starts_new_context
+                else concatenate_actions(context, observation.tokens)
+            )
             replayed = self._replaying
             generation = self._past[len(self.turns)].generation if replayed else await self._act(context, observation)
             outcome = await self._guard("step", environment.step(generation))
@@ -167,7 +171,7 @@ class EnvironmentAgent:
                 observation=observation.tokens,
                 generation=generation,
                 reward=outcome.reward,
-                fresh=observation.fresh,
+                fresh=observation.starts_new_context,
                 state=observation.state,
             )
             if replayed and (turn.reward != self._past[len(self.turns)].reward or outcome.done):
@@ -217,8 +221,8 @@ class EnvironmentAgent:
             session=self.sample_id,
             prompt=context,
             params=_sampling_params(observation, self._settings.sampling),
-            prefix_key=self._priority if observation.fresh or not self.turns else -1,
-            goes_on=observation.goes_on,
+            prefix_key=self._priority if observation.starts_new_context or not self.turns else -1,
+            goes_on=observation.expects_next_turn,
             hint=observation.hint,
         )
         finish = await self._hub.generate(
@@ -280,7 +284,7 @@ class EnvironmentAgent:
 
 
 def _sampling_params(observation: Observation, usual: SamplingParams) -> SamplingParams:
-    params, most = observation.params or usual, observation.most_tokens
+    params, most = observation.params or usual, observation.max_new_tokens
     if most is not None and most < params.max_new_tokens:
         params = replace(params, max_new_tokens=most)
     return replace(params, stop=(*params.stop, *observation.stop)) if observation.stop else params

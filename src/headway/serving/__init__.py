@@ -1,13 +1,16 @@
-"""The OpenAI-compatible endpoint: a hub spoken to over HTTP, alone or inside a training run.
+"""The OpenAI-compatible endpoint: an inference hub over HTTP, on its own or inside a training run.
 
-requests    what a client asks for, checked
-chat        conversations as tokens, by the model's own template; tool calls in what it says
-answers     what was generated, as the protocol writes it, at once or piece by piece
-direct      questions that nobody trains on go to the hub as they come
-sessions    the calls of one foreign agent as the turns of one episode, token for token
-foreign     an environment whose world is somebody else's agent
-launch      ways to start that agent
-server      HTTP: routes, tokens, limits
+request_errors         refusals in OpenAI's form, and typed access to the fields of a request
+chat_messages          chat messages and tool calls
+completion_requests    parsed and checked requests
+chat_template          conversations as tokens, with the model's own chat template
+completions            generated tokens as OpenAI's JSON, whole or streamed
+direct_completions     requests that go straight to the hub, without training
+conversation_history   the tokens of earlier turns, so that a conversation continues token for token
+agent_sessions         the requests of one external agent as the turns of one episode
+agent_environment      the environment that plays such an episode, and the endpoint of a training run
+agent_launch           starts external agents
+completion_server      HTTP: routes, keys, limits
 
-Only `server` needs aiohttp. Nothing here knows a concrete engine or a trainer.
+Only `completion_server` needs aiohttp. Nothing here knows a concrete engine or a trainer.
 """

@@ -1,4 +1,14 @@
-"""The endpoint of a training run: sessions on a port of this machine, from the first episode to the end of the run."""
+"""Environments in which an external agent acts, and the endpoint that serves such agents during a training run.
+
+The agent is started with a `base_url`, a key and its task, and uses them like any OpenAI endpoint. `reset` waits for
+its first request; `step` answers a request with the policy's turn and waits for the next request, or for the end of
+the agent. Every request is therefore a turn of the episode, with the tokens, log-probabilities and weight versions
+that the engine reported.
+
+The run decides the sampling: a temperature that the agent asks for is ignored, because the trainer uses the run's. The
+agent's stop strings hold, and its token limit if that is lower. The agent is told about limits in OpenAI's way: a
+conversation that no longer fits (`context_length_exceeded`), or a request beyond the last turn (`session_over`).
+"""
 
 from __future__ import annotations
 
@@ -6,11 +16,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from math import isfinite
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headway.environments.base import Observation
+from headway.environments.text_environment import to_finite_float
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.serving.agent_sessions import AgentEnded, AgentSession, AgentSessions, PendingRequest
 from headway.serving.chat_template import ChatTemplate
@@ -22,35 +31,34 @@ from headway.types import Generation, Task
 if TYPE_CHECKING:
     from headway.serving.completion_server import CompletionServer
 
-
 _MAX_REQUESTS = 1 << 20
-"""Sessions have limits of their own, and there are as many as the run has episodes."""
+"""Practically unlimited: every session has its own limit, and the run limits the number of sessions."""
 
 
 def require_aiohttp() -> None:
-    """Raises `ConfigError` where HTTP cannot be spoken."""
+    """Raise `ConfigError` if aiohttp, which the endpoint needs, is not installed."""
     if find_spec("aiohttp") is None:
         raise ConfigError("serving needs aiohttp", hint="pip install 'headway[serve]'")
 
 
 class AgentEndpoint:
-    """Started by the first session that asks for its address. Every session has a key of its own."""
+    """The endpoint of a training run. The first session starts the server; every session has a key of its own."""
 
-    def __init__(self, dialect: ChatTemplate, *, model: str = "policy") -> None:
-        self.sessions, self.dialect, self.model = AgentSessions(dialect), dialect, model
+    def __init__(self, template: ChatTemplate, *, model: str = "policy") -> None:
+        self.sessions, self.template, self.model = AgentSessions(template), template, model
         self._server: CompletionServer | None = None
         self._address = ""
         self._starting = asyncio.Lock()
 
-    async def url(self, session: AgentSession) -> str:
-        """The `base_url` of a session. Raises `ConfigError` where no port can be had."""
+    async def start_session_url(self, session: AgentSession) -> str:
+        """Start the server if necessary and return the session's `base_url`. Raises `ConfigError` without a port."""
         async with self._starting:
             if self._server is None:
                 self._server, self._address = await self._start()
         return f"{self._address}/sessions/{session.session_id}/v1"
 
     async def close(self) -> None:
-        """Idempotent. Sessions that are still open are closed first, so that nobody waits."""
+        """Close the sessions, so that no client waits, then the server. Further calls do nothing."""
         self.sessions.close_all()
         server, self._server = self._server, None
         if server is not None:
@@ -59,8 +67,8 @@ class AgentEndpoint:
     async def _start(self) -> tuple[CompletionServer, str]:
         from headway.serving.completion_server import CompletionServer, ServedModel, ServerLimits
 
-        service = ServedModel(model=self.model, dialect=self.dialect, sessions=self.sessions)
-        server = CompletionServer(service, limits=ServerLimits(requests=_MAX_REQUESTS, shutdown_s=1.0))
+        served = ServedModel(model=self.model, template=self.template, sessions=self.sessions)
+        server = CompletionServer(served, limits=ServerLimits(requests=_MAX_REQUESTS, shutdown_s=1.0))
         return server, await server.start()
 
 
@@ -69,7 +77,7 @@ class AgentConnection:
     """What an agent is started with."""
 
     base_url: str
-    """Of its own session: whatever it asks there is a turn of this episode."""
+    """Address of the agent's session: every request to it is a turn of this episode."""
     api_key: str
     model: str
     task: Mapping[str, Any]
@@ -77,18 +85,8 @@ class AgentConnection:
 
 
 AgentLauncher = Callable[[AgentConnection], Awaitable[Any]]
-"""Runs an agent to its end and gives its reward: a number, an object with `reward` in it, or `None` where the agent has
-reported it. Cancelling ends the agent with everything it has started."""
-
-
-class SessionEndpoint(Protocol):
-    """Where sessions can be reached."""
-
-    sessions: AgentSessions
-
-    async def url(self, session: AgentSession) -> str:
-        """The `base_url` of a session; the first one starts the server."""
-        ...
+"""Runs an agent to its end and returns its reward: a number, an object with the key `reward`, or `None` if the agent
+has reported its reward itself. Cancelling ends the agent and everything that it has started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,112 +94,108 @@ class AgentEnvironmentFactory:
     """Makes the environments of one kind of agent."""
 
     launch: AgentLauncher
-    endpoint: SessionEndpoint
-    dialect: ChatTemplate
+    endpoint: AgentEndpoint
     context_tokens: int
-    """Most tokens of a conversation with its answer."""
+    """Largest number of tokens of a conversation and its answer."""
     max_turns: int | None = None
-    most_tokens: int | None = None
-    """Of one answer; `None`: as many as the run's sampling allows."""
-    places: asyncio.Semaphore | None = None
-    """Episodes that are played at once; `None`: any number."""
-    model: str = "policy"
-    """What the agent is told that the model is called; it may ask for any name."""
+    max_new_tokens: int | None = None
+    """Largest number of tokens of one answer; `None`: the limit of the run's sampling."""
+    admission: asyncio.Semaphore | None = None
+    """Limits the episodes at once; `None`: no limit."""
 
     def __call__(self, task: Task) -> AgentEnvironment:
-        return AgentEnvironment(self, task)
+        return AgentEnvironment(self)
 
 
 class AgentEnvironment:
     """One episode with one agent."""
 
-    def __init__(self, agents: AgentEnvironmentFactory, task: Task) -> None:
-        self._agents, self._task = agents, task
+    def __init__(self, factory: AgentEnvironmentFactory) -> None:
+        self._factory = factory
         self._session: AgentSession | None = None
         self._agent: asyncio.Task[None] | None = None
-        self._asked: tuple[PendingRequest, TurnContext] | None = None
+        self._current: tuple[PendingRequest, TurnContext] | None = None
         self._turns = 0
         self._truncated = False
-        """Whether the agent was refused something for a limit of ours."""
-        self._inside = False
+        """Whether a limit of the run refused a request of the agent."""
+        self._has_entered = False
 
     async def enter(self) -> None:
-        if self._agents.places is not None:
-            await self._agents.places.acquire()
-            self._inside = True
+        if self._factory.admission is not None:
+            await self._factory.admission.acquire()
+            self._has_entered = True
 
     async def reset(self, task: Task) -> Observation:
-        session = self._session = self._agents.endpoint.sessions.open()
-        invitation = AgentConnection(
-            base_url=await self._agents.endpoint.url(session),
-            api_key=session.key,
-            model=self._agents.model,
-            task=task.data,
-        )
-        self._agent = asyncio.create_task(self._live(session, invitation), name=f"agent/{session.session_id}")
-        seen = await self._next(session)
-        if seen is None:
+        endpoint = self._factory.endpoint
+        session = self._session = endpoint.sessions.open()
+        base_url = await endpoint.start_session_url(session)
+        connection = AgentConnection(base_url=base_url, api_key=session.key, model=endpoint.model, task=task.data)
+        self._agent = asyncio.create_task(self._run_agent(session, connection), name=f"agent/{session.session_id}")
+        observation = await self._observe(session)
+        if observation is None:
             raise EnvironmentFailed("the agent ended without asking the model anything")
-        return seen
+        return observation
 
     async def step(self, generation: Generation) -> Observation:
-        assert self._session is not None and self._asked is not None
-        session, (call, context) = self._session, self._asked
+        assert self._session is not None and self._current is not None
+        session, (pending, context) = self._session, self._current
         self._turns += 1
-        made = GeneratedTokens(tokens=generation.actions, logps=generation.logps, finish=generation.finish)
-        session.deliver(call, context, make_choice(self._agents.dialect, call.ask, made, call.name))
-        seen = await self._next(session)
-        earned = session.earned()
-        if seen is not None:
-            return replace(seen, reward=earned)
+        generated = GeneratedTokens(tokens=generation.actions, logps=generation.logps, finish=generation.finish)
+        choice = make_choice(self._factory.endpoint.template, pending.request, generated, pending.name)
+        session.deliver(pending, context, choice)
+        observation = await self._observe(session)
+        reward = session.take_reward()
+        if observation is not None:
+            return replace(observation, reward=reward)
         info = {**session.info, "turns": self._turns}
-        return Observation(done=True, reward=earned, truncated=self._truncated, info=info)
+        return Observation(done=True, reward=reward, truncated=self._truncated, info=info)
 
     async def close(self) -> None:
         if self._session is not None:
-            self._agents.endpoint.sessions.close(self._session)
+            self._factory.endpoint.sessions.close(self._session)
         try:
             if self._agent is not None:
                 self._agent.cancel()
                 await asyncio.wait([self._agent])
         finally:
-            if self._agents.places is not None and self._inside:
-                self._agents.places.release()
-                self._inside = False
+            if self._factory.admission is not None and self._has_entered:
+                self._factory.admission.release()
+                self._has_entered = False
 
-    async def _next(self, session: AgentSession) -> Observation | None:
-        """What the policy sees next; `None` at the end. Raises `EnvironmentFailed` where the end is no good one."""
+    async def _observe(self, session: AgentSession) -> Observation | None:
+        """Return the next observation, or `None` at the end. Raises `EnvironmentFailed` if the agent failed."""
+        factory = self._factory
         while True:
-            news = await session.next()
-            if isinstance(news, AgentEnded):
-                self._check_end(session, news)
+            following = await session.next_request()
+            if isinstance(following, AgentEnded):
+                self._check_end(session, following)
                 return None
-            call, context = news
-            why = self._refusal(session, context)
-            if why is None:
-                self._asked, ask = news, call.ask
-                limits = [limit for limit in (ask.limit, self._agents.most_tokens) if limit is not None]
+            pending, context = following
+            refusal = self._check_limits(session, context)
+            if refusal is None:
+                self._current, request = following, pending.request
+                limits = [limit for limit in (request.max_tokens, factory.max_new_tokens) if limit is not None]
                 return Observation(
-                    tokens=context.new,
-                    fresh=context.fresh,
-                    goes_on=self._turns + 1 != self._agents.max_turns,
-                    most_tokens=min(limits, default=None),
-                    stop=ask.sampling.stop,
+                    tokens=context.new_tokens,
+                    starts_new_context=context.starts_new_context,
+                    expects_next_turn=self._turns + 1 != factory.max_turns,
+                    max_new_tokens=min(limits, default=None),
+                    stop=request.sampling.stop,
                 )
             self._truncated = True
-            call.refuse(why)
+            pending.refuse(refusal)
 
-    def _refusal(self, session: AgentSession, context: TurnContext) -> RequestRefused | None:
-        agents = self._agents
-        if agents.max_turns is not None and self._turns >= agents.max_turns:
+    def _check_limits(self, session: AgentSession, context: TurnContext) -> RequestRefused | None:
+        factory = self._factory
+        if factory.max_turns is not None and self._turns >= factory.max_turns:
             return session_over(session.session_id)
-        if len(context.tokens) >= agents.context_tokens:
-            return context_length_exceeded(len(context.tokens), agents.context_tokens, "messages")
+        if len(context.tokens) >= factory.context_tokens:
+            return context_length_exceeded(len(context.tokens), factory.context_tokens, "messages")
         return None
 
     def _check_end(self, session: AgentSession, end: AgentEnded) -> None:
-        """An agent that dies of what it was refused has been cut off; any other death is a failed episode."""
-        if session.reported or (self._truncated and self._turns):
+        """Accept an agent that ended because of a refusal as truncated; raise for any other end without a reward."""
+        if session.has_reward or (self._truncated and self._turns):
             return
         if end.error is not None:
             raise EnvironmentFailed(f"the agent raised {type(end.error).__name__}: {end.error}") from end.error
@@ -209,24 +203,23 @@ class AgentEnvironment:
             "the agent ended and nobody said what it has earned; return a number, or post it to its session"
         )
 
-    async def _live(self, session: AgentSession, invitation: AgentConnection) -> None:
-        """The agent, from its start to its end; how it ends is told to the session."""
+    async def _run_agent(self, session: AgentSession, connection: AgentConnection) -> None:
+        """Run the agent to its end and report the end to the session."""
         try:
-            found = await self._agents.launch(invitation)
-            if found is not None:
-                session.reward(_parse_reward(found, session.info), done=True)
+            result = await self._factory.launch(connection)
+            if result is not None:
+                session.add_reward(_parse_reward(result, session.info), done=True)
             session.end()
         except Exception as error:
             session.end(error)
 
 
-def _parse_reward(found: Any, info: dict[str, Any]) -> float:
-    if isinstance(found, Mapping):
-        info.update({str(key): value for key, value in found.items() if key != "reward"})
-        found = found.get("reward")
-    if isinstance(found, bool) or not (isinstance(found, Real) or type(found).__module__ == "numpy"):
-        raise EnvironmentFailed(f"the agent returned {found!r}, which is no reward")
-    value = float(found)
-    if not isfinite(value):
-        raise EnvironmentFailed(f"the agent returned {value}, which is no reward")
-    return value
+def _parse_reward(result: Any, info: dict[str, Any]) -> float:
+    """Return the reward in an agent's result; other keys of the result are added to `info`."""
+    if isinstance(result, Mapping):
+        info.update({str(key): value for key, value in result.items() if key != "reward"})
+        result = result.get("reward")
+    reward = None if isinstance(result, bool) else to_finite_float(result)
+    if reward is None:
+        raise EnvironmentFailed(f"the agent returned {result!r}, which is no reward")
+    return reward

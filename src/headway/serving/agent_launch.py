@@ -5,7 +5,7 @@
 
 A function that is not `async` runs on a thread of its own; what it prints is not shown. A program that ends with an
 error has failed; its reward it posts to `$HEADWAY_REWARD_URL`. No program, and nothing that it started, outlives its
-episode or the run, also where the run is killed: `guard.py` stands between them.
+episode or the run, also where the run is killed: `agent_program_guard.py` stands between them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _make_program_launcher(command: Any, further: Mapping[str, Any]) -> AgentLau
 async def run_agent_program(command: Sequence[str], invitation: AgentConnection) -> None:
     """A program as an agent, to its end. Raises `EnvironmentFailed` where it ends with an error."""
     guard = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), *command),
+        *(sys.executable, "-I", "-S", str(Path(__file__).with_name("agent_program_guard.py")), *command),
         stdin=asyncio.subprocess.PIPE,  # closed by the kernel when this process is gone: the guard's sign
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -1,12 +1,12 @@
-"""The calls of one foreign agent: where they wait, how they are answered, what they earned.
+"""Sessions of external agents: their pending requests, the answers to them, and the rewards they report.
 
-A session is the meeting point of two sides. HTTP handlers put calls in and wait for their answers; an episode takes
-them out one by one, in the order they came, and answers each with what the policy made. Calls of one session that
-come at the same time therefore wait for each other.
+A session connects two sides. HTTP handlers add requests and wait for the answers; an episode takes the requests one by
+one, in order of arrival, and answers each with what the policy generated. Concurrent requests of one session therefore
+wait for each other.
 
-Guarantees: every call gets an answer or a refusal, at the latest when the session is closed; a call whose client has
-gone is passed over; a client that lost the answer and asks the very same again gets the very same, without another
-turn. Does not know episodes, engines or HTTP.
+Guarantees: every request gets an answer or a refusal, at the latest when the session is closed; a request whose client
+has disconnected is skipped; a client that lost the answer and sends exactly the same request again gets exactly the
+same answer, without another turn. Sessions do not know episodes, engines or HTTP.
 """
 
 from __future__ import annotations
@@ -19,180 +19,172 @@ from secrets import token_hex, token_urlsafe
 from typing import Any
 
 from headway.serving.chat_template import ChatTemplate
-from headway.serving.completion_requests import ChatCompletionRequest, TextCompletionRequest
 from headway.serving.completions import Completion, CompletionChoice
 from headway.serving.conversation_history import ConversationHistory, TurnContext
-from headway.serving.direct_completions import CompletionDelta, DeltaListener
-from headway.serving.request_errors import RequestRefused, session_over
+from headway.serving.direct_completions import AnyRequest, CompletionDelta, DeltaListener
+from headway.serving.request_errors import RequestRefused, session_over, too_many_requests, wrong_api_key
 
 MAX_PENDING_REQUESTS = 64
-"""Calls of one session that may wait for an answer."""
+"""Requests of one session that may wait for an answer."""
 
 
 class PendingRequest:
     """A request that waits for its answer."""
 
-    __slots__ = ("answers", "ask", "name")
+    __slots__ = ("completion", "name", "request")
 
-    def __init__(self, ask: ChatCompletionRequest | TextCompletionRequest, name: str) -> None:
-        self.ask, self.name = ask, name
-        self.answers: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    def __init__(self, request: AnyRequest, name: str) -> None:
+        self.request, self.name = request, name
+        self.completion: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
 
     @property
-    def gone(self) -> bool:
-        """Whether nobody waits any more."""
-        return self.answers.done()
+    def is_abandoned(self) -> bool:
+        """Whether the client has stopped waiting."""
+        return self.completion.done()
 
-    def refuse(self, why: RequestRefused) -> None:
-        if not self.answers.done():
-            self.answers.set_exception(why)
-            self.answers.exception()  # looked at: whoever waits will see it again
+    def refuse(self, reason: RequestRefused) -> None:
+        if not self.completion.done():
+            self.completion.set_exception(reason)
+            self.completion.exception()  # marks the exception as retrieved, in case the client is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEnded:
-    """Nothing more will come."""
+    """The agent sends no more requests."""
 
     error: BaseException | None = None
-    """What the agent died of."""
+    """The exception that ended the agent, if there was one."""
 
 
 class AgentSession:
-    """One episode's side of the endpoint."""
+    """The session of one agent in one episode; a `CompletionBackend` for that agent."""
 
-    def __init__(self, dialect: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate) -> None:
         self.session_id, self.key = token_hex(8), token_urlsafe(24)
-        self.reported = False
-        """Whether a reward has been reported at all."""
+        self.has_reward = False
+        """Whether the agent has reported any reward."""
         self.info: dict[str, Any] = {}
-        self._news: asyncio.Queue[PendingRequest | AgentEnded] = asyncio.Queue()
-        self._waiting: dict[PendingRequest, None] = {}
-        self._earned = 0.0
-        self._closed = False
-        self._undelivered: tuple[ChatCompletionRequest | TextCompletionRequest, Completion] | None = None
-        self.history = ConversationHistory(dialect)
+        self._queue: asyncio.Queue[PendingRequest | AgentEnded] = asyncio.Queue()
+        self._pending: dict[PendingRequest, None] = {}
+        self._reward = 0.0
+        self._is_closed = False
+        self._undelivered: tuple[AnyRequest, Completion] | None = None
+        self._history = ConversationHistory(template)
 
-    # -- the agent's side
+    # -- called for the agent
 
-    async def answer(
-        self, ask: ChatCompletionRequest | TextCompletionRequest, name: str, listener: DeltaListener
-    ) -> Completion:
-        """Wait for the episode to answer. Raises `RequestRefused`; cancelling leaves the call behind."""
-        if self._closed:
+    async def complete(self, request: AnyRequest, name: str, listener: DeltaListener) -> Completion:
+        """Wait until the episode answers. Raises `RequestRefused`; a cancelled request is skipped."""
+        if self._is_closed:
             raise session_over(self.session_id)
-        if ask.choices != 1:
+        if request.num_choices != 1:
             raise RequestRefused("n must be 1 in a session: an episode goes one way", param="n")
-        if len(self._waiting) >= MAX_PENDING_REQUESTS:
-            raise RequestRefused(
-                f"{MAX_PENDING_REQUESTS} calls of this session wait already",
-                status=429,
-                kind="rate_limit_error",
-                headers={"Retry-After": "1"},
-            )
-        call = PendingRequest(ask, name)
-        self._waiting[call] = None
-        self._news.put_nowait(call)
+        if len(self._pending) >= MAX_PENDING_REQUESTS:
+            raise too_many_requests(f"{MAX_PENDING_REQUESTS} calls of this session wait already", retry_after_s=1)
+        pending = PendingRequest(request, name)
+        self._pending[pending] = None
+        self._queue.put_nowait(pending)
         try:
-            found = await call.answers
+            completion = await pending.completion
         finally:
-            del self._waiting[call]
-        made = found.choices[0].made
-        listener(CompletionDelta(0, made.tokens, made.logps))
-        return found
+            del self._pending[pending]
+        generated = completion.choices[0].generated
+        listener(CompletionDelta(0, generated.tokens, generated.logps))
+        return completion
 
-    def reward(self, value: float, *, done: bool) -> float:
-        """The agent says what it has earned since it last did; with `done`, the episode is over. Raises `RequestRefused`."""
-        if self._closed:
+    def add_reward(self, value: float, *, done: bool) -> float:
+        """Add to the reward of the current turn and return that; `done` ends the episode. Raises `RequestRefused`."""
+        if self._is_closed:
             raise session_over(self.session_id)
         if not isfinite(value):
             raise RequestRefused(f"{value} is no reward", param="reward")
-        self._earned += value
-        self.reported = True
+        self._reward += value
+        self.has_reward = True
         if done:
-            self._news.put_nowait(AgentEnded())
-        return self._earned
+            self._queue.put_nowait(AgentEnded())
+        return self._reward
 
     def end(self, error: BaseException | None = None) -> None:
-        """The agent is gone."""
-        self._news.put_nowait(AgentEnded(error=error))
+        """Report that the agent has ended."""
+        self._queue.put_nowait(AgentEnded(error=error))
 
-    # -- the episode's side
+    # -- called by the episode
 
-    async def next(self) -> tuple[PendingRequest, TurnContext] | AgentEnded:
-        """The next call that somebody waits for, with what it conditions on."""
+    async def next_request(self) -> tuple[PendingRequest, TurnContext] | AgentEnded:
+        """Return the next request whose client still waits, with its context, or the end of the agent."""
         while True:
-            news = await self._news.get()
-            if isinstance(news, AgentEnded):
-                return news
-            if news.gone or self._repeated(news):
+            pending = await self._queue.get()
+            if isinstance(pending, AgentEnded):
+                return pending
+            if pending.is_abandoned or self._answer_repeated(pending):
                 continue
             try:
-                return news, self.history.context(news.ask)
-            except RequestRefused as why:
-                news.refuse(why)
+                return pending, self._history.make_context(pending.request)
+            except RequestRefused as reason:
+                pending.refuse(reason)
 
-    def deliver(self, call: PendingRequest, context: TurnContext, answer: CompletionChoice) -> None:
-        """The policy has answered a call."""
-        self.history.add(call.ask, context, answer)
-        found = Completion(prompt=context.tokens, choices=(answer,))
-        if call.gone:
-            self._undelivered = call.ask, found
+    def deliver(self, pending: PendingRequest, context: TurnContext, choice: CompletionChoice) -> None:
+        """Answer a request with the policy's turn."""
+        self._history.add(pending.request, context, choice)
+        completion = Completion(prompt=context.tokens, choices=(choice,))
+        if pending.is_abandoned:
+            self._undelivered = pending.request, completion
             return
-        call.answers.set_result(found)
+        pending.completion.set_result(completion)
 
-    def earned(self) -> float:
-        """What was earned since this was last asked."""
-        found, self._earned = self._earned, 0.0
-        return found
+    def take_reward(self) -> float:
+        """Return the reward reported since the last call, and reset it."""
+        reward, self._reward = self._reward, 0.0
+        return reward
 
     def close(self) -> None:
-        """Refuse what waits, and everything that comes."""
-        self._closed = True
-        for call in self._waiting:
-            call.refuse(session_over(self.session_id))
+        """Refuse the pending requests and all later ones."""
+        self._is_closed = True
+        for pending in self._pending:
+            pending.refuse(session_over(self.session_id))
 
-    def _repeated(self, call: PendingRequest) -> bool:
-        """Whether it asks again for an answer that never arrived; then it has that now."""
+    def _answer_repeated(self, pending: PendingRequest) -> bool:
+        """Answer a request that repeats the one whose answer was not delivered; return whether it does."""
         if self._undelivered is None:
             return False
-        (ask, found), self._undelivered = self._undelivered, None
-        if ask != call.ask:
+        (request, completion), self._undelivered = self._undelivered, None
+        if request != pending.request:
             return False
-        call.answers.set_result(found)
+        pending.completion.set_result(completion)
         return True
 
 
 class AgentSessions:
-    """All sessions of a run, by name."""
+    """The open sessions of a run, by id."""
 
-    def __init__(self, dialect: ChatTemplate) -> None:
-        self._dialect = dialect
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
         self._open: dict[str, AgentSession] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def open(self) -> AgentSession:
-        """A new one."""
-        session = AgentSession(self._dialect)
+        """Open a new session."""
+        session = AgentSession(self._template)
         self._open[session.session_id] = session
         return session
 
     def close(self, session: AgentSession) -> None:
-        """It is over."""
+        """Close a session and forget it."""
         session.close()
         self._open.pop(session.session_id, None)
 
     def close_all(self) -> None:
-        """The run is over."""
+        """Close all sessions at the end of a run."""
         for session in list(self._open.values()):
             self.close(session)
 
-    def named(self, session_id: str, key: str) -> AgentSession:
-        """The session of that name, for whoever has its key. Raises `RequestRefused`."""
+    def find(self, session_id: str, key: str) -> AgentSession:
+        """Return the session with this id if the key is right. Raises `RequestRefused`."""
         session = self._open.get(session_id)
         if session is None:
             raise session_over(session_id)
         if not hmac.compare_digest(session.key.encode(), key.encode("utf-8", "replace")):
-            raise RequestRefused("wrong API key", status=401, kind="authentication_error", code="invalid_api_key")
+            raise wrong_api_key()
         return session

@@ -1,10 +1,10 @@
-"""Conversations as tokens, by the chat template that came with the model.
+"""Conversations as tokens, with the chat template that came with the model.
 
-Guarantees: what a model has sampled is never tokenised again. `after` gives the tokens that follow an answer in a
-longer conversation: what the template writes behind it, up to where the next answer begins. It is found by rendering
-the conversation with a mark in the answer's place, so nothing of the answer itself is rendered.
+Guarantees: tokens that a model has sampled are never tokenised again. `encode_continuation` returns the tokens that
+follow an answer in a longer conversation: what the template writes between that answer and the next one. To find them,
+the conversation is rendered with a marker in place of the answer, so the answer itself is not rendered.
 
-Needs no torch: the tokenizer is whatever has these methods.
+Needs no torch: any object with the methods of `ServingTokenizer` will do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ToolSchemas = Sequence[Mapping[str, Any]]
 
 
 class ServingTokenizer(Protocol):
-    """The part of a tokenizer that serving needs."""
+    """The tokenizer methods that serving calls."""
 
     chat_template: Any
 
@@ -31,68 +31,60 @@ class ServingTokenizer(Protocol):
 
 
 class ChatTemplate:
-    """How one model is spoken to. `ends`: tokens that end an answer."""
+    """Converts between conversations and tokens of one model. `end_tokens` are the tokens that end an answer."""
 
-    def __init__(self, tokenizer: ServingTokenizer, *, ends: frozenset[int]) -> None:
-        self._tokenizer, self._ends = tokenizer, ends
-        self.tokens = len(tokenizer)
-        """How many different ones there are."""
+    def __init__(self, tokenizer: ServingTokenizer, *, end_tokens: frozenset[int]) -> None:
+        self._tokenizer, self._end_tokens = tokenizer, end_tokens
+        self.vocabulary_size = len(tokenizer)
 
-    def prompt(
-        self, messages: Sequence[ChatMessage], tools: ToolSchemas = (), template: Mapping[str, Any] | None = None
+    def encode_conversation(
+        self, messages: Sequence[ChatMessage], tools: ToolSchemas = (), variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """A conversation from the beginning to where an answer begins. Raises `RequestRefused`."""
-        return self.encoded(self._text([message.rendered() for message in messages], tools, template or {}))
+        """Encode a conversation from its beginning up to the next answer. Raises `RequestRefused`."""
+        return self.encode(self._render([message.to_template() for message in messages], tools, variables or {}))
 
-    def after(
+    def encode_continuation(
         self,
-        made: Sequence[int],
-        at: int,
+        answer: Sequence[int],
+        index: int,
         messages: Sequence[ChatMessage],
         tools: ToolSchemas = (),
-        template: Mapping[str, Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int] | None:
-        """What follows `made`, the tokens of the answer `messages[at]`. `None`: the template gives no way to know."""
-        marked = [message.rendered() for message in messages]
-        marked[at] = {"role": "assistant", "content": _ANSWER_MARK}
+        """Encode what follows `answer`, the tokens of `messages[index]`; `None` if the template hides the place."""
+        rendered = [message.to_template() for message in messages]
+        rendered[index] = {"role": "assistant", "content": _ANSWER_MARK}
         try:
-            before, mark, text = self._text(marked, tools, template or {}).rpartition(_ANSWER_MARK)
+            before, mark, text = self._render(rendered, tools, variables or {}).rpartition(_ANSWER_MARK)
         except RequestRefused:
             return None
         if not mark or _ANSWER_MARK in before:
             return None
-        return self._without_end(self.encoded(text), made)
+        return self._drop_repeated_end(self.encode(text), answer)
 
-    def _without_end(self, found: list[int], made: Sequence[int]) -> list[int]:
-        """What the template writes behind an answer, less the end that the answer has brought itself."""
-        if made and made[-1] in self._ends and made[-1] in found:
-            end = found.index(made[-1])
-            if not self.decoded(found[:end]).strip():
-                return found[end + 1 :]
-        return found
+    def _drop_repeated_end(self, following: list[int], answer: Sequence[int]) -> list[int]:
+        """Remove the end token that the template writes after an answer, if the answer already ends with it."""
+        if answer and answer[-1] in self._end_tokens and answer[-1] in following:
+            end = following.index(answer[-1])
+            if not self.decode(following[:end]).strip():
+                return following[end + 1 :]
+        return following
 
-    def encoded(self, text: str, *, whole: bool = False) -> list[int]:
-        """Tokens; of a `whole` text that no template has dressed, with those that begin a text."""
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=whole)]
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the tokens of a text; `add_special_tokens` for a whole text that no template has rendered."""
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=add_special_tokens)]
 
-    def decoded(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Text, without tokens that only mark beginnings and ends unless `special`."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=not special))
+    def decode(self, tokens: Sequence[int], *, keep_special_tokens: bool = False) -> str:
+        """Return the text of tokens, by default without those that only mark beginnings and ends."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=not keep_special_tokens))
 
-    def _text(self, messages: list[dict[str, Any]], tools: ToolSchemas, template: Mapping[str, Any]) -> str:
-        if tools and not self._knows_tools:
-            raise RequestRefused(
-                "the chat template of this model knows no tools", param="tools", code="unsupported_parameter"
-            )
-        options = {**template, "tokenize": False, "add_generation_prompt": True}
+    def _render(self, messages: list[dict[str, Any]], tools: ToolSchemas, variables: Mapping[str, Any]) -> str:
+        if tools and "tools" not in str(self._tokenizer.chat_template):
+            problem = "the chat template of this model knows no tools"
+            raise RequestRefused(problem, param="tools", code="unsupported_parameter")
+        options = {**variables, "tokenize": False, "add_generation_prompt": True}
         try:
             return str(self._tokenizer.apply_chat_template(messages, tools=list(tools) or None, **options))
         except Exception as error:
-            raise RequestRefused(
-                f"the chat template of this model refuses these messages: {error}", param="messages"
-            ) from error
-
-    @property
-    def _knows_tools(self) -> bool:
-        template = self._tokenizer.chat_template
-        return "tools" in (template if isinstance(template, str) else str(template))
+            problem = f"the chat template of this model refuses these messages: {error}"
+            raise RequestRefused(problem, param="messages") from error

@@ -1,64 +1,31 @@
-"""What a client asks for, checked.
+"""Completion requests, parsed and checked.
 
-Guarantees: a parameter that would change the answer and cannot be honoured is refused by name, as is one that nobody
-knows; those that change nothing here (`user`, `store`, …) are passed over.
+Guarantees: a parameter that would change the answer and is not supported is refused by name, and so is an unknown
+parameter. Parameters without an effect here (`user`, `store`, …) are ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
+from headway.errors import suggest_close_match
 from headway.serving.chat_messages import ChatMessage, parse_messages
 from headway.serving.request_errors import RequestFields, RequestRefused, invalid_field
 from headway.types import SamplingParams
 
 MAX_CHOICES = 128
 MAX_TOKENS = 1 << 30
-_COMMON_PARAMETERS = frozenset(
-    [
-        "model",
-        "max_tokens",
-        "n",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "stop",
-        "stream",
-        "stream_options",
-        "seed",
-        "logprobs",
-        "return_token_ids",
-    ]
+_COMMON = "model max_tokens n temperature top_p top_k min_p stop stream stream_options seed logprobs return_token_ids"
+_CHAT = "messages max_completion_tokens tools tool_choice parallel_tool_calls top_logprobs chat_template_kwargs"
+_IGNORED = (
+    "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention reasoning_effort "
+    "verbosity"
 )
-_CHAT_PARAMETERS = _COMMON_PARAMETERS | frozenset(
-    [
-        "messages",
-        "max_completion_tokens",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "top_logprobs",
-        "chat_template_kwargs",
-    ]
-)
-_TEXT_PARAMETERS = _COMMON_PARAMETERS | {"prompt"}
-_IGNORED_PARAMETERS = frozenset(
-    [
-        "user",
-        "store",
-        "metadata",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "reasoning_effort",
-        "verbosity",
-    ]
-)
+_TEXT_PARAMETERS = frozenset([*_COMMON.split(), "prompt"])
+_CHAT_PARAMETERS = frozenset([*_COMMON.split(), *_CHAT.split()])
+_IGNORED_PARAMETERS = frozenset(_IGNORED.split())
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -76,68 +43,67 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "web_search_options": (),
 }
-"""Parameters that can have no other values here: they would change the answer, and nothing here can do that."""
+"""Unsupported parameters and the values that are accepted because they change nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """What both kinds of request have in common."""
+    """Fields that chat and text requests have in common."""
 
     model: str
     sampling: SamplingParams
-    """`max_new_tokens` as far as it goes: the caller says what room there is."""
-    limit: int | None
-    """Most tokens of the answer, where the client says so."""
-    choices: int = 1
+    """Sampling parameters; the backend lowers `max_new_tokens` to what fits into the context."""
+    max_tokens: int | None
+    """Largest number of tokens of the answer, if the client sets one."""
+    num_choices: int = 1
     stream: bool = False
-    usage: bool = False
-    """Also at the end of a stream."""
+    include_usage: bool = False
+    """Whether to end a stream with token counts."""
     seed: int | None = None
     logprobs: bool = False
-    token_ids: bool = False
-    """Tokens as numbers beside the text: an extension of ours and of others."""
+    return_token_ids: bool = False
+    """Whether to return token ids beside the text, an extension that other servers have too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCompletionRequest(CompletionRequest):
-    """`/v1/chat/completions`."""
+    """A request to `/v1/chat/completions`."""
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[dict[str, Any], ...] = ()
-    template: dict[str, Any] = field(default_factory=dict)
+    template_variables: dict[str, Any] = field(default_factory=dict)
     """Further variables of the chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCompletionRequest(CompletionRequest):
-    """`/v1/completions`."""
+    """A request to `/v1/completions`."""
 
     prompt: str | tuple[int, ...]
 
 
 def parse_chat_request(body: Any) -> ChatCompletionRequest:
-    """Raises `RequestRefused`."""
+    """Parse the body of a chat request. Raises `RequestRefused`."""
     fields = _check_parameters(body, _CHAT_PARAMETERS)
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise invalid_field("tool_choice", choice, "auto or none: answers are not forced into a form here")
     limit = _parse_token_limit(fields, "max_completion_tokens") or _parse_token_limit(fields, "max_tokens")
     return ChatCompletionRequest(
-        **_parse_common_fields(fields, limit, logprobs=fields.truth("logprobs")),
+        **_parse_common_fields(fields, limit, logprobs=fields.boolean("logprobs")),
         messages=parse_messages(fields.get("messages")),
         tools=_parse_tools(fields.get("tools")) if choice != "none" else (),
-        template=fields.mapping("chat_template_kwargs"),
+        template_variables=fields.mapping("chat_template_kwargs"),
     )
 
 
 def parse_text_request(body: Any) -> TextCompletionRequest:
-    """Raises `RequestRefused`."""
+    """Parse the body of a text completion request. Raises `RequestRefused`."""
     fields = _check_parameters(body, _TEXT_PARAMETERS)
     top = fields.integer("logprobs", 0, 5)
     if top:
-        raise invalid_field(
-            "logprobs", top, "0, for the log-probabilities of the tokens drawn; those of others are not kept"
-        )
+        expected = "0, for the log-probabilities of the tokens drawn; those of others are not kept"
+        raise invalid_field("logprobs", top, expected)
     limit = _parse_token_limit(fields, "max_tokens")
     return TextCompletionRequest(
         **_parse_common_fields(fields, 16 if limit is None else limit, logprobs=top is not None),
@@ -151,15 +117,11 @@ def _check_parameters(body: Any, known: frozenset[str]) -> RequestFields:
     for name, value in body.items():
         if name in _NEUTRAL_VALUES and value is not None and value not in _NEUTRAL_VALUES[name]:
             usable = " or ".join(repr(one) for one in _NEUTRAL_VALUES[name])
-            raise RequestRefused(
-                f"{name} = {value!r} is not supported here{f'; {usable} is' if usable else ''}",
-                param=name,
-                code="unsupported_parameter",
-            )
+            problem = f"{name} = {value!r} is not supported here{f'; {usable} is' if usable else ''}"
+            raise RequestRefused(problem, param=name, code="unsupported_parameter")
         if name not in known and name not in _IGNORED_PARAMETERS and name not in _NEUTRAL_VALUES:
-            close = get_close_matches(name, known, n=1)
-            meant = f", did you mean {close[0]!r}?" if close else ""
-            raise RequestRefused(f"unknown parameter {name!r}{meant}", param=name, code="unknown_parameter")
+            problem = f"unknown parameter {name!r}{suggest_close_match(name, known)}"
+            raise RequestRefused(problem, param=name, code="unknown_parameter")
     return RequestFields(body)
 
 
@@ -167,10 +129,10 @@ def _parse_common_fields(fields: RequestFields, limit: int | None, *, logprobs: 
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         raise invalid_field("model", model, "the name of the model")
-    stream = fields.truth("stream")
+    stream = fields.boolean("stream")
     return {
         "model": model,
-        "limit": limit,
+        "max_tokens": limit,
         "sampling": SamplingParams(
             max_new_tokens=MAX_TOKENS if limit is None else limit,
             temperature=fields.number("temperature", 1.0, 0.0, 2.0),
@@ -179,12 +141,12 @@ def _parse_common_fields(fields: RequestFields, limit: int | None, *, logprobs: 
             min_p=fields.number("min_p", 0.0, 0.0, 1.0),
             stop=fields.texts("stop", 16),
         ),
-        "choices": fields.integer("n", 1, MAX_CHOICES) or 1,
+        "num_choices": fields.integer("n", 1, MAX_CHOICES) or 1,
         "stream": stream,
-        "usage": stream and fields.mapping("stream_options").get("include_usage") is True,
+        "include_usage": stream and fields.mapping("stream_options").get("include_usage") is True,
         "seed": fields.integer("seed", -(1 << 63), (1 << 63) - 1),
         "logprobs": logprobs,
-        "token_ids": fields.truth("return_token_ids"),
+        "return_token_ids": fields.boolean("return_token_ids"),
     }
 
 
@@ -199,9 +161,8 @@ def _parse_prompt(value: Any) -> str | tuple[int, ...]:
         return value
     if isinstance(value, list) and value and all(type(token) is int and token >= 0 for token in value):
         return tuple(value)
-    raise invalid_field(
-        "prompt", value, "one text or one list of tokens, not empty; several prompts are several requests"
-    )
+    expected = "one text or one list of tokens, not empty; several prompts are several requests"
+    raise invalid_field("prompt", value, expected)
 
 
 def _parse_tools(value: Any) -> tuple[dict[str, Any], ...]:

@@ -1,7 +1,8 @@
-"""What was generated, as text: at once, or piece by piece.
+"""Completions: generated tokens as text, and as the JSON objects of OpenAI's protocol, whole or streamed.
 
-A text ends before the first stop string; the tokens that completed it were drawn and are counted, but not shown. In a
-stream, what may yet turn out to be the beginning of a stop string, of a tool call or of a character is held back.
+A text ends before the first stop string. The tokens that completed the stop string were sampled and are counted, but
+not shown. A stream holds back text that may still turn out to be the beginning of a stop string, of a tool call or of a
+multi-token character.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.serving import chat_messages
-from headway.serving.chat_messages import ChatMessage, ToolCall
+from headway.environments.text_environment import truncate_at_stop
+from headway.serving.chat_messages import TOOL_CALL_OPENING, ChatMessage, ToolCall, extract_tool_calls
 from headway.serving.chat_template import ChatTemplate
 from headway.serving.completion_requests import ChatCompletionRequest, CompletionRequest
 from headway.types import FinishReason
 
+JsonBody = dict[str, Any]
 _INCOMPLETE_CHARACTER = "\ufffd"
 """What decoders write for a character of which some bytes are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedTokens:
-    """What an engine made for one choice."""
+    """The engine's output for one choice."""
 
     tokens: Sequence[int]
     logps: Sequence[float]
@@ -31,24 +33,24 @@ class GeneratedTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionChoice:
-    """One choice, as it is given out."""
+    """One choice of a completion."""
 
-    made: GeneratedTokens
+    generated: GeneratedTokens
     text: str
-    """Without tool calls, where there are any."""
-    calls: tuple[ToolCall, ...] = ()
+    """The generated text without tool calls."""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
-    def finish(self) -> str:
-        """OpenAI's word for how it ended."""
-        if self.calls:
+    def finish_reason(self) -> str:
+        """OpenAI's word for how the choice ended."""
+        if self.tool_calls:
             return "tool_calls"
-        return "stop" if self.made.finish is FinishReason.STOP else "length"
+        return "stop" if self.generated.finish is FinishReason.STOP else "length"
 
     @property
     def message(self) -> ChatMessage:
-        """As the next request should bring it back."""
-        return ChatMessage(role="assistant", content=self.text, calls=self.calls)
+        """The message that the client's next request should send back."""
+        return ChatMessage(role="assistant", content=self.text, tool_calls=self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,149 +61,143 @@ class Completion:
     choices: tuple[CompletionChoice, ...]
 
 
-def make_choice(dialect: ChatTemplate, ask: CompletionRequest, made: GeneratedTokens, name: str) -> CompletionChoice:
-    """A whole answer; `name` is unique, and the names of its calls begin with it."""
-    text = truncate_at_stop(dialect.decoded(made.tokens), ask.sampling.stop)
-    if isinstance(ask, ChatCompletionRequest) and ask.tools:
-        text, calls = chat_messages.extract_tool_calls(text, lambda number: f"call_{name}_{number}")
-        return CompletionChoice(made=made, text=text, calls=calls)
-    return CompletionChoice(made=made, text=text)
-
-
-def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
-    """Up to the first stop string."""
-    found = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return text[: min(found)] if found else text
+def make_choice(
+    template: ChatTemplate, request: CompletionRequest, generated: GeneratedTokens, name: str
+) -> CompletionChoice:
+    """Make a choice from generated tokens. `name` must be unique: the ids of its tool calls begin with it."""
+    text = truncate_at_stop(template.decode(generated.tokens), request.sampling.stop)
+    if isinstance(request, ChatCompletionRequest) and request.tools:
+        text, calls = extract_tool_calls(text, lambda number: f"call_{name}_{number}")
+        return CompletionChoice(generated=generated, text=text, tool_calls=calls)
+    return CompletionChoice(generated=generated, text=text)
 
 
 class StreamingDetokenizer:
-    """Tokens in, text out: as much of it as will not change any more."""
+    """Converts a stream of tokens to text and returns only text that will not change any more."""
 
-    def __init__(self, dialect: ChatTemplate, ask: CompletionRequest) -> None:
-        self._dialect, self._stops = dialect, ask.sampling.stop
-        self._holds = (
-            (*self._stops, chat_messages.TOOL_CALL_OPENING)
-            if isinstance(ask, ChatCompletionRequest) and ask.tools
-            else self._stops
-        )
+    def __init__(self, template: ChatTemplate, request: CompletionRequest) -> None:
+        has_tools = isinstance(request, ChatCompletionRequest) and request.tools
+        stops = request.sampling.stop
+        self._template = template
+        self._held_back = (*stops, TOOL_CALL_OPENING) if has_tools else stops
+        """Strings at which the visible text stops; a possible beginning of one is not returned yet."""
         self._tokens: list[int] = []
-        self._from = self._upto = 0
+        self._context_start = self._decoded_tokens = 0
         self._text = ""
-        self._given = 0
+        self._returned = 0
 
-    def more(self, tokens: Sequence[int]) -> str:
-        """What can be shown now."""
+    def add(self, tokens: Sequence[int]) -> str:
+        """Add tokens and return the text that can be shown now."""
         self._tokens += tokens
-        self._text += self._decoded()
-        end = len(truncate_at_stop(self._text, self._holds))
+        self._text += self._decode_new()
+        end = len(truncate_at_stop(self._text, self._held_back))
         if end == len(self._text):
-            end -= max((_overlap_length(self._text, hold) for hold in self._holds), default=0)
-        return self._give(end)
-
-    def rest(self, text: str) -> str:
-        """What is left of `text`, the whole answer. Nothing, where a tool call has changed what was shown."""
-        shown = self._text[: self._given]
-        return text[self._given :] if text.startswith(shown) else ""
-
-    def _decoded(self) -> str:
-        """Text of the new tokens. A few old ones are decoded with them: a token may look different behind another."""
-        before = self._dialect.decoded(self._tokens[self._from : self._upto])
-        now = self._dialect.decoded(self._tokens[self._from :])
-        if now.endswith(_INCOMPLETE_CHARACTER):
+            end -= max((_overlap_length(self._text, one) for one in self._held_back), default=0)
+        if end <= self._returned:
             return ""
-        self._from, self._upto = self._upto, len(self._tokens)
-        return now[len(before) :]
-
-    def _give(self, end: int) -> str:
-        if end <= self._given:
-            return ""
-        shown, self._given = self._text[self._given : end], end
+        shown, self._returned = self._text[self._returned : end], end
         return shown
 
+    def remaining(self, text: str) -> str:
+        """Return the part of the whole answer `text` that was not shown yet; nothing if a tool call changed it."""
+        shown = self._text[: self._returned]
+        return text[self._returned :] if text.startswith(shown) else ""
 
-def _overlap_length(text: str, hold: str) -> int:
-    """Characters at the end of `text` that `hold` may begin with."""
-    return next((size for size in range(min(len(hold) - 1, len(text)), 0, -1) if text.endswith(hold[:size])), 0)
+    def _decode_new(self) -> str:
+        """Decode the new tokens together with a few old ones, because a token's text may depend on its context."""
+        before = self._template.decode(self._tokens[self._context_start : self._decoded_tokens])
+        now = self._template.decode(self._tokens[self._context_start :])
+        if now.endswith(_INCOMPLETE_CHARACTER):
+            return ""
+        self._context_start, self._decoded_tokens = self._decoded_tokens, len(self._tokens)
+        return now[len(before) :]
 
 
-JsonBody = dict[str, Any]
+def _overlap_length(text: str, held_back: str) -> int:
+    """Return how many characters at the end of `text` may be the beginning of `held_back`."""
+    longest = min(len(held_back) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if text.endswith(held_back[:size])), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionWriter:
-    """Everything that the objects of one response have in common."""
+    """Writes the JSON objects of one response, which share a header."""
 
-    ask: CompletionRequest
-    dialect: ChatTemplate
+    request: CompletionRequest
+    template: ChatTemplate
     response_id: str
     created: int
 
     @property
-    def _chat(self) -> bool:
-        return isinstance(self.ask, ChatCompletionRequest)
+    def _is_chat(self) -> bool:
+        return isinstance(self.request, ChatCompletionRequest)
 
-    def whole(self, answers: Completion) -> JsonBody:
-        """A response that is not streamed."""
-        choices = [self._choice(index, answer) for index, answer in enumerate(answers.choices)]
-        found = {**self._head("chat.completion" if self._chat else "text_completion"), "choices": choices}
-        if self.ask.token_ids and self._chat:
-            found["prompt_token_ids"] = list(answers.prompt)
-        return {**found, "usage": count_usage(answers)}
+    def write_completion(self, completion: Completion) -> JsonBody:
+        """Return the response of a request that is not streamed."""
+        choices = [self._write_choice(index, choice) for index, choice in enumerate(completion.choices)]
+        body = {**self._write_header("chat.completion"), "choices": choices}
+        if self.request.return_token_ids and self._is_chat:
+            body["prompt_token_ids"] = list(completion.prompt)
+        return {**body, "usage": count_usage(completion)}
 
-    def opening(self, index: int) -> JsonBody:
-        """The first object of a streamed choice."""
-        return self._chunk(index, {"role": "assistant", "content": ""})
+    def write_first_chunk(self, index: int) -> JsonBody:
+        """Return the first object of a streamed chat choice."""
+        return self._write_chunk(index, {"role": "assistant", "content": ""})
 
-    def piece(self, index: int, text: str, tokens: Sequence[int], logps: Sequence[float]) -> JsonBody:
-        """Some more text, and the tokens that came since the last one."""
-        body = self._chunk(index, {"content": text} if self._chat else text)
-        choice = body["choices"][0]
-        if self.ask.logprobs:
-            choice["logprobs"] = self._logprobs(tokens, logps)
-        if self.ask.token_ids:
-            choice["token_ids"] = list(tokens)
+    def write_delta(self, index: int, text: str, tokens: Sequence[int], logps: Sequence[float]) -> JsonBody:
+        """Return a chunk with more text, and with the tokens sampled since the last chunk."""
+        body = self._write_chunk(index, {"content": text} if self._is_chat else text)
+        body["choices"][0].update(self._write_token_details(tokens, logps))
         return body
 
-    def calls(self, index: int, answer: CompletionChoice) -> JsonBody:
-        """Tool calls, whole."""
-        return self._chunk(index, {"tool_calls": [{"index": n, **c} for n, c in enumerate(_tool_call_bodies(answer))]})
+    def write_tool_calls(self, index: int, choice: CompletionChoice) -> JsonBody:
+        """Return a chunk with the whole tool calls of a choice."""
+        calls = [{"index": number, **call.to_body()} for number, call in enumerate(choice.tool_calls)]
+        return self._write_chunk(index, {"tool_calls": calls})
 
-    def closing(self, index: int, answer: CompletionChoice) -> JsonBody:
-        """The last object of a choice."""
-        body = self._chunk(index, {} if self._chat else "")
-        body["choices"][0]["finish_reason"] = answer.finish
+    def write_last_chunk(self, index: int, choice: CompletionChoice) -> JsonBody:
+        """Return the last object of a streamed choice."""
+        body = self._write_chunk(index, {} if self._is_chat else "")
+        body["choices"][0]["finish_reason"] = choice.finish_reason
         return body
 
-    def total(self, answers: Completion) -> JsonBody:
-        """The last object of a stream that wants to know what it cost."""
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {**self._head(kind), "choices": [], "usage": count_usage(answers)}
+    def write_usage_chunk(self, completion: Completion) -> JsonBody:
+        """Return the last object of a stream whose client asked for token counts."""
+        return {**self._write_header("chat.completion.chunk"), "choices": [], "usage": count_usage(completion)}
 
-    def _choice(self, index: int, answer: CompletionChoice) -> JsonBody:
-        choice: JsonBody = {"index": index, "finish_reason": answer.finish, "logprobs": None}
-        if self.ask.logprobs:
-            choice["logprobs"] = self._logprobs(answer.made.tokens, answer.made.logps)
-        if self.ask.token_ids:
-            choice["token_ids"] = list(answer.made.tokens)
-        if not self._chat:
-            return {**choice, "text": answer.text}
-        message: JsonBody = {"role": "assistant", "content": answer.text, "refusal": None}
-        if answer.calls:
-            message = {**message, "content": answer.text or None, "tool_calls": _tool_call_bodies(answer)}
-        return {**choice, "message": message}
+    def _write_choice(self, index: int, choice: CompletionChoice) -> JsonBody:
+        generated = choice.generated
+        body: JsonBody = {"index": index, "finish_reason": choice.finish_reason, "logprobs": None}
+        body |= self._write_token_details(generated.tokens, generated.logps)
+        if not self._is_chat:
+            return {**body, "text": choice.text}
+        message: JsonBody = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.tool_calls:
+            calls = [call.to_body() for call in choice.tool_calls]
+            message = {**message, "content": choice.text or None, "tool_calls": calls}
+        return {**body, "message": message}
 
-    def _chunk(self, index: int, said: Any) -> JsonBody:
+    def _write_chunk(self, index: int, content: Any) -> JsonBody:
         choice: JsonBody = {"index": index, "finish_reason": None, "logprobs": None}
-        choice["delta" if self._chat else "text"] = said
-        return {**self._head("chat.completion.chunk" if self._chat else "text_completion"), "choices": [choice]}
+        choice["delta" if self._is_chat else "text"] = content
+        return {**self._write_header("chat.completion.chunk"), "choices": [choice]}
 
-    def _head(self, kind: str) -> JsonBody:
-        return {"id": self.response_id, "object": kind, "created": self.created, "model": self.ask.model}
+    def _write_header(self, chat_object: str) -> JsonBody:
+        kind = chat_object if self._is_chat else "text_completion"
+        return {"id": self.response_id, "object": kind, "created": self.created, "model": self.request.model}
 
-    def _logprobs(self, tokens: Sequence[int], logps: Sequence[float]) -> JsonBody:
-        """Of the tokens drawn, in the distribution that they were drawn from; there are no others."""
-        texts = [self.dialect.decoded([token], special=True) for token in tokens]
-        if not self._chat:
+    def _write_token_details(self, tokens: Sequence[int], logps: Sequence[float]) -> JsonBody:
+        details: JsonBody = {}
+        if self.request.logprobs:
+            details["logprobs"] = self._write_logprobs(tokens, logps)
+        if self.request.return_token_ids:
+            details["token_ids"] = list(tokens)
+        return details
+
+    def _write_logprobs(self, tokens: Sequence[int], logps: Sequence[float]) -> JsonBody:
+        """Return the log-probabilities of the sampled tokens; those of other tokens are not known."""
+        texts = [self.template.decode([token], keep_special_tokens=True) for token in tokens]
+        if not self._is_chat:
             return {"tokens": texts, "token_logprobs": list(logps), "top_logprobs": None, "text_offset": []}
         content = [
             {"token": text, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []}
@@ -210,15 +206,8 @@ class CompletionWriter:
         return {"content": content, "refusal": None}
 
 
-def count_usage(answers: Completion) -> JsonBody:
-    """Tokens, all choices together."""
-    made = sum(len(answer.made.tokens) for answer in answers.choices)
-    prompt = len(answers.prompt)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
-
-
-def _tool_call_bodies(answer: CompletionChoice) -> list[JsonBody]:
-    return [
-        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in answer.calls
-    ]
+def count_usage(completion: Completion) -> JsonBody:
+    """Return the token counts of all choices together."""
+    generated = sum(len(choice.generated.tokens) for choice in completion.choices)
+    prompt = len(completion.prompt)
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}

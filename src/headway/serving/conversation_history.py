@@ -1,17 +1,17 @@
-"""What has been said in one episode, so that the next call can go on with the very tokens.
+"""The answered requests of one episode, so that the next request continues with exactly the sampled tokens.
 
-Every answered call leaves a *node*: the conversation with its answer, and the tokens it really consists of. A call
-whose conversation begins with that of a node goes on from it: the node's tokens, then what was said since. Where
-several match, the longest does; of equally long ones the latest.
+Every answered request is kept with its conversation and the tokens that it really consists of. A request whose
+conversation begins with that of an earlier one continues it: the earlier tokens, then the text added since. If several
+match, the longest is used; among equally long ones, the latest.
 
-* It continues the last turn: only what was said since is new, and the context grows.
-* It continues an earlier turn (the agent went back, or talks about several things at once): the context begins anew
-  with that turn's tokens and what was said since.
-* It continues none (the agent rewrote or shortened its history, or asks something else): the context begins anew with
-  the conversation as it was sent, tokenised from scratch.
+* The request continues the last turn: only the added text is new, and the context grows.
+* The request continues an earlier turn (the agent went back, or holds several conversations): a new context starts
+  with that turn's tokens and the text added since.
+* The request continues no turn (the agent rewrote or shortened its history, or asks something else): a new context
+  starts with the conversation as it was sent, tokenised from scratch.
 
-Where a context begins anew, the turn is marked `fresh`: trainers give it a sequence of its own. Every answer is trained
-once, behind exactly the tokens it was made behind.
+A turn whose context starts anew is marked, and trainers give it a sequence of its own. Every answer is trained once,
+after exactly the tokens that preceded it when it was sampled.
 """
 
 from __future__ import annotations
@@ -20,96 +20,97 @@ from dataclasses import dataclass, field
 
 from headway.serving.chat_messages import ChatMessage
 from headway.serving.chat_template import ChatTemplate
-from headway.serving.completion_requests import ChatCompletionRequest, TextCompletionRequest
+from headway.serving.completion_requests import ChatCompletionRequest
 from headway.serving.completions import CompletionChoice
-from headway.serving.direct_completions import encode_prompt
+from headway.serving.direct_completions import AnyRequest, encode_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnContext:
-    """What a call conditions on."""
+    """The tokens that a request is conditioned on."""
 
     tokens: list[int]
-    """All of it."""
-    new: list[int]
-    """What the last turn has not seen; all of it where the context begins anew."""
-    fresh: bool
+    """All tokens of the context."""
+    new_tokens: list[int]
+    """Tokens that the last turn has not seen; all tokens if the context starts anew."""
+    starts_new_context: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AnsweredRequest:
-    """One answered call."""
+    """A request and its answer."""
 
-    ask: ChatCompletionRequest | TextCompletionRequest
-    answer: CompletionChoice
+    request: AnyRequest
+    choice: CompletionChoice
     tokens: list[int] = field(repr=False)
-    """Prompt and answer."""
+    """Tokens of the prompt and the answer."""
 
     @property
     def conversation(self) -> tuple[ChatMessage, ...]:
-        assert isinstance(self.ask, ChatCompletionRequest)
-        return (*self.ask.messages, self.answer.message)
+        assert isinstance(self.request, ChatCompletionRequest)
+        return (*self.request.messages, self.choice.message)
+
+    @property
+    def length(self) -> int:
+        return len(self.conversation) if isinstance(self.request, ChatCompletionRequest) else len(self.tokens)
 
 
 class ConversationHistory:
-    """The answered calls of one episode."""
+    """Keeps the answered requests of one episode."""
 
-    def __init__(self, dialect: ChatTemplate) -> None:
-        self._dialect = dialect
-        self._nodes: list[_AnsweredRequest] = []
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._answered: list[_AnsweredRequest] = []
 
-    def context(self, ask: ChatCompletionRequest | TextCompletionRequest) -> TurnContext:
-        """What `ask` conditions on. Raises `Refused`."""
+    def make_context(self, request: AnyRequest) -> TurnContext:
+        """Return the tokens that `request` is conditioned on. Raises `RequestRefused`."""
         found: tuple[_AnsweredRequest, list[int]] | None = None
-        for node in reversed(self._nodes):
-            if found is not None and _conversation_length(node) <= _conversation_length(found[0]):
+        for answered in reversed(self._answered):
+            if found is not None and answered.length <= found[0].length:
                 continue
-            said = self._said_since(node, ask)
-            if said is not None:
-                found = node, said
+            added = self._encode_added(answered, request)
+            if added is not None:
+                found = answered, added
         if found is None:
-            prompt = encode_prompt(self._dialect, ask)
-            return TurnContext(tokens=prompt, new=prompt, fresh=bool(self._nodes))
-        node, said = found
-        tokens = [*node.tokens, *said]
-        if node is self._nodes[-1]:
-            return TurnContext(tokens=tokens, new=said, fresh=False)
-        return TurnContext(tokens=tokens, new=tokens, fresh=True)
+            prompt = encode_prompt(self._template, request)
+            return TurnContext(tokens=prompt, new_tokens=prompt, starts_new_context=bool(self._answered))
+        answered, added = found
+        tokens = [*answered.tokens, *added]
+        if answered is self._answered[-1]:
+            return TurnContext(tokens=tokens, new_tokens=added, starts_new_context=False)
+        return TurnContext(tokens=tokens, new_tokens=tokens, starts_new_context=True)
 
-    def add(
-        self, ask: ChatCompletionRequest | TextCompletionRequest, context: TurnContext, answer: CompletionChoice
-    ) -> None:
-        """A call has its answer."""
-        tokens = [*context.tokens, *(int(token) for token in answer.made.tokens)]
-        self._nodes.append(_AnsweredRequest(ask=ask, answer=answer, tokens=tokens))
+    def add(self, request: AnyRequest, context: TurnContext, choice: CompletionChoice) -> None:
+        """Record the answer to a request."""
+        tokens = [*context.tokens, *(int(token) for token in choice.generated.tokens)]
+        self._answered.append(_AnsweredRequest(request=request, choice=choice, tokens=tokens))
 
-    def _said_since(
-        self, node: _AnsweredRequest, ask: ChatCompletionRequest | TextCompletionRequest
+    def _encode_added(self, answered: _AnsweredRequest, request: AnyRequest) -> list[int] | None:
+        """Encode what `request` adds to an answered request; `None` if it does not continue that one."""
+        earlier = answered.request
+        if isinstance(request, ChatCompletionRequest):
+            if not isinstance(earlier, ChatCompletionRequest):
+                return None
+            return self._encode_added_messages(answered, earlier, request)
+        if isinstance(earlier, ChatCompletionRequest):
+            return None
+        if isinstance(request.prompt, tuple):
+            known = len(answered.tokens)
+            return list(request.prompt[known:]) if list(request.prompt[:known]) == answered.tokens else None
+        if not isinstance(earlier.prompt, str):
+            return None
+        before = earlier.prompt + answered.choice.text
+        return self._template.encode(request.prompt[len(before) :]) if request.prompt.startswith(before) else None
+
+    def _encode_added_messages(
+        self, answered: _AnsweredRequest, earlier: ChatCompletionRequest, request: ChatCompletionRequest
     ) -> list[int] | None:
-        """Tokens behind those of `node`; `None` where `ask` does not go on from it."""
-        if isinstance(ask, ChatCompletionRequest):
-            return self._since_chat(node, ask)
-        if isinstance(node.ask, ChatCompletionRequest):
+        if (earlier.tools, earlier.template_variables) != (request.tools, request.template_variables):
             return None
-        if isinstance(ask.prompt, tuple):
-            known = len(node.tokens)
-            return list(ask.prompt[known:]) if list(ask.prompt[:known]) == node.tokens else None
-        if not isinstance(node.ask.prompt, str):
+        known = answered.conversation
+        if [one.normalized for one in known] != [one.normalized for one in request.messages[: len(known)]]:
             return None
-        before = node.ask.prompt + node.answer.text
-        return self._dialect.encoded(ask.prompt[len(before) :]) if ask.prompt.startswith(before) else None
-
-    def _since_chat(self, node: _AnsweredRequest, ask: ChatCompletionRequest) -> list[int] | None:
-        if not isinstance(node.ask, ChatCompletionRequest) or (node.ask.tools, node.ask.template) != (
-            ask.tools,
-            ask.template,
-        ):
-            return None
-        known = node.conversation
-        if [one.said for one in known] != [one.said for one in ask.messages[: len(known)]]:
-            return None
-        return self._dialect.after(node.answer.made.tokens, len(known) - 1, ask.messages, ask.tools, ask.template)
-
-
-def _conversation_length(node: _AnsweredRequest) -> int:
-    return len(node.conversation) if isinstance(node.ask, ChatCompletionRequest) else len(node.tokens)
+        answer, index = answered.choice.generated.tokens, len(known) - 1
+        return self._template.encode_continuation(
+            answer, index, request.messages, request.tools, request.template_variables
+        )

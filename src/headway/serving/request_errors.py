@@ -1,4 +1,4 @@
-"""What a client is told when it does not get what it asked for, in the form that OpenAI's clients understand."""
+"""Refused requests in the form that OpenAI's clients understand, and typed access to a request's JSON fields."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from headway.errors import HeadwayError
 
 SESSION_OVER_CODE = "session_over"
-"""Code of calls that come after the end of their episode."""
+"""Error code of requests that arrive after the end of their episode."""
 
 
 class RequestRefused(HeadwayError):
-    """A request that is not answered. `status` is HTTP's; clients try 409, 429 and 5xx again by themselves."""
+    """A request that is not answered. `status` is the HTTP status; clients retry 409, 429 and 5xx by themselves."""
 
     def __init__(
         self,
@@ -35,23 +35,45 @@ class RequestRefused(HeadwayError):
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
 
-def context_length_exceeded(tokens: int, room: int, param: str) -> RequestRefused:
-    """A prompt that leaves no room for an answer."""
+def context_length_exceeded(tokens: int, context_tokens: int, param: str) -> RequestRefused:
+    """Return the refusal of a prompt that leaves no room for an answer."""
     return RequestRefused(
-        f"This model's maximum context length is {room} tokens, and your prompt has {tokens}; an answer needs at "
-        "least one more.",
+        f"This model's maximum context length is {context_tokens} tokens, and your prompt has {tokens}; an answer "
+        "needs at least one more.",
         param=param,
         code="context_length_exceeded",
     )
 
 
-def session_over(session: str) -> RequestRefused:
-    """The episode has ended; trying again does not help."""
-    return RequestRefused(f"session {session} is over", status=410, param="session", code=SESSION_OVER_CODE)
+def session_over(session_id: str) -> RequestRefused:
+    """Return the refusal of a request whose episode has ended, so that retrying is useless."""
+    return RequestRefused(f"session {session_id} is over", status=410, param="session", code=SESSION_OVER_CODE)
+
+
+def too_many_requests(message: str, *, retry_after_s: int) -> RequestRefused:
+    """Return the refusal of a request that the client should send again later."""
+    return RequestRefused(
+        message,
+        status=429,
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def wrong_api_key() -> RequestRefused:
+    """Return the refusal of a request without the right key."""
+    return RequestRefused("wrong API key", status=401, kind="authentication_error", code="invalid_api_key")
+
+
+def invalid_field(name: str, value: Any, expected: str) -> RequestRefused:
+    """Return the refusal of a field whose value has the wrong type or range."""
+    shown = repr(value)
+    return RequestRefused(f"{name} = {shown if len(shown) <= 80 else shown[:80] + '…'}: must be {expected}", param=name)
 
 
 class RequestFields:
-    """One request's fields. `null` is as good as absent everywhere."""
+    """The JSON fields of one request; `null` counts as absent. A wrong type or range raises `RequestRefused`."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._body = body
@@ -60,17 +82,17 @@ class RequestFields:
         return self._body.get(name)
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
-        """A finite number in [low, high]."""
+        """Return a finite number in [low, high]."""
         value = self._body.get(name)
         if value is None:
             return default
-        right = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-        if not right or not low <= value <= high:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        if not is_number or not low <= value <= high:
             raise invalid_field(name, value, f"a number from {low:g} to {high:g}")
         return float(value)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        """A whole number in [low, high]."""
+        """Return a whole number in [low, high], or `None` if it is absent."""
         value = self._body.get(name)
         if value is None:
             return None
@@ -78,15 +100,15 @@ class RequestFields:
             raise invalid_field(name, value, f"a whole number from {low} to {high}")
         return value
 
-    def truth(self, name: str) -> bool:
-        """True only where it says so."""
+    def boolean(self, name: str) -> bool:
+        """Return a boolean; an absent field is false."""
         value = self._body.get(name)
         if value is not None and not isinstance(value, bool):
             raise invalid_field(name, value, "true or false")
         return bool(value)
 
     def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """A text or a list of them, none empty."""
+        """Return a non-empty text, or a list of at most `most` of them, as a tuple."""
         value = self._body.get(name)
         listed = [] if value is None else [value] if isinstance(value, str) else value
         if not isinstance(listed, list) or len(listed) > most or not all(isinstance(x, str) and x for x in listed):
@@ -94,14 +116,8 @@ class RequestFields:
         return tuple(listed)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """An object."""
+        """Return a JSON object; an absent field is an empty one."""
         value = self._body.get(name)
         if value is not None and not isinstance(value, dict):
             raise invalid_field(name, value, "an object")
         return dict(value or {})
-
-
-def invalid_field(name: str, value: Any, wanted: str) -> RequestRefused:
-    """A field with a value that it cannot have."""
-    shown = repr(value)
-    return RequestRefused(f"{name} = {shown if len(shown) <= 80 else shown[:80] + '…'}: must be {wanted}", param=name)

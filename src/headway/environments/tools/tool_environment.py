@@ -33,7 +33,7 @@ _TASK = (
 
 
 class ToolEnvironment:
-    """`judge`: `module:function` of the answer and the task's data, with a number from 0 to 1; default `score_exact_answer`."""
+    """`judge`: `module:function` that scores the answer from 0 to 1; default `score_exact_answer`."""
 
     reusable = True
 

@@ -9,25 +9,25 @@ has started end with its worker. Workers end with this process, however it ends.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from dataclasses import asdict
 from itertools import count
-from typing import IO, Any
+from typing import Any
 
+from headway.codec import JsonValue
 from headway.environments.environment_output import MAX_PRINTED_CHARACTERS
-from headway.environments.environment_worker import LENGTH_BYTES, SIGNAL_EXIT_BASE
+from headway.environments.environment_registry import make_environment
+from headway.environments.local_host import LocalEnvironmentHost, LocalEpisodeSlot
 from headway.environments.text_environment import EnvironmentTraits, Reply
-from headway.errors import EnvironmentFailed
+from headway.errors import EnvironmentFailed, HeadwayError
+from headway.processes.base import ChildSpec, PeerFailed, PeerLost
+from headway.processes.child_process import ChildProcess, spawn_isolated
 
 _RELEASE_TIMEOUT_S = 3.0
 """How long a worker may take to release an episode."""
-_OUTPUT_TAIL_CHARACTERS = 2000
+_START_TIMEOUT_S = 300.0
+_ENV = {"PYTHONHASHSEED": "0"}
+"""Equal seeds begin equally, also where an environment iterates over sets."""
 
 
 class WorkerEnvironmentHost:
@@ -114,7 +114,7 @@ class WorkerEpisodeSlot:
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Reply:
         assert self._worker is not None
-        return Reply(**await self._worker.call("reset", self._number, seed, dict(data)))
+        return Reply(**await self._worker.call("reset", self._number, seed, JsonValue(dict(data))))
 
     async def step(self, action: str) -> Reply:
         assert self._worker is not None
@@ -138,132 +138,101 @@ class WorkerEpisodeSlot:
 
 
 class EnvironmentWorker:
-    """One process, started by the first call."""
+    """One worker process, started by the first call."""
 
-    def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
-        self.accepts_episodes = self.is_alive = True
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self.accepts_episodes = True
+        """Whether it may take further episodes."""
         self.episodes = 0
         self.numbers = count()
-        self._kind, self._options = kind, dict(options)
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._ids = count()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._started: asyncio.Task[None] | None = None
-        self._listening: list[asyncio.Task[None]] = []
-        self._printed = 0
-        self._tail = ""
+        self._spec = ChildSpec(
+            name=f"{name}: its worker process",
+            target=f"{__name__}:serve_episodes",
+            args={"name": name, "options": JsonValue(dict(options))},
+            threads=None,
+            env=_ENV,
+            contained=True,
+            output_limit=MAX_PRINTED_CHARACTERS,
+        )
+        self._name = name
+        self._child: asyncio.Task[ChildProcess] | None = None
 
-    async def call(self, method: str, seat: int, *args: Any) -> Any:
-        """What the worker answers. Raises `EnvironmentFailed`."""
-        if self._started is None:
-            self._started = asyncio.create_task(self._start(), name=f"{self._kind} worker starts")
-        await asyncio.shield(self._started)
-        return await self._ask(method, seat, *args)
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was started and can answer."""
+        child = self._child
+        started = child is not None and child.done() and not child.cancelled() and child.exception() is None
+        return started and child is not None and child.result().alive
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Return what the worker answers. Raises `EnvironmentFailed`."""
+        if self._child is None:
+            self._child = asyncio.create_task(self._start(), name=f"{self._name} worker starts")
+        try:
+            child = await asyncio.shield(self._child)
+            return await child.call(method, *args)
+        except PeerLost as error:
+            self.accepts_episodes = False
+            raise EnvironmentFailed(str(error)) from error
+        except PeerFailed as error:
+            raise EnvironmentFailed(f"{self._name}: {method} raised {error}"[:2000]) from error
+        except HeadwayError as error:
+            raise EnvironmentFailed(f"{self._name}: {error}") from error
+
+    async def _start(self) -> ChildProcess:
+        child = await ChildProcess.start(self._spec, _START_TIMEOUT_S, spawn=spawn_isolated(("-s", "-P")))
+        child.subscribe(on_end=self._stop_accepting)
+        return child
+
+    def _stop_accepting(self, how: str) -> None:
+        self.accepts_episodes = False
 
     async def end(self) -> None:
-        """Kill it and everything below it."""
-        self.accepts_episodes = self.is_alive = False
-        if self._started is not None:
-            await asyncio.wait([self._started], timeout=_RELEASE_TIMEOUT_S)
-        process = self._process
-        if process is None:
+        """Kill the worker and everything below it."""
+        self.accepts_episodes = False
+        if self._child is None:
             return
-        self._hang_up()
-        try:
-            async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-                await asyncio.to_thread(process.wait)
-        except TimeoutError:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await asyncio.to_thread(process.wait)
-        for task in self._listening:
-            task.cancel()
-        await asyncio.gather(*self._listening, return_exceptions=True)
+        await asyncio.wait([self._child], timeout=_RELEASE_TIMEOUT_S)
+        if not self._child.done():
+            self._child.cancel()
+            await asyncio.wait([self._child])
+        elif self._child.exception() is None:
+            await self._child.result().close(0.0)
 
-    async def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
-        code = f"import sys; sys.path[:] = {path!r}; from headway.environments.environment_worker import main; main({theirs.fileno()})"
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220  a few milliseconds
-                [sys.executable, "-s", "-P", "-u", "-c", code],
-                env={**os.environ, "PYTHONHASHSEED": "0"},  # equal seeds begin equally, also where sets are walked over
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        assert self._process.stdout is not None
-        self._listening = [
-            asyncio.create_task(self._listen(reader), name=f"{self._kind} worker"),
-            asyncio.create_task(self._hear(self._process.stdout), name=f"{self._kind} worker's output"),
-        ]
-        await self._ask("start", -1, self._kind, self._options)
 
-    async def _ask(self, method: str, seat: int, *args: Any) -> Any:
-        if not self.is_alive or self._writer is None:
-            raise EnvironmentFailed(f"{self._kind}: its worker process {self._ending()}")
-        number, future = next(self._ids), asyncio.get_running_loop().create_future()
-        data = json.dumps([number, method, seat, args]).encode()
-        self._calls[number] = future
-        try:
-            self._writer.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
-            return await future
-        finally:
-            self._calls.pop(number, None)
+class EpisodeServer:
+    """Answers calls in a worker: plays episodes on slots that the caller has numbered."""
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Answers to their callers, until the worker is gone."""
-        with suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-                number, result, *problem = json.loads(await reader.readexactly(size))
-                future = self._calls.get(number)
-                if future is None or future.done():
-                    continue
-                if problem:
-                    future.set_exception(EnvironmentFailed(f"{self._kind}: {problem[0]}"))
-                else:
-                    future.set_result(result)
-        self.accepts_episodes = self.is_alive = False
-        if self._process is not None:
-            await asyncio.to_thread(self._process.wait)
-        self._fail()
+    def __init__(self, host: LocalEnvironmentHost) -> None:
+        self._host = host
+        self._slots: dict[int, LocalEpisodeSlot] = {}
+        self._playing: dict[int, asyncio.Task[Any]] = {}
 
-    def _fail(self) -> None:
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(EnvironmentFailed(f"{self._kind}: its worker process {self._ending()}"))
+    async def open(self, slot: int) -> JsonValue:
+        self._slots[slot] = self._host.make_slot()
+        return await self._play(slot, self._slots[slot].open())
 
-    async def _hear(self, output: IO[bytes]) -> None:
-        """What it prints is read, so that it is not held up, and dropped but for the end of it."""
-        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), output)
-        try:
-            while data := await reader.read(1 << 16):
-                self._printed += len(data)
-                self._tail = (self._tail + data.decode("utf-8", "replace"))[-_OUTPUT_TAIL_CHARACTERS:]
-                if self._printed > MAX_PRINTED_CHARACTERS and self.is_alive:
-                    self.accepts_episodes = self.is_alive = False
-                    self._hang_up()
-        finally:
-            transport.close()
+    async def reset(self, slot: int, seed: int, data: Mapping[str, Any]) -> JsonValue:
+        return await self._play(slot, self._slots[slot].reset(seed, data))
 
-    def _hang_up(self) -> None:
-        """The guard on the other side then kills what is there, and ends."""
-        if self._writer is not None:
-            self._writer.transport.abort()
+    async def step(self, slot: int, action: str) -> JsonValue:
+        return await self._play(slot, self._slots[slot].step(action))
 
-    def _ending(self) -> str:
-        if self._printed > MAX_PRINTED_CHARACTERS:
-            return f"printed more than {MAX_PRINTED_CHARACTERS >> 20} MB"
-        code = None if self._process is None else self._process.poll()
-        how = "ended"
-        if code is not None:
-            killed = -code if code < 0 else code - SIGNAL_EXIT_BASE
-            how = f"was killed by signal {killed}" if killed > 0 else f"ended with exit code {code}"
-        said = "".join(f"\n  | {line}" for line in self._tail.strip().splitlines()[-6:])
-        return f"{how}{said}"
+    async def leave(self, slot: int) -> None:
+        playing = self._playing.pop(slot, None)
+        if playing is not None and not playing.done():
+            playing.cancel()
+            await asyncio.wait([playing])
+        left = self._slots.pop(slot, None)
+        if left is not None:
+            await left.leave()
+
+    async def _play(self, slot: int, call: Coroutine[Any, Any, Any]) -> JsonValue:
+        self._playing[slot] = task = asyncio.ensure_future(call)
+        return JsonValue(asdict(await task))
+
+
+def serve_episodes(args: Mapping[str, Any]) -> EpisodeServer:
+    """Make what a worker serves. Runs in the worker."""
+    name, options = args["name"], args["options"]
+    return EpisodeServer(LocalEnvironmentHost(name, lambda: make_environment(name, **options)))

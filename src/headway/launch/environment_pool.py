@@ -30,7 +30,6 @@ from headway.environments.environment_registry import (
     make_environment,
 )
 from headway.environments.local_host import LocalEnvironmentHost
-from headway.environments.orphan_processes import adopt_orphans, kill_children, list_children
 from headway.environments.text_environment import EnvironmentTraits, read_traits
 from headway.environments.text_episode import HELD_OUT_KEY, EpisodeRules, TextEpisode
 from headway.environments.worker_host import WorkerEnvironmentHost
@@ -43,6 +42,7 @@ from headway.launch.agent_serving import (
 )
 from headway.launch.episode_sources import EpisodeSource, StartingRows, ValidationEpisodeSource, read_starting_rows
 from headway.launch.language_components import PolicyInfo
+from headway.processes.parent_watchdog import adopt_orphans, kill_children, list_children
 from headway.serving.agent_environment import AgentEndpoint, AgentEnvironmentFactory
 from headway.types import Task
 

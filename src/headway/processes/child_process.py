@@ -177,7 +177,7 @@ class ChildProcess:
 
     def _describe_end(self, code: int) -> str:
         if self._output.over_limit:
-            return f"was killed: it wrote more than {self.spec.output_limit >> 20} MB"
+            return f"was killed because it printed more than {self.spec.output_limit >> 20} MB"
         if self.spec.contained and code > SIGNAL_BASE:
             code = SIGNAL_BASE - code
         return describe_exit(code)

@@ -1,52 +1,61 @@
-"""Worker processes for computing that must not run here: it holds the interpreter, or cannot be stopped.
+"""Worker processes for computations that must not run in this one: they hold the interpreter, or cannot be stopped.
 
-A worker takes one call after another. One that takes longer than its limit, or more memory, is killed and replaced;
-the call fails with `RewardError`. Arguments and results are JSON. Workers end with us: when their input closes, and
-at the latest when the alarm that they set before each call goes off.
+A worker takes one call after another. A call that takes longer than its limit, or more memory, fails with
+`RewardError`, and its worker is killed and replaced. Arguments and results are JSON. Workers end with this process, and
+at the latest when the alarm goes off that they set before each call.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
+import importlib
 import os
-import select
-import subprocess
+import signal
 import sys
-import time
 import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from headway.codec import JsonValue
 from headway.errors import RewardError
-from headway.rewards.thread_limiter import ThreadLimiter
+from headway.processes.base import ChildSpec, PeerLost
+from headway.processes.child_process import ChildProcess, spawn_isolated
 
 _START_S = 30.0
-"""Added to the first limit of a worker: it imports what it calls."""
+"""How long a worker may take to start, and to import what it calls first."""
+_SLACK_S = 2.0
+"""How much later than the caller's limit the alarm goes off: a caller that is still there kills on time."""
 
 
 class RewardWorkerPool:
     """At most `limit` processes, started when they are needed."""
 
     def __init__(self, limit: int, *, memory_mb: int = 2048) -> None:
-        self._threads = ThreadLimiter(limit, "reward worker")
+        self._slots = asyncio.Semaphore(limit)
         self._idle: list[_Worker] = []
         self._memory_mb = memory_mb
         weakref.finalize(self, _end_all, self._idle)
 
     async def call(self, function: str, *args: Any, timeout_s: float) -> Any:
-        """`module:function` of ours with `args`, in a worker. The limit counts from when a worker takes it."""
-        return await self._threads.run(self._call, function, args, timeout_s)
+        """Call `module:function` in a worker. The limit counts from when the worker has imported the function."""
+        async with self._slots:
+            worker = self._take_idle() or await _Worker.start(self._memory_mb)
+            result = await worker.call(function, args, timeout_s)
+            self._idle.append(worker)
+        if "error" in result:
+            raise RewardError(f"{function}: {result['error']}")
+        return result["value"]
 
-    def _call(self, function: str, args: tuple[Any, ...], timeout_s: float) -> Any:
-        worker = self._idle.pop() if self._idle else _Worker(self._memory_mb)
-        try:
-            answer = worker.ask({"call": function, "args": args, "timeout_s": timeout_s}, timeout_s)
-        except BaseException:
+    def _take_idle(self) -> _Worker | None:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.can_answer():
+                return worker
             worker.end()
-            raise
-        self._idle.append(worker)
-        if "error" in answer:
-            raise RewardError(f"{function}: {answer['error']}")
-        return answer["result"]
+        return None
 
 
 def _end_all(workers: list[_Worker]) -> None:
@@ -55,64 +64,98 @@ def _end_all(workers: list[_Worker]) -> None:
 
 
 class _Worker:
-    """One process; used by one thread at a time."""
+    """One process, used by one call at a time."""
 
-    def __init__(self, memory_mb: int) -> None:
-        # the modules are ours: no variable of the environment decides what a worker imports
-        path = [entry for entry in sys.path if entry]
-        code = f"import sys; sys.path[:] = {path!r}; from headway.rewards.reward_worker import main; main({memory_mb})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._loop = asyncio.get_running_loop()
         self._fresh = True
 
-    def ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        payload = json.dumps(question).encode()
+    @classmethod
+    async def start(cls, memory_mb: int) -> _Worker:
+        spec = ChildSpec(
+            name="reward worker",
+            target=f"{__name__}:limit_process",
+            host=f"{__name__}:RewardCalculator",
+            args={"memory_mb": memory_mb},
+            threads=None,
+            log=Path(os.devnull),
+        )
         try:
-            self._send(len(payload).to_bytes(8, "big") + payload)
-            limit = time.monotonic() + timeout_s + (_START_S if self._fresh else 0.0)
-            self._fresh = False
-            if self._read(1, limit) == b"s":  # started: imports are done, from here on it is the call's time
-                limit = time.monotonic() + timeout_s
-            answer: dict[str, Any] = json.loads(self._read(int.from_bytes(self._read(8, limit), "big"), limit))
-        except TimeoutError:
-            raise RewardError(f"{question['call']}: no verdict after {timeout_s} s") from None
-        except (BrokenPipeError, EOFError):
-            code = self._process.wait(timeout=5)
-            raise RewardError(f"{question['call']}: its process died ({_cause(code)})") from None
-        return answer
+            # The modules are ours: no variable of the environment decides what a worker imports.
+            return cls(await ChildProcess.start(spec, _START_S, spawn=spawn_isolated(("-I",))))
+        except PeerLost as error:
+            raise RewardError(str(error)) from error
+
+    def can_answer(self) -> bool:
+        """Whether it lives, and belongs to the event loop that runs now."""
+        return self._child.alive and self._loop is asyncio.get_running_loop()
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
+        self._child.kill()
 
-    def _send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
+    async def call(self, function: str, args: Sequence[Any], timeout_s: float) -> Mapping[str, Any]:
+        start_s, self._fresh = _START_S if self._fresh else 0.0, False
+        try:
+            async with asyncio.timeout(timeout_s + start_s) as limit:
 
-    def _read(self, count: int, limit: float) -> bytes:
-        assert self._process.stdout is not None
-        fd, data = self._process.stdout.fileno(), b""
-        while len(data) < count:
-            ready, _, _ = select.select([fd], [], [], max(limit - time.monotonic(), 0))
-            if not ready:
-                raise TimeoutError
-            part = os.read(fd, count - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return data
+                def restart_clock(note: Any) -> None:
+                    with suppress(RuntimeError):  # the limit is over
+                        limit.reschedule(self._loop.time() + timeout_s)
+
+                self._child.subscribe(on_note=restart_clock)
+                result: Mapping[str, Any] = await self._child.call("compute", function, JsonValue(args), timeout_s)
+                return result
+        except TimeoutError:
+            self.end()
+            raise RewardError(f"{function}: no verdict after {timeout_s} s") from None
+        except PeerLost as error:
+            raise RewardError(f"{function}: at its limit of time or memory: {error}") from None
+        except BaseException:
+            self.end()
+            raise
 
 
-def _cause(code: int) -> str:
-    return f"signal {-code}, its limit of time or memory" if code < 0 else f"exit code {code}"
+def limit_process(args: Mapping[str, Any]) -> None:
+    """Limit what this process may use. Runs in the worker, before the first call."""
+    sys.setrecursionlimit(3000)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
+    memory = args["memory_mb"] << 20
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    except (ImportError, ValueError, OSError):
+        return  # not on this system; the time limit still holds
+
+
+class RewardCalculator:
+    """Answers calls in a worker, one at a time."""
+
+    def __init__(self, served: None, send_note: Callable[[Any], None]) -> None:
+        self._send_note = send_note
+
+    async def compute(self, function: str, args: Sequence[Any], timeout_s: float) -> JsonValue:
+        """Call the function. A note says that its imports are done: from then on it is the call's time."""
+        try:
+            call = _import_function(function)
+            signal.setitimer(signal.ITIMER_REAL, timeout_s + _SLACK_S)
+            self._send_note("started")
+            return JsonValue({"value": call(*args)})
+        except MemoryError:
+            return JsonValue({"error": "out of memory"})
+        except Exception as error:
+            return JsonValue({"error": f"{type(error).__name__}: {error}"[:500]})
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@cache
+def _import_function(path: str) -> Callable[..., Any]:
+    """Import what is called, and run its module's `prepare`, where it has one."""
+    name, _, function = path.partition(":")
+    module = importlib.import_module(name)
+    getattr(module, "prepare", lambda: None)()
+    found: Callable[..., Any] = getattr(module, function)
+    return found

@@ -43,9 +43,9 @@ def test_a_child_under_another_interpreter_finds_this_package_and_nothing_else_o
 LEADER = """
 import json, os, subprocess, sys, time
 from multiprocessing.shared_memory import SharedMemory
-from headway.processes.parent_watchdog import hold_together
+from headway.processes.parent_watchdog import tie_process_group_to_parent
 
-hold_together()
+tie_process_group_to_parent()
 other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
 print(json.dumps([other.pid, SharedMemory(create=True, size=64).name]), flush=True)
 time.sleep(100)

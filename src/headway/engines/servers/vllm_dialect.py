@@ -12,7 +12,7 @@ them. Servers that we launch have it, others are asked before they are used.
 A flip is `/pause?mode=abort`, which hands out what running requests have, `/collective_rpc` with `reload_weights`,
 `/reset_prefix_cache`, `/update_weight_version`, `/resume`. `cache_salt` keeps prefixes of different weights apart.
 
-Servers that we launch load with a method of our own (`beside_vllm`): on a CPU `reload_weights` leaves the output layer
+Servers that we launch load with a method of our own (`engines/vllm/worker_path`): on a CPU `reload_weights` leaves the output layer
 as it was where that is tied to the embedding.
 """
 
@@ -34,7 +34,7 @@ from headway.engines.servers.settings import (
 )
 from headway.types import FinishReason, SamplingParams
 
-_BESIDE = Path(__file__).parent / "beside_vllm"
+_WORKER_PATH = Path(__file__).parents[1] / "vllm" / "worker_path"
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 
 
@@ -115,9 +115,9 @@ class VllmDialect:
             **make_vllm_options(launch),
             "host": "127.0.0.1",
             "port": launch.port,
-            "worker_extension_cls": "headway_worker.Loading",
+            "worker_extension_cls": "headway_worker.WeightReloadExtension",
             **launch.further(),
         }
         line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *make_flags(options)]
-        path = os.pathsep.join(filter(None, [str(_BESIDE), os.environ.get("PYTHONPATH", "")]))
+        path = os.pathsep.join(filter(None, [str(_WORKER_PATH), os.environ.get("PYTHONPATH", "")]))
         return line, {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path, **make_vllm_environment(launch)}

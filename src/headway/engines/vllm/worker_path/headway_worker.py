@@ -1,4 +1,4 @@
-"""Loads a version into a vLLM worker as a whole (`--worker-extension-cls headway_worker.Loading`).
+"""Loads a version into a vLLM worker as a whole (`--worker-extension-cls headway_worker.WeightReloadExtension`).
 
 On a CPU vLLM packs the output layer when it first loads it, and packs it again only when a checkpoint has weights of
 its own for it. Where it is tied to the embedding a checkpoint has none: after `reload_weights` the worker would go on

@@ -40,6 +40,16 @@ class Manifest:
     """One for each bucket, in order; their number is the number of buckets."""
     total_bytes: int
 
+    def locate_bucket(self, index: int, size: int) -> slice:
+        """Return which bytes bucket `index` of `size` bytes is: all are equal but the last. Raises `TransferError`."""
+        last, total = len(self.checksums) - 1, self.total_bytes
+        if not 0 <= index <= last:
+            raise TransferError(f"bucket {index} of version {self.version}: there are {last + 1}")
+        start = total - size if index == last else index * size
+        if start < 0 or start + size > total:
+            raise TransferError(f"bucket {index} of version {self.version}: {size} bytes do not fit into {total}")
+        return slice(start, start + size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSlice:
@@ -255,6 +265,7 @@ class StagedReceiver(ABC, Generic[S]):
             raise TransferError(f"{where}: {begun} was begun")
         if not 0 <= bucket.index < len(stage.manifest.checksums):
             raise TransferError(f"{where}: there are {len(stage.manifest.checksums)}")
+        self._loaded.discard(bucket.index)  # a repetition that fails may leave other bytes than were verified
         await self._off_the_loop(lambda: stage.load(bucket))
         if self._stage is not stage:
             raise TransferError(f"{where}: thrown away, another version was begun meanwhile")

@@ -136,15 +136,12 @@ def split_into_buckets(total: int, bucket_bytes: int) -> list[slice]:
     return [slice(start, min(start + size, total)) for start in range(0, max(total, 1), size)]
 
 
-def locate_bucket(manifest: Manifest, index: int, size: int, total: int) -> slice:
-    """Which bytes bucket `index` of `size` bytes is. Raises `TransferError` where it cannot be one."""
-    last = len(manifest.checksums) - 1
-    if not 0 <= index <= last:
-        raise TransferError(f"bucket {index} of version {manifest.version}: there are {last + 1}")
-    start = total - size if index == last else index * size
-    if start < 0 or start + size > total or (index and start % ALIGNMENT):
-        raise TransferError(f"bucket {index} of version {manifest.version}: {size} bytes do not fit into {total}")
-    return slice(start, start + size)
+def locate_bucket(manifest: Manifest, index: int, size: int) -> slice:
+    """Return which bytes bucket `index` of `size` bytes is. Raises `TransferError` where it cannot be one."""
+    place = manifest.locate_bucket(index, size)
+    if index and place.start % ALIGNMENT:
+        raise TransferError(f"bucket {index} of version {manifest.version}: {size} bytes are not aligned")
+    return place
 
 
 def find_tensor_spans(extents: Sequence[TensorExtent], place: slice) -> Iterator[TensorSpan]:

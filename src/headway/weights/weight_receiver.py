@@ -78,7 +78,7 @@ class IncomingTensors:
         opened: Any = bucket.payload if isinstance(bucket.payload, DevicePayload) else self.read(bucket.payload)
         device = isinstance(opened, DevicePayload)
         data = opened.data if device else opened
-        place = locate_bucket(self.manifest, bucket.index, data.nbytes, self.manifest.total_bytes)
+        place = locate_bucket(self.manifest, bucket.index, data.nbytes)
         self.spare.sums.pop(bucket.index, None)
         for piece in find_tensor_spans(self.extents, place):
             _elements(self.spare, piece).copy_(_piece_of(data, piece))
@@ -90,7 +90,7 @@ class IncomingTensors:
     def _keep(self, bucket: Bucket, size: int) -> None:
         """Take what is served, where it is not in the spare set anyway."""
         place, live, spare = (
-            locate_bucket(self.manifest, bucket.index, size, self.manifest.total_bytes),
+            locate_bucket(self.manifest, bucket.index, size),
             self.live,
             self.spare,
         )

@@ -26,7 +26,7 @@ def test_a_model_is_made_and_judged(
         style=TextImageStyle(height=8, width=24, alphabet="012345"),
         batch=2,
     )
-    monkeypatch.setattr(pretraining, "BASE", base)
+    monkeypatch.setattr(pretraining, "BASE_PRETRAINING", base)
     monkeypatch.setattr("headway.cli.pretrain_command._HELD_OUT", 1)
     monkeypatch.setenv("PATH", "")  # no second reader
     try:

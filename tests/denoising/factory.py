@@ -1,4 +1,4 @@
-"""Small flow models, engines that serve them, and groups of what they made."""
+"""Small denoising models, engines that serve them, and groups of what they made."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import LossSettings
 from headway.denoising.denoising_engine import DenoisingEngine
-from headway.denoising.denoising_objectives import DenoisingTrainerSettings
 from headway.denoising.denoising_request import DenoisingRequest
 from headway.denoising.denoising_runner import DenoisingRunner
 from headway.denoising.denoising_scheduler import DenoisingStepResult
 from headway.denoising.denoising_trainer import DenoisingTrainer
 from headway.denoising.models import MmditConfig, SmallMmdit
-from headway.denoising.settings import DenoisingSettings
+from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
 from headway.engines.base import Engine, Progress, Request
 from headway.engines.native import NativeSettings
 from headway.trainers.local import LocalSettings, OptimizerSettings
@@ -66,9 +65,9 @@ class SlowDenoising(DenoisingRunner):
 
 
 def make_engine(
-    name: str = "engine/0", *, slots: int = 4, runner: Any = DenoisingRunner, **flow: Any
+    name: str = "engine/0", *, slots: int = 4, runner: Any = DenoisingRunner, **settings: Any
 ) -> DenoisingEngine:
-    return DenoisingEngine(name, make_model, DenoisingSettings(**flow), NativeSettings(slots=slots), runner=runner)
+    return DenoisingEngine(name, make_model, DenoisingSettings(**settings), NativeSettings(slots=slots), runner=runner)
 
 
 async def serve(engine: Engine, model: SmallMmdit, version: int = 0) -> None:
@@ -121,12 +120,12 @@ def sample(name: str, prompt: str, progress: Progress, reward: float) -> Sample:
 
 
 def groups_of(
-    model: SmallMmdit, numbers: Sequence[int], *, members: int = 4, steps: int = 6, version: int = 0, **flow: Any
+    model: SmallMmdit, numbers: Sequence[int], *, members: int = 4, steps: int = 6, version: int = 0, **settings: Any
 ) -> tuple[SampleGroup, ...]:
     """Groups as an engine with `model` makes them, also inside a scenario; brighter pictures have higher rewards."""
 
     async def make() -> list[SampleGroup]:
-        engine = make_engine(slots=16, **flow)
+        engine = make_engine(slots=16, **settings)
         try:
             await serve(engine, model, version)
             made = []
@@ -168,11 +167,11 @@ def local(**options: Any) -> LocalSettings:
 
 
 def make_trainer(
-    *, flow: DenoisingSettings | None = None, seed: int = 0, arena: Any = None, **options: Any
+    *, denoising: DenoisingSettings | None = None, seed: int = 0, arena: Any = None, **options: Any
 ) -> DenoisingTrainer:
     """Publishes in float32."""
     settings = options.pop("local", None) or local()
     training = DenoisingTrainerSettings(
-        local=settings, flow=flow or DenoisingSettings(), micro_batch_samples=3, **options
+        local=settings, denoising=denoising or DenoisingSettings(), micro_batch_samples=3, **options
     )
     return DenoisingTrainer(lambda: make_model(seed), training, WeightStore(bucket_mb=0.01, wire=None, arena=arena))

@@ -27,14 +27,14 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-FLOW = DenoisingSettings(window="random", window_size=2)
+DENOISING = DenoisingSettings(window="random", window_size=2)
 
 
 def pictures(device: str, dtype: Any = "float32") -> tuple[list[Any], DenoisingEngine]:
     found: list[Any] = []
 
     async def scenario() -> None:
-        engine = DenoisingEngine("engine/0", make_model, FLOW, NativeSettings(slots=8, device=device, dtype=dtype))
+        engine = DenoisingEngine("engine/0", make_model, DENOISING, NativeSettings(slots=8, device=device, dtype=dtype))
         await serve(engine, make_model(seed=3))
         await serve(engine, make_model(), 1)
         asked = [request(f"{g}.{m}", str(g), group=g, steps=6) for g in (1, 2, 3) for m in range(4)]
@@ -48,7 +48,7 @@ def pictures(device: str, dtype: Any = "float32") -> tuple[list[Any], DenoisingE
 def test_pictures_are_those_of_the_cpu() -> None:
     ours, engine = pictures("cuda")
     theirs, _ = pictures("cpu")
-    assert engine.core is not None and engine.core.runner._fast is not None, "forward passes were captured"
+    assert engine.core is not None and engine.core.runner._captured is not None, "forward passes were captured"
     for one, other in zip(ours, theirs, strict=True):
         assert list(one.logps) == pytest.approx(list(other.logps), abs=1e-3)
         for step, same in zip(one.actions, other.actions, strict=True):
@@ -63,7 +63,7 @@ def test_half_precision_makes_ratios_that_are_one_within_the_clip() -> None:
     gaps = [
         abs(a - b) for one, other in zip(parts, exact, strict=True) for a, b in zip(one.logps, other.logps, strict=True)
     ]
-    assert max(gaps) < 0.2, "drawn along other paths, but from the same laws"
+    assert max(gaps) < 0.2, "drawn along other paths, but from the same distributions"
 
 
 def test_a_step_is_that_of_the_cpu() -> None:

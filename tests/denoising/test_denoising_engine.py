@@ -23,12 +23,12 @@ from tests.denoising.factory import latent, make_engine, make_model, request, ru
 model = cache(make_model)
 
 
-def made(requests: list[Request], *, slots: int = 16, **flow: Any) -> tuple[list[Progress], DenoisingEngine]:
+def made(requests: list[Request], *, slots: int = 16, **settings: Any) -> tuple[list[Progress], DenoisingEngine]:
     """What an engine makes of them."""
     found: list[Any] = []
 
     async def scenario() -> None:
-        engine = make_engine(slots=slots, **flow)
+        engine = make_engine(slots=slots, **settings)
         try:
             await serve(engine, model())
             found.extend([await together(engine, requests), engine])
@@ -41,29 +41,31 @@ def made(requests: list[Request], *, slots: int = 16, **flow: Any) -> tuple[list
 
 def path_of(asked: Request, settings: DenoisingSettings) -> list[DenoisingStep]:
     """The same picture by a plain loop over one sample."""
-    window = settings.window_of(asked.params.max_new_tokens, asked.prefix_key, 0)
-    row = DenoisingRequest(asked, (), number=0, prompt=bytes(asked.prompt).decode(), window=window, seed=0, shared=True)
+    window = settings.make_window(asked.params.max_new_tokens, asked.prefix_key, 0)
+    row = DenoisingRequest(
+        asked, (), number=0, prompt=bytes(asked.prompt).decode(), window=window, seed=0, share_prefix=True
+    )
     sampler, grid = settings.make_sampler(), make_timesteps(row.steps)
     x, conditioning = make_noise(row.first_seed(), (1, 8, 8))[None], model().encode([row.prompt])
     steps = []
     with torch.no_grad():
         for at in range(row.steps):
-            row.at = at
+            row.next_step = at
             s, s_next = grid[at : at + 1], grid[at + 1 : at + 2]
-            law = sampler.step(x, model()(x, s, conditioning), s, s_next, torch.tensor([row.noisy]))
-            x = law.draw(make_noise(row.step_seed(), (1, 8, 8))[None])
-            steps.append((x[0], float(logp(x, *law))))
+            transition = sampler.step(x, model()(x, s, conditioning), s, s_next, torch.tensor([row.is_noisy]))
+            x = transition.draw(make_noise(row.step_seed(), (1, 8, 8))[None])
+            steps.append((x[0], float(logp(x, *transition))))
     return steps  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("kind", ["full", "random", "sliding"])
 @pytest.mark.parametrize("sampler", ["cps", "sde"])
 def test_a_batch_of_rows_at_different_steps_is_what_a_loop_over_each_makes(kind: Any, sampler: Any) -> None:
-    flow: dict[str, Any] = {"window": kind, "sampler": sampler}
+    settings: dict[str, Any] = {"window": kind, "sampler": sampler}
     asked = [request(f"{group}.{one}", str(group), group=group, steps=6) for group in (1, 2) for one in range(3)]
-    parts, _ = made(asked, slots=4, **flow)  # some wait for slots, and join the others in the middle
+    parts, _ = made(asked, slots=4, **settings)  # some wait for slots, and join the others in the middle
     for one, progress in zip(asked, parts, strict=True):
-        wanted: Any = path_of(one, DenoisingSettings(**flow))
+        wanted: Any = path_of(one, DenoisingSettings(**settings))
         assert list(progress.logps) == pytest.approx([value for _, value in wanted], abs=1e-4)
         for step, (x, _) in zip(progress.actions, wanted, strict=True):
             if step.after:
@@ -88,12 +90,12 @@ def test_members_share_the_steps_before_their_window_and_part_there() -> None:
     def asked(members: int) -> list[Request]:
         return [request(f"a.{one}", group=5, steps=10) for one in range(members)]
 
-    flow: dict[str, Any] = {"window": "random", "window_size": 2, "seed": 3}
-    start = DenoisingSettings(**flow).window_of(10, 5, 0).start  # type: ignore[union-attr]
+    settings: dict[str, Any] = {"window": "random", "window_size": 2, "seed": 3}
+    start = DenoisingSettings(**settings).make_window(10, 5, 0).start  # type: ignore[union-attr]
     assert start > 0
-    alone, engine = made(asked(4), share_prefix=False, **flow)
+    alone, engine = made(asked(4), share_prefix=False, **settings)
     assert engine.core is not None and engine.core.runner.calls == 4 * 10
-    shared, engine = made(asked(4), **flow)
+    shared, engine = made(asked(4), **settings)
     assert engine.core is not None
     assert engine.core.runner.calls == 4 * 10 - 3 * start == 4 * 10 - engine.core.scheduler.saved  # type: ignore[attr-defined]
     starts = {progress.actions[start].before for progress in shared}
@@ -103,11 +105,11 @@ def test_members_share_the_steps_before_their_window_and_part_there() -> None:
 
 
 def test_those_who_come_late_find_the_prefix_and_those_after_a_flip_make_their_own() -> None:
-    flow: dict[str, Any] = {"window": "random", "window_size": 2, "seed": 3}
-    start = DenoisingSettings(**flow).window_of(10, 5, 0).start  # type: ignore[union-attr]
+    settings: dict[str, Any] = {"window": "random", "window_size": 2, "seed": 3}
+    start = DenoisingSettings(**settings).make_window(10, 5, 0).start  # type: ignore[union-attr]
 
     async def scenario() -> None:
-        engine = make_engine(**flow)
+        engine = make_engine(**settings)
         await serve(engine, model())
         (first,) = await together(engine, [request("a", group=5, steps=10)])
         (late,) = await together(engine, [request("b", group=5, steps=10)])
@@ -123,10 +125,10 @@ def test_those_who_come_late_find_the_prefix_and_those_after_a_flip_make_their_o
 
 
 def test_a_leader_that_is_aborted_leaves_its_place_to_a_sibling() -> None:
-    flow: dict[str, Any] = {"window": "random", "window_size": 2, "seed": 3}
+    settings: dict[str, Any] = {"window": "random", "window_size": 2, "seed": 3}
 
     async def scenario() -> None:
-        engine = make_engine(**flow)
+        engine = make_engine(**settings)
         await serve(engine, model())
         whole = await together(engine, [request(f"w.{one}", group=5, steps=10) for one in range(2)])
         await serve(engine, model(), 1)
@@ -155,11 +157,11 @@ def test_a_leader_that_is_aborted_leaves_its_place_to_a_sibling() -> None:
 
 @pytest.mark.parametrize("kept", [1, 4, 6, 9])
 def test_a_request_that_was_cut_off_ends_as_if_it_had_not_been(kept: int) -> None:
-    flow: dict[str, Any] = {"window": "random", "window_size": 3, "seed": 4}
-    (whole,), _ = made([request(steps=10)], **flow)
+    settings: dict[str, Any] = {"window": "random", "window_size": 3, "seed": 4}
+    (whole,), _ = made([request(steps=10)], **settings)
 
     async def scenario() -> None:
-        engine = make_engine(**flow)
+        engine = make_engine(**settings)
         await serve(engine, model(), 2)
         progress = Progress()
         progress.extend(whole.actions[:kept], whole.logps[:kept], 0)
@@ -214,7 +216,7 @@ def test_batches_of_any_size_on_buffers_of_a_few_are_the_same() -> None:
         captured.append(step)
         return step
 
-    fast = FixedSizeModel(model(), capture, most=24)
+    fast = FixedSizeModel(model(), capture, max_rows=24)
     with torch.no_grad():
         for rows in (1, 3, 2, 4, 20, 3, 24):
             x, s = torch.randn(rows, 1, 8, 8), torch.rand(rows)

@@ -25,15 +25,15 @@ from tests.denoising.factory import groups_of, local, make_model, make_trainer, 
 
 
 @cache
-def groups(numbers: tuple[int, ...], **flow: Any) -> tuple[SampleGroup, ...]:
-    return groups_of(make_model(), numbers, **flow)
+def groups(numbers: tuple[int, ...], **settings: Any) -> tuple[SampleGroup, ...]:
+    return groups_of(make_model(), numbers, **settings)
 
 
-def batch(trained: int = 0, **flow: Any) -> Batch:
-    return Batch(trained=trained, groups=groups((10 * trained + 1, 10 * trained + 2), **flow))
+def batch(trained: int = 0, **settings: Any) -> Batch:
+    return Batch(trained=trained, groups=groups((10 * trained + 1, 10 * trained + 2), **settings))
 
 
-class TestFlowTrainer(TrainerContract):
+class TestDenoisingTrainer(TrainerContract):
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         run(scenario)
 
@@ -50,9 +50,9 @@ class TestFlowTrainer(TrainerContract):
         return {name: one.tolist() for name, one in trainer.learner.policy.weights().items()}  # type: ignore[attr-defined]
 
 
-class TestNftTrainer(TestFlowTrainer):
+class TestNftTrainer(TestDenoisingTrainer):
     def make(self) -> Trainer:
-        return make_trainer(nft=DiffusionNftParams(), flow=DenoisingSettings(window="last"))
+        return make_trainer(nft=DiffusionNftParams(), denoising=DenoisingSettings(window="last"))
 
     def batch(self, trained: int) -> Batch:
         return batch(trained, window="last")
@@ -73,22 +73,22 @@ def trained(trainer: Any, *batches: Batch) -> list[dict[str, float]]:
 @pytest.mark.parametrize("kind", ["full", "random"])
 @pytest.mark.parametrize("sampler", ["cps", "sde"])
 def test_on_fresh_samples_every_ratio_is_one(kind: Any, sampler: Any) -> None:
-    flow = {"window": kind, "sampler": sampler}
-    (metrics,) = trained(make_trainer(flow=DenoisingSettings(**flow)), batch(0, **flow))
+    settings = {"window": kind, "sampler": sampler}
+    (metrics,) = trained(make_trainer(denoising=DenoisingSettings(**settings)), batch(0, **settings))
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["actions"] == 8 * (5 if kind == "full" else 2) and metrics["lag_max"] == 0.0
 
 
 def test_guidance_of_training_is_that_of_the_rollout() -> None:
-    flow = DenoisingSettings(guidance=3.0)
-    (metrics,) = trained(make_trainer(flow=flow), batch(0))
+    denoising = DenoisingSettings(guidance=3.0)
+    (metrics,) = trained(make_trainer(denoising=denoising), batch(0))
     assert abs(metrics["ratio_max"] - 1.0) > 1e-3, "made without guidance, trained with it"
 
 
 def test_one_step_later_the_ratio_is_against_the_behaviour_policy() -> None:
-    flow = DenoisingSettings()
-    trainer = make_trainer(flow=flow)
+    denoising = DenoisingSettings()
+    trainer = make_trainer(denoising=denoising)
     first, second = trained(trainer, batch(0), replace(batch(0), trained=1))
     assert first["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert abs(second["ratio_max"] - 1.0) > 1e-3 and second["lag_mean"] == 1.0
@@ -97,7 +97,7 @@ def test_one_step_later_the_ratio_is_against_the_behaviour_policy() -> None:
 def test_cutting_a_batch_changes_no_gradient() -> None:
     def after(size: int) -> Any:
         trainer = make_trainer(local=local())
-        trainer._training = replace(trainer._training, micro_batch_samples=size)
+        trainer._denoising = replace(trainer._denoising, micro_batch_samples=size)
         trainer._learner = trainer._made()  # type: ignore[assignment]
         metrics = trained(trainer, batch(0))[0]
         return metrics["grad_norm"], metrics["loss"]
@@ -108,14 +108,14 @@ def test_cutting_a_batch_changes_no_gradient() -> None:
 def test_where_memory_runs_out_the_same_step_is_made_in_smaller_parts() -> None:
     (usual,) = trained(make_trainer(), batch(0))
     trainer = make_trainer()
-    law = trainer.learner.policy.law  # type: ignore[attr-defined]
+    transition = trainer.learner.policy.transition  # type: ignore[attr-defined]
 
     def small(x_NCHW: torch.Tensor, *args: Any, **options: Any) -> Any:
         if len(x_NCHW) > 2:
             raise torch.OutOfMemoryError("tried to allocate more than there is")
-        return law(x_NCHW, *args, **options)
+        return transition(x_NCHW, *args, **options)
 
-    trainer.learner.policy.law = small  # type: ignore[attr-defined]
+    trainer.learner.policy.transition = small  # type: ignore[attr-defined]
     (metrics,) = trained(trainer, batch(0))
     assert metrics["micro_batch_samples"] == 1 and metrics["micro_batches"] > usual["micro_batches"]
     assert metrics["grad_norm"] == pytest.approx(usual["grad_norm"], rel=1e-4)
@@ -130,9 +130,9 @@ def test_the_kl_to_the_start_is_zero_there_and_grows() -> None:
 
 def test_published_kl_is_the_exact_one_times_the_step() -> None:
     def second(mode: Any) -> float:
-        flow: dict[str, Any] = {"sampler": "sde", "window": "random"}
-        trainer = make_trainer(kl_coef=0.5, kl_mode=mode, flow=DenoisingSettings(**flow))
-        return trained(trainer, batch(0, **flow), replace(batch(0, **flow), trained=1))[1]["kl_loss"]
+        settings: dict[str, Any] = {"sampler": "sde", "window": "random"}
+        trainer = make_trainer(kl_coef=0.5, kl_mode=mode, denoising=DenoisingSettings(**settings))
+        return trained(trainer, batch(0, **settings), replace(batch(0, **settings), trained=1))[1]["kl_loss"]
 
     assert 0 < second("compatible") < 0.5 * second("exact")
 
@@ -140,14 +140,14 @@ def test_published_kl_is_the_exact_one_times_the_step() -> None:
 def test_the_reward_goes_up_on_what_was_trained() -> None:
     """Brighter pictures are better: after a few steps on fresh samples they are brighter."""
     for nft in (None, DiffusionNftParams()):
-        flow: dict[str, Any] = {"window": "random" if nft is None else "last"}
-        trainer: Any = make_trainer(nft=nft, flow=DenoisingSettings(**flow))
+        settings: dict[str, Any] = {"window": "random" if nft is None else "last"}
+        trainer: Any = make_trainer(nft=nft, denoising=DenoisingSettings(**settings))
         rewards: list[float] = []
 
-        async def step(number: int, trainer: Any = trainer, rewards: Any = rewards, flow: Any = flow) -> None:
+        async def step(number: int, trainer: Any = trainer, rewards: Any = rewards, settings: Any = settings) -> None:
             model = make_model()
             model.load_state_dict(trainer.learner.policy.weights())
-            made = groups_of(model, (1, 2), version=number, members=6, steps=4, **flow)
+            made = groups_of(model, (1, 2), version=number, members=6, steps=4, **settings)
             metrics = await trainer.train(Batch(trained=number, groups=made))
             rewards.append(metrics["reward"])
 

@@ -1,4 +1,4 @@
-"""The whole flow on a flow model, at a headway of zero, is the single-file reference step by step.
+"""The whole flow on a denoising model, at a headway of zero, is the single-file reference step by step.
 
 Trainer (float64), engines (float32), weight updates, rewards and scheduler are those of a real run, all in this
 process. What the flow trained is given to the reference's own update, from the same first weights.
@@ -21,9 +21,8 @@ from torch import Tensor
 from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import LossSettings
 from headway.denoising.denoising_engine import DenoisingEngine
-from headway.denoising.denoising_objectives import DenoisingTrainerSettings
 from headway.denoising.denoising_trainer import DenoisingTrainer
-from headway.denoising.settings import DenoisingSettings
+from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
 from headway.engines.native import NativeSettings
 from headway.flow.backends import Backends
 from headway.flow.training_flow import AsyncTrainingFlow
@@ -37,7 +36,7 @@ from headway.weights.weight_store import WeightStore
 from tests.denoising.factory import latent, make_model
 
 FILE = Path(__file__).parents[2] / "examples" / "reference_flow_grpo.py"
-FLOW = DenoisingSettings(sampler="cps", noise_level=0.8, shift=3.0, window="random", window_size=2)
+DENOISING = DenoisingSettings(sampler="cps", noise_level=0.8, shift=3.0, window="random", window_size=2)
 NEAR = 2e-5
 """Between two ways to compute the same from latents and log-probabilities in float32."""
 
@@ -77,14 +76,14 @@ def trainer_of(options: Any) -> DenoisingTrainer:
         optimizer=OptimizerSettings(learning_rate=options.learning_rate, max_grad_norm=options.max_grad_norm),
         precision="fp64",
     )
-    training = DenoisingTrainerSettings(local=local, flow=FLOW, micro_batch_samples=5)
+    training = DenoisingTrainerSettings(local=local, denoising=DENOISING, micro_batch_samples=5)
     return DenoisingTrainer(make_model, training, WeightStore(bucket_mb=0.1, wire=torch.float32))
 
 
 async def play(options: Any, run_dir: Path) -> tuple[list[Batch], list[dict[str, float]], dict[str, Tensor]]:
     """What was trained, what was told about it, and the weights that came of it."""
     trainer = trainer_of(options)
-    engines = [DenoisingEngine(f"engine/{n}", make_model, FLOW, NativeSettings(slots=6)) for n in range(2)]
+    engines = [DenoisingEngine(f"engine/{n}", make_model, DENOISING, NativeSettings(slots=6)) for n in range(2)]
     batches, told = list[Batch](), list[LoggedEvent]()
     clock = asyncio.get_running_loop().time
     flow = AsyncTrainingFlow(

@@ -1,4 +1,4 @@
-"""What every flow model promises to engines and trainers, whoever wrote it."""
+"""What every denoising model promises to engines and trainers, whoever wrote it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_pictures_are_three_colours_between_zero_and_one(model: Any) -> None:
 
 
 def test_its_grid_falls_from_one_to_zero(model: Any) -> None:
-    grid = model.grid(5)
+    grid = model.make_timesteps(5)
     assert grid.shape == (6,) and grid[0] == 1 and grid[-1] == 0 and (grid.diff() < 0).all()
 
 
@@ -118,5 +118,5 @@ def test_conditioning_is_cut_joined_and_repeated_by_rows() -> None:
     assert len(told) == 3
     assert told.select(torch.tensor([2, 0, 2]))["b"].tolist() == [2, 0, 2]
     assert told.repeat(2)["b"].tolist() == [0, 0, 1, 1, 2, 2]
-    assert Conditioning.joined([told, told.select(torch.tensor([1]))])["a"].tolist()[-1] == [2, 3]
+    assert Conditioning.concatenate([told, told.select(torch.tensor([1]))])["a"].tolist()[-1] == [2, 3]
     assert told.to("cpu")["a"].shape == (3, 2)

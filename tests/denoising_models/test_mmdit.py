@@ -41,10 +41,10 @@ def test_it_begins_as_a_velocity_of_zero() -> None:
 def test_cutting_into_patches_loses_nothing() -> None:
     model = SmallMmdit(replace(SMALL, channels=3))
     x = noise(2, 3, 8, 16)
-    patches = model._cut(x)
+    patches = model._split_patches(x)
     assert patches.shape == (2, 8, 48)
     assert torch.equal(patches[0, 1].reshape(3, 4, 4), x[0, :, :4, 4:8])
-    assert torch.equal(model._joined(patches), x)
+    assert torch.equal(model._join_patches(patches), x)
 
 
 def test_prompts_are_characters() -> None:

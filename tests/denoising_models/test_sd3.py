@@ -31,7 +31,7 @@ def test_one_denoising_step_is_that_of_the_pipeline(dual: bool) -> None:
         max_sequence_length=10,
         output_type="latent",
     ).images
-    grid = model.grid(1)
+    grid = model.make_timesteps(1)
     s, s_next = grid[0].expand(2), grid[1].expand(2)
     with torch.no_grad():
         v = apply_guidance(model(x, s, model.encode(["a cat", "42"])), model(x, s, model.encode(["", ""])), 4.5)
@@ -45,7 +45,7 @@ def test_a_whole_path_and_its_picture_are_those_of_the_pipeline() -> None:
     x, told = noise(2, *model.latent_shape), model.encode(["a cat", "42"])
     options = {"num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 10}
     theirs = pipeline(["a cat", "42"], latents=x.clone(), output_type="pt", **options).images
-    ours = model.decode(solve_ode(lambda x, s: model(x, s, told), x, model.grid(4)))
+    ours = model.decode(solve_ode(lambda x, s: model(x, s, told), x, model.make_timesteps(4)))
     torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
 
 
@@ -54,7 +54,7 @@ def test_samples_at_different_noise_levels_share_a_batch() -> None:
     model = StableDiffusion3(pipeline, prompt_tokens=10)
     scheduler, x, told = pipeline.scheduler, noise(3, *model.latent_shape), model.encode(["a", "b", "c"])
     scheduler.set_timesteps(3)
-    grid = model.grid(3)
+    grid = model.make_timesteps(3)
     with torch.no_grad():
         ours = euler_step(x, model(x, grid[:3], told), grid[:3], grid[1:])
         for row, t in enumerate(scheduler.timesteps):
@@ -74,7 +74,7 @@ def test_noising_is_the_forward_process_of_the_scheduler() -> None:
     pipeline.scheduler.set_timesteps(3)
     x0, e = noise(3, *model.latent_shape), noise(3, *model.latent_shape, seed=1)
     theirs = pipeline.scheduler.scale_noise(x0, pipeline.scheduler.timesteps, e)
-    torch.testing.assert_close(add_noise(x0, e, model.grid(3)[:3]), theirs)
+    torch.testing.assert_close(add_noise(x0, e, model.make_timesteps(3)[:3]), theirs)
 
 
 def test_one_training_step_has_the_gradients_of_a_plain_computation() -> None:
@@ -82,7 +82,7 @@ def test_one_training_step_has_the_gradients_of_a_plain_computation() -> None:
     pipeline = tiny_pipeline()
     model = StableDiffusion3(pipeline, prompt_tokens=10)
     x, x_next = noise(2, *model.latent_shape), noise(2, *model.latent_shape, seed=1)
-    told, grid, advantage = model.encode(["a cat", "42"]), model.grid(4), torch.tensor([1.5, -0.5])
+    told, grid, advantage = model.encode(["a cat", "42"]), model.make_timesteps(4), torch.tensor([1.5, -0.5])
     s, s_next = grid[1:3], grid[2:4]
     (-advantage * logp(x_next, *CpsSampler(0.8).step(x, model(x, s, told), s, s_next))).sum().backward()
     ours = {name: p.grad.clone() for name, p in model.transformer.named_parameters() if p.grad is not None}
@@ -118,14 +118,14 @@ def test_checkpointing_changes_no_gradient() -> None:
 def test_only_the_transformer_is_trained_and_sent() -> None:
     model = tiny_sd3()
     assert all(name.startswith("transformer.") for name in model.state_dict())
-    assert not any(p.requires_grad for part in model._frozen() for p in part.parameters())
-    assert len(model._frozen()) == 4
+    assert not any(p.requires_grad for part in model._frozen_modules() for p in part.parameters())
+    assert len(model._frozen_modules()) == 4
 
 
 def test_frozen_parts_keep_their_precision_when_the_transformer_changes_its_own() -> None:
     model = tiny_sd3().to(torch.float64)
     assert next(model.parameters()).dtype == torch.float64
-    assert all(p.dtype == torch.float32 for part in model._frozen() for p in part.parameters())
+    assert all(p.dtype == torch.float32 for part in model._frozen_modules() for p in part.parameters())
 
 
 def test_lora_through_peft_trains_adapters_in_the_attention_of_both_streams_only() -> None:
@@ -170,7 +170,7 @@ def test_pipelines_and_checkpoints_of_them_are_loaded_from_directories(tmp_path:
         for parameter in model.parameters():
             parameter.mul_(1.1)
     trained.mkdir()
-    model.save_description(trained)
+    model.save_config(trained)
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, trained / "model.safetensors")
     again = open_denoiser(trained)
     assert isinstance(again, StableDiffusion3) and is_sd3(base) and is_sd3(trained)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from headway.denoising.denoising_engine import DenoisingEngine
-from headway.denoising.denoising_objectives import DenoisingTrainerSettings
 from headway.denoising.denoising_trainer import DenoisingTrainer
 from headway.denoising.models import StableDiffusion3, open_denoiser
-from headway.denoising.settings import DenoisingSettings
+from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
 from headway.engines.native import NativeSettings
 from headway.trainers.local.settings import LoraSettings
 from headway.types import Batch, SampleGroup
@@ -22,7 +21,7 @@ from tests.denoising_models.factory import tiny_pipeline
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
-STEPS, FLOW = 6, DenoisingSettings(guidance=1.0)
+STEPS, DENOISING = 6, DenoisingSettings(guidance=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ async def made(engine: DenoisingEngine, number: int) -> SampleGroup:
 
 
 def trainer_of(make: Any, lora: LoraSettings | None) -> DenoisingTrainer:
-    training = DenoisingTrainerSettings(local=local(lora=lora), flow=FLOW, micro_batch_samples=3)
+    training = DenoisingTrainerSettings(local=local(lora=lora), denoising=DENOISING, micro_batch_samples=3)
     return DenoisingTrainer(make, training, WeightStore(bucket_mb=0.05, wire=None))
 
 
@@ -52,7 +51,7 @@ def test_it_is_sampled_trained_and_served_again(
     metrics: list[dict[str, float]] = []
 
     async def scenario() -> None:
-        engine, trainer = DenoisingEngine("engine/0", make, FLOW, NativeSettings(slots=8)), trainer_of(make, lora)
+        engine, trainer = DenoisingEngine("engine/0", make, DENOISING, NativeSettings(slots=8)), trainer_of(make, lora)
         await serve(engine, make())
         for number in range(rounds):
             groups = (await made(engine, 2 * number + 1), await made(engine, 2 * number + 2))
@@ -66,7 +65,7 @@ def test_it_is_sampled_trained_and_served_again(
 
     run(scenario())
     for one in metrics:
-        assert one["ratio_mean"] == pytest.approx(1.0, abs=1e-4) and one["actions"] == 8 * FLOW.window_size
+        assert one["ratio_mean"] == pytest.approx(1.0, abs=1e-4) and one["actions"] == 8 * DENOISING.window_size
         assert one["grad_norm"] > 0
     directory = next(path.parent for path in tmp_path.rglob("model.safetensors"))
     again = open_denoiser(directory)

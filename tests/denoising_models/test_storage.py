@@ -35,7 +35,7 @@ def test_a_directory_opens_as_what_it_holds(tmp_path: Path) -> None:
     assert open_denoiser(tmp_path, height=8, width=16).latent_shape == (1, 8, 16)
     with pytest.raises(ConfigError, match="the model draws 8 × 16"):
         open_denoiser(tmp_path, height=32)
-    with pytest.raises(ConfigError, match="holds no flow model"):
+    with pytest.raises(ConfigError, match="holds no denoising model"):
         open_denoiser(tmp_path / "nothing")
 
 

@@ -38,6 +38,6 @@ def test_what_is_read_decides() -> None:
 def test_a_grid_holds_each_picture_before_and_after() -> None:
     shades = [array_to_image(np.full((4, 6), value, np.uint8)) for value in (10, 20, 30)]
     later = [array_to_image(np.full((4, 6), value, np.uint8)) for value in (110, 120, 130)]
-    grid = image_to_array(make_comparison_grid(shades, later, columns=2, enlarged=1))[:, :, 0]
+    grid = image_to_array(make_comparison_grid(shades, later, columns=2, scale=1))[:, :, 0]
     inside = [value for row in grid for value in dict.fromkeys(row.tolist()) if value in (10, 20, 30, 110, 120, 130)]
     assert list(dict.fromkeys(inside)) == [10, 110, 20, 120, 30, 130]

@@ -53,7 +53,7 @@ def run_pretrain(args: argparse.Namespace) -> int:
     settings, begun = _settings(args), time.perf_counter()
     losses: list[float] = []
 
-    def told(step: int, loss: float) -> None:
+    def report_step(step: int, loss: float) -> None:
         losses.append(loss)
         if step % _SAID_EVERY == 0 or step == settings.steps:
             mean = sum(losses[-_SAID_EVERY:]) / len(losses[-_SAID_EVERY:])
@@ -61,7 +61,7 @@ def run_pretrain(args: argparse.Namespace) -> int:
                 f"step {step:5d} of {settings.steps}  loss {mean:.4f}  {time.perf_counter() - begun:.0f} s", flush=True
             )
 
-    model = pretrain(settings, args.directory, told=told)
+    model = pretrain(settings, args.directory, on_step=report_step)
     if args.half:
         save_half_precision(model, args.directory)
     print(f"{args.directory}: {count_parameters(model):,} parameters")

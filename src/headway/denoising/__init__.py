@@ -1,1 +1,1 @@
-"""Flow and diffusion image models on the same line as language models: models, engine, trainer, rewards."""
+"""Image models trained by reinforcement: denoising models, an engine that samples from them, and a trainer."""

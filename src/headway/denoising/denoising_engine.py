@@ -1,8 +1,9 @@
-"""A replica that denoises: the native engine's face, worker and receiver protocol around rows instead of sequences.
+"""An engine replica that denoises: requests for pictures instead of token sequences.
 
-A request asks for `max_new_tokens` denoising steps; its prompt is the text in UTF-8; temperature 0 is the ODE, anything
-else draws inside the window. Guarantees beyond those of `NativeEngine`: every step is an action of the version that
-made it, reported when it is made; steps outside the window bring no latents and have a log-probability of 0.
+A request asks for `max_new_tokens` denoising steps. Its prompt is the text in UTF-8. Temperature 0 is the ODE; any
+other temperature draws noise inside the window. Guarantees beyond those of `NativeEngine`: every step is an action of
+the version that made it and is reported when it is made. Steps outside the window carry no latents and have a
+log-probability of 0.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DenoisingRunnerFactory = Callable[..., DenoisingRunner]
 
 
 class DenoisingCore(EngineCore):
-    """One denoising step at a time."""
+    """Runs one denoising step of all requests at a time."""
 
     def __init__(self, scheduler: DenoisingScheduler, runner: DenoisingRunner) -> None:
         super().__init__(scheduler, runner.install)  # type: ignore[arg-type]
@@ -37,25 +38,25 @@ class DenoisingCore(EngineCore):
         self.runner = runner
 
     def step(self) -> list[RequestUpdate]:
-        rows, news = self._queue.plan()
-        made = self.runner.step(rows)
+        requests, updates = self._queue.plan()
+        results = self.runner.step(requests)
         self.steps += 1
         self.made_by = self.version
-        return news + self._queue.commit(rows, made)
+        return updates + self._queue.commit(requests, results)
 
 
 class DenoisingEngine(NativeEngine):
-    """`model` makes a `Denoiser`, whose weights do not matter; `check` refuses prompts that it could not read; `read`
-    opens the payloads of buckets.
+    """`model` makes a `Denoiser` with any weights; `check` raises for prompts that the model cannot read; `read` opens
+    the payloads of buckets.
 
-    Of `settings`, `slots`, `threads`, `seed`, `dtype` and `device` are read.
+    The engine uses `slots`, `threads`, `seed`, `dtype` and `device` of `settings`.
     """
 
     def __init__(
         self,
         name: str,
         model: Callable[[], Any],
-        flow: DenoisingSettings,
+        denoising: DenoisingSettings,
         settings: NativeSettings | None = None,
         *,
         check: Callable[[str], object] = lambda prompt: None,
@@ -70,30 +71,30 @@ class DenoisingEngine(NativeEngine):
             return DoubleBufferedReceiver(switch, dtype=dtype, device=chosen.device, threads=chosen.threads, read=read)
 
         super().__init__(name, model, chosen, eos=(), assembly=self._assembled, receiver=receiver or spare)
-        self._flow = flow
+        self._denoising = denoising
         self._check = check
         self._runner = runner
         self.core: DenoisingCore | None = None
-        """What runs, for whoever counts: calls of the model, steps saved."""
+        """The running core; tests and benchmarks read its counters."""
 
     async def switch(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Serve `tensors` as they are, between two steps."""
+        """Serve `tensors` from the next step on, without copying them."""
         await self._switch(tensors, version)  # type: ignore[arg-type]
 
     def _assembled(self, model: Any, settings: NativeSettings, *_: Any) -> tuple[Any, EngineCore]:
-        kept = max(settings.slots // 4, 1)
+        prefix_slots = max(settings.slots // 4, 1)
         runner = self._runner(
             model,
-            self._flow,
-            slots=settings.slots + kept,
+            self._denoising,
+            slots=settings.slots + prefix_slots,
             device=settings.device,
             dtype=getattr(torch, settings.dtype),
         )
-        self.core = DenoisingCore(DenoisingScheduler(settings.slots, kept, runner), runner)
+        self.core = DenoisingCore(DenoisingScheduler(settings.slots, prefix_slots, runner), runner)
         return model, self.core
 
     def _accepted(self, request: Request, progress: Progress) -> DenoisingRequest:  # type: ignore[override]
-        """The request as a row of this replica's, or why not."""
+        """Validate the request; raise `EngineError` if it cannot be served."""
         self._check_up()
         where = f"{self.name}: {request.request_id}"
         if self._receiver.version < 0:
@@ -105,8 +106,10 @@ class DenoisingEngine(NativeEngine):
         try:
             prompt = bytes(request.prompt).decode()
             self._check(prompt)
-            drawn = params.temperature > 0
-            window = self._flow.window_of(params.max_new_tokens, request.prefix_key, version) if drawn else None
+            draws_noise = params.temperature > 0
+            window = (
+                self._denoising.make_window(params.max_new_tokens, request.prefix_key, version) if draws_noise else None
+            )
         except (ValueError, ConfigError) as error:
             raise EngineError(f"{where}: {error}") from error
         return DenoisingRequest(
@@ -116,6 +119,6 @@ class DenoisingEngine(NativeEngine):
             prompt=prompt,
             window=window,
             seed=self._settings.seed,
-            shared=self._flow.share_prefix,
-            keeps_end=drawn and self._flow.window == "last",
+            share_prefix=self._denoising.share_prefix,
+            trains_end=draws_noise and self._denoising.window == "last",
         )

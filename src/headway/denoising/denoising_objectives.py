@@ -1,12 +1,19 @@
-"""What a flow trainer needs to know, what it says about an update, and what a way of learning has to offer."""
+"""Two ways to learn from denoised samples, behind one protocol.
+
+`PolicyGradientObjective` computes the distribution of every trained step under the current weights, its
+log-probability, and any policy loss against the behaviour log-probability that the engine gave; the KL to the initial
+policy has a closed form. `DiffusionNftObjective` noises the pictures again and pulls velocities towards those of good
+pictures. It uses no log-probabilities, so neither the sampler nor the version that made a picture matters.
+
+Legend: N trained steps, C channels, H and W of a latent.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,36 +32,16 @@ from headway.algorithms.denoising import (
 )
 from headway.denoising.denoising_batch import DenoisingBatch, SampleSteps
 from headway.denoising.denoising_policy import DenoisingPolicy
-from headway.denoising.settings import DenoisingSettings
+from headway.denoising.settings import DenoisingTrainerSettings
 from headway.errors import TrainerError
 from headway.trainers.local.local_optimizer import Optimizer, copy_tensors
-from headway.trainers.local.settings import LocalSettings, OptimizerSettings
+from headway.trainers.local.settings import OptimizerSettings
 from headway.trainers.local.training_thread import CommitGate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenoisingTrainerSettings:
-    """One flow trainer."""
-
-    local: LocalSettings
-    """Optimizer, objective, advantages, epochs, precision, place: as for language."""
-    flow: DenoisingSettings
-    micro_batch_samples: int = 8
-    """Samples of one forward pass, all their trained steps together."""
-    kl_coef: float | None = None
-    """Of the KL to the policy of the start; None: there is none. The objective's own stays off."""
-    kl_mode: Literal["exact", "compatible"] = "exact"
-    """The KL of two Gaussians, or what published Flow-SDE code computes, which is |dt| times that."""
-    nft: DiffusionNftParams | None = None
-    """DiffusionNFT instead of a policy loss."""
-    nft_levels: int = 2
-    """Noise levels that it looks at each picture from."""
-    seed: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DenoisingUpdateReport:
-    """What there is to say about an update, gathered while it runs."""
+    """Sums over one update, gathered while it runs."""
 
     sums: PolicyMetricSums | None = None
     loss: float = 0.0
@@ -63,23 +50,25 @@ class DenoisingUpdateReport:
     learning_rate: float = 0.0
     steps: int = 0
     micro_batches: int = 0
-    calls: int = 0
+    denoiser_rows: int = 0
+    """Rows that the model computed a velocity with gradients for."""
     skipped: set[int] = field(default_factory=set)
+    """First steps of samples whose advantages are all 0."""
 
     def metrics(self, batch: DenoisingBatch) -> dict[str, float]:
-        """By the names they are logged under."""
+        """Return the metrics by the names they are logged under."""
         found = {} if self.sums is None else self.sums.summary()
-        each = max(self.steps, 1)
+        steps = max(self.steps, 1)
         return {
             **found,
-            "loss": self.loss / each,
-            "pg_loss": (self.loss - self.kl_loss) / each,
-            "kl_loss": self.kl_loss / each,
-            "grad_norm": self.grad_norm / each,
+            "loss": self.loss / steps,
+            "pg_loss": (self.loss - self.kl_loss) / steps,
+            "kl_loss": self.kl_loss / steps,
+            "grad_norm": self.grad_norm / steps,
             "learning_rate": self.learning_rate,
             "optimizer_steps": float(self.steps),
             "micro_batches": float(self.micro_batches),
-            "denoiser_rows": float(self.calls),
+            "denoiser_rows": float(self.denoiser_rows),
             "samples": float(len(batch.rows)),
             "skipped_samples": float(len(self.skipped)),
             "lag_mean": float(batch.lag_N.mean()),
@@ -89,26 +78,26 @@ class DenoisingUpdateReport:
 
 
 class DenoisingObjective(Protocol):
-    """How a batch teaches."""
+    """Computes the gradients of a batch."""
 
     ends_only: bool
-    """Where steps began does not matter."""
-    at_once: int
+    """Whether the latents before steps are not used."""
+    micro_batch_samples: int
     """Samples of one forward pass."""
 
     @property
     def optimizer(self) -> Optimizer:
-        """What moves the weights."""
+        """The optimizer that moves the weights."""
         ...
 
-    def completed(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
-        """With what the lesson reads and no stage has filled, under the weights of now."""
+    def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
+        """Return the batch with log-probabilities under the current weights, if the objective needs them."""
         ...
 
-    def gradients(
+    def add_gradients(
         self,
         batch: DenoisingBatch,
-        made: Advantages,
+        advantages: Advantages,
         rows: Sequence[SampleSteps],
         version: int,
         report: DenoisingUpdateReport,
@@ -124,53 +113,53 @@ class PolicyGradientObjective:
     ends_only = False
 
     def __init__(
-        self, policy: DenoisingPolicy, training: DenoisingTrainerSettings, reference: Mapping[str, Tensor] | None
+        self, policy: DenoisingPolicy, settings: DenoisingTrainerSettings, reference: Mapping[str, Tensor] | None
     ) -> None:
-        self._policy, self._training, self._reference = policy, training, reference
-        self.at_once = training.micro_batch_samples
-        self.optimizer = Optimizer(policy.trainable(), training.local.optimizer)
+        self._policy, self._settings, self._reference = policy, settings, reference
+        self.micro_batch_samples = settings.micro_batch_samples
+        self.optimizer = Optimizer(policy.trainable(), settings.local.optimizer)
 
-    def completed(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
-        if not self._training.local.proximal or batch.proximal_N is not None:
+    def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
+        if not self._settings.local.proximal or batch.proximal_N is not None:
             return batch
-        return replace(batch, proximal_N=compute_step_logps(self._policy, batch, batch.rows, self.at_once, gate))
+        return replace(batch, proximal_N=compute_step_logps(self._policy, batch, self.micro_batch_samples, gate))
 
-    def gradients(
+    def add_gradients(
         self,
         batch: DenoisingBatch,
-        made: Advantages,
+        advantages: Advantages,
         rows: Sequence[SampleSteps],
         version: int,
         report: DenoisingUpdateReport,
         gate: CommitGate,
     ) -> None:
-        settings = self._training.local
-        inside_N = torch.zeros_like(made.mask_N)
-        inside_N[rows[0].first : rows[-1].first + len(rows[-1].places)] = True
-        totals = BatchTotals.of(made.mask_N & inside_N, batch.sequence_N, len(batch.rows))
-        plain = settings.objective.skips_zero_advantages and self._training.kl_coef is None
-        taught = [row for row in rows if not plain or _teaches(row, made)]
-        report.skipped |= {row.first for row in rows} - {row.first for row in taught}
-        for part in split_micro_batches(taught, self.at_once):
+        inside_N = torch.zeros_like(advantages.mask_N)
+        inside_N[rows[0].first : rows[-1].end] = True
+        totals = BatchTotals.of(advantages.mask_N & inside_N, batch.sequence_N, len(batch.rows))
+        may_skip = self._settings.local.objective.skips_zero_advantages and self._settings.kl_coef is None
+        useful = [row for row in rows if not may_skip or _has_advantage(row, advantages)]
+        report.skipped |= {row.first for row in rows} - {row.first for row in useful}
+        for part in _split_micro_batches(useful, self.micro_batch_samples):
             gate.check()
-            self._part(batch, made, part, totals, report)
+            self._add_micro_batch(batch, advantages, part, totals, report)
 
-    def _part(
+    def _add_micro_batch(
         self,
         batch: DenoisingBatch,
-        made: Advantages,
+        advantages: Advantages,
         rows: Sequence[SampleSteps],
         totals: BatchTotals,
         report: DenoisingUpdateReport,
     ) -> None:
-        """Forward and backward of one micro-batch."""
-        at, law, after, where = _laws(self._policy, batch, rows)
-        objective = self._training.local.objective
+        """Run forward and backward of one micro-batch."""
+        steps = _StepInputs.of(self._policy, batch, rows)
+        transition = steps.transition(self._policy)
+        at, objective = steps.index_N, self._settings.local.objective
         actions = Actions(
-            logp_N=logp(after, *law),
+            logp_N=logp(steps.after_NCHW, *transition),
             behaviour_N=batch.behaviour_N[at],
-            advantage_N=made.advantage_N[at],
-            mask_N=made.mask_N[at],
+            advantage_N=advantages.advantage_N[at],
+            mask_N=advantages.mask_N[at],
             sequence_N=batch.sequence_N[at],
             sequences=len(batch.rows),
             proximal_N=None if batch.proximal_N is None else batch.proximal_N[at],
@@ -178,137 +167,152 @@ class PolicyGradientObjective:
         )
         result = objective(actions, totals)
         loss = result.loss
-        if self._training.kl_coef is not None:
+        if self._settings.kl_coef is not None:
             weight_N = make_action_weights(
                 objective.mode, actions.sequence_N, totals, norm_length=objective.norm_length, dtype=loss.dtype
             )
-            kl = sum_weighted(self._kl(law, where), actions.mask_N, weight_N) * self._training.kl_coef
+            kl = sum_weighted(self._kl(transition, steps), actions.mask_N, weight_N) * self._settings.kl_coef
             loss = loss + kl
             report.kl_loss += float(kl.detach())
         loss.backward()  # type: ignore[no-untyped-call]
         report.sums = result.sums if report.sums is None else report.sums + result.sums
         report.loss += float(loss.detach())
         report.micro_batches += 1
-        report.calls += len(at)
+        report.denoiser_rows += len(at)
 
-    def _kl(self, law: LatentTransition, where: dict[str, Any]) -> Tensor:
-        inside = self._policy.without_adapters() if self._reference is None else nullcontext()
-        with torch.no_grad(), inside:
-            reference = self._policy.law(**where, values=self._reference)
-        if self._training.kl_mode == "compatible" and self._training.flow.sampler == "sde":
-            return kl_compatible(law.mean, reference.mean, law.std, where["next_N"] - where["s_N"])
-        return kl_exact(law.mean, reference.mean, law.std)
+    def _kl(self, transition: LatentTransition, steps: _StepInputs) -> Tensor:
+        """Return the KL of each step to the initial policy, [N]."""
+        with torch.no_grad(), self._policy.initial_policy(self._reference):
+            reference = steps.transition(self._policy, self._reference)
+        if self._settings.kl_mode == "compatible" and self._settings.denoising.sampler == "sde":
+            return kl_compatible(transition.mean, reference.mean, transition.std, steps.next_N - steps.s_N)
+        return kl_exact(transition.mean, reference.mean, transition.std)
 
 
 def compute_step_logps(
-    policy: DenoisingPolicy, batch: DenoisingBatch, rows: Sequence[SampleSteps], at_once: int, gate: CommitGate
+    policy: DenoisingPolicy, batch: DenoisingBatch, micro_batch_samples: int, gate: CommitGate
 ) -> Tensor:
-    """Of every trained step under the weights of now, without gradients, [N]."""
+    """Return the log-probability of every trained step under the current weights, without gradients, [N]."""
     found_N = torch.zeros_like(batch.behaviour_N)
     with torch.no_grad():
-        for part in split_micro_batches(rows, at_once):
+        for rows in _split_micro_batches(batch.rows, micro_batch_samples):
             gate.check()
-            at, law, after, _ = _laws(policy, batch, part)
-            found_N[at] = logp(after, *law)
+            steps = _StepInputs.of(policy, batch, rows)
+            found_N[steps.index_N] = logp(steps.after_NCHW, *steps.transition(policy))
     return found_N
 
 
-def _laws(
-    policy: DenoisingPolicy, batch: DenoisingBatch, rows: Sequence[SampleSteps]
-) -> tuple[Tensor, LatentTransition, Tensor, dict[str, Any]]:
-    """Numbers of the steps of `rows`, their laws, where they ended, and what the laws were asked with."""
-    numbers = torch.cat([torch.arange(row.first, row.first + len(row.places)) for row in rows])
-    device = batch.behaviour_N.device
-    s_N, next_N = policy.levels(
-        [row.steps for row in rows for _ in row.places], [place for row in rows for place in row.places]
-    )
-    where: dict[str, Any] = {
-        "x_NCHW": batch.before_NCHW[numbers].to(device),
-        "s_N": s_N,
-        "next_N": next_N,
-        "prompts": [row.prompt for row in rows for _ in row.places],
-    }
-    return numbers.to(device), policy.law(**where), batch.after_NCHW[numbers].to(device), where
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _StepInputs:
+    """The trained steps of a micro-batch on the device."""
+
+    index_N: Tensor
+    """Positions of the steps in the batch."""
+    x_NCHW: Tensor
+    after_NCHW: Tensor
+    s_N: Tensor
+    next_N: Tensor
+    prompts: list[str]
+
+    @classmethod
+    def of(cls, policy: DenoisingPolicy, batch: DenoisingBatch, rows: Sequence[SampleSteps]) -> _StepInputs:
+        index = torch.cat([torch.arange(row.first, row.end) for row in rows])
+        device = batch.behaviour_N.device
+        steps = [(row, number) for row in rows for number in row.trained]
+        s_N, next_N = policy.noise_levels([row.path_length for row, _ in steps], [number for _, number in steps])
+        return cls(
+            index_N=index.to(device),
+            x_NCHW=batch.before_NCHW[index].to(device),
+            after_NCHW=batch.after_NCHW[index].to(device),
+            s_N=s_N,
+            next_N=next_N,
+            prompts=[row.prompt for row, _ in steps],
+        )
+
+    def transition(self, policy: DenoisingPolicy, values: Mapping[str, Tensor] | None = None) -> LatentTransition:
+        """Return the distributions of the steps; `values` replace weights of the same names."""
+        return policy.transition(self.x_NCHW, self.s_N, self.next_N, self.prompts, values)
 
 
 class DiffusionNftObjective:
-    """DiffusionNFT."""
+    """DiffusionNFT: regression of velocities on pictures that are noised again."""
 
     ends_only = True
 
     def __init__(
         self,
         policy: DenoisingPolicy,
-        training: DenoisingTrainerSettings,
+        settings: DenoisingTrainerSettings,
         params: DiffusionNftParams,
         reference: Mapping[str, Tensor] | None,
     ) -> None:
-        self._policy, self._training, self._params, self._reference = policy, training, params, reference
-        self.at_once = training.micro_batch_samples
-        self.optimizer = OldPolicyOptimizer(policy, training.local.optimizer)
+        self._policy, self._settings, self._params, self._reference = policy, settings, params, reference
+        self.micro_batch_samples = settings.micro_batch_samples
+        self.optimizer = OldPolicyOptimizer(policy, settings.local.optimizer)
 
-    def completed(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
+    def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
         return batch
 
-    def gradients(
+    def add_gradients(
         self,
         batch: DenoisingBatch,
-        made: Advantages,
+        advantages: Advantages,
         rows: Sequence[SampleSteps],
         version: int,
         report: DenoisingUpdateReport,
         gate: CommitGate,
     ) -> None:
-        for part in split_micro_batches(rows, self.at_once):
+        levels = self._settings.nft_levels
+        for part in _split_micro_batches(rows, self.micro_batch_samples):
             gate.check()
-            loss = self._loss(batch, made, part, version).sum() / (len(rows) * self._training.nft_levels)
+            loss = self._loss(batch, advantages, part, version).sum() / (len(rows) * levels)
             if not bool(loss.isfinite()):
                 raise TrainerError(f"step {version + 1}: a loss that is not finite")
             loss.backward()  # type: ignore[no-untyped-call]
             report.loss += float(loss.detach())
             report.micro_batches += 1
-            report.calls += len(part) * self._training.nft_levels
+            report.denoiser_rows += len(part) * levels
 
-    def _loss(self, batch: DenoisingBatch, made: Advantages, rows: Sequence[SampleSteps], version: int) -> Tensor:
-        """Of each sample at each of its noise levels."""
-        levels, device = self._training.nft_levels, batch.behaviour_N.device
-        last = torch.tensor([row.first + len(row.places) - 1 for row in rows]).repeat_interleave(levels)
+    def _loss(self, batch: DenoisingBatch, advantages: Advantages, rows: Sequence[SampleSteps], version: int) -> Tensor:
+        """Return the loss of each sample at each of its noise levels."""
+        levels, device = self._settings.nft_levels, batch.behaviour_N.device
+        last = torch.tensor([row.end - 1 for row in rows]).repeat_interleave(levels)
         x0 = batch.after_NCHW[last].to(device)
-        draws = [self._drawn(row, version) for row in rows]
+        draws = [self._draw_noise(row, version) for row in rows]
         s_N = torch.cat([s for s, _ in draws]).to(device)
         x_s = add_noise(x0, torch.cat([noise for _, noise in draws]).to(device), s_N)
         prompts = [row.prompt for row in rows for _ in range(levels)]
         v = self._policy.velocity(x_s, s_N, prompts)
         with torch.no_grad():
             v_old = self._policy.velocity(x_s, s_N, prompts, self.optimizer.old)
-            v_ref = self._referred(x_s, s_N, prompts)
-        advantage_N = made.advantage_N[last.to(device)]
+            v_ref = self._reference_velocity(x_s, s_N, prompts)
+        advantage_N = advantages.advantage_N[last.to(device)]
         return nft_loss(v, v_old, x0, x_s, s_N, advantage_N, self._params, v_ref)
 
-    def _referred(self, x_s: Tensor, s_N: Tensor, prompts: Sequence[str]) -> Tensor | None:
+    def _reference_velocity(self, x_s: Tensor, s_N: Tensor, prompts: Sequence[str]) -> Tensor | None:
         if not self._params.kl_coef:
             return None
-        with self._policy.without_adapters() if self._reference is None else nullcontext():
+        with self._policy.initial_policy(self._reference):
             return self._policy.velocity(x_s, s_N, prompts, self._reference)
 
-    def _drawn(self, row: SampleSteps, version: int) -> tuple[Tensor, Tensor]:
-        """Noise levels of the grid that the sample was made on, and noises: a function of seed, sample and step."""
-        name = f"{self._training.seed}/{version}/{row.sample.sample_id}"
+    def _draw_noise(self, row: SampleSteps, version: int) -> tuple[Tensor, Tensor]:
+        """Draw noise levels of the sample's own path, and noise: a function of seed, sample and version."""
+        name = f"{self._settings.seed}/{version}/{row.sample.sample_id}"
         seed = int.from_bytes(blake2b(name.encode(), digest_size=7).digest(), "big")
-        dice, levels = torch.Generator().manual_seed(seed), self._training.nft_levels
-        grid = self._policy.grid(row.steps)[:-1]
-        s_L = grid[torch.randint(len(grid), (levels,), generator=dice)]
-        return s_L, torch.randn(levels, *self._policy.shape, generator=dice)
+        generator, levels = torch.Generator().manual_seed(seed), self._settings.nft_levels
+        path = self._policy.make_timesteps(row.path_length)[:-1]
+        s_L = path[torch.randint(len(path), (levels,), generator=generator)]
+        return s_L, torch.randn(levels, *self._policy.shape, generator=generator)
 
 
 class OldPolicyOptimizer(Optimizer):
-    """An optimizer with the old policy, which follows slowly; a checkpoint holds both."""
+    """An optimizer that also keeps the old policy, which follows slowly; checkpoints hold both."""
 
     def __init__(self, policy: DenoisingPolicy, settings: OptimizerSettings) -> None:
         super().__init__(policy.trainable(), settings)
         self._new = policy.trainable()
         self.old = copy_tensors(self._new)
-        """By the names of the trained parameters."""
+        """Values of the old policy, by the names of the trained parameters."""
 
     def step(self, version: int) -> float:
         rate = super().step(version)
@@ -319,12 +323,13 @@ class OldPolicyOptimizer(Optimizer):
         return {**super().tensors(), **{f"{name}/old": one for name, one in self.old.items()}}
 
 
-def split_micro_batches(rows: Sequence[SampleSteps], size: int) -> Iterator[Sequence[SampleSteps]]:
-    """Whole samples, `size` at a time."""
+def _split_micro_batches(rows: Sequence[SampleSteps], size: int) -> Iterator[Sequence[SampleSteps]]:
+    """Iterate over whole samples, `size` at a time."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 
 
-def _teaches(row: SampleSteps, made: Advantages) -> bool:
-    part = slice(row.first, row.first + len(row.places))
-    return bool(((made.advantage_N[part] != 0) & made.mask_N[part]).any())
+def _has_advantage(row: SampleSteps, advantages: Advantages) -> bool:
+    """Return whether any step of the sample has an advantage other than 0."""
+    part = slice(row.first, row.end)
+    return bool(((advantages.advantage_N[part] != 0) & advantages.mask_N[part]).any())

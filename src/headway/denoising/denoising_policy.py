@@ -1,7 +1,8 @@
-"""The flow model behind the trainer: stored latents in, laws of the steps that were taken from them out.
+"""The model that a denoising trainer trains: stored latents in, distributions of the steps taken from them out.
 
-Guarantees: the same noise levels, sampler and guidance as in the engine; conditioning is made without gradient.
-What it shows to the world are detached tensors by the names that the model has without adapters, LoRA merged.
+Guarantees: noise levels, sampler and guidance are those of the engine; prompts are encoded without gradient. `weights`
+gives detached tensors by the names that the model has without adapters, with LoRA merged. With LoRA only the adapters
+train, and they start as the identity.
 
 Legend: N steps of a micro-batch, C channels, H and W of a latent.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,66 +20,66 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from headway.algorithms.denoising import LatentTransition, apply_guidance
-from headway.denoising import adapters
 from headway.denoising.models.denoiser import Conditioning
 from headway.denoising.settings import DenoisingSettings
 from headway.errors import ConfigError
 from headway.trainers.local.lora import drop_tied_duplicates, merge_adapters
-from headway.trainers.local.settings import LocalSettings
+from headway.trainers.local.settings import LocalSettings, LoraSettings
 
-_MOST_PROMPTS = 64
+_MAX_CACHED_PROMPTS = 64
 
 
 class DenoisingPolicy:
-    """A `Denoiser` that is trained. `causal` is what a checkpoint asks for the model's description."""
+    """A `Denoiser` that is trained. `causal` is the name under which checkpoints look for the model's configuration."""
 
-    def __init__(self, model: Any, settings: LocalSettings, flow: DenoisingSettings) -> None:
+    def __init__(self, model: Any, settings: LocalSettings, denoising: DenoisingSettings) -> None:
         dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         self.model = model.to(device=settings.device, dtype=dtype).train()
         for module in self.model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        if settings.gradient_checkpointing and hasattr(self.model, "enable_gradient_checkpointing"):
-            self.model.enable_gradient_checkpointing()  # models that are large enough to want it
-        self.adapted = settings.lora is not None
+        if settings.gradient_checkpointing:
+            self.model.enable_gradient_checkpointing()
+        self.has_adapters = settings.lora is not None
         if settings.lora is not None:
-            adapters.attach(self.model, settings.lora)
-        self.causal = adapters.Described(self.model)
+            _attach_adapters(self.model, settings.lora)
+        self.causal = _CheckpointConfig(self.model)
         self._device, self._half = settings.device, settings.precision == "bf16"
-        self._flow, self._sampler = flow, flow.make_sampler()
-        self.grid = lru_cache(maxsize=8)(lambda steps: flow.grid_of(model, steps))
-        self._encoded = lru_cache(maxsize=_MOST_PROMPTS)(self._encode)
+        self._denoising, self._sampler = denoising, denoising.make_sampler()
+        self.make_timesteps = lru_cache(maxsize=8)(lambda steps: denoising.make_timesteps(model, steps))
+        self._encode_prompt = lru_cache(maxsize=_MAX_CACHED_PROMPTS)(self._encode)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of a latent."""
+        """[C, H, W] of a latent."""
         found: tuple[int, int, int] = self.model.latent_shape
         return found
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What the optimizer moves, by name."""
+        """Return the parameters that the optimizer moves, by name."""
         return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights, each tensor once; live ones, or merged copies with LoRA."""
-        return merge_adapters(self.model) if self.adapted else drop_tied_duplicates(self.model.state_dict())
+        """Return all weights, each tensor once: the live ones, or merged copies with LoRA."""
+        return merge_adapters(self.model) if self.has_adapters else drop_tied_duplicates(self.model.state_dict())
 
-    def levels(self, steps: Sequence[int], places: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Noise levels before and behind the step at each place of a path of so many steps, [N]."""
-        pairs = [(float(self.grid(n)[at]), float(self.grid(n)[at + 1])) for n, at in zip(steps, places, strict=True)]
-        s_N2 = torch.tensor(pairs, device=self._device)
+    def noise_levels(self, path_lengths: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the noise levels before and after each of `steps`, [N]; each lies on a path of the given length."""
+        paths = [(self.make_timesteps(length), step) for length, step in zip(path_lengths, steps, strict=True)]
+        s_N2 = torch.tensor([(float(path[at]), float(path[at + 1])) for path, at in paths], device=self._device)
         return s_N2[:, 0], s_N2[:, 1]
 
     def velocity(
         self, x_NCHW: Tensor, s_N: Tensor, prompts: Sequence[str], values: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """With the guidance of training, and under `values` in the place of the weights of the same names."""
-        v_NCHW = self._called(x_NCHW, s_N, prompts, values)
-        if self._flow.guidance == 1.0:
+        """Predict the velocity with the guidance of training; `values` replace the weights of the same names."""
+        v_NCHW = self._forward(x_NCHW, s_N, prompts, values)
+        if self._denoising.guidance == 1.0:
             return v_NCHW
-        return apply_guidance(v_NCHW, self._called(x_NCHW, s_N, [""] * len(prompts), values), self._flow.guidance)
+        unconditional = self._forward(x_NCHW, s_N, [""] * len(prompts), values)
+        return apply_guidance(v_NCHW, unconditional, self._denoising.guidance)
 
-    def law(
+    def transition(
         self,
         x_NCHW: Tensor,
         s_N: Tensor,
@@ -85,25 +87,29 @@ class DenoisingPolicy:
         prompts: Sequence[str],
         values: Mapping[str, Tensor] | None = None,
     ) -> LatentTransition:
-        """Of the step from `x_NCHW` on, with gradients where they are on."""
+        """Return the distribution of the step that starts at `x_NCHW`, with gradients if they are enabled."""
         return self._sampler.step(x_NCHW, self.velocity(x_NCHW, s_N, prompts, values), s_N, next_N)
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
-        """Inside, the model is what it was at the start."""
-        if not self.adapted:
+        """Switch the adapters off inside the block, which makes the model the initial policy again."""
+        if not self.has_adapters:
             raise ConfigError("only LoRA can be switched off", key="lora", value=None)
-        adapters.switch(self.model, on=False)
+        _set_adapters_enabled(self.model, False)
         try:
             yield
         finally:
-            adapters.switch(self.model, on=True)
+            _set_adapters_enabled(self.model, True)
 
-    def _called(
+    def initial_policy(self, reference: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
+        """Return the context for calls with `reference` as values; None means LoRA, whose adapters are switched off."""
+        return self.without_adapters() if reference is None else nullcontext()
+
+    def _forward(
         self, x_NCHW: Tensor, s_N: Tensor, prompts: Sequence[str], values: Mapping[str, Tensor] | None
     ) -> Tensor:
-        conditioning = Conditioning.joined([self._encoded(prompt) for prompt in prompts])
-        with self._cast():
+        conditioning = Conditioning.concatenate([self._encode_prompt(prompt) for prompt in prompts])
+        with self._autocast():
             if values is None:
                 found: Tensor = self.model(x_NCHW, s_N, conditioning)
             else:
@@ -115,5 +121,44 @@ class DenoisingPolicy:
             found: Conditioning = self.model.encode([prompt])
         return found.to(self._device)
 
-    def _cast(self) -> AbstractContextManager[Any]:
+    def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.split(":")[0], torch.bfloat16) if self._half else nullcontext()
+
+
+class _CheckpointConfig:
+    """Stands where a checkpoint expects a model of `transformers`: writes the configuration beside the weights."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.config = self
+        self.dtype: Any = None
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write the configuration of the model."""
+        self._model.save_config(directory)
+
+
+def _attach_adapters(model: nn.Module, settings: LoraSettings) -> None:
+    """Put LoRA adapters of `peft` into the linear layers of `model` and freeze everything else."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError("LoRA needs peft", key="lora", value=settings, hint="pip install 'headway[lora]'") from error
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    suffixes = tuple(f".{target}" for target in settings.targets)
+    targets = [name for name in linears if not suffixes or f".{name}".endswith(suffixes)]
+    if not targets:
+        known = sorted({name.split(".")[-1] for name in linears})
+        raise ConfigError("no linear layer has such a name", key="lora_target", value=settings.targets, hint=str(known))
+    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, target_modules=targets)
+    model.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        inject_adapter_in_model(config, model)
+
+
+def _set_adapters_enabled(model: nn.Module, enabled: bool) -> None:
+    """Switch all adapters of `model` on or off."""
+    for module in model.modules():
+        if hasattr(module, "get_delta_weight"):  # a layer of peft, which may not be installed
+            module.enable_adapters(enabled)  # type: ignore[operator]

@@ -1,8 +1,8 @@
-"""One request inside the engine: where on its path it is, what of it was reported, where its latent lives.
+"""One request inside the engine: its position on the path, its reported steps, and the slot of its latent.
 
-Plain numbers and bytes only. A row that was cut off goes on from the last latent in its actions, or from its noise:
-the steps between were not trained and follow from there, so they are made again and not reported twice. They keep the
-version they were first made by, which is the older one.
+It holds plain numbers and bytes only. A request that was interrupted continues from the last latent in its actions, or
+from its first noise. The steps after that latent were not trained and follow from it, so they are computed again but
+not reported twice. They keep the version that first made them, which is the older one.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from headway.types import DenoisingStep, FinishReason
 
 
 class DenoisingRequest:
-    """Made by `generate`, then touched by the worker's thread only."""
+    """Made by `generate`; from then on only the engine's thread touches it."""
 
     __slots__ = (
         "_key",
-        "at",
-        "chained",
         "followers",
         "guidance",
-        "held",
-        "keeps_end",
+        "knows_start",
+        "next_step",
+        "noise_key",
         "number",
-        "prefix",
+        "prefix_key",
         "prompt",
         "reported",
         "request_id",
         "slot",
-        "start_key",
+        "start_latent",
         "steps",
+        "trains_end",
         "window",
     )
 
@@ -46,8 +46,8 @@ class DenoisingRequest:
         prompt: str,
         window: StepWindow | None,
         seed: int,
-        shared: bool = False,
-        keeps_end: bool = False,
+        share_prefix: bool = False,
+        trains_end: bool = False,
     ) -> None:
         self.number = number
         """Unique in the engine: a request may come back under the same id before its first attempt is gone."""
@@ -56,62 +56,62 @@ class DenoisingRequest:
         self.steps = request.params.max_new_tokens
         self.guidance = request.params.guidance
         self.window = window
-        """Where noise is drawn; none: nowhere."""
-        self.keeps_end = keeps_end
-        """Its last step is trained on, by where it ended."""
+        """Steps that draw noise; None: no step does."""
+        self.trains_end = trains_end
+        """Whether the last step is trained, by the latent it ends with."""
         self.reported = len(actions)
         """Steps that the caller knows of."""
-        self.at, self.held = _restart(actions)
-        """Steps behind the latent in its slot; and that latent, where it comes with the request."""
-        self.chained = bool(self.held) and self.at == self.reported
-        """The action before has told where it ended."""
+        self.next_step, self.start_latent = _find_restart(actions)
+        """Number of steps behind the latent in its slot; and that latent, if the request brought it."""
+        self.knows_start = bool(self.start_latent) and self.next_step == self.reported
+        """Whether the previous action has already reported the latent that the next step starts from."""
         self._key = f"{seed}/{request.request_id}"
-        shares = shared and window is not None and request.prefix_key >= 0
-        self.start_key = f"{seed}/{prompt}/{request.prefix_key}" if shares else self._key
-        """What its first noise comes from."""
-        self.prefix = (
-            (self.start_key, self.steps, self.guidance, window.start)
-            if shares and window is not None and window.start > 0 and not self.held
+        shares = share_prefix and window is not None and request.prefix_key >= 0
+        self.noise_key = f"{seed}/{prompt}/{request.prefix_key}" if shares else self._key
+        """Key that the first noise is derived from."""
+        self.prefix_key = (
+            (self.noise_key, self.steps, self.guidance, window.start)
+            if shares and window is not None and window.start > 0 and not self.start_latent
             else None
         )
-        """What those that share the steps before the window have in common."""
+        """Equal for all requests that share the steps before the window; None: it shares none."""
         self.slot = -1
         self.followers: list[DenoisingRequest] = []
-        """Members that wait for its prefix."""
+        """Requests of its group that wait for the prefix this one computes."""
 
     @property
-    def noisy(self) -> bool:
-        """Whether its next step is drawn."""
-        return self.window is not None and self.at in self.window
+    def is_noisy(self) -> bool:
+        """Whether its next step draws noise."""
+        return self.window is not None and self.next_step in self.window
 
     @property
-    def last(self) -> bool:
+    def is_last(self) -> bool:
         """Whether its next step is the last one."""
-        return self.at + 1 == self.steps
+        return self.next_step + 1 == self.steps
 
     @property
-    def trained(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether its next step is trained."""
-        return self.noisy or (self.keeps_end and self.last)
+        return self.is_noisy or (self.trains_end and self.is_last)
 
     def first_seed(self) -> int:
-        """Of the noise it starts from."""
-        return _hash(f"{self.start_key}/start")
+        """Return the seed of the noise it starts from."""
+        return _hash(f"{self.noise_key}/start")
 
     def step_seed(self) -> int:
-        """Of the noise of its next step: of seed, request and step, and of nothing else."""
-        return _hash(f"{self._key}/{self.at}")
+        """Return the seed of the noise of its next step: a function of seed, request and step alone."""
+        return _hash(f"{self._key}/{self.next_step}")
 
     def finish(self, ends: frozenset[int]) -> FinishReason | None:
-        """How it has ended, if it has."""
+        """Return how it has ended, or None if it has not."""
         return FinishReason.STOP if self.reported >= self.steps else None
 
 
-def _restart(actions: Sequence[DenoisingStep]) -> tuple[int, bytes]:
-    """The last latent among `actions`, and how many steps are behind it."""
-    for place in range(len(actions) - 1, -1, -1):
-        if actions[place].after:
-            return place + 1, actions[place].after
+def _find_restart(actions: Sequence[DenoisingStep]) -> tuple[int, bytes]:
+    """Return the number of steps behind the last latent among `actions`, and that latent."""
+    for number in range(len(actions) - 1, -1, -1):
+        if actions[number].after:
+            return number + 1, actions[number].after
     return 0, b""
 
 

@@ -1,10 +1,10 @@
-"""One denoising step of a batch of rows, each at its own noise level: velocities, draws, log-probabilities, pictures.
+"""One denoising step of a batch of requests, each at its own noise level.
 
-Guarantees: what it computes for one row depends on no other, up to rounding; noise is a function of seed, request and
-step, on every device the same. Latents and everything that is drawn from them are float32; the model computes in its
-own type. Latents leave the device only where a step is trained. Weights change between two steps, on a CPU by pointers.
+Guarantees: the results of one request depend on no other request, up to rounding. Noise is a function of seed, request
+and step, the same on every device. Latents and everything drawn from them are float32; the model computes in its own
+precision. Latents leave the device only if a step is trained. Weights change between two steps, on a CPU by pointer.
 
-Legend: B rows of a step, C channels, H and W of a latent, Z slots.
+Legend: B requests of a step, C channels, H and W of a latent, Z slots.
 """
 
 from __future__ import annotations
@@ -25,33 +25,32 @@ from headway.denoising.models.denoiser import Conditioning
 from headway.denoising.settings import DenoisingSettings
 from headway.types import DenoisingStep, Image
 
-_MOST_PROMPTS = 64
-"""Prompts whose conditioning is kept."""
+_MAX_CACHED_PROMPTS = 64
 
 
 class DenoisingRunner:
-    """A `Denoiser` on a device, and the latents of all slots. Lives in one thread."""
+    """A `Denoiser` on a device, and the latents of all slots. One thread uses it."""
 
-    def __init__(self, model: Any, flow: DenoisingSettings, *, slots: int, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, settings: DenoisingSettings, *, slots: int, device: str, dtype: torch.dtype) -> None:
         self._model = model.to(device=device, dtype=dtype).eval().requires_grad_(False)
         self._device = torch.device(device)
-        self._sampler = flow.make_sampler()
-        self._grid = lru_cache(maxsize=8)(lambda steps: flow.grid_of(model, steps).tolist())
+        self._sampler = settings.make_sampler()
+        self._timesteps = lru_cache(maxsize=8)(lambda steps: settings.make_timesteps(model, steps).tolist())
         self.latents_ZCHW = torch.zeros(slots, *model.latent_shape, device=self._device)
         self._prompts: dict[str, Conditioning] = {}
-        self._joined: tuple[tuple[str, ...], Conditioning] | None = None
-        self._fast: FixedSizeModel | None = None
+        self._batch_conditioning: tuple[tuple[str, ...], Conditioning] | None = None
+        self._captured: FixedSizeModel | None = None
         if self._device.type == "cuda":
-            self._fast = FixedSizeModel(self._model, make_cuda_graph_capture(self._device), most=2 * slots)
+            self._captured = FixedSizeModel(self._model, make_cuda_graph_capture(self._device), max_rows=2 * slots)
         self.calls = 0
-        """Rows that the model was asked for a velocity of."""
+        """Rows that the model computed a velocity for."""
 
     def install(self, values: Mapping[str, Tensor]) -> None:
-        """Compute with other weights from now on."""
+        """Use other weights from now on. Raises `KeyError` unless `values` are all weights, in their shapes."""
         live = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
-        wanted = set(self._model.state_dict())
-        if wanted != set(values):
-            raise KeyError(f"not a whole version: {sorted(wanted ^ set(values))[:3]}")
+        names = set(self._model.state_dict())
+        if names != set(values):
+            raise KeyError(f"not a whole version: {sorted(names ^ set(values))[:3]}")
         for name, value in values.items():
             if live[name].shape != value.shape:
                 raise KeyError(f"{name} is {tuple(value.shape)} instead of {tuple(live[name].shape)}")
@@ -59,147 +58,149 @@ class DenoisingRunner:
             if self._device.type == "cpu":
                 live[name].data = value
             else:
-                live[name].data.copy_(value)  # what was captured stays right
+                live[name].data.copy_(value)  # captured graphs read the same memory
         self._prompts.clear()
-        self._joined = None
+        self._batch_conditioning = None
 
-    def begin(self, row: DenoisingRequest) -> None:
-        """Put what the row starts from into its slot."""
-        slot = self.latents_ZCHW[row.slot]
-        if row.held:
-            slot.copy_(bytes_to_latent(row.held, slot.shape))
-            row.held = b""
+    def begin(self, request: DenoisingRequest) -> None:
+        """Write the first latent of the request into its slot."""
+        slot = self.latents_ZCHW[request.slot]
+        if request.start_latent:
+            slot.copy_(bytes_to_latent(request.start_latent, slot.shape))
+            request.start_latent = b""
         else:
-            slot.copy_(make_noise(row.first_seed(), slot.shape))
+            slot.copy_(make_noise(request.first_seed(), slot.shape))
 
     def copy(self, source: int, target: int) -> None:
-        """The latent of one slot into another."""
+        """Copy the latent of one slot into another."""
         self.latents_ZCHW[target] = self.latents_ZCHW[source]
 
     @torch.no_grad()
-    def step(self, rows: Sequence[DenoisingRequest]) -> list[DenoisingStepResult]:
-        """One step of every row."""
-        slots = torch.tensor([row.slot for row in rows], device=self._device)
+    def step(self, requests: Sequence[DenoisingRequest]) -> list[DenoisingStepResult]:
+        """Compute one step of every request."""
+        slots = torch.tensor([one.slot for one in requests], device=self._device)
         x_BCHW = self.latents_ZCHW[slots]
-        s_B = self._levels([self._grid(row.steps)[row.at] for row in rows])
-        next_B = self._levels([self._grid(row.steps)[row.at + 1] for row in rows])
-        noisy_B = torch.tensor([row.noisy for row in rows], device=self._device)
-        v_BCHW = self._velocity(rows, x_BCHW, s_B)
-        law = self._sampler.step(x_BCHW, v_BCHW, s_B, next_B, noisy_B)
-        after_BCHW = law.draw(self._noise(rows, x_BCHW))
-        sound = after_BCHW.isfinite().all().float()
-        *logps, whole = torch.cat([logp(after_BCHW, *law), sound[None]]).tolist()  # one look at the device
-        if not whole:
-            raise RuntimeError("latents that are not finite: the model has lost its senses")
+        s_B = self._levels([self._timesteps(one.steps)[one.next_step] for one in requests])
+        next_B = self._levels([self._timesteps(one.steps)[one.next_step + 1] for one in requests])
+        noisy_B = torch.tensor([one.is_noisy for one in requests], device=self._device)
+        v_BCHW = self._velocity(requests, x_BCHW, s_B)
+        transition = self._sampler.step(x_BCHW, v_BCHW, s_B, next_B, noisy_B)
+        after_BCHW = transition.draw(self._noise(requests, x_BCHW))
+        finite = after_BCHW.isfinite().all().float()
+        # One host synchronisation for the log-probabilities and the check together.
+        *logps, all_finite = torch.cat([logp(after_BCHW, *transition), finite[None]]).tolist()
+        if not all_finite:
+            raise RuntimeError("latents that are not finite: the weights of the model are broken")
         self.latents_ZCHW[slots] = after_BCHW
-        return self._made(rows, x_BCHW, after_BCHW, logps)
-
-    # Inside.
+        return self._make_results(requests, x_BCHW, after_BCHW, logps)
 
     def _levels(self, values: list[float]) -> Tensor:
         return torch.tensor(values, device=self._device)
 
-    def _velocity(self, rows: Sequence[DenoisingRequest], x_BCHW: Tensor, s_B: Tensor) -> Tensor:
-        """With guidance where a row wants it: those are computed twice, in the same call."""
-        self.calls += len(rows)
-        twice = [place for place, row in enumerate(rows) if row.guidance != 1.0]
-        if not twice:
-            return self._called(x_BCHW, s_B, [row.prompt for row in rows])
-        self.calls += len(twice)
-        where = torch.tensor(twice, device=self._device)
-        prompts = [row.prompt for row in rows] + [""] * len(twice)
-        both = self._called(torch.cat([x_BCHW, x_BCHW[where]]), torch.cat([s_B, s_B[where]]), prompts)
-        v_BCHW, plain = both[: len(rows)].float(), both[len(rows) :]
-        for number, place in enumerate(twice):
-            v_BCHW[place] = apply_guidance(v_BCHW[place], plain[number], rows[place].guidance)
+    def _velocity(self, requests: Sequence[DenoisingRequest], x_BCHW: Tensor, s_B: Tensor) -> Tensor:
+        """Predict velocities; requests with guidance are computed twice, in the same forward pass."""
+        self.calls += len(requests)
+        prompts = [one.prompt for one in requests]
+        guided = [row for row, one in enumerate(requests) if one.guidance != 1.0]
+        if not guided:
+            return self._forward(x_BCHW, s_B, prompts)
+        self.calls += len(guided)
+        where = torch.tensor(guided, device=self._device)
+        prompts += [""] * len(guided)
+        both = self._forward(torch.cat([x_BCHW, x_BCHW[where]]), torch.cat([s_B, s_B[where]]), prompts)
+        v_BCHW, unconditional = both[: len(requests)].float(), both[len(requests) :]
+        for number, row in enumerate(guided):
+            v_BCHW[row] = apply_guidance(v_BCHW[row], unconditional[number], requests[row].guidance)
         return v_BCHW
 
-    def _called(self, x: Tensor, s: Tensor, prompts: Sequence[str]) -> Tensor:
+    def _forward(self, x: Tensor, s: Tensor, prompts: Sequence[str]) -> Tensor:
         conditioning = self._conditioning(tuple(prompts))
-        if self._fast is not None:
+        if self._captured is not None:
             try:
-                return self._fast(x, s, conditioning)
+                return self._captured(x, s, conditioning)
             except RuntimeError as error:
                 print(f"forward passes of this model cannot be captured: {error}", file=sys.stderr, flush=True)
-                self._fast = None
+                self._captured = None
         velocity: Tensor = self._model(x, s, conditioning)
         return velocity
 
     def _conditioning(self, prompts: tuple[str, ...]) -> Conditioning:
-        """Of a batch; kept as long as the batch stays the same."""
-        if self._joined is None or self._joined[0] != prompts:
-            parts = [self._encoded(prompt) for prompt in prompts]
-            self._joined = (prompts, Conditioning.joined(parts).to(self._device))
-        return self._joined[1]
+        """Return the conditioning of a batch; it is cached as long as the batch stays the same."""
+        if self._batch_conditioning is None or self._batch_conditioning[0] != prompts:
+            parts = [self._encode(prompt) for prompt in prompts]
+            self._batch_conditioning = (prompts, Conditioning.concatenate(parts).to(self._device))
+        return self._batch_conditioning[1]
 
-    def _encoded(self, prompt: str) -> Conditioning:
+    def _encode(self, prompt: str) -> Conditioning:
         found = self._prompts.get(prompt)
         if found is None:
-            if len(self._prompts) >= _MOST_PROMPTS:
+            if len(self._prompts) >= _MAX_CACHED_PROMPTS:
                 del self._prompts[next(iter(self._prompts))]
             found = self._prompts[prompt] = self._model.encode([prompt])
         return found
 
-    def _noise(self, rows: Sequence[DenoisingRequest], x_BCHW: Tensor) -> Tensor:
-        """Standard normal where a row draws, 0 elsewhere."""
-        if not any(row.noisy for row in rows):
+    def _noise(self, requests: Sequence[DenoisingRequest], x_BCHW: Tensor) -> Tensor:
+        """Return standard normal noise for requests that draw, 0 for the others."""
+        if not any(one.is_noisy for one in requests):
             return torch.zeros((), device=self._device)
         shape = x_BCHW.shape[1:]
-        parts = [make_noise(row.step_seed(), shape) if row.noisy else torch.zeros(shape) for row in rows]
+        parts = [make_noise(one.step_seed(), shape) if one.is_noisy else torch.zeros(shape) for one in requests]
         return torch.stack(parts).to(self._device)
 
-    def _made(
-        self, rows: Sequence[DenoisingRequest], before: Tensor, after: Tensor, logps: list[float]
+    def _make_results(
+        self, requests: Sequence[DenoisingRequest], before: Tensor, after: Tensor, logps: list[float]
     ) -> list[DenoisingStepResult]:
-        trained = [place for place, row in enumerate(rows) if row.trained]
-        first = [place for place in trained if rows[place].noisy and not rows[place].chained]
+        """Return one action per request, with latents if it is trained and a picture if it is the last."""
+        trained = [row for row, one in enumerate(requests) if one.is_trained]
+        first = [row for row in trained if requests[row].is_noisy and not requests[row].knows_start]
         starts = dict(zip(first, before[first].cpu(), strict=True)) if first else {}
         ends = dict(zip(trained, after[trained].cpu(), strict=True)) if trained else {}
-        images = self._images([place for place, row in enumerate(rows) if row.last], after)
+        images = self._images([row for row, one in enumerate(requests) if one.is_last], after)
         return [
             DenoisingStepResult(
-                logps[place],
+                logps[row],
                 DenoisingStep(
-                    trained=place in ends,
-                    before=latent_to_bytes(starts[place]) if place in starts else b"",
-                    after=latent_to_bytes(ends[place]) if place in ends else b"",
-                    image=images.get(place),
+                    trained=row in ends,
+                    before=latent_to_bytes(starts[row]) if row in starts else b"",
+                    after=latent_to_bytes(ends[row]) if row in ends else b"",
+                    image=images.get(row),
                 )
-                if place in ends or place in images
-                else _PLAIN,
+                if row in ends or row in images
+                else _UNTRAINED_STEP,
             )
-            for place in range(len(rows))
+            for row in range(len(requests))
         ]
 
-    def _images(self, places: list[int], after: Tensor) -> dict[int, Image]:
-        if not places:
+    def _images(self, rows: list[int], after: Tensor) -> dict[int, Image]:
+        """Decode the latents of `rows` into pictures."""
+        if not rows:
             return {}
-        pictures = self._model.decode(after[places]).mul(255).round().to(torch.uint8)
+        pictures = self._model.decode(after[rows]).mul(255).round().to(torch.uint8)
         found = pictures.permute(0, 2, 3, 1).contiguous().cpu()
-        return {place: tensor_to_image(picture) for place, picture in zip(places, found, strict=True)}
+        return {row: tensor_to_image(picture) for row, picture in zip(rows, found, strict=True)}
 
 
-_PLAIN = DenoisingStep()
+_UNTRAINED_STEP = DenoisingStep()
 
 
 def tensor_to_image(picture_HWC: Tensor) -> Image:
-    """From uint8."""
+    """Return the record of a uint8 tensor."""
     height, width, _ = picture_HWC.shape
     return Image(height=height, width=width, pixels=picture_HWC.numpy().tobytes())
 
 
 def make_noise(seed: int, shape: Sequence[int]) -> Tensor:
-    """Standard normal, made on the CPU so that a seed means the same everywhere."""
+    """Draw standard normal noise on the CPU, so that a seed means the same on every device."""
     return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
 
 
 def latent_to_bytes(latent: Tensor) -> bytes:
-    """As it travels."""
+    """Return the float32 bytes of a latent, as actions carry it."""
     return latent.contiguous().numpy().tobytes()
 
 
 def bytes_to_latent(data: bytes, shape: Sequence[int]) -> Tensor:
-    """What `latent_to_bytes` was given. Raises `ValueError` where it has another size."""
+    """Return the latent that `latent_to_bytes` was given. Raises `ValueError` if it has another size."""
     found = torch.frombuffer(bytearray(data), dtype=torch.float32)
     if found.numel() != torch.Size(shape).numel():
         raise ValueError(f"a latent of {found.numel()} numbers, the model has {tuple(shape)}")

@@ -1,10 +1,10 @@
-"""Who takes part in the next denoising step, and what became of them after it.
+"""Admission of requests to denoising steps, shared prefixes, and the updates that each step gives.
 
-Guarantees: a free slot takes the next request at the next step, a finished row leaves at once, and every row is at a
-step of its own: there is no batch to wait for. Requests start first in, first out. Members of a group with one start
-share the steps before their window: one of them leads, each of its steps is reported for all, and they part where noise
-begins. Whoever comes later joins as long as all steps behind the latent were made by the weights of now. Never sees a
-tensor.
+Guarantees: a free slot takes the next request at the next step, a finished request leaves at once, and every request is
+at a step of its own, so no request waits for a batch. Requests start first in, first out. Members of a group that start
+from one noise share the steps before their window: one of them leads, each of its steps is reported for all, and they
+separate where noise begins. A later member joins as long as the current weights made all steps of the prefix. The
+scheduler never sees a tensor.
 """
 
 from __future__ import annotations
@@ -19,199 +19,205 @@ from headway.types import DenoisingStep, FinishReason
 
 
 class LatentSlots(Protocol):
-    """The memory that latents live in, by slots."""
+    """The memory of latents, by slots."""
 
-    def begin(self, row: DenoisingRequest) -> None:
-        """Put what the row starts from into its slot."""
+    def begin(self, request: DenoisingRequest) -> None:
+        """Write the first latent of the request into its slot."""
         ...
 
     def copy(self, source: int, target: int) -> None:
-        """The latent of one slot into another."""
+        """Copy the latent of one slot into another."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DenoisingStepResult:
-    """What a step made for one row."""
+    """What a step computed for one request."""
 
     logp: float
     action: DenoisingStep
 
 
 @dataclass(slots=True)
-class _Prefix:
-    """Steps that several rows have in common, on their way or done."""
+class _SharedPrefix:
+    """Steps that several requests have in common, in progress or done."""
 
     leader: DenoisingRequest | None
     steps: int = 0
-    kept: int = -1
-    """Slot with the latent at the window, once it is done."""
+    slot: int = -1
+    """Slot that keeps the latent at the window, once the prefix is done."""
     joinable: bool = True
-    """All steps were made by the weights of now."""
+    """Whether the current weights made all its steps."""
 
 
 class DenoisingScheduler:
-    """Queue, slots and shared prefixes of one replica. `kept` more slots hold prefixes for those who come later."""
+    """Queue, slots and shared prefixes of one replica. `prefix_slots` more slots keep prefixes for later members."""
 
-    def __init__(self, slots: int, kept: int, moves: LatentSlots) -> None:
-        self._moves = moves
+    def __init__(self, slots: int, prefix_slots: int, latents: LatentSlots) -> None:
+        self._latents = latents
         self._free = list(range(slots - 1, -1, -1))
-        self._shelves = list(range(slots + kept - 1, slots - 1, -1))
+        self._free_prefix_slots = list(range(slots + prefix_slots - 1, slots - 1, -1))
         self._waiting: list[DenoisingRequest] = []
         self._running: dict[int, DenoisingRequest] = {}
         self._following: dict[int, DenoisingRequest] = {}
-        """By number: whose leader."""
-        self._prefixes: dict[Any, _Prefix] = {}
+        """Requests whose steps a leader computes, by number."""
+        self._prefixes: dict[Any, _SharedPrefix] = {}
         self.saved = 0
-        """Steps of rows that a sibling made for them."""
+        """Steps that a leader computed for other requests."""
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._waiting or self._running)
 
-    def add(self, row: DenoisingRequest) -> None:
-        """A new request, or one that goes on."""
-        self._waiting.append(row)
+    def add(self, request: DenoisingRequest) -> None:
+        """Queue a new request, or one that continues."""
+        self._waiting.append(request)
 
     def remove(self, number: int) -> RequestUpdate | None:
-        """Take a row out."""
-        row = self._running.get(number) or self._following.get(number)
-        if row is None:
-            row = next((one for one in self._waiting if one.number == number), None)
-            if row is None:
+        """Abort a request; return None if there is no such request."""
+        request = self._running.get(number) or self._following.get(number)
+        if request is None:
+            request = next((one for one in self._waiting if one.number == number), None)
+            if request is None:
                 return None
-            self._waiting.remove(row)
+            self._waiting.remove(request)
         else:
-            self._leave(row)
+            self._release(request)
         return RequestUpdate(number, [], [], FinishReason.ABORTED)
 
     def flush(self) -> list[RequestUpdate]:
-        """Everything not yet reported: nothing, since each step is reported when it is made."""
+        """Return nothing: each step is reported when it is made."""
         return []
 
     def other_weights(self) -> None:
-        """From the next step on other weights are served: whoever shares a prefix keeps it, nobody else joins."""
+        """Close all prefixes to later members, since the next step uses other weights."""
         for key, prefix in list(self._prefixes.items()):
             prefix.joinable = False
             if prefix.leader is None:
-                self._forget(key)
+                self._forget_prefix(key)
 
     def plan(self) -> tuple[list[DenoisingRequest], list[RequestUpdate]]:
-        """Let in who fits; who takes part in the next step, and what joining has given to others."""
-        news: list[RequestUpdate] = []
+        """Admit waiting requests; return those of the next step, and updates of requests that joined a prefix."""
+        updates: list[RequestUpdate] = []
         while self._waiting and self._free:
-            row = self._waiting.pop(0)
-            row.slot = self._free.pop()
-            news += self._placed(row)
-        return list(self._running.values()), news
+            request = self._waiting.pop(0)
+            request.slot = self._free.pop()
+            updates += self._admit(request)
+        return list(self._running.values()), updates
 
-    def commit(self, rows: Sequence[DenoisingRequest], made: Sequence[DenoisingStepResult]) -> list[RequestUpdate]:
-        """Enter what a step has made."""
-        news: list[RequestUpdate] = []
-        for row, one in zip(rows, made, strict=True):
-            row.at += 1
-            news += self._reported(row, one)
-            prefix = self._prefixes.get(row.prefix) if row.prefix is not None else None
-            if prefix is not None and prefix.leader is row:
-                news += self._led(row, prefix, one)
-            if row.at == row.steps:
-                self._leave(row)
-        return news
+    def commit(
+        self, requests: Sequence[DenoisingRequest], results: Sequence[DenoisingStepResult]
+    ) -> list[RequestUpdate]:
+        """Record the results of a step; return the updates they give."""
+        updates: list[RequestUpdate] = []
+        for request, result in zip(requests, results, strict=True):
+            request.next_step += 1
+            updates += self._report(request, result)
+            prefix = self._find_prefix(request)
+            if prefix is not None and prefix.leader is request:
+                updates += self._advance_followers(request, prefix, result)
+            if request.next_step == request.steps:
+                self._release(request)
+        return updates
 
-    # Inside.
+    def _find_prefix(self, request: DenoisingRequest) -> _SharedPrefix | None:
+        return None if request.prefix_key is None else self._prefixes.get(request.prefix_key)
 
-    def _placed(self, row: DenoisingRequest) -> list[RequestUpdate]:
-        """A row with a slot: on its own, as a leader, or with one."""
-        prefix = self._prefixes.get(row.prefix) if row.prefix is not None else None
+    def _admit(self, request: DenoisingRequest) -> list[RequestUpdate]:
+        """Start a request that has a slot: alone, as the leader of a prefix, or on an existing prefix."""
+        prefix = self._find_prefix(request)
         if prefix is None or not prefix.joinable:
-            self._moves.begin(row)
-            self._running[row.number] = row
-            if row.prefix is not None and prefix is None:
-                self._prefixes[row.prefix] = _Prefix(leader=row)
+            self._latents.begin(request)
+            self._running[request.number] = request
+            if request.prefix_key is not None and prefix is None:
+                self._prefixes[request.prefix_key] = _SharedPrefix(leader=request)
             return []
         self.saved += prefix.steps
         if prefix.leader is None:
-            self._moves.copy(prefix.kept, row.slot)
-            self._running[row.number] = row
+            self._latents.copy(prefix.slot, request.slot)
+            self._running[request.number] = request
         else:
-            prefix.leader.followers.append(row)
-            self._following[row.number] = row
-        row.at = prefix.steps
-        return _told(row, prefix.steps)
+            prefix.leader.followers.append(request)
+            self._following[request.number] = request
+        request.next_step = prefix.steps
+        return _report_prefix(request, prefix.steps)
 
-    def _led(self, leader: DenoisingRequest, prefix: _Prefix, made: DenoisingStepResult) -> list[RequestUpdate]:
-        """A step of a prefix is everybody's."""
+    def _advance_followers(
+        self, leader: DenoisingRequest, prefix: _SharedPrefix, result: DenoisingStepResult
+    ) -> list[RequestUpdate]:
+        """Report the leader's step for all its followers; separate them where the window begins."""
         prefix.steps += 1
-        news: list[RequestUpdate] = []
-        for row in leader.followers:
-            row.at += 1
+        updates: list[RequestUpdate] = []
+        for request in leader.followers:
+            request.next_step += 1
             self.saved += 1
-            news += self._reported(row, made)
+            updates += self._report(request, result)
         assert leader.window is not None
-        if leader.at == leader.window.start:
-            self._parted(leader, prefix)
-        return news
+        if leader.next_step == leader.window.start:
+            self._separate(leader, prefix)
+        return updates
 
-    def _parted(self, leader: DenoisingRequest, prefix: _Prefix) -> None:
-        """The window begins: from here on everybody goes alone."""
-        for row in leader.followers:
-            self._moves.copy(leader.slot, row.slot)
-            self._running[row.number] = self._following.pop(row.number)
+    def _separate(self, leader: DenoisingRequest, prefix: _SharedPrefix) -> None:
+        """Give every follower its own latent, and keep the prefix for later members if a slot is free."""
+        for request in leader.followers:
+            self._latents.copy(leader.slot, request.slot)
+            self._running[request.number] = self._following.pop(request.number)
         leader.followers = []
         prefix.leader = None
-        if not self._shelves and prefix.joinable:
-            oldest = next((key for key, one in self._prefixes.items() if one.kept >= 0), None)
+        if not self._free_prefix_slots and prefix.joinable:
+            oldest = next((key for key, one in self._prefixes.items() if one.slot >= 0), None)
             if oldest is not None:
-                self._forget(oldest)
-        if self._shelves and prefix.joinable:
-            prefix.kept = self._shelves.pop()
-            self._moves.copy(leader.slot, prefix.kept)
+                self._forget_prefix(oldest)
+        if self._free_prefix_slots and prefix.joinable:
+            prefix.slot = self._free_prefix_slots.pop()
+            self._latents.copy(leader.slot, prefix.slot)
         else:
-            self._forget(leader.prefix)
+            self._forget_prefix(leader.prefix_key)
 
-    def _forget(self, key: Any) -> None:
+    def _forget_prefix(self, key: Any) -> None:
         prefix = self._prefixes.pop(key)
-        if prefix.kept >= 0:
-            self._shelves.append(prefix.kept)
+        if prefix.slot >= 0:
+            self._free_prefix_slots.append(prefix.slot)
 
-    def _leave(self, row: DenoisingRequest) -> None:
-        """Give the slot back; a leader's place goes to the first of its followers."""
-        if self._running.pop(row.number, None) is None:
-            del self._following[row.number]
-            prefix = self._prefixes[row.prefix]
+    def _release(self, request: DenoisingRequest) -> None:
+        """Free the slot of a request; if it leads a prefix, its first follower becomes the leader."""
+        if self._running.pop(request.number, None) is None:
+            del self._following[request.number]
+            prefix = self._prefixes[request.prefix_key]
             assert prefix.leader is not None
-            prefix.leader.followers.remove(row)
+            prefix.leader.followers.remove(request)
         else:
-            self._succeed(row)
-        self._free.append(row.slot)
+            self._replace_leader(request)
+        self._free.append(request.slot)
 
-    def _succeed(self, row: DenoisingRequest) -> None:
-        prefix = self._prefixes.get(row.prefix) if row.prefix is not None else None
-        if prefix is None or prefix.leader is not row:
+    def _replace_leader(self, request: DenoisingRequest) -> None:
+        """Hand the prefix of a leader to its first follower, or forget it if there is none."""
+        prefix = self._find_prefix(request)
+        if prefix is None or prefix.leader is not request:
             return
-        if not row.followers:
-            self._forget(row.prefix)
+        if not request.followers:
+            self._forget_prefix(request.prefix_key)
             return
-        heir, *others = row.followers
-        self._moves.copy(row.slot, heir.slot)
-        self._running[heir.number] = self._following.pop(heir.number)
-        heir.followers, prefix.leader = others, heir
+        successor, *others = request.followers
+        self._latents.copy(request.slot, successor.slot)
+        self._running[successor.number] = self._following.pop(successor.number)
+        successor.followers, prefix.leader = others, successor
 
-    def _reported(self, row: DenoisingRequest, made: DenoisingStepResult) -> list[RequestUpdate]:
-        """The step that has brought `row` to where it is, unless the caller knows of it."""
-        if row.at <= row.reported:
+    def _report(self, request: DenoisingRequest, result: DenoisingStepResult) -> list[RequestUpdate]:
+        """Return the update of the request's last step, unless the caller knows of the step."""
+        if request.next_step <= request.reported:
             return []
-        row.reported = row.at
-        row.chained = bool(made.action.after)
-        finish = FinishReason.STOP if row.at == row.steps else None
-        return [RequestUpdate(row.number, [made.action], [made.logp], finish)]  # type: ignore[list-item]
+        request.reported = request.next_step
+        request.knows_start = bool(result.action.after)
+        finish = FinishReason.STOP if request.next_step == request.steps else None
+        return [RequestUpdate(request.number, [result.action], [result.logp], finish)]  # type: ignore[list-item]
 
 
-def _told(row: DenoisingRequest, steps: int) -> list[RequestUpdate]:
-    """Steps that were made before `row` came."""
-    unknown = steps - row.reported
+def _report_prefix(request: DenoisingRequest, steps: int) -> list[RequestUpdate]:
+    """Report the steps that were made before `request` joined."""
+    unknown = steps - request.reported
     if unknown <= 0:
         return []
-    row.reported = steps
-    return [RequestUpdate(row.number, [DenoisingStep()] * unknown, [0.0] * unknown)]  # type: ignore[list-item]
+    request.reported = steps
+    return [RequestUpdate(request.number, [DenoisingStep()] * unknown, [0.0] * unknown)]  # type: ignore[list-item]

@@ -1,11 +1,11 @@
-"""Everything a flow trainer's thread does: the policy, its reference, updates and scores.
+"""A trainer of denoising models, and the learner that its thread runs: policy, reference, updates and scores.
 
-One update reads top down: samples → trained steps (`batch`) → advantages of the whole batch → gradients, micro-batch by
-micro-batch → the step. Two ways of learning are two objects behind `DenoisingObjective`: log-probabilities of the steps that were
-taken, with any policy loss there is, and DiffusionNFT, which noises the pictures again.
+One update goes from samples to trained steps (`denoising_batch`), to advantages of the whole batch, to gradients,
+micro-batch by micro-batch, and to the optimizer step. Two objectives exist behind `DenoisingObjective`: policy losses
+on log-probabilities of the steps taken, and DiffusionNFT, which noises the pictures again.
 
-Guarantees: `learn` is all or nothing, as in `trainers.local.steps`. Denominators are those of the whole mini-batch.
-Where memory runs out, the same step is computed in smaller micro-batches, which changes no gradient.
+Guarantees: `learn` changes everything or nothing, as in `trainers.local.optimizer_steps`. Denominators are those of the
+whole mini-batch. If memory runs out, the same step is computed in smaller micro-batches, which changes no gradient.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -22,20 +22,20 @@ from headway.algorithms.kl import KlController
 from headway.denoising.denoising_batch import (
     DenoisingBatch,
     SampleSteps,
-    collect_sample_steps,
     make_denoising_batch,
 )
 from headway.denoising.denoising_objectives import (
     DenoisingObjective,
-    DenoisingTrainerSettings,
     DenoisingUpdateReport,
     DiffusionNftObjective,
     PolicyGradientObjective,
     compute_step_logps,
 )
 from headway.denoising.denoising_policy import DenoisingPolicy
+from headway.denoising.settings import DenoisingTrainerSettings
 from headway.errors import ScoringError, TrainerError
 from headway.trainers.local import LocalTrainer
+from headway.trainers.local.local_learner import ScoreKind
 from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.local_trainer import PublishingStore
 from headway.trainers.local.optimizer_steps import (
@@ -49,37 +49,36 @@ from headway.trainers.local.training_thread import CommitGate, JobAbandoned
 from headway.types import Batch, SampleGroup
 
 T = TypeVar("T")
-Score = Literal["policy", "reference", "value"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenoisingTrainableState:
-    """What an update moves, as a checkpoint asks for it."""
+    """The state that an update moves and a checkpoint saves. There is no critic."""
 
     optimizer: Optimizer
     critic_optimizer: None = None
 
 
 class DenoisingLearner(StepLearner):
-    """The policy, and what it was at the start where that is asked for."""
+    """The policy, and a frozen copy of the initial policy if the settings need one."""
 
-    def __init__(self, model: Any, training: DenoisingTrainerSettings, *, kl: KlController | None = None) -> None:
+    def __init__(self, model: Any, settings: DenoisingTrainerSettings, *, kl: KlController | None = None) -> None:
         super().__init__()
-        self.training, self.settings = training, training.local
+        self.settings = settings.local
         self.kl = kl or KlController(0.0)
-        wants = training.kl_coef is not None or (training.nft is not None and training.nft.kl_coef > 0)
-        frozen = deepcopy(model) if wants and training.local.lora is None else None
-        self.policy = DenoisingPolicy(model, training.local, training.flow)
+        needs_reference = settings.kl_coef is not None or (settings.nft is not None and settings.nft.kl_coef > 0)
+        frozen = deepcopy(model) if needs_reference and settings.local.lora is None else None
+        self.policy = DenoisingPolicy(model, settings.local, settings.denoising)
         self.reference: dict[str, Tensor] | None = None
         if frozen is not None:
             like = next(self.policy.model.parameters())
             self.reference = {name: one.detach().to(like) for name, one in frozen.named_parameters()}
-        self.lesson: DenoisingObjective = (
-            PolicyGradientObjective(self.policy, training, self.reference)
-            if training.nft is None
-            else DiffusionNftObjective(self.policy, training, training.nft, self.reference)
+        self.objective: DenoisingObjective = (
+            PolicyGradientObjective(self.policy, settings, self.reference)
+            if settings.nft is None
+            else DiffusionNftObjective(self.policy, settings, settings.nft, self.reference)
         )
-        self.trained = DenoisingTrainableState(self.lesson.optimizer)
+        self.trained = DenoisingTrainableState(self.objective.optimizer)
 
     @property
     def device(self) -> str:
@@ -90,72 +89,72 @@ class DenoisingLearner(StepLearner):
             batch.groups,
             trained=batch.trained,
             shape=self.policy.shape,
-            ends_only=self.lesson.ends_only,
+            ends_only=self.objective.ends_only,
             device=self.device,
         )
         if not steps.rows:
             raise TrainerError(f"step {batch.trained + 1}: a batch without a single trained step")
-        whole = self._fitting(lambda: self.lesson.completed(steps, gate))
-        made = compute_advantages(whole, self.settings.advantages, self.kl.coef)
-        report = self._fitting(lambda: self._update(whole, made, gate))
-        self.kl.update(made.kl, len(steps.rows))
+        steps = self._retry_on_oom(lambda: self.objective.add_proximal_logps(steps, gate))
+        advantages = compute_advantages(steps, self.settings.advantages, self.kl.coef)
+        report = self._retry_on_oom(lambda: self._update(steps, advantages, gate))
+        self.kl.update(advantages.kl, len(steps.rows))
         self.version += 1
-        return {**report.metrics(steps), "micro_batch_samples": float(self.lesson.at_once)}
+        return {**report.metrics(steps), "micro_batch_samples": float(self.objective.micro_batch_samples)}
 
-    def _fitting(self, work: Callable[[], T]) -> T:
-        """What `work` gives; where memory runs out, with smaller micro-batches, from then on."""
-        return retry_on_oom(work, self._shrink, self.device)
+    def _retry_on_oom(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`; if memory runs out, repeat it with micro-batches of half the size."""
+        return retry_on_oom(work, self._halve_micro_batches, self.device)
 
-    def _shrink(self, failure: str) -> None:
-        if self.lesson.at_once == 1:
+    def _halve_micro_batches(self, failure: str) -> None:
+        if self.objective.micro_batch_samples == 1:
             raise TrainerError(f"a single sample does not fit into memory: {failure}")
-        self.lesson.at_once //= 2
+        self.objective.micro_batch_samples //= 2
 
-    def _update(self, batch: DenoisingBatch, made: Advantages, gate: CommitGate) -> DenoisingUpdateReport:
-        """All optimizer steps of one batch, or none."""
+    def _update(self, batch: DenoisingBatch, advantages: Advantages, gate: CommitGate) -> DenoisingUpdateReport:
+        """Apply all optimizer steps of one batch, or none."""
         report = DenoisingUpdateReport()
-        minis = list(iterate_mini_batches(batch.rows, self.settings))
+        mini_batches = list(iterate_mini_batches(batch.rows, self.settings))
 
-        def gradients(rows: Sequence[SampleSteps]) -> None:
-            self.lesson.gradients(batch, made, rows, self.version, report, gate)
+        def add_gradients(rows: Sequence[SampleSteps]) -> None:
+            self.objective.add_gradients(batch, advantages, rows, self.version, report, gate)
 
-        apply_optimizer_steps([self.lesson.optimizer], minis, gradients, report, self.version, gate)
+        apply_optimizer_steps([self.objective.optimizer], mini_batches, add_gradients, report, self.version, gate)
         return report
 
-    def score(self, kind: Score, group: SampleGroup, gate: CommitGate) -> list[list[float]]:
-        """A log-probability for each step of each sample; 0 for those that are not trained."""
+    def score(self, kind: ScoreKind, group: SampleGroup, gate: CommitGate) -> list[list[float]]:
+        """Return a log-probability for each step of each sample; 0 for steps that are not trained."""
         try:
             batch = make_denoising_batch(
                 [group], trained=0, shape=self.policy.shape, ends_only=False, device=self.device
             )
-            numbers = iter(compute_step_logps(self.policy, batch, batch.rows, self.lesson.at_once, gate).tolist())
+            logps = iter(compute_step_logps(self.policy, batch, self.objective.micro_batch_samples, gate).tolist())
         except JobAbandoned:
             raise
         except Exception as error:
             raise ScoringError(f"group {group.group_id}: {error}") from error
-        trained = {row.sample.sample_id: set(row.places) for row in collect_sample_steps([group])}
+        trained = {row.sample.sample_id: set(row.trained) for row in batch.rows}
         return [
             [
-                next(numbers) if place in trained.get(sample.sample_id, ()) else 0.0
-                for place in range(len(sample.episode.turns[0].generation.actions))
+                next(logps) if number in trained.get(sample.sample_id, ()) else 0.0
+                for number in range(len(sample.episode.turns[0].generation.actions))
             ]
             for sample in group.samples
         ]
 
 
 class DenoisingTrainer(LocalTrainer):
-    """Trains what `make_model` gives: a `Denoiser`, the same at every call. The store stays the caller's to close."""
+    """Trains the `Denoiser` that `make_model` returns, the same at every call. The caller closes the store."""
 
     def __init__(
         self,
         make_model: Callable[[], Any],
-        training: DenoisingTrainerSettings,
+        settings: DenoisingTrainerSettings,
         store: PublishingStore,
         *,
         make_kl: Callable[[], KlController] | None = None,
     ) -> None:
-        self._training = training
-        super().__init__(make_model, training.local, store, make_kl=make_kl)
+        self._denoising = settings
+        super().__init__(make_model, settings.local, store, make_kl=make_kl)
 
     def _made(self) -> DenoisingLearner:  # type: ignore[override]
-        return DenoisingLearner(self._make_model(), self._training, kl=self._make_kl() if self._make_kl else None)
+        return DenoisingLearner(self._make_model(), self._denoising, kl=self._make_kl() if self._make_kl else None)

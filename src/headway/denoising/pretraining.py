@@ -1,10 +1,10 @@
-"""A base to start from: a small flow model learns to draw strings, by flow matching, on a CPU in minutes.
+"""Pretraining of the small base model: it learns to draw strings by flow matching, on a CPU in minutes.
 
-Pictures are drawn anew for every batch, from the seed and the number of the step, so that nothing can be learned by
-heart and a run that was interrupted goes on as if it had not been. What is kept is the moving average of the weights.
+Every batch has new pictures, drawn from the seed and the number of the step. So the model cannot memorise pictures, and
+an interrupted run continues as if it had not stopped. The result is the moving average of the weights.
 
-Four in ten letters in the pictures of `BASE_PRETRAINING` are not those of the caption, and some pictures are cluttered. A model
-that has learned them perfectly is wrong as often as they are: more pretraining does not help, a reward does.
+Four in ten letters in the pictures of `BASE_PRETRAINING` are not those of the caption, and some pictures are cluttered.
+A model that has learned them perfectly is wrong as often as they are: only a reward helps, not more pretraining.
 
 Legend: B pictures of a batch, C channels, H height, W width.
 """
@@ -35,7 +35,7 @@ _PROGRESS = "pretraining.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainingSettings:
-    """What is learned, and how."""
+    """The model, its training pictures, and the optimizer of a pretraining."""
 
     model: MmditConfig = field(default_factory=MmditConfig)
     strings: StringSet = field(default_factory=StringSet)
@@ -45,11 +45,11 @@ class PretrainingSettings:
     learning_rate: float = 2e-3
     warmup: int = 100
     average: float = 0.998
-    """Share of the moving average that a step keeps."""
+    """Decay of the moving average of the weights."""
     without_prompt: float = 0.1
-    """Share of pictures that are learned without their caption, for guidance."""
+    """Share of pictures that are shown without their caption, for guidance."""
     shift: float = 3.0
-    """Of the noise levels, as in sampling."""
+    """Shift k of the noise levels, as in sampling."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,12 +64,12 @@ class PretrainingSettings:
             raise ConfigError("steps and batch are at least 1", key="steps", value=(self.steps, self.batch))
 
     def rate(self, step: int) -> float:
-        """The learning rate: up, then down half a cosine."""
-        rising = min((step + 1) / max(self.warmup, 1), 1.0)
-        return self.learning_rate * rising * (0.5 + 0.5 * cos(pi * step / self.steps))
+        """Return the learning rate of a step: a linear warm-up, then half a cosine."""
+        warmup = min((step + 1) / max(self.warmup, 1), 1.0)
+        return self.learning_rate * warmup * (0.5 + 0.5 * cos(pi * step / self.steps))
 
     def examples(self, step: int) -> tuple[list[str], Tensor]:
-        """Captions and pictures [B, 1, H, W] in −1 … 1 of one step."""
+        """Return captions and pictures [B, 1, H, W] in −1 … 1 of one step."""
         rng = make_rng(self.seed, "pretraining", step)
         captions = [self.strings.trained(rng) for _ in range(self.batch)]
         pictures = np.stack([render_text(caption, self.style, rng)[:, :, 0] for caption in captions])
@@ -86,11 +86,11 @@ BASE_PRETRAINING = PretrainingSettings(
     warmup=50,
     average=0.995,
 )
-"""How the model that comes with Headway was made."""
+"""Settings that made the model that comes with Headway."""
 
 
 class Pretrainer:
-    """The model on its way, with all that is needed to go on later."""
+    """The model in training, with all state that is needed to continue later."""
 
     def __init__(self, settings: PretrainingSettings) -> None:
         self.settings = settings
@@ -100,7 +100,7 @@ class Pretrainer:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99))
 
     def advance(self) -> float:
-        """One step of flow matching; its loss."""
+        """Run one step of flow matching and return its loss."""
         settings = self.settings
         captions, x0_BCHW = settings.examples(self.step)
         generator = torch.Generator().manual_seed(make_rng(settings.seed, "noise", self.step).randrange(0, 2**63))
@@ -114,23 +114,23 @@ class Pretrainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self._follow()
+        self._update_average()
         self.step += 1
         return float(loss.detach())
 
     def save(self, directory: Path) -> None:
-        """Everything, so that `resume` goes on bit for bit."""
+        """Save everything, so that `resume` continues bit for bit."""
         directory.mkdir(parents=True, exist_ok=True)
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         tensors |= {f"average.{name}": tensor for name, tensor in self.average.state_dict().items()}
-        for place, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{place}.{name}": torch.as_tensor(value) for name, value in state.items()}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{number}.{name}": torch.as_tensor(value) for name, value in state.items()}
         _replace(directory / _STATE, lambda path: save_file(tensors, path))
         progress = json.dumps({"step": self.step, "settings": repr(self.settings)})
         _replace(directory / _PROGRESS, lambda path: path.write_text(progress, encoding="utf-8"))
 
     def resume(self, directory: Path) -> bool:
-        """Go on from where `save_small_mmdit` was last called there; False where it never was."""
+        """Continue from the last `save` in that directory; return False if there is none."""
         if not (directory / _PROGRESS).is_file():
             return False
         progress = json.loads((directory / _PROGRESS).read_text(encoding="utf-8"))
@@ -142,16 +142,16 @@ class Pretrainer:
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer."):
-                _, place, what = name.split(".")
-                state.setdefault(int(place), {})[what] = tensor
+                _, number, key = name.split(".")
+                state.setdefault(int(number), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.step = progress["step"]
         return True
 
     @torch.no_grad()
-    def _follow(self) -> None:
-        keep = min(self.settings.average, (1 + self.step) / (10 + self.step))
-        torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - keep)
+    def _update_average(self) -> None:
+        decay = min(self.settings.average, (1 + self.step) / (10 + self.step))
+        torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - decay)
 
 
 def pretrain(
@@ -159,14 +159,14 @@ def pretrain(
     directory: Path,
     *,
     save_every: int = 250,
-    told: Callable[[int, float], None] = lambda step, loss: None,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> SmallMmdit:
-    """The moving average after `settings.steps`, also written to `directory`; goes on where it was interrupted."""
+    """Return the moving average after `settings.steps`, also saved in `directory`; continue an interrupted run."""
     trainer = Pretrainer(settings)
     trainer.resume(directory)
     while trainer.step < settings.steps:
         loss = trainer.advance()
-        told(trainer.step, loss)
+        on_step(trainer.step, loss)
         if trainer.step % save_every == 0 or trainer.step == settings.steps:
             trainer.save(directory)
     save_small_mmdit(trainer.average, directory)
@@ -174,7 +174,7 @@ def pretrain(
 
 
 def save_half_precision(model: SmallMmdit, directory: Path) -> None:
-    """The same directory with weights in half precision: what is shipped."""
+    """Write the model in half precision, as it is shipped, and remove the state of the pretraining."""
     half = SmallMmdit(model.config)
     half.load_state_dict(model.state_dict())
     save_small_mmdit(half.half(), directory)
@@ -183,7 +183,7 @@ def save_half_precision(model: SmallMmdit, directory: Path) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """All of the new file or all of the old one."""
-    fresh = path.with_name(path.name + ".new")
-    write(fresh)
-    fresh.replace(path)
+    """Write a file atomically: a crash leaves either the new file or the old one."""
+    temporary = path.with_name(path.name + ".new")
+    write(temporary)
+    temporary.replace(path)

@@ -1,15 +1,16 @@
-"""How latents are denoised: what engine and trainer must agree on, or a ratio between them means nothing."""
+"""Settings of denoising: those that engine and trainer must agree on, and those of the trainer alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from headway.algorithms.denoising import (
     CpsSampler,
     DenoisingSampler,
+    DiffusionNftParams,
     FlowSdeSampler,
     StepWindow,
     draw_random_window,
@@ -17,42 +18,46 @@ from headway.algorithms.denoising import (
     make_sliding_window,
     make_timesteps,
 )
-from headway.algorithms.denoising.noise_levels import DEFAULT_SHIFT
+from headway.denoising.models.denoiser import Denoiser
 from headway.errors import ConfigError
 from headway.seeding import make_rng
+from headway.trainers.local.settings import LocalSettings
 
-_USUAL_NOISE = {"sde": 0.7, "cps": 0.8}
+_DEFAULT_NOISE_LEVELS = {"sde": 0.7, "cps": 0.8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoisingSettings:
-    """The path from noise to picture, and which of its steps are actions."""
+    """The path from noise to picture, and which of its steps are actions.
+
+    Engine and trainer need the same settings: otherwise the ratio of their probabilities means nothing.
+    """
 
     sampler: Literal["sde", "cps"] = "cps"
-    """Where noise is added: Flow-SDE, or coefficients-preserving."""
+    """How noise is added: Flow-SDE, or coefficients-preserving sampling."""
     noise_level: float | None = None
     """a of the sampler. None: 0.7 for sde, 0.8 for cps; 0 is the ODE."""
     shift: float | None = None
-    """k of the grid of noise levels. None: the grid that the model comes with, else 3."""
+    """k of the noise levels. None: the noise levels that the model comes with."""
     window: Literal["full", "random", "sliding", "last"] = "random"
     """Steps that get noise and are trained: all but the last (Flow-GRPO); a few at random in the first half, the same
-    for a whole group (Flow-GRPO-Fast); a few that move on with the policy's version (MixGRPO). `last`: none gets noise,
-    and the clean latent at the end is what is trained on (DiffusionNFT)."""
+    for a whole group (Flow-GRPO-Fast); a few that move on with the policy's version (MixGRPO). `last`: no step gets
+    noise, and training uses the clean latent at the end (DiffusionNFT)."""
     window_size: int = 2
     """Steps of a window that is not full."""
     window_interval: int = 25
     """Versions between two moves of a sliding window."""
     window_stride: int = 1
-    """Steps that it moves by."""
+    """Steps that a sliding window moves by."""
     share_prefix: bool = True
-    """The members of a group start from one noise and share the steps before their window."""
+    """Whether the members of a group start from one noise and share the steps before their window."""
     guidance: float = 1.0
-    """Of training; a request brings its own, which must be this one where it is trained."""
+    """Guidance scale of training; trained requests must bring the same one."""
     seed: int = 0
-    """With the group's number it decides windows."""
+    """Together with the group's number it decides windows."""
 
     def __post_init__(self) -> None:
-        if self.sampler not in _USUAL_NOISE:
+        if self.sampler not in _DEFAULT_NOISE_LEVELS:
             raise ConfigError("must be sde or cps", key="denoising.sampler", value=self.sampler)
         for key in ("window_size", "window_interval", "window_stride"):
             if getattr(self, key) < 1:
@@ -60,20 +65,18 @@ class DenoisingSettings:
         self.make_sampler()
 
     def make_sampler(self) -> DenoisingSampler:
-        """The law of a step."""
-        level = _USUAL_NOISE[self.sampler] if self.noise_level is None else self.noise_level
+        """Return the sampler that steps are drawn from."""
+        level = _DEFAULT_NOISE_LEVELS[self.sampler] if self.noise_level is None else self.noise_level
         return FlowSdeSampler(level) if self.sampler == "sde" else CpsSampler(level)
 
-    def grid_of(self, model: Any, steps: int) -> Tensor:
-        """Noise levels from 1 to 0, [steps + 1]."""
-        own = getattr(model, "grid", None)
-        if own is not None and self.shift is None:
-            grid: Tensor = own(steps)
-            return grid.float().cpu()
-        return make_timesteps(steps, DEFAULT_SHIFT if self.shift is None else self.shift)
+    def make_timesteps(self, model: Denoiser, steps: int) -> Tensor:
+        """Return noise levels from 1 to 0, [steps + 1]."""
+        if self.shift is None:
+            return model.make_timesteps(steps).float().cpu()
+        return make_timesteps(steps, self.shift)
 
-    def window_of(self, steps: int, group: int, version: int) -> StepWindow | None:
-        """The steps of a group that get noise. Raises `ConfigError` where they do not fit."""
+    def make_window(self, steps: int, group: int, version: int) -> StepWindow | None:
+        """Return the steps of a group that get noise. Raises `ConfigError` if they do not fit."""
         if self.window == "last":
             return None
         if self.window == "full":
@@ -83,3 +86,23 @@ class DenoisingSettings:
         return make_sliding_window(
             steps, self.window_size, max(version, 0), interval=self.window_interval, stride=self.window_stride
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenoisingTrainerSettings:
+    """Settings of a trainer of denoising models."""
+
+    local: LocalSettings
+    """Optimizer, objective, advantages, epochs, precision, device: as for language models."""
+    denoising: DenoisingSettings
+    micro_batch_samples: int = 8
+    """Samples of one forward pass, with all their trained steps."""
+    kl_coef: float | None = None
+    """Coefficient of the KL to the initial policy; None: no KL. The KL of `local.objective` stays off."""
+    kl_mode: Literal["exact", "compatible"] = "exact"
+    """The KL of two Gaussians, or |dt| times it, as published Flow-SDE code computes it."""
+    nft: DiffusionNftParams | None = None
+    """Parameters of DiffusionNFT, which then replaces the policy loss."""
+    nft_levels: int = 2
+    """Noise levels that DiffusionNFT noises each picture to."""
+    seed: int = 0

@@ -38,9 +38,8 @@ from headway.trainers.remote_trainer import RemoteTrainer
 
 if TYPE_CHECKING:
     from headway.denoising.denoising_engine import DenoisingEngine
-    from headway.denoising.denoising_objectives import DenoisingTrainerSettings
     from headway.denoising.denoising_trainer import DenoisingTrainer
-    from headway.denoising.settings import DenoisingSettings
+    from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
     from headway.weights.weight_store import WeightStore
 
 _GPU_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
@@ -108,9 +107,9 @@ def check_prompts(policy: PolicyInfo, sources: DataSources) -> None:
 def make_prompt_check(path: Path) -> Callable[[str], object]:
     """Raises `ConfigError` for a prompt that the model in `path` cannot read."""
     from headway.denoising.models import is_small_mmdit
-    from headway.denoising.models.denoiser_storage import read_mmdit_config
+    from headway.denoising.models.mmdit_config import read_mmdit_config
 
-    return read_mmdit_config(path).tokens if is_small_mmdit(path) else lambda prompt: None
+    return read_mmdit_config(path).tokenize if is_small_mmdit(path) else lambda prompt: None
 
 
 def make_training_components(
@@ -211,7 +210,7 @@ def make_denoising_settings(resolved: ResolvedConfig) -> DenoisingSettings:
 def make_denoising_training(resolved: ResolvedConfig, *, device: Device, threads: int) -> DenoisingTrainerSettings:
     """How the trainer learns."""
     from headway.algorithms.denoising import DiffusionNftParams
-    from headway.denoising.denoising_objectives import DenoisingTrainerSettings
+    from headway.denoising.settings import DenoisingTrainerSettings
     from headway.trainers.local import make_local_settings
 
     config = resolved.config
@@ -223,7 +222,7 @@ def make_denoising_training(resolved: ResolvedConfig, *, device: Device, threads
     nft = DiffusionNftParams(beta=flow.nft_beta, clip=config.advantage_clip or 5.0, kl_coef=kl_coef or 0.0)
     return DenoisingTrainerSettings(
         local=replace(local, objective=replace(local.objective, kl_coef=None)),
-        flow=make_denoising_settings(resolved),
+        denoising=make_denoising_settings(resolved),
         micro_batch_samples=config.actor_train.training_args.per_device_train_batch_size,
         kl_coef=kl_coef,
         kl_mode=flow.kl_mode,

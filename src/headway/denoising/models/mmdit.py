@@ -1,20 +1,22 @@
-"""A small multimodal diffusion transformer of our own: pictures of text from characters, on machines without weights.
+"""A small multimodal diffusion transformer: it draws text from characters and trains on a CPU.
 
-Two streams, patches of the latent and characters of the prompt, each with its own weights, meet in joint attention;
-noise level and prompt steer every block through adaptive layer norms, whose gates begin at 0 (the model begins as a
-velocity of 0). The shape of Stable Diffusion 3 at one thousandth of its size; with a larger `MmditConfig` the same
-code is a model of hundreds of millions of parameters.
+Two streams with separate weights, patches of the latent and characters of the prompt, meet in joint attention. Noise
+level and prompt modulate every block through adaptive layer norms, whose gates start at 0, so that the model starts as
+a velocity of 0. The architecture is that of Stable Diffusion 3 at one thousandth of its size; a larger `MmditConfig`
+gives a model of hundreds of millions of parameters.
 
-Guarantees: the same configuration and seed give the same weights; a row's velocity depends on that row alone; saved as
-`config.json` and `model.safetensors`. There is no VAE: pixels in [−1, 1] are the latents.
+Guarantees: the same configuration and seed give the same weights; a row's velocity depends on that row alone. There is
+no VAE: pixels in [−1, 1] are the latents.
 
-Legend: B samples, C channels, H height, W width, L characters, P patches, D width of the streams.
+Legend: B samples, C channels, H height, W width, L characters, P patches, T tokens of a stream, D width of the streams,
+K heads, E width of a head; N rows, I inputs, O outputs of a linear layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from headway.algorithms.denoising import make_timesteps
 from headway.denoising.models.denoiser import Conditioning
 from headway.denoising.models.mmdit_config import NOISE_LEVEL_FREQUENCIES, MmditConfig
 
-_FASTEST = 1000.0
+_HIGHEST_FREQUENCY = 1000.0
 
 
 class SmallMmdit(nn.Module):
@@ -39,6 +41,7 @@ class SmallMmdit(nn.Module):
             self._build(config)
 
     def _build(self, c: MmditConfig) -> None:
+        """Create the layers. Attribute names are those of the tensors in checkpoints."""
         patch = c.channels * c.patch**2
         self.patches = FastCpuLinear(patch, c.dim)
         self.places = nn.Parameter(torch.randn(1, c.patches, c.dim) * 0.2)
@@ -63,62 +66,85 @@ class SmallMmdit(nn.Module):
         return self.config.channels, self.config.height, self.config.width
 
     def encode(self, prompts: Sequence[str]) -> Conditioning:
-        """One token a character: 0 is nothing, 1 a character it does not know. Longer prompts are refused."""
-        ids = [self.config.tokens(prompt) for prompt in prompts]
+        """Encode one token per character. Raises `ConfigError` for prompts that are too long."""
+        ids = [self.config.tokenize(prompt) for prompt in prompts]
         return Conditioning({"characters": torch.tensor(ids, dtype=torch.long, device=self.places.device)})
 
     def forward(self, x: Tensor, s: Tensor, conditioning: Conditioning) -> Tensor:
-        weights = self.places.dtype
+        dtype = self.places.dtype
         text_BLD = self.characters(conditioning["characters"]) + self.orders
-        image_BPD = self.patches(self._cut(x.to(weights))) + self.places
-        steer_BD = self.noise_level(_waves(s, weights)) + self.prompt(text_BLD.mean(1))
-        steer_BD = F.silu(steer_BD)
+        image_BPD = self.patches(self._split_patches(x.to(dtype))) + self.places
+        condition_BD = F.silu(self.noise_level(_encode_noise_levels(s, dtype)) + self.prompt(text_BLD.mean(1)))
         for block in self.blocks:
-            image_BPD, text_BLD = block(image_BPD, text_BLD, steer_BD)
-        shift_BD, scale_BD = self.last_modulation(steer_BD).chunk(2, dim=-1)
-        return self._joined(self.velocity(modulate(image_BPD, shift_BD, scale_BD)))
+            image_BPD, text_BLD = block(image_BPD, text_BLD, condition_BD)
+        shift_BD, scale_BD = self.last_modulation(condition_BD).chunk(2, dim=-1)
+        return self._join_patches(self.velocity(modulate(image_BPD, shift_BD, scale_BD)))
 
     def decode(self, x: Tensor) -> Tensor:
         pictures = ((x.detach().float() + 1) / 2).clamp(0, 1)
         return pictures.expand(-1, 3, -1, -1) if self.config.channels == 1 else pictures
 
-    def grid(self, steps: int) -> Tensor:
+    def make_timesteps(self, steps: int) -> Tensor:
         return make_timesteps(steps)
 
-    def _cut(self, x_BCHW: Tensor) -> Tensor:
-        """[B, C, H, W] → [B, P, C·patch²]."""
+    def enable_gradient_checkpointing(self) -> None:
+        """Do nothing: the activations of this model are small."""
+
+    def save_config(self, directory: Path) -> None:
+        self.config.save(directory)
+
+    def _split_patches(self, x_BCHW: Tensor) -> Tensor:
+        """Reshape [B, C, H, W] to [B, P, C·patch²]."""
         c = self.config
-        cut = x_BCHW.reshape(-1, c.channels, c.height // c.patch, c.patch, c.width // c.patch, c.patch)
-        return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        patches = x_BCHW.reshape(-1, c.channels, c.height // c.patch, c.patch, c.width // c.patch, c.patch)
+        return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
-    def _joined(self, patches_BPE: Tensor) -> Tensor:
-        """The way back."""
+    def _join_patches(self, patches_BPE: Tensor) -> Tensor:
+        """Reshape [B, P, C·patch²] back to [B, C, H, W]."""
         c = self.config
-        grid = patches_BPE.reshape(-1, c.height // c.patch, c.width // c.patch, c.channels, c.patch, c.patch)
-        return grid.permute(0, 3, 1, 4, 2, 5).reshape(-1, c.channels, c.height, c.width)
+        patches = patches_BPE.reshape(-1, c.height // c.patch, c.width // c.patch, c.channels, c.patch, c.patch)
+        return patches.permute(0, 3, 1, 4, 2, 5).reshape(-1, c.channels, c.height, c.width)
 
 
-def _waves(s_B: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sines and cosines of the noise level at frequencies from 1 to 1000, [B, 2·64]."""
+def _encode_noise_levels(s_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return sines and cosines of the noise level at frequencies from 1 to 1000, [B, 2·64]."""
     wide_B = s_B.to(torch.promote_types(dtype, torch.float32))
     steps = torch.arange(NOISE_LEVEL_FREQUENCIES, device=s_B.device, dtype=wide_B.dtype) / (NOISE_LEVEL_FREQUENCIES - 1)
-    angle = wide_B[:, None] * torch.exp(log(_FASTEST) * steps)[None]
+    angle = wide_B[:, None] * torch.exp(log(_HIGHEST_FREQUENCY) * steps)[None]
     return torch.cat([angle.sin(), angle.cos()], dim=1).to(dtype)
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers it learns."""
+    """Return the number of trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def modulate(x_BTD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
-    """Layer norm without weights of its own, then what the noise level and the prompt say."""
+    """Apply a layer norm without weights, then the scale and shift that noise level and prompt gave."""
     normal = F.layer_norm(x_BTD, x_BTD.shape[-1:])
     return torch.addcmul(shift_BD[:, None], normal, 1 + scale_BD[:, None])
 
 
+class JointAttentionBlock(nn.Module):
+    """One block: image and prompt, each with its own weights, attend to each other and to themselves at once."""
+
+    def __init__(self, dim: int, heads: int, mlp_ratio: float, *, last: bool) -> None:
+        super().__init__()
+        self.image = MmditStream(dim, heads, mlp_ratio, ends=False)
+        self.text = MmditStream(dim, heads, mlp_ratio, ends=last)
+
+    def forward(self, image_BTD: Tensor, text_BTD: Tensor, condition_BD: Tensor) -> tuple[Tensor, Tensor]:
+        *image_qkv, image_gates = self.image.project(image_BTD, condition_BD)
+        *text_qkv, text_gates = self.text.project(text_BTD, condition_BD)
+        q, k, v = (torch.cat(pair, dim=2) for pair in zip(image_qkv, text_qkv, strict=True))
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        patches = image_BTD.shape[1]
+        image, text = attended[:, :patches], attended[:, patches:]
+        return self.image.update(image_BTD, image, image_gates), self.text.update(text_BTD, text, text_gates)
+
+
 class MmditStream(nn.Module):
-    """The weights of one stream in one block. The stream of the prompt ends in the last block, with its attention."""
+    """The weights of one stream in one block. The prompt's stream ends in the last block, after its attention."""
 
     def __init__(self, dim: int, heads: int, mlp_ratio: float, *, ends: bool) -> None:
         super().__init__()
@@ -135,55 +161,42 @@ class MmditStream(nn.Module):
                 FastCpuLinear(dim, hidden), nn.GELU(approximate="tanh"), FastCpuLinear(hidden, dim)
             )
 
-    def opened(self, x_BTD: Tensor, steer_BD: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-        """Queries, keys and values [B, K, T, E], and the modulation that `closed` will want."""
-        shift, scale, *rest = self.modulation(steer_BD).chunk(2 if self.ends else 6, dim=-1)
+    def project(self, x_BTD: Tensor, condition_BD: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+        """Return queries, keys and values [B, K, T, E], and the modulation that `update` needs."""
+        shift, scale, *gates = self.modulation(condition_BD).chunk(2 if self.ends else 6, dim=-1)
         qkv = self.qkv(modulate(x_BTD, shift, scale)).unflatten(-1, (3, self.heads, -1))
-        # Queries and keys at once, in the order of memory: half the calls, and each of them faster.
+        # Queries and keys are normalised in one call, in memory order: half the calls, and each of them faster.
         scale_2KE = torch.stack([self.query_norm.weight, self.key_norm.weight])[:, None]
         normal = F.rms_norm(qkv[:, :, :2], qkv.shape[-1:]) * scale_2KE
         q, k = normal.permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, qkv[:, :, 2].transpose(1, 2), tuple(rest)
+        return q, k, qkv[:, :, 2].transpose(1, 2), tuple(gates)
 
-    def closed(self, x_BTD: Tensor, seen_BTD: Tensor, rest: tuple[Tensor, ...]) -> Tensor:
-        """The stream after what it has seen."""
+    def update(self, x_BTD: Tensor, attended_BTD: Tensor, gates: tuple[Tensor, ...]) -> Tensor:
+        """Add the attention output and the MLP to the stream."""
         if self.ends:
             return x_BTD
-        gate, mlp_shift, mlp_scale, mlp_gate = rest
-        x_BTD = torch.addcmul(x_BTD, gate[:, None], self.out(seen_BTD))
+        gate, mlp_shift, mlp_scale, mlp_gate = gates
+        x_BTD = torch.addcmul(x_BTD, gate[:, None], self.out(attended_BTD))
         return torch.addcmul(x_BTD, mlp_gate[:, None], self.mlp(modulate(x_BTD, mlp_shift, mlp_scale)))
 
 
-class JointAttentionBlock(nn.Module):
-    """Image and prompt attend to each other and to themselves at once."""
-
-    def __init__(self, dim: int, heads: int, mlp_ratio: float, *, last: bool) -> None:
-        super().__init__()
-        self.image = MmditStream(dim, heads, mlp_ratio, ends=False)
-        self.text = MmditStream(dim, heads, mlp_ratio, ends=last)
-
-    def forward(self, image_BTD: Tensor, text_BTD: Tensor, steer_BD: Tensor) -> tuple[Tensor, Tensor]:
-        *image_qkv, image_rest = self.image.opened(image_BTD, steer_BD)
-        *text_qkv, text_rest = self.text.opened(text_BTD, steer_BD)
-        q, k, v = (torch.cat(pair, dim=2) for pair in zip(image_qkv, text_qkv, strict=True))
-        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        patches = image_BTD.shape[1]
-        image, text = seen[:, :patches], seen[:, patches:]
-        return self.image.closed(image_BTD, image, image_rest), self.text.closed(text_BTD, text, text_rest)
-
-
 class FastCpuLinear(nn.Linear):
-    """Stands where a `torch.nn.Linear` stands, for `peft` too."""
+    """A `torch.nn.Linear`, also for `peft`, that avoids the overhead of oneDNN for small products on CPUs.
+
+    Some CPUs spend more time on the transposed weights of a small product than on the product. Copied into memory
+    order first, the same product is up to five times as fast. Results and gradients are those of `torch.nn.Linear` up
+    to rounding; on GPUs and under autocast it is exactly that.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or torch.is_autocast_enabled("cpu") or self.bias is None:
             return super().forward(x)
         rows_NI = x.reshape(-1, self.in_features)
-        made: Tensor = _Product.apply(rows_NI, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        made: Tensor = _ContiguousProduct.apply(rows_NI, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return made.view(*x.shape[:-1], self.out_features)
 
 
-class _Product(torch.autograd.Function):
+class _ContiguousProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
@@ -191,11 +204,11 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope_NO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x_NI, weight_OI = ctx.saved_tensors
-        x, weight, bias = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            slope_NO @ weight_OI if x else None,
-            slope_NO.t() @ x_NI if weight else None,
-            slope_NO.sum(0) if bias else None,
+            grad_NO @ weight_OI if needs_x else None,
+            grad_NO.t() @ x_NI if needs_weight else None,
+            grad_NO.sum(0) if needs_bias else None,
         )

@@ -1,21 +1,26 @@
-"""The shape of the small multimodal transformer, and the alphabet of its prompts."""
+"""The shape of the small multimodal transformer, the alphabet of its prompts, and its `config.json`."""
 
 from __future__ import annotations
 
+import json
 import string
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from headway.denoising.models.denoiser import CONFIG_FILE
 from headway.errors import ConfigError
 
 DEFAULT_ALPHABET = string.digits + string.ascii_letters + string.punctuation + " "
-"""What prompts are written with unless a model says otherwise."""
+"""Characters of prompts, unless a model has an alphabet of its own."""
 NOISE_LEVEL_FREQUENCIES = 64
-"""Of the sines and cosines that a noise level is written in."""
+"""Number of sines and of cosines that encode a noise level."""
+SMALL_MMDIT_TYPE = "headway-small-mmdit"
+"""`model_type` in `config.json`; it tells such a directory from a language model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MmditConfig:
-    """About one million parameters as it stands. Raises `ConfigError` where the numbers do not fit together."""
+    """The defaults have about one million parameters. Raises `ConfigError` if the numbers do not fit together."""
 
     height: int = 16
     width: int = 32
@@ -23,7 +28,7 @@ class MmditConfig:
     patch: int = 4
     """Side of the square of pixels that is one token. Half of it costs four times the tokens."""
     characters: int = 8
-    """Longest prompt."""
+    """Length of the longest prompt."""
     alphabet: str = DEFAULT_ALPHABET
     dim: int = 96
     depth: int = 4
@@ -51,19 +56,20 @@ class MmditConfig:
 
     @property
     def parameters(self) -> int:
-        """How many numbers a model of this shape learns."""
+        """Number of trained parameters of a model of this shape."""
         d, pixels = self.dim, self.channels * self.patch**2
         hidden, norms = int(d * self.mlp_ratio), 2 * (d // self.heads)
-        seen = _linear(d, 3 * d) + norms
-        stream = seen + _linear(d, 6 * d) + _linear(d, d) + _linear(d, hidden) + _linear(hidden, d)
-        last = stream + seen + _linear(d, 2 * d)
-        inputs = _linear(pixels, d) + (self.patches + self.characters + len(self.alphabet) + 2) * d
-        steering = _linear(2 * NOISE_LEVEL_FREQUENCIES, d) + 3 * _linear(d, d)
-        outputs = _linear(d, 2 * d) + _linear(d, pixels)
-        return inputs + steering + 2 * (self.depth - 1) * stream + last + outputs
+        attention = _count_linear(d, 3 * d) + norms
+        mlp = _count_linear(d, hidden) + _count_linear(hidden, d)
+        stream = attention + _count_linear(d, 6 * d) + _count_linear(d, d) + mlp
+        last = stream + attention + _count_linear(d, 2 * d)
+        inputs = _count_linear(pixels, d) + (self.patches + self.characters + len(self.alphabet) + 2) * d
+        modulation = _count_linear(2 * NOISE_LEVEL_FREQUENCIES, d) + 3 * _count_linear(d, d)
+        outputs = _count_linear(d, 2 * d) + _count_linear(d, pixels)
+        return inputs + modulation + 2 * (self.depth - 1) * stream + last + outputs
 
-    def tokens(self, prompt: str) -> list[int]:
-        """Of one prompt, filled up with 0 to `characters`."""
+    def tokenize(self, prompt: str) -> list[int]:
+        """Return one token per character, padded with 0 to `characters`; 1 stands for an unknown character."""
         if len(prompt) > self.characters:
             raise ConfigError(
                 f"is longer than the {self.characters} characters of the model",
@@ -74,6 +80,36 @@ class MmditConfig:
         known = [self.alphabet.find(letter) + 2 if letter in self.alphabet else 1 for letter in prompt]
         return known + [0] * (self.characters - len(known))
 
+    def save(self, directory: Path) -> None:
+        """Write `config.json`."""
+        content = json.dumps({"model_type": SMALL_MMDIT_TYPE, **asdict(self)}, indent=2, ensure_ascii=False)
+        (directory / CONFIG_FILE).write_text(content + "\n", encoding="utf-8")
 
-def _linear(inputs: int, outputs: int) -> int:
+
+def _count_linear(inputs: int, outputs: int) -> int:
     return (inputs + 1) * outputs
+
+
+def is_small_mmdit(directory: Path) -> bool:
+    """Return whether the directory holds a `SmallMmdit`."""
+    try:
+        content = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+        return bool(content.get("model_type") == SMALL_MMDIT_TYPE)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def read_mmdit_config(directory: Path) -> MmditConfig:
+    """Read the shape of a saved model. Raises `ConfigError`."""
+    if not is_small_mmdit(directory):
+        raise ConfigError(
+            f"is no directory of a small MMDiT ({CONFIG_FILE} with model_type {SMALL_MMDIT_TYPE})",
+            key="pretrain",
+            value=str(directory),
+        )
+    content = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    try:
+        return MmditConfig(**{name: value for name, value in content.items() if name != "model_type"})
+    except TypeError as error:
+        problem = f"{CONFIG_FILE} was written for another version: {error}"
+        raise ConfigError(problem, key="pretrain", value=str(directory)) from error

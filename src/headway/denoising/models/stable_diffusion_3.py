@@ -1,11 +1,12 @@
 """Stable Diffusion 3 and 3.5 of `diffusers` as a `Denoiser`: transformer, scheduler, text encoders, VAE of a pipeline.
 
-The transformer is what is trained and sent to engines: it alone is a submodule, so parameters, `state_dict` and LoRA
+Only the transformer is trained and sent to engines: it alone is a submodule, so parameters, `state_dict` and LoRA
 through `peft` see nothing else. Text encoders and VAE are frozen and follow it to its device, in the precision they
 were loaded in; on a GPU the text encoders, which are larger than the rest together, are bfloat16.
 
-Guarantees: one Euler step on `grid` is one step of the pipeline with its `FlowMatchEulerDiscreteScheduler`; prompts are
-encoded and pictures decoded as the pipeline does. A noise level s is its timestep 1000·s. Never asks a network.
+Guarantees: one Euler step on `make_timesteps` is one step of the pipeline with its `FlowMatchEulerDiscreteScheduler`.
+Prompts are encoded and pictures decoded as the pipeline does. A noise level s is its timestep 1000·s. Nothing is
+downloaded.
 
 Legend: B samples, C channels, H and W of the latent.
 """
@@ -21,15 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.denoising.models.denoiser import Conditioning
+from headway.denoising.models.denoiser import CONFIG_FILE, WEIGHTS_FILE, Conditioning
 from headway.errors import ConfigError
 from headway.models.model_loading import hide_progress_bars
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SD3_CHECKPOINT_TYPE = "headway-stable-diffusion-3"
-"""`model_type` of a checkpoint: the transformer's weights, and where the rest of the pipeline is."""
+"""`model_type` of a checkpoint, which holds the transformer's weights and the path of the rest of the pipeline."""
 SD3_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-"""Attention of both streams: what Flow-GRPO adapts."""
+"""Attention layers of both streams, which Flow-GRPO adapts."""
 _PIPELINE = "StableDiffusion3Pipeline"
 _PROMPT_TOKENS = 256
 
@@ -46,20 +46,19 @@ class StableDiffusion3(nn.Module):
         prompt_tokens: int = _PROMPT_TOKENS,
         source: str = "",
     ) -> None:
-        """Pictures of `height` × `width` pixels, by default the model's own; `source` is the directory it came from."""
+        """Draw pictures of `height` × `width` pixels (default: the model's own size); `source` is its directory."""
         super().__init__()
         self.transformer: nn.Module = pipeline.transformer
         self._pipeline = pipeline
-        native = pipeline.transformer.config.sample_size * pipeline.vae_scale_factor
-        self.height, self.width = height or native, width or native
+        default = pipeline.transformer.config.sample_size * pipeline.vae_scale_factor
+        self.height, self.width = height or default, width or default
         self.prompt_tokens, self.source = prompt_tokens, source
-        self._check()
-        for part in self._frozen():
-            part.requires_grad_(False).eval()
+        self._check_size()
+        for module in self._frozen_modules():
+            module.requires_grad_(False).eval()
         table = pipeline.transformer.pos_embed
-        table.register_buffer(
-            "pos_embed", table.pos_embed, persistent=False
-        )  # constant, and up to a gigabyte: not sent
+        # The table is constant and up to a gigabyte large: keep it out of what is sent to engines.
+        table.register_buffer("pos_embed", table.pos_embed, persistent=False)
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
@@ -96,39 +95,39 @@ class StableDiffusion3(nn.Module):
         pictures: Tensor = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
         return (pictures.float() / 2 + 0.5).clamp(0, 1)
 
-    def grid(self, steps: int) -> Tensor:
-        """The noise levels of the pipeline's scheduler, [steps + 1], from 1 to 0: its own shift, its own last step."""
+    def make_timesteps(self, steps: int) -> Tensor:
+        """Return the noise levels of the pipeline's scheduler, with its shift and its last step."""
         scheduler = type(self._pipeline.scheduler).from_config(self._pipeline.scheduler.config)
         scheduler.set_timesteps(steps, **self._dynamic_shift(scheduler.config))
         levels: Tensor = scheduler.sigmas
         return levels
 
     def enable_gradient_checkpointing(self) -> None:
-        """Keep the activations of no block: they are computed again for its gradient."""
+        """Compute the activations of each block again for its gradient instead of storing them."""
         self._pipeline.transformer.enable_gradient_checkpointing()
 
-    def save_description(self, directory: Path) -> None:
-        """What `load_sd3` needs beside the weights of a checkpoint."""
+    def save_config(self, directory: Path) -> None:
+        """Write what `load_sd3` needs besides the weights of a checkpoint."""
         shape = {"model_type": SD3_CHECKPOINT_TYPE, "base": self.source, "height": self.height, "width": self.width}
         shape["prompt_tokens"] = self.prompt_tokens
-        (directory / CONFIG).write_text(json.dumps(shape, indent=2) + "\n", encoding="utf-8")
+        (directory / CONFIG_FILE).write_text(json.dumps(shape, indent=2) + "\n", encoding="utf-8")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StableDiffusion3:
-        """Move or convert the transformer; the frozen parts only go where it is."""
+        """Move or convert the transformer; the frozen modules follow it to its device only."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = next(self.transformer.parameters()).device
-        for part in self._frozen():
-            part.to(device)
-            if device.type == "cuda" and part is not self._pipeline.vae:
-                part.to(torch.bfloat16)
+        for module in self._frozen_modules():
+            module.to(device)
+            if device.type == "cuda" and module is not self._pipeline.vae:
+                module.to(torch.bfloat16)
         return self
 
-    def _frozen(self) -> list[nn.Module]:
+    def _frozen_modules(self) -> list[nn.Module]:
         p = self._pipeline
-        return [part for part in (p.text_encoder, p.text_encoder_2, p.text_encoder_3, p.vae) if part is not None]
+        return [one for one in (p.text_encoder, p.text_encoder_2, p.text_encoder_3, p.vae) if one is not None]
 
     def _dynamic_shift(self, config: Any) -> dict[str, float]:
-        """Schedulers that shift by the size of the picture want to be told."""
+        """Return the shift for schedulers that shift by the size of the picture."""
         if not config.get("use_dynamic_shifting"):
             return {}
         from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
@@ -138,7 +137,7 @@ class StableDiffusion3(nn.Module):
         sizes = (config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift)
         return {"mu": calculate_shift(height // patch * (width // patch), *sizes)}
 
-    def _check(self) -> None:
+    def _check_size(self) -> None:
         unit = self._pipeline.vae_scale_factor * self._pipeline.transformer.config.patch_size
         for name in ("height", "width"):
             if getattr(self, name) % unit:
@@ -153,26 +152,26 @@ def load_sd3(
     prompt_tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> StableDiffusion3:
-    """From the directory of a `StableDiffusion3Pipeline`, or of a checkpoint that was trained from one."""
-    said = _described(Path(directory))
-    base = said.get("base", str(directory))
+    """Load the directory of a `StableDiffusion3Pipeline`, or a checkpoint that was trained from one."""
+    saved = _read_checkpoint_config(Path(directory))
+    base = saved.get("base", str(directory))
     model = StableDiffusion3(
-        _pipeline(base, dtype),
-        height=height or said.get("height"),
-        width=width or said.get("width"),
-        prompt_tokens=prompt_tokens or said.get("prompt_tokens", _PROMPT_TOKENS),
+        _load_pipeline(base, dtype),
+        height=height or saved.get("height"),
+        width=width or saved.get("width"),
+        prompt_tokens=prompt_tokens or saved.get("prompt_tokens", _PROMPT_TOKENS),
         source=base,
     )
-    if said:
+    if saved:
         from safetensors.torch import load_file
 
-        model.load_state_dict(load_file(Path(directory) / WEIGHTS))
+        model.load_state_dict(load_file(Path(directory) / WEIGHTS_FILE))
     return model
 
 
 def is_sd3(directory: Path) -> bool:
-    """Whether `load_sd3` would take it."""
-    if _described(directory):
+    """Return whether `load_sd3` can load the directory."""
+    if _read_checkpoint_config(directory):
         return True
     try:
         index = json.loads((directory / "model_index.json").read_text(encoding="utf-8"))
@@ -181,16 +180,16 @@ def is_sd3(directory: Path) -> bool:
     return bool(index.get("_class_name") == _PIPELINE)
 
 
-def _described(directory: Path) -> dict[str, Any]:
-    """What `save_description` wrote there; nothing where it did not."""
+def _read_checkpoint_config(directory: Path) -> dict[str, Any]:
+    """Return what `save_config` wrote there, or an empty dict if it wrote nothing."""
     try:
-        said = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        saved = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) and said.get("model_type") == SD3_CHECKPOINT_TYPE else {}
+    return saved if isinstance(saved, dict) and saved.get("model_type") == SD3_CHECKPOINT_TYPE else {}
 
 
-def _pipeline(directory: str, dtype: torch.dtype) -> Any:
+def _load_pipeline(directory: str, dtype: torch.dtype) -> Any:
     try:
         from diffusers import StableDiffusion3Pipeline
     except ImportError as error:
@@ -200,22 +199,22 @@ def _pipeline(directory: str, dtype: torch.dtype) -> Any:
         raise ConfigError(
             f"is no directory of a {_PIPELINE}", key="pretrain", value=directory, hint="save_pretrained writes one"
         )
-    with _without_bars():
+    with _hide_all_progress_bars():
         pipeline = StableDiffusion3Pipeline.from_pretrained(directory, dtype=dtype, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
-    """Inside, neither library draws progress bars."""
+def _hide_all_progress_bars() -> Iterator[None]:
+    """Hide the progress bars of both libraries inside the block."""
     from diffusers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    were_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         with hide_progress_bars():
             yield
     finally:
-        if shown:
+        if were_shown:
             logging.enable_progress_bar()

@@ -95,11 +95,11 @@ def test_a_server_that_does_not_come_up_shows_its_last_lines_and_what_came_befor
 
 PARENT = """
 import asyncio, sys, time
-from headway.engines.servers.server_process import OwnedServer
+from headway.engines.servers.server_process import LaunchedServer
 
 async def main():
     stubborn = "trap '' TERM; sleep 1000 & echo $! > CHILD; wait; sleep 1000".replace("CHILD", sys.argv[1])
-    server = OwnedServer("engine/0", lambda port: (["sh", "-c", stubborn], {}), grace_s=0.2)
+    server = LaunchedServer("engine/0", lambda port: (["sh", "-c", stubborn], {}), grace_s=0.2)
     await server.start()
     print(server.pid, flush=True)
     time.sleep(1000)

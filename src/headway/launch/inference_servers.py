@@ -352,11 +352,11 @@ def make_in_process_engine(core: AsyncLlmCore, args: Mapping[str, Any]) -> Engin
 
 def _read_vllm_output(begin: int) -> str:
     """What vLLM has written since: it goes where our own output goes."""
-    from headway.engines.servers.server_process import describe_output
+    from headway.processes.process_output import read_errors_and_last_lines
 
     sys.stdout.flush()
     with os.fdopen(os.dup(sys.stdout.fileno()), "rb", buffering=0) as output:
-        return describe_output(output, begin)
+        return read_errors_and_last_lines(output, begin)
 
 
 def _exit_soon(why: str) -> None:

@@ -5,7 +5,7 @@
 
 A function that is not `async` runs on a thread of its own; what it prints is not shown. A program that ends with an
 error has failed; its reward it posts to `$HEADWAY_REWARD_URL`. No program, and nothing that it started, outlives its
-episode or the run, also where the run is killed: `agent_program_guard.py` stands between them.
+episode or the run, also where the run is killed: a watchdog stands between them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
-from pathlib import Path
 from typing import Any
 
 from headway.environments.environment_output import OutputCounter, discard_output
 from headway.environments.environment_registry import find_environment_class
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.processes.child_process import WatchedProgram
 from headway.serving.agent_environment import AgentConnection, AgentLauncher
 
 _OUTPUT_TAIL_CHARACTERS = 2000
@@ -104,29 +102,24 @@ def _make_program_launcher(command: Any, further: Mapping[str, Any]) -> AgentLau
 
 async def run_agent_program(command: Sequence[str], invitation: AgentConnection) -> None:
     """A program as an agent, to its end. Raises `EnvironmentFailed` where it ends with an error."""
-    guard = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", str(Path(__file__).with_name("agent_program_guard.py")), *command),
-        stdin=asyncio.subprocess.PIPE,  # closed by the kernel when this process is gone: the guard's sign
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, **_make_process_environment(invitation)},
+    program = await WatchedProgram.start(
+        command, env=_make_process_environment(invitation), output=asyncio.subprocess.PIPE
     )
     try:
-        said = await _read_output_tail(guard)
-        code = await guard.wait()
+        said = await _read_output_tail(program.stdout)
+        code = await program.wait()
     finally:
-        if guard.stdin is not None:
-            guard.stdin.close()
-        await asyncio.shield(guard.wait())
+        program.end()
+        await asyncio.shield(program.wait())
     if code:
         raise EnvironmentFailed(f"{command[0]} ended with code {code}: {said}")
 
 
-async def _read_output_tail(process: asyncio.subprocess.Process) -> str:
-    """What it said last; whatever it says before is read and forgotten."""
-    assert process.stdout is not None
+async def _read_output_tail(output: asyncio.StreamReader | None) -> str:
+    """Read all output and return the end of it."""
+    assert output is not None
     said = b""
-    while more := await process.stdout.read(1 << 16):
+    while more := await output.read(1 << 16):
         said = (said + more)[-_OUTPUT_TAIL_CHARACTERS:]
     return said.decode(errors="replace").strip()
 

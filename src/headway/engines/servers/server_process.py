@@ -1,8 +1,8 @@
 """Where a server comes from: somebody else's, by its address, or one of our own.
 
-A server of ours is a process group with a guard that ends it with us, however we ended, and writes its output to a log
-file. When it ends by itself, whoever owns it is told at once, with its last lines. Does not know whether a server that
-runs also answers.
+A server of ours is a process group with a watchdog that ends it with us, however we ended, and writes its output to a
+log file. When it ends by itself, whoever owns it is told at once, with its last lines. Does not know whether a
+server that runs also answers.
 
 A server of several processes ends with the words of the first, which only says that another has failed: the first
 errors in its output are told too.
@@ -12,22 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
-from headway.engines.servers import server_guard
 from headway.errors import EngineCrashed
-from headway.processes.process_output import open_output_file, read_last_lines
+from headway.processes.child_process import WatchedProgram
+from headway.processes.process_output import open_output_file, read_errors_and_last_lines
 
 _GRACE_S = 5.0
-_CAUSE = re.compile(rb"(?m)^(?:.*\] )?([\w.]*(?:Error|Exception): .+)$")
-"""The last line of a traceback, also behind what a log puts before every line."""
-_CAUSES, _LONGEST_CAUSE, _READ_BYTES = 3, 400, 1 << 18
 
 ServerCommand = Callable[[int], tuple[list[str], Mapping[str, str]]]
 """From a port to a command line and additions to the environment."""
@@ -93,11 +87,11 @@ class LaunchedServer:
         self.ended = ""
         self.on_end: Callable[[str], None] = lambda how: None
         self.pid = 0
-        """Of the guard."""
+        """Process of the watchdog."""
         self._command = command
         self._log = log
         self._grace_s = grace_s
-        self._lifeline = -1
+        self._program: WatchedProgram | None = None
         self._output: IO[bytes] | None = None
         self._begin = 0
         """Where in its output this life of it begins."""
@@ -112,69 +106,38 @@ class LaunchedServer:
         await self.close()
         port = _free_port()
         line, environment = self._command(port)
-        theirs, ours = os.pipe()
         output = self._output = open_output_file(self._log)
         self._begin = os.fstat(output.fileno()).st_size
+        environment = {"PYTHONUNBUFFERED": "1", **environment}
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-IS",
-                server_guard.__file__,
-                str(theirs),
-                str(self._grace_s / 2),
-                *line,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-                pass_fds=[theirs],
-                start_new_session=True,
+            program = await WatchedProgram.start(
+                line, env=environment, output=output.fileno(), grace_s=self._grace_s / 2
             )
         except OSError as error:
-            os.close(ours)
             raise EngineCrashed(f"{self.name} cannot be started: {error}") from error
-        finally:
-            os.close(theirs)
-        self.url, self.ended, self.pid, self._lifeline = f"http://127.0.0.1:{port}", "", process.pid, ours
-        self._watch = asyncio.create_task(self._watched(process), name=f"{self.name}/server")
+        self.url, self.ended, self.pid, self._program = f"http://127.0.0.1:{port}", "", program.pid, program
+        self._watch = asyncio.create_task(self._watch_program(program), name=f"{self.name}/server")
 
     async def close(self) -> None:
-        lifeline, self._lifeline = self._lifeline, -1
         watch, self._watch = self._watch, None
-        if lifeline >= 0:
-            os.close(lifeline)
+        if self._program is not None:
+            self._program.end()
         if watch is not None:
             await asyncio.shield(watch)
         output, self._output = self._output, None
         if output is not None:
             output.close()
 
-    async def _watched(self, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
-        if self._lifeline >= 0:
-            how = f"exit code {code}" if code < 128 else f"signal {code - 128}"
+    async def _watch_program(self, program: WatchedProgram) -> None:
+        code = await program.wait()
+        if not program.ending:
+            how = f"exit code {code}" if code >= 0 else f"signal {-code}"
             self.ended = f"{self.name}: its server ended with {how}{self.last_lines()}"
             self.on_end(self.ended)
 
     def last_lines(self) -> str:
         """Of its output, for people, and the first errors in it."""
-        return "" if self._output is None else describe_output(self._output, self._begin)
-
-
-def describe_output(output: IO[bytes], begin: int = 0) -> str:
-    """Its last lines, for people, and the first errors from `begin` on."""
-    tail = read_last_lines(output)
-    return "".join(f"\n  | {cause}\n  | …" for cause in _causes(output, begin) if cause not in tail) + tail
-
-
-def _causes(output: IO[bytes], begin: int) -> list[str]:
-    """The first errors that are named in it, each once."""
-    with suppress(OSError, ValueError):
-        size = os.fstat(output.fileno()).st_size
-        data = os.pread(output.fileno(), _READ_BYTES, max(begin, size - _READ_BYTES))
-        found = (match[1][:_LONGEST_CAUSE].decode("utf-8", "replace").strip() for match in _CAUSE.finditer(data))
-        return list(dict.fromkeys(found))[:_CAUSES]
-    return []
+        return "" if self._output is None else read_errors_and_last_lines(self._output, self._begin)
 
 
 def _free_port() -> int:

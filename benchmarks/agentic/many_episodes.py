@@ -25,8 +25,8 @@ from headway.config import ResolvedConfig, load_config
 from headway.config import simulation_config as costs
 from headway.environments.text_episode import TextEpisode
 from headway.flow.training_flow import AsyncTrainingFlow
+from headway.launch.components import PolicyInfo, TrainingComponents, make_backends
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
-from headway.launch.language_components import PolicyInfo, TrainingComponents, make_backends
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.settings import make_run_settings
 from headway.sim.instant_engine import InstantEngine
@@ -169,13 +169,13 @@ def alone(way: str, *, at_once: int, ended: int) -> Many:
 
 async def _played(resolved: ResolvedConfig, policy: PolicyInfo, run_dir: Path, watch: Watch) -> None:
     weights = costs.SimulatedWeightsConfig(buckets=1)
-    machinery = TrainingComponents(
+    components = TrainingComponents(
         trainer=SimulatedTrainer(costs.SimulatedTrainerConfig(save_s=0.0), weights),
         engines=[InstantEngine("engine/0", slots=1_000_000)],
         transport=SimulatedTransport(weights),
     )
-    worlds, clock = make_environment_pool(resolved, policy), asyncio.get_running_loop().time
-    backends = make_backends(resolved, policy, machinery, make_episode_sources(resolved, policy), worlds)
+    environments, clock = make_environment_pool(resolved, policy), asyncio.get_running_loop().time
+    backends = make_backends(resolved, policy, components, make_episode_sources(resolved, policy), environments)
     flow = AsyncTrainingFlow(
         backends=replace(backends, decode=_always),
         settings=make_run_settings(resolved),
@@ -188,7 +188,7 @@ async def _played(resolved: ResolvedConfig, policy: PolicyInfo, run_dir: Path, w
         if not summary.finished:
             raise RuntimeError(f"ended early: {summary.reason}")
     finally:
-        await worlds.close()
+        await environments.close()
 
 
 def _always(actions: Sequence[Any]) -> str:

@@ -14,6 +14,7 @@ from headway.data import fingerprint
 from headway.environments.local_host import LocalEnvironmentHost
 from headway.environments.text_episode import SEED_KEY, TextEpisode
 from headway.errors import ConfigError
+from headway.launch.components import PolicyInfo
 from headway.launch.environment_pool import (
     AgentEnvironmentPool,
     EnvironmentSpec,
@@ -22,7 +23,6 @@ from headway.launch.environment_pool import (
     make_environment_specs,
     make_episode_sources,
 )
-from headway.launch.language_components import PolicyInfo
 from tests.environments.letter_tokenizer import LetterTokenizer
 from tests.environments.test_text_episode import said
 
@@ -50,7 +50,7 @@ def by_tag(kinds: list[EnvironmentSpec]) -> dict[str, EnvironmentSpec]:
 def test_tags_have_their_shares_of_the_groups_and_of_the_tasks() -> None:
     config = resolved(**{"train_env_manager.group_size_redundancy": 1, "max_additional_running_prompts": 1})
     kinds = by_tag(make_environment_specs(config))
-    assert {tag: (kind.share, kind.places) for tag, kind in kinds.items()} == {"easy": (3, 12), "hard": (1, 6)}
+    assert {tag: (kind.share, kind.max_episodes) for tag, kind in kinds.items()} == {"easy": (3, 12), "hard": (1, 6)}
     source = make_episode_sources(config, POLICY).train
     tasks = [source.task(position) for position in range(400)]
     assert Counter(task.domain for task in tasks if task) == {"easy": 300, "hard": 100}

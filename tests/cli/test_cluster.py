@@ -167,10 +167,13 @@ PLACE = Placement(device="cpu", processes=True, train_threads=1, infer_threads=1
 
 
 def needs(model: Path, **options: Any) -> dict[str, dict[str, int]]:
-    from headway.launch.language_components import find_policy
+    from headway.launch.language_components import LanguageModelFamily
 
     resolved = load_config({"pretrain": str(model), "allow_uncorrected_async": True, **options})
-    return {part.name: dict(part.needs) for part in estimate_component_needs(resolved, PLACE, find_policy(resolved))}
+    return {
+        part.name: dict(part.needs)
+        for part in estimate_component_needs(resolved, PLACE, LanguageModelFamily().find_policy(resolved))
+    }
 
 
 def test_needs_are_those_of_the_shapes(model: Path) -> None:
@@ -213,10 +216,10 @@ def test_adapters_a_reference_and_a_critic_count(model: Path) -> None:
 
 
 def test_sizes_are_summed_where_they_lie_and_can_be_read(model: Path) -> None:
-    from headway.launch.language_components import find_policy
+    from headway.launch.language_components import LanguageModelFamily
 
     resolved = load_config({"pretrain": str(model)})
-    parts = estimate_component_needs(resolved, PLACE, find_policy(resolved))
+    parts = estimate_component_needs(resolved, PLACE, LanguageModelFamily().find_policy(resolved))
     assert sum_by_memory(parts) == {"host": sum(part.total for part in parts)}
     assert sum_by_memory(estimate_component_needs(resolved, PLACE)) == {}
     assert [format_size(size) for size in (12, 2048, 5 << 20, 3 << 29)] == ["12 B", "2 KiB", "5 MiB", "1.5 GiB"]

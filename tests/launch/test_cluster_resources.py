@@ -28,7 +28,7 @@ APART: dict[str, Any] = {
 
 def rooms(device: Literal["cpu", "cuda"], **options: Any) -> dict[str, ResourceRequest]:
     resolved = load_config({"cluster": {"kind": "ray"}}, [f"{key}={value}" for key, value in options.items()])
-    return make_resource_requests(resolved, device, count_trainer_ranks(resolved, device, apart=True))
+    return make_resource_requests(resolved, device, count_trainer_ranks(resolved, device, separate=True))
 
 
 def test_a_device_is_a_slot_of_the_node_that_its_number_says() -> None:
@@ -110,7 +110,7 @@ def test_a_cluster_of_our_own_is_planned_and_not_started() -> None:
     resolved = load_config({"cluster": {"kind": "ray", "address": "local"}, "device": "cpu"}, _words(APART))
     made = plan_placement(resolved)
     assert made.processes and made.replicas == 3 and made.cluster is not None and not ray.is_initialized()
-    assert "on Ray at local, 1 machine: this machine" in made.text and "engine/2 on 1 (1 CPU)" in made.text
+    assert "on Ray at local, 1 machine: this machine" in made.summary and "engine/2 on 1 (1 CPU)" in made.summary
     parts = [(part.name, part.lives, part.memory) for part in estimate_component_needs(resolved, made)]
     assert parts[0] == ("trainer", "actor", "node 0") and parts[-1] == ("engine/2", "actor", "node 1")
 
@@ -126,10 +126,10 @@ def test_ranks_on_a_cluster_are_shown_with_devices_nodes_and_layout() -> None:
     resolved = load_config({"cluster": {"kind": "ray", "address": "local"}, "device": "cpu"}, _words(ranked))
     made = plan_placement(resolved)
     assert (made.ranks, made.train_threads) == (4, 1)
-    assert "4 ranks of the trainer: data 2 × tensor 2, weights in 2 shards" in made.text
+    assert "4 ranks of the trainer: data 2 × tensor 2, weights in 2 shards" in made.summary
     assert made.layout.sizes == {"ranks": 4, "data": 2, "context": 1, "tensor": 2, "shards": 2}
     shown = [
-        (part.name, part.memory, part.rank and part.rank.text) for part in estimate_component_needs(resolved, made)
+        (part.name, part.memory, part.rank and part.rank.summary) for part in estimate_component_needs(resolved, made)
     ]
     assert shown[1:3] == [
         ("trainer/1", "node 0", "device 1: data 0, context 0, tensor 1"),

@@ -62,7 +62,7 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_the_written_configuration_is_the_same_configuration(tmp_path: Path) -> None:
     resolved = configuration(rewards={"sums": {"reward_fn": "numeric", "reward_args": {"take": "first"}}}, seed=7)
     with RunDirectory(tmp_path) as directory:
-        directory.identify(resolved, {"pretrain": "model"})
+        directory.write_identity(resolved, {"pretrain": "model"})
     again = load_config(str(tmp_path / "config.yaml"))
     assert again.config == resolved.config and again.derived == resolved.derived
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["rewards"]["sums"]["reward_args"] == {"take": "first"}
@@ -71,7 +71,7 @@ def test_the_written_configuration_is_the_same_configuration(tmp_path: Path) -> 
 def test_what_follows_from_an_override_follows_anew_when_a_run_goes_on(tmp_path: Path) -> None:
     begun = configuration(async_generation_ratio=1, prompt_length=16, response_length=4, output_dir="runs/here")
     with RunDirectory(tmp_path) as directory:
-        directory.identify(begun, {"pretrain": "model"})
+        directory.write_identity(begun, {"pretrain": "model"})
     overrides = ["async_generation_ratio=2", "response_length=8", "rollout_batch_size=4", "output_dir=runs/moved"]
     again = load_config(str(tmp_path / "config.yaml"), overrides)
     assert (again.derived.depth, again.derived.sequence_length, again.derived.mini_batch_samples) == (2, 24, 16)
@@ -91,21 +91,21 @@ def test_a_run_does_not_become_another_one(
     tmp_path: Path, identity: dict[str, str], options: dict[str, Any], key: str
 ) -> None:
     with RunDirectory(tmp_path) as directory:
-        directory.identify(configuration(), {"pretrain": "model", "data": "1"})
+        directory.write_identity(configuration(), {"pretrain": "model", "data": "1"})
         begin(tmp_path)
         before = (tmp_path / "config.yaml").read_text()
         with pytest.raises(ConfigError, match=f"{key}.*was begun with"):
-            directory.identify(configuration(**options), identity)
+            directory.write_identity(configuration(**options), identity)
         assert (tmp_path / "config.yaml").read_text() == before
-        directory.identify(configuration(max_steps=900), {"pretrain": "model", "data": "1"})
+        directory.write_identity(configuration(max_steps=900), {"pretrain": "model", "data": "1"})
     assert load_config(str(tmp_path / "config.yaml")).config.max_steps == 900
 
 
 def test_a_full_disk_is_refused_before_the_start(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as directory:
-        directory.check_room(1000, tmp_path / "checkpoints")
+        directory.check_disk_space(1000, tmp_path / "checkpoints")
         with pytest.raises(ConfigError, match=r"GB free, and one checkpoint needs about \d+"):
-            directory.check_room(10**18, tmp_path / "checkpoints")
+            directory.check_disk_space(10**18, tmp_path / "checkpoints")
 
 
 @pytest.mark.parametrize("torn", ["", '[7000000,"state","tr', "x" * 200_000])
@@ -115,10 +115,10 @@ def test_the_log_goes_on_where_a_killed_process_left_it(tmp_path: Path, torn: st
         for second in (1.0, 3.5)
     )
     with RunDirectory(tmp_path) as directory:
-        assert directory.last_event_s() == 0.0
+        assert directory.read_last_event_s() == 0.0
         log = tmp_path / run_directory.EVENTS_FILE
         log.write_text(whole + torn)
-        assert directory.last_event_s() == 3.5
+        assert directory.read_last_event_s() == 3.5
         assert log.read_text() == whole
         assert len(list(read_events(log.open()))) == 2
 
@@ -128,7 +128,7 @@ def test_the_newest_checkpoint_is_the_one_that_the_ledger_names(tmp_path: Path) 
     begin(tmp_path, trained=12)
     assert find_checkpoint_of_run(tmp_path) == tmp_path / "checkpoints" / "step-00000012"
     with RunDirectory(tmp_path) as directory:
-        assert directory.started and directory.trained() == 12
+        assert directory.started and directory.count_trained_steps() == 12
 
 
 def test_a_checkpoint_of_another_run_can_be_a_beginning(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_checkpoint_of_another_run_can_be_a_beginning(tmp_path: Path) -> None:
     theirs.mkdir()
     with RunDirectory(tmp_path / "mine") as directory:
         with pytest.raises(ConfigError, match=r"resume = .*is no checkpoint"):
-            directory.adopt(theirs)
+            directory.start_from_checkpoint(theirs)
         (theirs / "trainer.json").write_text('{"version": 5}')
-        directory.adopt(theirs)
-        assert directory.trained() == 5
+        directory.start_from_checkpoint(theirs)
+        assert directory.count_trained_steps() == 5
     assert find_checkpoint_of_run(tmp_path / "mine") == theirs.resolve()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.launch.sample_logs import ImageSampleLog, SampleLog, downscale_image
+from headway.launch.training_session import ImageSampleLog, SampleLog, downscale_image
 from headway.monitor.sample_excerpts import read_images
 from headway.rewards.images.image_reward import png_base64_to_image
 from headway.rollout.sample_evaluation import EvaluatedSample

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError, EngineCrashed, HeadwayError
-from headway.launch.language_components import TrainingComponents
+from headway.launch.components import TrainingComponents
 
 
 class Part:
@@ -27,14 +27,14 @@ class Part:
         await self.start()
 
 
-def machinery(*parts: Any) -> TrainingComponents:
+def components(*parts: Any) -> TrainingComponents:
     trainer, *engines = parts
     return TrainingComponents(trainer=trainer, engines=engines, transport=None)  # type: ignore[arg-type]
 
 
 def test_a_part_that_is_killed_while_it_starts_gets_another_try() -> None:
     trainer, engine = Part(), Part(EngineCrashed("engine/0 was killed by SIGKILL"))
-    asyncio.run(machinery(trainer, engine).start())
+    asyncio.run(components(trainer, engine).start())
     assert (trainer.starts, engine.starts) == (1, 2)
 
 
@@ -48,5 +48,5 @@ def test_a_part_that_is_killed_while_it_starts_gets_another_try() -> None:
 def test_what_keeps_a_part_from_coming_up_is_raised(failures: list[HeadwayError], starts: int) -> None:
     engine, last = Part(*failures), failures[-1]
     with pytest.raises(type(last), match=str(last).split(":")[0]):
-        asyncio.run(machinery(Part(), engine).start())
+        asyncio.run(components(Part(), engine).start())
     assert engine.starts == starts

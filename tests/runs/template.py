@@ -33,7 +33,7 @@ _MODULES = (
     "transformers.models.auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
-    "headway.launch.children",
+    "headway.launch.language_components",
     "headway.cli",
     "headway.engines.native",
     "headway.models",

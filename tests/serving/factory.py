@@ -12,7 +12,7 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from headway.engines.base import Progress, Request
-from headway.launch.policy_serving import PreparedServing, open_serving_hub, prepare_serving
+from headway.launch.inference_session import PreparedServing, open_serving_hub, prepare_serving
 from headway.monitor.event_log import LoggedEvent
 from headway.rollout.environment_agent import EnvironmentAgent
 from headway.serving.agent_environment import AgentEndpoint, AgentEnvironmentFactory, AgentLauncher

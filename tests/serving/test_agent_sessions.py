@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headway.errors import EnvironmentFailed
-from headway.launch.policy_serving import PreparedServing
+from headway.launch.inference_session import PreparedServing
 from headway.serving.agent_launch import make_function_launcher
 from headway.types import Episode
 from tests.engines.factory import full_logps
@@ -88,7 +88,7 @@ def test_a_conversation_grows_by_exactly_what_was_sampled(stage: Stage) -> None:
                 assert told == list(turn.generation.logps)
             assert [found.usage.prompt_tokens for found in seen] == [len(one) for one in contexts(episode)]
             check_exact(stage.made, episode)
-            end = stage.made.policy.tokenizer.eos_token_id
+            end = stage.made.context.policy.tokenizer.eos_token_id
             for before, turn in zip(episode.turns, episode.turns[1:], strict=False):
                 closed = before.generation.actions[-1] == end
                 text = stage.made.template.decode(turn.observation, keep_special_tokens=True)
@@ -284,7 +284,7 @@ def test_a_tool_call_is_read_and_the_conversation_goes_on_behind_it(stage: Stage
     first = parse_chat_request({"model": "m", "messages": [user("1+2?")], "tools": [ADD]})
     history = ConversationHistory(stage.made.template)
     context = history.make_context(first)
-    tokens = [*stage.made.template.encode(said), stage.made.policy.tokenizer.eos_token_id]
+    tokens = [*stage.made.template.encode(said), stage.made.context.policy.tokenizer.eos_token_id]
     spoken = GeneratedTokens(tokens=tokens, logps=[0.0] * len(tokens), finish=FinishReason.STOP)
     answer = make_choice(stage.made.template, first, spoken, "x")
     assert answer.text == "Let me see." and answer.finish_reason == "tool_calls"

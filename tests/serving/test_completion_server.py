@@ -26,7 +26,9 @@ def test_a_chat_is_answered_with_what_the_engine_makes_of_the_rendered_conversat
                 logprobs=True,
                 extra_body={"return_token_ids": True},
             )
-            prompt = stage.made.policy.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
+            prompt = stage.made.context.policy.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)[
+                "input_ids"
+            ]
             wanted = await world.sampled(prompt, 12)
             choice = found.choices[0]
             assert choice.token_ids == list(wanted.actions)  # type: ignore[attr-defined]
@@ -206,9 +208,9 @@ def test_tools_reach_the_template(stage: Stage) -> None:
             ask: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": 4, "temperature": 0}
             without = await world.client().chat.completions.create(**ask)
             with_tools = await world.client().chat.completions.create(**ask, tools=[ADD])
-            rendered = stage.made.policy.tokenizer.apply_chat_template(HELLO, tools=[ADD], add_generation_prompt=True)[
-                "input_ids"
-            ]
+            rendered = stage.made.context.policy.tokenizer.apply_chat_template(
+                HELLO, tools=[ADD], add_generation_prompt=True
+            )["input_ids"]
             assert without.usage is not None and with_tools.usage is not None
             assert with_tools.usage.prompt_tokens == len(rendered) > without.usage.prompt_tokens
 

@@ -9,8 +9,8 @@ import pytest
 
 from headway.engines.base import Progress, Request
 from headway.errors import EngineCrashed
-from headway.launch import policy_serving
-from headway.launch.policy_serving import PreparedServing, open_serving_hub
+from headway.launch import inference_session
+from headway.launch.inference_session import PreparedServing, open_serving_hub
 from headway.rollout.inference_hub import InferenceHub
 from headway.types import SamplingParams
 from tests.serving.factory import ready
@@ -25,7 +25,7 @@ async def answer(hub: InferenceHub, made: PreparedServing, name: str) -> list[in
 
 
 def test_an_engine_that_dies_is_restarted_with_its_weights(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_serving, "_WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(inference_session, "_WATCH_INTERVAL_S", 0.01)
 
     async def main() -> None:
         made = ready(model)

@@ -11,13 +11,16 @@ import pytest
 from headway.config import load_config
 from headway.flow.backends import Backends
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
-from headway.launch.agent_serving import make_external_agents, make_run_endpoint
-from headway.launch.language_components import find_policy, make_training_components
+from headway.launch.components import LaunchContext
+from headway.launch.environment_pool import make_chat_template
+from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import plan_placement
 from headway.ledger import Ledger
 from headway.models.tiny_model import make_tiny_model
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.base import EpisodeReturn
+from headway.serving.agent_environment import AgentEndpoint, AgentEnvironmentFactory
+from headway.serving.agent_launch import make_agent_launcher
 from headway.settings import make_run_settings
 from headway.types import Batch, Episode, Task
 
@@ -57,16 +60,20 @@ async def train(
 ) -> RunSummary:
     words = {**WORDS, "pretrain": model, "output_dir": directory, **changed}
     resolved = load_config(None, [f"{key}={value}" for key, value in words.items()])
-    policy = find_policy(resolved)
-    machinery = make_training_components(resolved, policy, plan_placement(resolved), None)
-    endpoint = make_run_endpoint(policy)
-    agents = make_external_agents(
-        endpoint, {"agent": f"{AGENT}:solve"}, context_tokens=resolved.derived.sequence_length
+    family = LanguageModelFamily()
+    policy = family.find_policy(resolved)
+    context = LaunchContext(resolved=resolved, policy=policy, placement=plan_placement(resolved))
+    components = family.make_training_components(context)
+    endpoint = AgentEndpoint(make_chat_template(policy), model=policy.path.name)
+    agents = AgentEnvironmentFactory(
+        launch=make_agent_launcher({"agent": f"{AGENT}:solve"}),
+        endpoint=endpoint,
+        context_tokens=resolved.derived.sequence_length,
     )
     backends = Backends(
-        trainer=machinery.trainer,
-        engines=machinery.engines,
-        transport=machinery.transport,
+        trainer=components.trainer,
+        engines=components.engines,
+        transport=components.transport,
         tasks=Seeds(),
         environments=agents,
         reward=EpisodeReturn(),
@@ -81,11 +88,11 @@ async def train(
         on_trained=lambda batch, trained: batches.append(batch),
     )
     try:
-        await machinery.start()
+        await components.start()
         return await flow.run()
     finally:
         await endpoint.close()
-        await machinery.close()
+        await components.close()
 
 
 def test_an_agent_that_knows_nothing_of_headway_is_trained(tmp_path: Path) -> None:

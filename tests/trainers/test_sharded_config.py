@@ -10,10 +10,10 @@ import torch
 
 from headway.config import load_config
 from headway.errors import ConfigError
-from headway.launch import placement
+from headway.launch.language_components import check_tensor_parallel_model
 from headway.launch.memory_needs import estimate_component_needs
 from headway.launch.placement import (
-    check_tensor_parallel_model,
+    Machine,
     make_rank_layout,
     make_visible_devices_env,
     plan_placement,
@@ -30,13 +30,12 @@ APART = {
 }
 
 
-def test_every_device_of_the_trainer_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "usable_cores", lambda: 16)
+def test_every_device_of_the_trainer_is_a_rank() -> None:
     resolved = load_config({**APART, f"{SIZES}.tensor_model_parallel_size": 2})
-    made = plan_placement(resolved)
+    made = plan_placement(resolved, Machine(cores=16, gpus=0))
     assert (made.ranks, made.train_threads, made.processes) == (4, 2, True)
-    assert "4 ranks of the trainer × 2 (data 2 × tensor 2, weights in 2 shards)" in made.text
-    shown = [(part.name, part.rank and part.rank.text) for part in estimate_component_needs(resolved, made)]
+    assert "4 ranks of the trainer × 2 (data 2 × tensor 2, weights in 2 shards)" in made.summary
+    shown = [(part.name, part.rank and part.rank.summary) for part in estimate_component_needs(resolved, made)]
     assert shown == [
         ("trainer/0", "device 0: data 0, context 0, tensor 0"),
         ("trainer/1", "device 1: data 0, context 0, tensor 1"),
@@ -100,7 +99,7 @@ def test_every_rank_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "2",
         "3",
     ]
-    assert "trainer/3 3" in made.text and "trainer 0" not in made.text
+    assert "trainer/3 3" in made.summary and "trainer 0" not in made.summary
 
 
 @pytest.mark.parametrize("name", ["megatron_train", "deepspeed_train"])

@@ -109,7 +109,7 @@ class InProcessPool:
 
     def engine(self, name: str = "engine/0", ends: tuple[int, ...] = ()) -> WatchedRemoteEngine:
         """Without weights, over the child of this name."""
-        spec = make_in_process_spec(servers(self.place.model), TransportPlan(way="shared_memory"), 0, ends)
+        spec = make_in_process_spec(servers(self.place.model), TransportPlan(kind="shared_memory"), 0, ends)
         changed = replace(
             spec,
             name=name,

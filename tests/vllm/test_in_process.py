@@ -246,7 +246,7 @@ def told_at_the_start(place: ServerPool, tmp_path: Path, model: Path, **args: ob
     async def scenario() -> None:
         from headway.launch.transports import TransportPlan
 
-        spec = make_in_process_spec(servers(model, tmp_path, **args), TransportPlan(way="shared_memory"), 0, ())
+        spec = make_in_process_spec(servers(model, tmp_path, **args), TransportPlan(kind="shared_memory"), 0, ())
         engine = RemoteEngine(spec, 8, start)
         try:
             await engine.start()
@@ -274,12 +274,14 @@ def test_an_option_that_vllm_does_not_know_is_refused(place: ServerPool, tmp_pat
 PARENT = """
 import asyncio, sys, time
 from pathlib import Path
-from headway.launch.transports import Route
+from headway.launch.transports import TransportPlan
 from headway.engines.remote_engine import RemoteEngine
-from tests.vllm.in_process import inside_spec, servers, start
+from headway.launch.inference_servers import make_in_process_spec
+from tests.vllm.in_process import servers, start
 
 async def main():
-    engine = RemoteEngine(inside_spec(servers(Path(sys.argv[1])), Route(way="shared_memory"), 0, ()), 8, start)
+    spec = make_in_process_spec(servers(Path(sys.argv[1])), TransportPlan(kind="shared_memory"), 0, ())
+    engine = RemoteEngine(spec, 8, start)
     await engine.start()
     print(engine._child._peer.pid, flush=True)
     time.sleep(1000)

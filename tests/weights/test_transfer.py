@@ -75,8 +75,8 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_starts(ru
     assert "weight_transfer.directory" in run.text and "cannot be written" in run.text
     assert not (run.directory / "ledger.sqlite").exists()
     with pytest.raises(ConfigError, match="versions need about"):
-        check_version_directory(TransportPlan(way="disk", directory=str(tmp_path)), 1 << 60)
-    check_version_directory(TransportPlan(way="broadcast"), 1 << 60)
+        check_version_directory(TransportPlan(kind="disk", directory=str(tmp_path)), 1 << 60)
+    check_version_directory(TransportPlan(kind="broadcast"), 1 << 60)
 
 
 def of(**options: Any) -> ResolvedConfig:
@@ -118,18 +118,16 @@ def test_threads_of_one_process_hand_weights_over() -> None:
             select_transport_kind(of(**options), device="cuda", processes=False)
 
 
-def test_the_route_says_what_both_ends_need(tmp_path: Path) -> None:
-    route = plan_placement(of(transport="broadcast", address="10.0.0.1")).route
-    assert route.rendezvous.startswith("10.0.0.1:") and route == TransportPlan(
-        **json.loads(json.dumps(route.to_json()))
+def test_the_plan_says_what_both_ends_need(tmp_path: Path) -> None:
+    plan = plan_placement(of(transport="broadcast", address="10.0.0.1")).transport
+    assert plan.rendezvous.startswith("10.0.0.1:") and plan == TransportPlan(**json.loads(json.dumps(plan.to_json())))
+    assert plan_placement(of(transport="broadcast", address="h:70")).transport.rendezvous == "h:70"
+    assert plan_placement(of(transport="disk", directory=str(tmp_path))).transport.directory == str(tmp_path)
+    assert plan_placement(of(transport="disk")).transport.directory.endswith("/output/weights")
+    assert plan_placement(of(transport="disk", delta=True)).without_trainer().transport == TransportPlan(
+        kind="shared_memory"
     )
-    assert plan_placement(of(transport="broadcast", address="h:70")).route.rendezvous == "h:70"
-    assert plan_placement(of(transport="disk", directory=str(tmp_path))).route.directory == str(tmp_path)
-    assert plan_placement(of(transport="disk")).route.directory.endswith("/output/weights")
-    assert plan_placement(of(transport="disk", delta=True)).without_trainer().route == TransportPlan(
-        way="shared_memory"
-    )
-    assert isinstance(make_transport(of(), TransportPlan(way="disk", delta=True)), DeltaTransport)
+    assert isinstance(make_transport(of(), TransportPlan(kind="disk", delta=True)), DeltaTransport)
     assert [choose_bucket_mb(of(**one)) for one in ({}, {"delta": True}, {"bucket_mb": 3})] == [128, 16, 3]
 
 
@@ -141,8 +139,8 @@ def test_who_reads_from_the_trainers_gpu_sees_it_after_its_own(monkeypatch: pyte
         train_threads=1,
         infer_threads=1,
         replicas=1,
-        cards={"trainer": 2, "engine/0": 3},
-        route=TransportPlan(way="cuda_ipc"),
+        gpus={"trainer": 2, "engine/0": 3},
+        transport=TransportPlan(kind="cuda_ipc"),
     )
     seen = [make_visible_devices_env(made, name)["CUDA_VISIBLE_DEVICES"] for name in ("trainer", "engine/0")]
     assert seen == ["2", "3,2"]

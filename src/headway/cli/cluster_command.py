@@ -68,11 +68,16 @@ def run_check(args: argparse.Namespace) -> int:
     where = plan_placement(resolved)
     parts, notes = estimate_component_needs(resolved, where), _asked(resolved, len(facts["gpus"]), where.device)
     if args.json:
-        placed = {"placement": where.text, "layout": where.layout.sizes, "parts": parts_to_json(parts), "notes": notes}
+        placed = {
+            "placement": where.summary,
+            "layout": where.layout.sizes,
+            "parts": parts_to_json(parts),
+            "notes": notes,
+        }
         found = {**facts, **placed, **_nodes(where)}
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
-    _explain(parts, where.text, notes, console)
+    _explain(parts, where.summary, notes, console)
     return 0
 
 

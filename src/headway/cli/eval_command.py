@@ -27,7 +27,7 @@ from rich.table import Table
 
 from headway.cli.train_command import PIPE_WIDTH, load_run_config
 from headway.errors import ConfigError
-from headway.launch.evaluation_session import evaluate_policy, select_evaluation_tasks
+from headway.launch.inference_session import evaluate_policy, select_evaluation_tasks
 from headway.launch.run_directory import find_checkpoint_of_run
 from headway.launch.training_session import prepare_run
 from headway.rollout.sample_evaluation import EvaluatedSample, mean_outcomes

@@ -161,7 +161,7 @@ def parts_to_json(parts: Sequence[ComponentNeeds]) -> list[dict[str, object]]:
             "memory": part.memory,
             "threads": part.threads,
             "needs": dict(part.needs),
-            **({"rank": {"devices": part.rank.devices, **part.rank.seat._asdict()}} if part.rank else {}),
+            **({"rank": {"devices": part.rank.devices, **part.rank.coordinates._asdict()}} if part.rank else {}),
         }
         for part in parts
     ]
@@ -192,7 +192,7 @@ def _table(parts: Sequence[ComponentNeeds]) -> Table:
             part.lives,
             part.memory,
             str(part.threads) if part.threads else "–",
-            *([part.rank.text if part.rank else "–"] if ranked else []),
+            *([part.rank.summary if part.rank else "–"] if ranked else []),
             format_size(part.total) if part.needs else "–",
             what or "–",
         )

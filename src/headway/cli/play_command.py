@@ -26,7 +26,7 @@ from headway.environments.local_host import LocalEnvironmentHost
 from headway.environments.text_environment import Reply
 from headway.environments.text_episode import SEED_KEY
 from headway.errors import ConfigError, EnvironmentFailed
-from headway.launch.evaluation_session import evaluate_policy, select_evaluation_tasks
+from headway.launch.inference_session import evaluate_policy, select_evaluation_tasks
 from headway.launch.run_directory import find_checkpoint_of_run
 from headway.launch.training_session import PreparedRun, prepare_run
 from headway.types import Episode, Task

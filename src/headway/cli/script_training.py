@@ -53,7 +53,7 @@ async def train_async(
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     prepared = prepare_run(resolved)
     with open_run_directory(prepared) as directory:
-        done = directory.trained()
+        done = directory.count_trained_steps()
         if done >= resolved.config.max_steps:
             return RunSummary(trained=done, finished=True)
         print_introduction(prepared, done, console)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError
-from headway.launch.policy_serving import PreparedServing, open_serving_hub, prepare_serving
+from headway.launch.inference_session import PreparedServing, open_serving_hub, prepare_serving
 from headway.launch.run_directory import find_checkpoint_of_run
 from headway.rollout.inference_hub import InferenceHub
 from headway.serving.agent_environment import require_aiohttp
@@ -73,7 +73,7 @@ async def _serve(ready: PreparedServing, args: argparse.Namespace) -> None:
     limits = ServerLimits(body_mb=args.max_body_mb, requests=int(args.max_requests))
     async with open_serving_hub(ready) as hub:
         service = ServedModel(
-            model=args.name or Path(args.model).name or ready.policy.path.name,
+            model=args.name or Path(args.model).name or ready.context.policy.path.name,
             template=ready.template,
             direct=DirectCompletions(hub, ready.template, context_tokens=ready.context_tokens),
             health=lambda: _health(hub),

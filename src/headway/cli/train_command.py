@@ -64,10 +64,10 @@ def run_train(args: argparse.Namespace) -> int:
         raise ConfigError("there is no run to go on with", key="output_dir", value=str(prepared.directory))
     if args.dry_run:
         print_introduction(prepared, 0, console)
-        print_layout(estimate_component_needs(resolved, prepared.place, prepared.policy), console)
+        print_layout(estimate_component_needs(resolved, prepared.placement, prepared.policy), console)
         return 0
     with open_run_directory(prepared) as directory:
-        done, wanted = directory.trained(), resolved.config.max_steps
+        done, wanted = directory.count_trained_steps(), resolved.config.max_steps
         if done >= wanted:
             console.print(f"{directory.path} is finished: {done} steps. Raise max_steps, or choose another output_dir.")
             return 0
@@ -76,9 +76,8 @@ def run_train(args: argparse.Namespace) -> int:
             summary = asyncio.run(train_with_display(prepared, directory, console))
         except (asyncio.CancelledError, KeyboardInterrupt):
             if directory.started:
-                what = (
-                    f"interrupted; the newest checkpoint is that of step {directory.trained()}, and no sample is lost"
-                )
+                step = directory.count_trained_steps()
+                what = f"interrupted; the newest checkpoint is that of step {step}, and no sample is lost"
                 _say_how_to_go_on(what, directory.path)
                 return 130
             raise KeyboardInterrupt from None
@@ -123,7 +122,7 @@ def print_introduction(prepared: PreparedRun, done: int, console: Console) -> No
         f"{derived.groups_per_step} {each} × {derived.group_size} {of} a step, {config.max_steps} steps\n"
         f"headway α = {derived.alpha:g}: a sample is at most {_versions(derived.bound)} old when it is trained; "
         f"loss {config.pg_variant}, advantages {config.adv_estimator}\n"
-        f"{prepared.place.text}; everything goes to {prepared.directory}",
+        f"{prepared.placement.summary}; everything goes to {prepared.directory}",
         soft_wrap=True,
         markup=False,
     )
@@ -178,7 +177,7 @@ def print_conclusion(prepared: PreparedRun, summary: RunSummary, console: Consol
 def _trained(directory: RunDirectory) -> str:
     """Of the newest checkpoint, as far as the ledger can be asked."""
     try:
-        return str(directory.trained())
+        return str(directory.count_trained_steps())
     except HeadwayError:
         return "?"
 

@@ -215,3 +215,30 @@ def _pattern(shares: list[float]) -> list[int]:
         taken[which] += 1
         pattern.append(which)
     return pattern
+
+
+class ProportionalSource:
+    """Every task of several finite sources once, interleaved in proportion to their sizes."""
+
+    def __init__(self, sources: Sequence[SizedSource]) -> None:
+        self._sources = sources
+        tasks = [(which, index) for which, source in enumerate(sources) for index in range(len(source))]
+        self._order = sorted(tasks, key=lambda task: ((task[1] + 0.5) / len(sources[task[0]]), task[0]))
+
+    def __len__(self) -> int:
+        """Return the number of tasks of all sources."""
+        return len(self._order)
+
+    def task(self, position: int) -> Task | None:
+        """Return the task at `position`; `None` past the end."""
+        if position < 0:
+            raise IndexError(f"position {position} is before the first task")
+        if position >= len(self._order):
+            return None
+        which, index = self._order[position]
+        task = self._sources[which].task(index)
+        return None if task is None else replace(task, position=position)
+
+    def fingerprint(self) -> str:
+        """Return a hash of all sources."""
+        return blake2b("\0".join(source.fingerprint() for source in self._sources).encode(), digest_size=16).hexdigest()

@@ -1,16 +1,16 @@
-"""From a configuration to a run: the one package that may name concrete back ends.
+"""Make a run from a configuration. This is the only package that names concrete back ends.
 
-placement   which device, which processes, how many threads
-parts       trainer and engine, made where they run
-children    the same parts as targets of child processes
-backends    everything a flow drives, behind protocols
-images      the same for flow models, whose actions are denoising steps
-kinds       which of the two a run is made of
-fleet       the engines of a run, and those that may join it
-control     the socket by which a run at work is spoken to
-rundir      the directory of a run: lock, configuration, logs
-training    a whole run, from the first check to the last page
-evaluation  a policy on held-out tasks
+placement              where components live: device, processes, threads, ranks, resources of a cluster
+transports             how weights get from the trainer into the engines
+inference_servers      engines of vLLM and SGLang
+components             what all kinds of models share; the `ModelFamily` protocol
+language_components    trainer, engines and scorers of language models
+denoising_components   trainer and engines of denoising models
+environment_pool       environments and the tasks that they start from
+memory_needs           how much memory the components will take
+run_directory          lock, configuration and control socket of a run
+training_session       a whole training run
+inference_session      evaluation and serving of a policy
 
 Nothing here imports torch before it is needed.
 """

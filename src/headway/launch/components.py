@@ -1,35 +1,49 @@
-"""Trainer, engine and scorer, made in the process that they live in.
+"""The components of a run behind the protocols that the scheduler drives, whatever kind of model they hold.
 
-A part is described by plain JSON (`ComponentArgs`), so that the same function makes it in this process and in a child.
+A `ModelFamily` makes the components of one kind of model. Each component is described by plain JSON (`ComponentArgs`),
+so that the same function makes it in this process and in a child.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig, load_config
-from headway.launch.placement import Device
-from headway.launch.transports import make_weight_store, select_wire_dtype
+from headway.data import DataSources
+from headway.engines.base import Engine
+from headway.environments.base import EnvironmentFactory
+from headway.errors import BackendError
+from headway.flow.backends import Backends, EngineReserve
+from headway.launch.inference_servers import uses_external_engines
+from headway.launch.placement import LENT_ENGINE, Placement, make_visible_devices_env
+from headway.launch.transports import (
+    Device,
+    ReceiverEnd,
+    TransportPlan,
+    make_local_store,
+    make_published_store,
+    make_receiver_end,
+    make_transport,
+    make_weight_store,
+    wrap_weight_source,
+)
+from headway.processes.base import ChildSpec
+from headway.rewards.reward_registry import make_rewards
+from headway.trainers.base import Scorer, Trainer
+from headway.weights.base import WeightReceiver, WeightTransport
 
 if TYPE_CHECKING:
-    from headway.engines.native import NativeEngine
-    from headway.trainers.local import LocalSettings, LocalTrainer
-    from headway.trainers.local.local_scorers import PolicyScorer
-    from headway.trainers.sharded.sharded_trainer import RankTrainer
-    from headway.weights.base import WeightReceiver
+    from headway.trainers.local import LocalTrainer
     from headway.weights.weight_store import WeightStore
 
 MAX_SLOTS: Mapping[Device, int] = {"cpu": 64, "cuda": 512}
-"""Requests that an engine works on together: beyond this a step gets slower as fast as it gets wider."""
-
-_VERSIONS_ON_DEVICE = 4
-"""Two that are held, one on its way in, one that takes its place."""
-_SHARE_FOR_VERSIONS = 0.15
-"""Of a GPU's memory; beyond it versions go through the memory of the host."""
-
+"""Most requests that an engine decodes together: beyond this a step gets slower as fast as it gets wider."""
+MAX_ENGINES_ON_CPU = 64
 _GPU_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -38,175 +52,300 @@ _GPU_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInfo:
+    """The model of a run, read as far as the controller needs it."""
+
+    path: Path
+    critic: Path | None
+    tokenizer: Any
+    parameters: int
+    positions: int | None
+    """Longest sequence that the model can read; `None`: it does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentArgs:
-    """Everything that a part depends on."""
+    """Everything that a trainer, engine or scorer depends on."""
 
     config: Mapping[str, Any]
     """The configuration, as `ResolvedConfig.changed` gives it."""
     model: str
-    """Directory of the policy at the start."""
+    """Directory of the initial policy."""
     critic: str | None
-    """Directory of the critic's decoder; `None`: as the policy."""
+    """Directory of the critic's decoder; `None`: the same as the policy."""
     device: Device
     threads: int
 
-    def to_json(self) -> dict[str, Any]:
-        """For a child process."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ComponentArgs:
-        """What `to_json` gave."""
-        return cls(**data)
-
-    def resolved(self) -> ResolvedConfig:
-        """The configuration again."""
+    def load_config(self) -> ResolvedConfig:
+        """Resolve the configuration again."""
         return load_config(dict(self.config))
 
+    def select_engine_dtype(self, resolved: ResolvedConfig) -> Literal["float32", "bfloat16", "float16"]:
+        """Return the type that an engine computes with."""
+        return "float32" if self.device == "cpu" else _GPU_DTYPES[resolved.config.actor_infer.model_args.dtype]
 
-def make_component_args(
-    resolved: ResolvedConfig, *, model: str, critic: str | None, device: Device, threads: int
-) -> ComponentArgs:
-    """A part of this run."""
-    return ComponentArgs(config=resolved.changed(), model=model, critic=critic, device=device, threads=threads)
+    def select_precision(self, resolved: ResolvedConfig) -> Literal["bf16", "fp32"]:
+        """Return the precision that a trainer computes with."""
+        half = self.device == "cuda" and resolved.config.actor_train.model_args.dtype == "bf16"
+        return "bf16" if half else "fp32"
 
 
-def make_local_trainer(args: ComponentArgs, store: WeightStore) -> LocalTrainer:
-    """The policy being trained, publishing into `store`."""
-    from headway.trainers.local import LocalTrainer
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchContext:
+    """What all components of one run are made from."""
 
-    return LocalTrainer(
-        _make_model_loader(args.model), _make_local_settings(args), store, **_make_trainer_options(args)
+    resolved: ResolvedConfig
+    policy: PolicyInfo
+    placement: Placement
+    logs: Path | None = None
+    """Directory for the output of child processes; `None`: it goes nowhere."""
+
+    def make_args(self, threads: int) -> ComponentArgs:
+        """Return the arguments of a component with this number of CPU threads."""
+        critic = self.policy.critic
+        return ComponentArgs(
+            config=self.resolved.changed(),
+            model=str(self.policy.path),
+            critic=None if critic is None else str(critic),
+            device=self.placement.device,
+            threads=threads,
+        )
+
+    def make_child_spec(self, name: str, target: Callable[..., Any], threads: int) -> ChildSpec:
+        """Describe a child process, in which `target` makes the component called `name`."""
+        return ChildSpec(
+            name=name,
+            target=f"{target.__module__}:{target.__name__}",
+            args={
+                "component": asdict(self.make_args(threads)),
+                "name": name,
+                "transport": self.placement.transport.to_json(),
+            },
+            threads=threads,
+            env=make_visible_devices_env(self.placement, name),
+            log=None if self.logs is None else self.logs / f"{name.replace('/', '-')}.log",
+        )
+
+    def make_local_store(self) -> WeightStore:
+        """Make the store for a trainer and engines that are threads of this process."""
+        return make_local_store(self.resolved, self.placement.device, self.policy.parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingComponents:
+    """Trainer, engines and scorers of a run, and the transport between them."""
+
+    trainer: Trainer
+    engines: list[Engine]
+    transport: WeightTransport
+    ref_logp: Scorer | None = None
+    logp: Scorer | None = None
+    critic: Scorer | None = None
+    lent: list[Engine] = field(default_factory=list)
+    """Engines on the trainer's devices."""
+    reserve: EngineReserve | None = None
+    """Source of engines that may join later; `None`: none may."""
+    cluster: RayCluster | None = None
+    """Closed after the components that run on it."""
+
+    async def start(self) -> None:
+        """Start every component at once. Raise the error of the first that does not come up."""
+        backends: list[Engine | Trainer] = [self.trainer, *self.engines, *self.lent]
+        starts = [_start_with_retry(backend) for backend in backends]
+        starts += [scorer.start() for scorer in (self.ref_logp, self.logp) if scorer is not None]
+        for outcome in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def close(self) -> None:
+        """Release every component; no process is left behind."""
+        for engine in (*self.engines, *self.lent):
+            await engine.close()
+        for scorer in (self.ref_logp, self.logp):
+            if scorer is not None:
+                await scorer.close()
+        await self.trainer.close()
+        self.transport.close()
+        if self.cluster is not None:
+            await self.cluster.close()
+
+
+async def _start_with_retry(backend: Engine | Trainer) -> None:
+    """Start a back end; restart it once if its process was lost while it started.
+
+    A `ConfigError` is no `BackendError`, so a process that rejects its arguments is not started again.
+    """
+    try:
+        await backend.start()
+    except BackendError:
+        await backend.restart()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceComponents:
+    """Engines without a trainer, and a store that holds the policy as version 0."""
+
+    engines: list[Engine]
+    transport: WeightTransport
+    store: WeightStore
+    cluster: RayCluster | None = None
+    """Closed after the engines that run on it."""
+
+    async def load_policy(self, receiver: WeightReceiver) -> None:
+        """Send the policy to one engine, the way that a trainer's weights would go. Raises `BackendError`."""
+        manifest, buckets = await self.store.gather(0)
+        await receiver.begin(manifest)
+        async for bucket in buckets:
+            await receiver.load(await self.transport.send(bucket, receiver))
+        await receiver.flip()
+
+    async def close(self) -> None:
+        """Release every engine and the weights; no process is left behind."""
+        for engine in self.engines:
+            await engine.close()
+        self.transport.close()
+        self.store.close()
+        if self.cluster is not None:
+            await self.cluster.close()
+
+
+class ModelFamily(Protocol):
+    """One kind of model, and how the components of a run are made for it."""
+
+    def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
+        """Find the model and read as much of it as the controller needs. Raises `ConfigError`."""
+        ...
+
+    def check_policy(self, resolved: ResolvedConfig, policy: PolicyInfo, placement: Placement) -> None:
+        """Check that the model can be trained and served as configured. Raises `ConfigError`."""
+        ...
+
+    def check_sources(self, policy: PolicyInfo, sources: DataSources) -> None:
+        """Check that the model can read the data. Raises `ConfigError`."""
+        ...
+
+    def make_training_components(self, context: LaunchContext) -> TrainingComponents:
+        """Make trainer, engines and scorers where the placement puts them; nothing is started yet."""
+        ...
+
+    def make_inference_components(self, context: LaunchContext) -> InferenceComponents:
+        """Make engines, and read the weights that they are to load."""
+        ...
+
+    def make_engine(self, context: LaunchContext, name: str) -> Engine:
+        """Make one engine of our own where the placement puts it; it is not started yet."""
+        ...
+
+
+def make_run_components(context: LaunchContext, family: ModelFamily) -> TrainingComponents:
+    """Make the components of a run, with engines that may join later. The number of servers is fixed."""
+    components = family.make_training_components(context)
+    if uses_external_engines(context.resolved):
+        return components
+    lent = [family.make_engine(context, LENT_ENGINE)] if context.resolved.config.lend_idle_trainer else []
+    return replace(components, lent=lent, reserve=_make_reserve(context, family, components.engines))
+
+
+def _make_reserve(context: LaunchContext, family: ModelFamily, engines: list[Engine]) -> EngineReserve:
+    """Allow many engines on the CPU of this machine; elsewhere those that the run was started with."""
+    placement = context.placement
+
+    def make(name: str) -> Engine:
+        engines.append(engine := family.make_engine(context, name))  # closed with the others
+        return engine
+
+    if placement.cluster is not None:
+        why = "each engine has its room in the cluster"
+    elif placement.device == "cpu":
+        return EngineReserve(make=make, most=MAX_ENGINES_ON_CPU, why=f"at most {MAX_ENGINES_ON_CPU} on one machine")
+    else:
+        why = "each engine has a GPU of its own" if placement.gpus else "the engines share the memory of one GPU"
+    return EngineReserve(make=make, most=placement.replicas, why=f"{why}, and {placement.replicas} were given")
+
+
+def make_backends(
+    resolved: ResolvedConfig,
+    policy: PolicyInfo,
+    components: TrainingComponents,
+    sources: DataSources,
+    environments: EnvironmentFactory,
+) -> Backends:
+    """Join the components of a run with the data, environments and rewards that they work on."""
+    config = resolved.config
+    return Backends(
+        trainer=components.trainer,
+        engines=tuple(components.engines),
+        lent=components.lent,
+        reserve=components.reserve,
+        transport=components.transport,
+        tasks=sources.train,
+        validation_tasks=sources.validation,
+        environments=environments,
+        reward=make_rewards(config.rewards, answer=config.actor_train.data_args.answer),
+        logp=components.logp,
+        ref_logp=components.ref_logp,
+        critic=components.critic,
+        decode=make_decoder(policy.tokenizer),
+        devices={"train": (0,), "generate": (0,) if resolved.derived.hybrid else (1,)},
     )
 
 
-def make_rank_trainer(args: ComponentArgs, store: WeightStore | None, ranks: int) -> RankTrainer:
-    """One of many processes that hold the policy together, and have met; rank 0 publishes into `store`."""
-    from headway.launch.placement import make_rank_layout
-    from headway.trainers.sharded.sharded_ranks import ShardedRankGroup
-    from headway.trainers.sharded.sharded_trainer import RankTrainer
-    from headway.weights.weight_store import NonPublishingStore
-
-    team = ShardedRankGroup(make_rank_layout(args.resolved(), ranks), args.device)
-    kept = NonPublishingStore(select_wire_dtype(args.resolved(), args.device)) if store is None else store
-    return RankTrainer(
-        _make_model_loader(args.model), _make_local_settings(args), kept, team, **_make_trainer_options(args)
-    )
+def make_decoder(tokenizer: Any) -> Any:
+    """Return a function from actions to text, without the tokens that only mark beginnings and ends."""
+    return lambda actions: tokenizer.decode(list(actions), skip_special_tokens=True)
 
 
-def _make_model_loader(directory: str) -> Callable[[], Any]:
-    import torch
-
-    from headway.models import load_model
-
-    return partial(load_model, directory, torch.float32)
-
-
-def _make_trainer_options(args: ComponentArgs) -> dict[str, Any]:
-    """What a trainer has beside its model."""
-    from headway.algorithms import make_kl_controller
-    from headway.models import load_tokenizer
-
-    config = args.resolved().config
-    return {
-        "make_critic": _make_model_loader(args.critic) if args.critic else None,
-        "make_kl": lambda: make_kl_controller(config),
-        "tokenizer": load_tokenizer(args.model),
-    }
-
-
-def make_policy_replica(args: ComponentArgs, *, follows: Callable[[Any], Any] | None = None) -> PolicyScorer:
-    """The policy of the start as a scorer; where `follows` opens payloads, one that takes the trainer's weights."""
-    import torch
-
-    from headway.models import load_model
-    from headway.trainers.local.local_scorers import PolicyScorer
-    from headway.weights.weight_receiver import DoubleBufferedReceiver
-
-    settings = _make_local_settings(args)
-    model = load_model(args.model, torch.float32)
-    if follows is None:
-        return PolicyScorer(model, settings)
-    return PolicyScorer(
-        model,
-        settings,
-        lambda switch: DoubleBufferedReceiver(switch, dtype=torch.float32, threads=args.threads, read=follows),
-    )
-
-
-def _make_local_settings(args: ComponentArgs) -> LocalSettings:
-    from headway.trainers.local import make_local_settings
-
-    resolved = args.resolved()
-    half = args.device == "cuda" and resolved.config.actor_train.model_args.dtype == "bf16"
-    return make_local_settings(resolved, precision="bf16" if half else "fp32", device=args.device, threads=args.threads)
+def publish_policy(context: LaunchContext, engines: list[Engine], weights: Mapping[str, Any]) -> InferenceComponents:
+    """Put the weights of a policy where the engines of `context` can load them."""
+    resolved, placement = context.resolved, context.placement
+    if placement.cluster is not None:
+        store = make_weight_store(resolved, placement.device)
+    elif placement.processes:
+        store = make_published_store(resolved, placement.device, placement.transport)
+    else:
+        store = context.make_local_store()
+    store.publish(0, weights)
+    transport = make_transport(resolved, placement.transport)
+    return InferenceComponents(engines=engines, transport=transport, store=store, cluster=placement.cluster)
 
 
 def count_engine_slots(resolved: ResolvedConfig, device: Device) -> int:
-    """As many as samples can be in flight; `max_num_seqs` says otherwise."""
+    """Return how many requests an engine decodes together: `max_num_seqs`, or every sample that can be in flight."""
     derived = resolved.derived
     wanted = resolved.config.actor_infer.strategy_args.strategy_config.max_num_seqs
     return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MAX_SLOTS[device])
 
 
 def count_prefix_tokens(resolved: ResolvedConfig, device: Device) -> int:
-    """KV beside the slots: of prompts that groups share, and of episodes while their environments are at work."""
+    """Return the tokens of KV cache beside the slots.
+
+    They hold prompts that groups share, and episodes that wait for their environments.
+    """
     slots, longest = count_engine_slots(resolved, device), resolved.derived.sequence_length
-    goes_on = any(custom.history for custom in resolved.config.custom_envs.values())
-    return max(slots // 2 if goes_on else slots // 8, 1) * longest
+    multi_turn = any(custom.history for custom in resolved.config.custom_envs.values())
+    return max(slots // 2 if multi_turn else slots // 8, 1) * longest
 
 
-def make_native_engine_core(
-    args: ComponentArgs,
-    name: str,
-    *,
-    read: Callable[[Any], Any] = memoryview,
-    around: Callable[[WeightReceiver], WeightReceiver] = lambda receiver: receiver,
-) -> NativeEngine:
-    """One replica; its weights arrive later. `read` opens the payloads of buckets, `around` is put before them."""
-    from headway.engines.native import NativeEngine, NativeSettings
-    from headway.models import find_end_tokens, load_tokenizer, make_architecture_factory
-
-    resolved = args.resolved()
-    tokenizer = load_tokenizer(args.model)
-    return NativeEngine(
-        name,
-        make_architecture_factory(args.model),
-        NativeSettings(
-            slots=count_engine_slots(resolved, args.device),
-            slot_tokens=resolved.derived.sequence_length,
-            prefix_tokens=count_prefix_tokens(resolved, args.device),
-            threads=args.threads,
-            seed=resolved.config.seed,
-            device=args.device,
-            dtype="float32" if args.device == "cpu" else _GPU_DTYPES[resolved.config.actor_infer.model_args.dtype],
-        ),
-        decode=tokenizer.decode,
-        eos=find_end_tokens(args.model),
-        read=read,
-        around=around,
-    )
+# -- in child processes
 
 
-def make_heap_store(resolved: ResolvedConfig, device: Device) -> WeightStore:
-    """Versions in the memory of this process, from which a transport takes them."""
-    return make_weight_store(resolved, device, None)
+def read_child_args(args: Mapping[str, Any]) -> tuple[ComponentArgs, TransportPlan]:
+    """Read the arguments that `LaunchContext.make_child_spec` wrote."""
+    return ComponentArgs(**args["component"]), TransportPlan(**args["transport"])
 
 
-def make_local_store(resolved: ResolvedConfig, device: Device, parameters: int) -> WeightStore:
-    """Where a trainer publishes versions for engines in its own process: on the GPU, where that has room for them."""
-    return make_weight_store(resolved, device, _device_arena(parameters) if device == "cuda" else None)
+def read_receiver_end(args: Mapping[str, Any], name: str) -> ReceiverEnd:
+    """Make the receiving end of the transport for engine `name`; a scorer has no name."""
+    component, transport = read_child_args(args)
+    return make_receiver_end(transport, name, component.device)
 
 
-def _device_arena(parameters: int) -> Any:
-    from headway.weights.device_memory import DeviceArena
-
-    return DeviceArena("cuda") if count_device_version_bytes(parameters) else None
-
-
-def count_device_version_bytes(parameters: int) -> int:
-    """Bytes that versions take on the GPU; 0 where they go through the memory of the host."""
-    import torch
-
-    room, wanted = torch.cuda.get_device_properties(0).total_memory, 2 * parameters * _VERSIONS_ON_DEVICE
-    return wanted if wanted < _SHARE_FOR_VERSIONS * room else 0
+def make_publishing_trainer(
+    args: Mapping[str, Any], make_trainer: Callable[[ComponentArgs, WeightStore], LocalTrainer]
+) -> LocalTrainer:
+    """Make a trainer that publishes its versions for other processes."""
+    component, transport = read_child_args(args)
+    resolved = component.load_config()
+    trainer = make_trainer(component, make_published_store(resolved, component.device, transport))
+    trainer.source = wrap_weight_source(trainer.source, resolved, transport)
+    return trainer

@@ -1,7 +1,7 @@
-"""The parts of a run that makes pictures: model, trainer and engines, in this process or in children.
+"""The components of a run that trains a denoising model, whose answers are images: trainer and engines.
 
-The same functions as in `backends`, for a flow model instead of a language model; everything that is not named here
-(scheduler, buffer, ledger, weights, staleness, resume) does not know the difference. A prompt is its text in UTF-8.
+Everything else of a run (scheduler, buffer, ledger, weights, staleness, resume) is the same as for language models.
+Prompts are tokenized as UTF-8 bytes. `create_*` functions are the targets of child processes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from headway.config import ResolvedConfig
 from headway.data import DataSources
@@ -18,21 +18,18 @@ from headway.engines.remote_engine import RemoteEngine
 from headway.errors import ConfigError
 from headway.launch.components import (
     ComponentArgs,
+    InferenceComponents,
+    LaunchContext,
+    PolicyInfo,
+    TrainingComponents,
     count_engine_slots,
-    make_component_args,
-    make_local_store,
+    make_publishing_trainer,
+    publish_policy,
+    read_child_args,
+    read_receiver_end,
 )
-from headway.launch.language_components import InferenceComponents, PolicyInfo, TrainingComponents
-from headway.launch.placement import Device, Placement
-from headway.launch.transports import (
-    ReceiverEnd,
-    TransportPlan,
-    make_published_store,
-    make_transport,
-    make_weight_store,
-    wrap_weight_source,
-)
-from headway.processes.base import ChildSpec
+from headway.launch.placement import Placement
+from headway.launch.transports import ReceiverEnd, make_transport
 from headway.trainers.base import Trainer
 from headway.trainers.remote_trainer import RemoteTrainer
 
@@ -42,20 +39,14 @@ if TYPE_CHECKING:
     from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
     from headway.weights.weight_store import WeightStore
 
-_GPU_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-}
-
 
 class Utf8PromptTokenizer:
-    """Prompts of flow models: their text, byte by byte."""
+    """Tokenizer of prompts for denoising models: one token per byte of UTF-8."""
 
     def apply_chat_template(
         self, conversation: list[Any], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
     ) -> str:
-        """The one message there can be."""
+        """Return the text of the only message."""
         if variables:
             raise ValueError("a picture has a prompt, and no template that reads variables")
         if len(conversation) != 1:
@@ -63,131 +54,136 @@ class Utf8PromptTokenizer:
         return str(conversation[0]["content"])
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """As it is."""
+        """Return the bytes of the text."""
         return tuple(text.encode())
 
     def decode(self, actions: Sequence[Any], **_: Any) -> str:
-        """Denoising steps say nothing."""
+        """Return no text: the actions are denoising steps."""
         return ""
 
 
-def find_policy(resolved: ResolvedConfig) -> PolicyInfo:
-    """Find the model and read as much of it as the controller needs. Raises `ConfigError`."""
-    from headway.denoising.models import is_sd3, is_small_mmdit
-    from headway.denoising.shipped_models import find_shipped_model, list_shipped_models
+class DenoisingModelFamily:
+    """The `ModelFamily` of denoising models: the small ones that ship with Headway, and Stable Diffusion 3."""
 
-    wanted = resolved.config.actor_train.model_args.model_name_or_path or resolved.config.pretrain or ""
-    path = find_shipped_model(wanted) if wanted in list_shipped_models() else Path(wanted).expanduser()
-    if not path.is_dir():
-        hint = f"a directory, or one of {', '.join(list_shipped_models())}"
-        raise ConfigError("there is no such directory", key="pretrain", value=wanted, hint=hint)
-    if not (is_small_mmdit(path) or is_sd3(path)):
-        hint = "without `denoising` it is taken for a language model"
-        raise ConfigError("holds no denoising model, but `denoising` is given", key="pretrain", value=wanted, hint=hint)
-    weights = path / "transformer" if (path / "transformer").is_dir() else path
-    return PolicyInfo(
-        path=path.resolve(),
-        critic=None,
-        tokenizer=Utf8PromptTokenizer(),
-        parameters=_count_parameters(weights),
-        positions=None,
-    )
+    def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
+        """Find the model and read as much of it as the controller needs. Raises `ConfigError`."""
+        from headway.denoising.models import is_sd3, is_small_mmdit
+        from headway.denoising.shipped_models import find_shipped_model, list_shipped_models
 
+        wanted = resolved.config.actor_train.model_args.model_name_or_path or resolved.config.pretrain or ""
+        shipped = list_shipped_models()
+        path = find_shipped_model(wanted) if wanted in shipped else Path(wanted).expanduser()
+        if not path.is_dir():
+            hint = f"a directory, or one of {', '.join(shipped)}"
+            raise ConfigError("there is no such directory", key="pretrain", value=wanted, hint=hint)
+        if not (is_small_mmdit(path) or is_sd3(path)):
+            hint = "without `denoising` it is taken for a language model"
+            raise ConfigError(
+                "holds no denoising model, but `denoising` is given", key="pretrain", value=wanted, hint=hint
+            )
+        weights = path / "transformer" if (path / "transformer").is_dir() else path
+        return PolicyInfo(
+            path=path.resolve(),
+            critic=None,
+            tokenizer=Utf8PromptTokenizer(),
+            parameters=_count_parameters(weights),
+            positions=None,
+        )
 
-def check_prompts(policy: PolicyInfo, sources: DataSources) -> None:
-    """Raises `ConfigError` for the first prompt that the model cannot read."""
-    check = make_prompt_check(policy.path)
-    for source in filter(None, (sources.train, sources.validation)):
-        for position in range(len(source)):
-            task = source.task(position)
-            if task is not None:
-                check(bytes(task.prompt).decode())
+    def check_policy(self, resolved: ResolvedConfig, policy: PolicyInfo, placement: Placement) -> None:
+        """Do nothing: the number of denoising steps does not depend on the model."""
+
+    def check_sources(self, policy: PolicyInfo, sources: DataSources) -> None:
+        """Raise `ConfigError` for the first prompt that the model cannot read."""
+        check = make_prompt_check(policy.path)
+        for source in filter(None, (sources.train, sources.validation)):
+            for position in range(len(source)):
+                task = source.task(position)
+                if task is not None:
+                    check(bytes(task.prompt).decode())
+
+    def make_training_components(self, context: LaunchContext) -> TrainingComponents:
+        """Make trainer and engines where the placement puts them."""
+        placement = context.placement
+        engines = self._make_engines(context)
+        if placement.processes:
+            spec = context.make_child_spec("trainer", create_trainer, placement.train_threads)
+            trainer: Trainer = RemoteTrainer(spec, placement.start_child)
+        else:
+            trainer = make_denoising_trainer(context.make_args(placement.train_threads), context.make_local_store())
+        transport = make_transport(context.resolved, placement.transport)
+        return TrainingComponents(trainer=trainer, engines=engines, transport=transport, cluster=placement.cluster)
+
+    def make_inference_components(self, context: LaunchContext) -> InferenceComponents:
+        """Make engines, and read the weights that they are to load."""
+        from headway.denoising.models import open_denoiser
+
+        context = replace(context, placement=context.placement.without_trainer())
+        weights = dict(open_denoiser(context.policy.path).state_dict())
+        return publish_policy(context, self._make_engines(context), weights)
+
+    def make_engine(self, context: LaunchContext, name: str) -> Engine:
+        """Make one denoising engine where the placement puts it."""
+        placement = context.placement
+        if not placement.processes:
+            return make_denoising_engine(context.make_args(placement.infer_threads), name)
+        spec = context.make_child_spec(name, create_engine, placement.infer_threads)
+        return RemoteEngine(spec, count_engine_slots(context.resolved, placement.device), placement.start_child)
+
+    def _make_engines(self, context: LaunchContext) -> list[Engine]:
+        return [self.make_engine(context, f"engine/{number}") for number in range(context.placement.replicas)]
 
 
 def make_prompt_check(path: Path) -> Callable[[str], object]:
-    """Raises `ConfigError` for a prompt that the model in `path` cannot read."""
+    """Return a function that raises `ConfigError` for a prompt that the model in `path` cannot read."""
     from headway.denoising.models import is_small_mmdit
     from headway.denoising.models.mmdit_config import read_mmdit_config
 
     return read_mmdit_config(path).tokenize if is_small_mmdit(path) else lambda prompt: None
 
 
-def make_training_components(
-    resolved: ResolvedConfig, policy: PolicyInfo, place: Placement, logs: Path | None
-) -> TrainingComponents:
-    """Trainer and engines, where the placement wants them."""
-    part = _make_component_args(resolved, policy, place, place.train_threads)
-    engines = _make_engines(resolved, policy, place, logs)
-    if place.processes:
-        trainer: Trainer = RemoteTrainer(_make_child_spec("trainer", "trainer", part, place, logs), place.start)
-    else:
-        trainer = make_denoising_trainer(part, make_local_store(resolved, place.device, policy.parameters))
-    transport = make_transport(resolved, place.route)
-    return TrainingComponents(trainer=trainer, engines=engines, transport=transport, cluster=place.cluster)
-
-
-def make_inference_components(
-    resolved: ResolvedConfig, policy: PolicyInfo, place: Placement, logs: Path | None
-) -> InferenceComponents:
-    """Engines, and the policy's weights as something to load from."""
-    from headway.denoising.models import open_denoiser
-
-    place = place.without_trainer()
-    shared = place.processes and place.cluster is None
-    store = (
-        make_published_store(resolved, place.device, place.route)
-        if shared
-        else make_weight_store(resolved, place.device, None)
-    )
-    model = open_denoiser(policy.path)
-    store.publish(0, dict(model.state_dict()))
-    return InferenceComponents(
-        engines=_make_engines(resolved, policy, place, logs),
-        transport=make_transport(resolved, place.route),
-        source=store,
-        release=store.close,
-        cluster=place.cluster,
-    )
+# -- components, made in the process that they live in
 
 
 def make_denoising_trainer(args: ComponentArgs, store: WeightStore) -> DenoisingTrainer:
-    """The policy being trained, publishing into `store`."""
+    """Make the trainer of the policy, which publishes into `store`."""
     from headway.algorithms import make_kl_controller
     from headway.denoising.denoising_trainer import DenoisingTrainer
 
-    resolved = args.resolved()
-    training = make_denoising_training(resolved, device=args.device, threads=args.threads)
+    resolved = args.load_config()
     return DenoisingTrainer(
         _make_denoiser_loader(args),
-        _add_default_lora_targets(training, Path(args.model)),
+        _add_default_lora_targets(make_denoising_training(args, resolved), Path(args.model)),
         store,
         make_kl=lambda: make_kl_controller(resolved.config),
     )
 
 
-def make_denoising_engine(
-    args: ComponentArgs, name: str, *, read: Callable[[Any], Any] | None = None
-) -> DenoisingEngine:
-    """One replica; its weights arrive later. `read` opens the payloads of buckets."""
+def make_denoising_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None = None) -> DenoisingEngine:
+    """Make one engine, whose weights arrive later; without `end` they come from this process."""
     from headway.denoising.denoising_engine import DenoisingEngine
     from headway.engines.native import NativeSettings
 
-    resolved = args.resolved()
+    resolved = args.load_config()
     settings = NativeSettings(
         slots=count_engine_slots(resolved, args.device),
         threads=args.threads,
         seed=resolved.config.seed,
         device=args.device,
-        dtype="float32" if args.device == "cpu" else _GPU_DTYPES[resolved.config.actor_infer.model_args.dtype],
+        dtype=args.select_engine_dtype(resolved),
     )
-    check = make_prompt_check(Path(args.model))
     return DenoisingEngine(
-        name, _make_denoiser_loader(args), make_denoising_settings(resolved), settings, check=check, read=read
+        name,
+        _make_denoiser_loader(args),
+        make_denoising_settings(resolved),
+        settings,
+        check=make_prompt_check(Path(args.model)),
+        read=None if end is None else end.open_payload,
     )
 
 
 def make_denoising_settings(resolved: ResolvedConfig) -> DenoisingSettings:
-    """What engine and trainer agree on."""
+    """Return the settings that engine and trainer share."""
     from headway.denoising.settings import DenoisingSettings
 
     config = resolved.config
@@ -207,8 +203,8 @@ def make_denoising_settings(resolved: ResolvedConfig) -> DenoisingSettings:
     )
 
 
-def make_denoising_training(resolved: ResolvedConfig, *, device: Device, threads: int) -> DenoisingTrainerSettings:
-    """How the trainer learns."""
+def make_denoising_training(args: ComponentArgs, resolved: ResolvedConfig) -> DenoisingTrainerSettings:
+    """Return the settings of the trainer."""
     from headway.algorithms.denoising import DiffusionNftParams
     from headway.denoising.settings import DenoisingTrainerSettings
     from headway.trainers.local import make_local_settings
@@ -216,8 +212,8 @@ def make_denoising_training(resolved: ResolvedConfig, *, device: Device, threads
     config = resolved.config
     flow = config.denoising
     assert flow is not None
-    half = device == "cuda" and config.actor_train.model_args.dtype == "bf16"
-    local = make_local_settings(resolved, precision="bf16" if half else "fp32", device=device, threads=threads)
+    precision = args.select_precision(resolved)
+    local = make_local_settings(resolved, precision=precision, device=args.device, threads=args.threads)
     kl_coef = config.kl_loss_coef if config.use_kl_loss else None
     nft = DiffusionNftParams(beta=flow.nft_beta, clip=config.advantage_clip or 5.0, kl_coef=kl_coef or 0.0)
     return DenoisingTrainerSettings(
@@ -233,7 +229,7 @@ def make_denoising_training(resolved: ResolvedConfig, *, device: Device, threads
 
 
 def _add_default_lora_targets(training: DenoisingTrainerSettings, path: Path) -> DenoisingTrainerSettings:
-    """Where nothing says which layers get adapters: those that Flow-GRPO adapts in Stable Diffusion, else all."""
+    """Choose the layers that get adapters if nothing does: those of Flow-GRPO in Stable Diffusion, else all."""
     from headway.denoising.models import SD3_LORA_TARGETS, is_sd3
 
     lora = training.local.lora
@@ -242,32 +238,8 @@ def _add_default_lora_targets(training: DenoisingTrainerSettings, path: Path) ->
     return replace(training, local=replace(training.local, lora=replace(lora, targets=SD3_LORA_TARGETS)))
 
 
-# -- targets of child processes
-
-
-def trainer(args: Mapping[str, Any]) -> DenoisingTrainer:
-    """The trainer; versions are published for other processes."""
-    part, route = ComponentArgs.from_json(args["part"]), TransportPlan(**args["route"])
-    resolved = part.resolved()
-    made = make_denoising_trainer(part, make_published_store(resolved, part.device, route))
-    made.source = wrap_weight_source(made.source, resolved, route)
-    return made
-
-
-async def engine(args: Mapping[str, Any]) -> DenoisingEngine:
-    """One replica; its model is built before the parent goes on."""
-    part = ComponentArgs.from_json(args["part"])
-    read = ReceiverEnd.of(TransportPlan(**args["route"]), args["name"], part.device).read
-    made = make_denoising_engine(part, args["name"], read=read)
-    await made.restart()
-    return made
-
-
-# -- inside
-
-
 def _count_parameters(directory: Path) -> int:
-    """Numbers in the weights of a directory; reads none of them."""
+    """Count the parameters in the weight files of a directory without reading them."""
     from math import prod
 
     from safetensors import safe_open
@@ -280,43 +252,28 @@ def _count_parameters(directory: Path) -> int:
 
 
 def _make_denoiser_loader(args: ComponentArgs) -> Callable[[], Any]:
-    flow = args.resolved().config.denoising
+    flow = args.load_config().config.denoising
     assert flow is not None
     height, width = flow.height, flow.width
 
-    def opened() -> Any:
+    def load() -> Any:
         from headway.denoising.models import open_denoiser
 
         return open_denoiser(Path(args.model), height=height, width=width)
 
-    return opened
+    return load
 
 
-def _make_engines(resolved: ResolvedConfig, policy: PolicyInfo, place: Placement, logs: Path | None) -> list[Engine]:
-    return [make_engine_component(resolved, policy, place, logs, f"engine/{n}") for n in range(place.replicas)]
+# -- targets of child processes
 
 
-def make_engine_component(
-    resolved: ResolvedConfig, policy: PolicyInfo, place: Placement, logs: Path | None, name: str
-) -> Engine:
-    """One engine of ours, where the placement wants it."""
-    part = _make_component_args(resolved, policy, place, place.infer_threads)
-    if not place.processes:
-        return make_denoising_engine(part, name)
-    return RemoteEngine(
-        _make_child_spec(name, "engine", part, place, logs), count_engine_slots(resolved, place.device), place.start
-    )
+def create_trainer(args: Mapping[str, Any]) -> Trainer:
+    """Make the trainer, which publishes its versions for other processes."""
+    return make_publishing_trainer(args, make_denoising_trainer)
 
 
-def _make_component_args(resolved: ResolvedConfig, policy: PolicyInfo, place: Placement, threads: int) -> ComponentArgs:
-    return make_component_args(resolved, model=str(policy.path), critic=None, device=place.device, threads=threads)
-
-
-def _make_child_spec(name: str, target: str, part: ComponentArgs, place: Placement, logs: Path | None) -> ChildSpec:
-    return ChildSpec(
-        name=name,
-        target=f"headway.launch.denoising_components:{target}",
-        args={"part": part.to_json(), "name": name, "route": place.route.to_json()},
-        threads=part.threads,
-        log=None if logs is None else logs / f"{name.replace('/', '-')}.log",
-    )
+async def create_engine(args: Mapping[str, Any]) -> Engine:
+    """Make one engine, and build its model before the parent goes on."""
+    engine = make_denoising_engine(read_child_args(args)[0], args["name"], read_receiver_end(args, args["name"]))
+    await engine.restart()
+    return engine

@@ -1,26 +1,33 @@
-"""Everything a flow drives, made of real parts: in this process or in children, behind the same protocols."""
+"""The components of a run that trains a language model: trainer, engines and scorers, here or in child processes.
+
+`make_*` functions make a component in the process that it lives in. `create_*` functions are the targets of child
+processes.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig
 from headway.data import DataSources
 from headway.engines.base import Engine
 from headway.engines.remote_engine import RemoteEngine
-from headway.environments.base import EnvironmentFactory, SingleTurnEnvironment
-from headway.errors import BackendError
-from headway.flow.backends import Backends, EngineReserve
 from headway.launch.components import (
     ComponentArgs,
+    InferenceComponents,
+    LaunchContext,
+    PolicyInfo,
+    TrainingComponents,
     count_engine_slots,
-    make_component_args,
-    make_native_engine_core,
+    count_prefix_tokens,
+    make_publishing_trainer,
+    publish_policy,
+    read_child_args,
+    read_receiver_end,
 )
 from headway.launch.inference_servers import (
     ServerOptions,
@@ -29,322 +36,303 @@ from headway.launch.inference_servers import (
     uses_external_engines,
     uses_in_process_vllm,
 )
-from headway.launch.placement import Placement, has_own_replica, make_visible_devices_env
-from headway.launch.transports import make_published_store, make_transport
+from headway.launch.placement import Placement, list_scorer_replicas, make_rank_layout
+from headway.launch.transports import ReceiverEnd, make_transport, select_wire_dtype
 from headway.processes.base import ChildSpec
-from headway.rewards.reward_registry import make_rewards
 from headway.trainers.base import Scorer, Trainer
-from headway.trainers.remote_trainer import RemoteScorer, RemoteTrainer, ReplicaScorer, ScoreKind
+from headway.trainers.remote_trainer import RemoteScorer, RemoteTrainer, ReplicaScorer
+from headway.trainers.sharded.rank_layout import RankLayout
 from headway.trainers.sharded.ranked_trainer import MultiRankTrainer
-from headway.types import Task
-from headway.weights.base import WeightSource, WeightTransport
+
+if TYPE_CHECKING:
+    from headway.engines.native import NativeEngine
+    from headway.trainers.local import LocalSettings, LocalTrainer
+    from headway.trainers.local.local_scorers import PolicyScorer
+    from headway.trainers.sharded.rank_host import RankSpec
+    from headway.trainers.sharded.sharded_trainer import RankTrainer
+    from headway.weights.weight_store import WeightStore
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyInfo:
-    """The model of a run, found and read as far as the controller needs it."""
+class LanguageModelFamily:
+    """The `ModelFamily` of causal language models that `transformers` can load."""
 
-    path: Path
-    critic: Path | None
-    tokenizer: Any
-    parameters: int
-    positions: int | None
-    """The longest sequence that it can read; `None`: it does not say."""
+    def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
+        """Find the model; fetch or convert it where needed. Raises `ConfigError`, also if our engine cannot hold it."""
+        from transformers.utils import logging
 
+        from headway.models import load_tokenizer, make_architecture_factory, max_sequence_length, resolve_model
+        from headway.models.model_checks import check_attention
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingComponents:
-    """The heavy parts of a run, and the way between them."""
+        logging.disable_progress_bar()  # a run has its own display
+        config = resolved.config
+        path = resolve_model(config.actor_train.model_args.model_name_or_path or config.pretrain or "")
+        empty_model = make_architecture_factory(path)()
+        if not uses_external_engines(resolved):
+            check_attention(empty_model)
+        critic = config.critic.model_args.model_name_or_path or config.reward_pretrain
+        return PolicyInfo(
+            path=path,
+            critic=resolve_model(critic) if critic and resolved.derived.needs_critic else None,
+            tokenizer=load_tokenizer(path),
+            parameters=sum(one.numel() for one in empty_model.parameters()),
+            positions=max_sequence_length(path),
+        )
 
-    trainer: Trainer
-    engines: list[Engine]
-    transport: WeightTransport
-    ref_logp: Scorer | None = None
-    logp: Scorer | None = None
-    critic: Scorer | None = None
-    lent: list[Engine] = field(default_factory=list)
-    """Engines on the trainer's devices."""
-    reserve: EngineReserve | None = None
-    """Engines that may join; `None`: none may."""
-    cluster: RayCluster | None = None
-    """Closed when the parts on it are."""
+    def check_policy(self, resolved: ResolvedConfig, policy: PolicyInfo, placement: Placement) -> None:
+        """Check that sequences are not too long for our engine, and that ranks can share the layers."""
+        from transformers import AutoConfig
 
-    async def start(self) -> None:
-        """Start every component at once. Raise the error of the first that does not come up."""
-        backends: list[Engine | Trainer] = [self.trainer, *self.engines, *self.lent]
-        starts = [_start_with_retry(backend) for backend in backends]
-        starts += [scorer.start() for scorer in (self.ref_logp, self.logp) if scorer is not None]
-        for outcome in await asyncio.gather(*starts, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        from headway.models.model_checks import check_rotation
 
-    async def close(self) -> None:
-        """Release every component; no process is left behind."""
-        for engine in (*self.engines, *self.lent):
-            await engine.close()
-        for scorer in (self.ref_logp, self.logp):
-            if scorer is not None:
-                await scorer.close()
-        await self.trainer.close()
-        self.transport.close()
-        if self.cluster is not None:
-            await self.cluster.close()
+        if not uses_external_engines(resolved):
+            config = AutoConfig.from_pretrained(policy.path, local_files_only=True)
+            check_rotation(config, resolved.derived.sequence_length)
+        check_tensor_parallel_model(placement.layout, policy.path)
 
+    def check_sources(self, policy: PolicyInfo, sources: DataSources) -> None:
+        """Do nothing: the tokenizer has read the prompts already."""
 
-async def _start_with_retry(backend: Engine | Trainer) -> None:
-    """Start a back end; restart it once if its process was lost while it started.
-
-    A `ConfigError` is no `BackendError`, so a process that rejects its arguments is not started again.
-    """
-    try:
-        await backend.start()
-    except BackendError:
-        await backend.restart()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceComponents:
-    """Engines without a trainer."""
-
-    engines: list[Engine]
-    transport: WeightTransport
-    source: WeightSource
-    release: Callable[[], None]
-    cluster: RayCluster | None = None
-    """Closed when the engines on it are."""
-
-    async def close(self) -> None:
-        """Release everything; no process is left behind."""
-        for engine in self.engines:
-            await engine.close()
-        self.release()
-        if self.cluster is not None:
-            await self.cluster.close()
-
-
-def find_policy(resolved: ResolvedConfig) -> PolicyInfo:
-    """Find, and where needed fetch and convert, the model. Raises `ConfigError`; also if our engine cannot hold it."""
-    from headway.models import load_tokenizer, make_architecture_factory, max_sequence_length, resolve_model
-    from headway.models.model_checks import check_attention
-
-    _disable_progress_bars()
-    config = resolved.config
-    wanted = config.actor_train.model_args.model_name_or_path or config.pretrain
-    path = resolve_model(wanted or "")
-    shape = make_architecture_factory(path)()
-    if not uses_external_engines(resolved):
-        check_attention(shape)
-    critic = config.critic.model_args.model_name_or_path or config.reward_pretrain
-    return PolicyInfo(
-        path=path,
-        critic=resolve_model(critic) if critic and resolved.derived.needs_critic else None,
-        tokenizer=load_tokenizer(path),
-        parameters=sum(one.numel() for one in shape.parameters()),
-        positions=max_sequence_length(path),
-    )
-
-
-def check_sequence_length(resolved: ResolvedConfig, policy: PolicyInfo) -> None:
-    """That sequences may be as long as they may get where our own engine serves them. Raises `ConfigError`."""
-    from transformers import AutoConfig
-
-    from headway.models.model_checks import check_rotation
-
-    if not uses_external_engines(resolved):
-        config = AutoConfig.from_pretrained(policy.path, local_files_only=True)
-        check_rotation(config, resolved.derived.sequence_length)
-
-
-def _disable_progress_bars() -> None:
-    """A run has its own display; how far weights are read is no part of it."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
-def make_backends(
-    resolved: ResolvedConfig,
-    policy: PolicyInfo,
-    machinery: TrainingComponents,
-    sources: DataSources,
-    environments: EnvironmentFactory,
-) -> Backends:
-    """The parts of a run together with what they work on."""
-    answer = resolved.config.actor_train.data_args.answer
-    own = resolved.derived.hybrid
-    return Backends(
-        trainer=machinery.trainer,
-        engines=tuple(machinery.engines),
-        lent=machinery.lent,
-        reserve=machinery.reserve,
-        transport=machinery.transport,
-        tasks=sources.train,
-        validation_tasks=sources.validation,
-        environments=environments,
-        reward=make_rewards(resolved.config.rewards, answer=answer),
-        logp=machinery.logp,
-        ref_logp=machinery.ref_logp,
-        critic=machinery.critic,
-        decode=make_decoder(policy.tokenizer),
-        devices={"train": (0,), "generate": (0,) if own else (1,)},
-    )
-
-
-def single_turn(task: Task) -> SingleTurnEnvironment:
-    """Verifiable tasks are answered once."""
-    return _SINGLE_TURN
-
-
-_SINGLE_TURN = SingleTurnEnvironment()
-
-
-def make_decoder(tokenizer: Any) -> Any:
-    """Actions as text, without the tokens that only mark beginnings and ends."""
-    return lambda actions: tokenizer.decode(list(actions), skip_special_tokens=True)
-
-
-def make_training_components(
-    resolved: ResolvedConfig, policy: PolicyInfo, place: Placement, logs: Path | None
-) -> TrainingComponents:
-    """Trainer and engines, where the placement wants them."""
-    train = _make_component_args(resolved, policy, place, place.train_threads)
-    engines = _make_engines(resolved, policy, place, logs)
-    derived = resolved.derived
-    if place.processes:
-        return _make_child_components(resolved, place, train, engines, logs)
-
-    from headway.launch.components import make_local_store, make_local_trainer
-    from headway.trainers.local.local_scorers import LogpScorer, ReferenceScorer, ValueScorer
-    from headway.weights.shared_memory import InProcessTransport
-
-    trainer = make_local_trainer(train, make_local_store(resolved, place.device, policy.parameters))
-    return TrainingComponents(
-        trainer=trainer,
-        engines=engines,
-        transport=InProcessTransport(),
-        ref_logp=ReferenceScorer(trainer) if derived.needs_reference else None,
-        logp=LogpScorer(trainer) if derived.needs_proximal and has_own_replica(resolved, "logp") else None,
-        critic=ValueScorer(trainer) if derived.needs_critic else None,
-    )
-
-
-def _make_child_components(
-    resolved: ResolvedConfig, place: Placement, train: ComponentArgs, engines: list[Engine], logs: Path | None
-) -> TrainingComponents:
-    trainer, derived = _make_remote_trainer(resolved, train, place, logs), resolved.derived
-
-    def scorer(role: str, kind: ScoreKind, needed: bool) -> Scorer | None:
-        if not needed:
-            return None
-        if has_own_replica(resolved, role):
-            return ReplicaScorer(
-                _make_child_spec(role, role, train, place, logs),
-                place.start,
-                follows=trainer if kind == "policy" else None,
+    def make_training_components(self, context: LaunchContext) -> TrainingComponents:
+        """Make trainer, engines and scorers where the placement puts them."""
+        resolved, placement, engines = context.resolved, context.placement, self._make_engines(context)
+        transport = make_transport(resolved, placement.transport)
+        derived, replicas = resolved.derived, list_scorer_replicas(resolved)
+        if placement.processes:
+            trainer = _make_remote_trainer(context)
+            reference: Scorer = RemoteScorer(trainer, "reference")
+            if "reference" in replicas:
+                reference = _make_replica_scorer(context, "reference", create_reference_scorer)
+            return TrainingComponents(
+                trainer=trainer,
+                engines=engines,
+                transport=transport,
+                ref_logp=reference if derived.needs_reference else None,
+                logp=_make_replica_scorer(context, "logp", create_logp_scorer, trainer) if "logp" in replicas else None,
+                critic=RemoteScorer(trainer, "value") if derived.needs_critic else None,
+                cluster=placement.cluster,
             )
-        return RemoteScorer(trainer, kind)
 
-    return TrainingComponents(
-        trainer=trainer,
-        engines=engines,
-        transport=make_transport(resolved, place.route),
-        ref_logp=scorer("reference", "reference", derived.needs_reference),
-        logp=scorer("logp", "policy", derived.needs_proximal and has_own_replica(resolved, "logp")),
-        critic=RemoteScorer(trainer, "value") if derived.needs_critic else None,
-        cluster=place.cluster,
-    )
+        from headway.trainers.local.local_scorers import LogpScorer, ReferenceScorer, ValueScorer
+
+        local = make_local_trainer(context.make_args(placement.train_threads), context.make_local_store())
+        return TrainingComponents(
+            trainer=local,
+            engines=engines,
+            transport=transport,
+            ref_logp=ReferenceScorer(local) if derived.needs_reference else None,
+            logp=LogpScorer(local) if "logp" in replicas else None,
+            critic=ValueScorer(local) if derived.needs_critic else None,
+        )
+
+    def make_inference_components(self, context: LaunchContext) -> InferenceComponents:
+        """Make engines, and read the weights that they are to load."""
+        import torch
+
+        from headway.models import load_model
+
+        context = replace(context, placement=context.placement.without_trainer())
+        weights = dict(load_model(context.policy.path, torch.float32).named_parameters())
+        return publish_policy(context, self._make_engines(context), weights)
+
+    def make_engine(self, context: LaunchContext, name: str) -> Engine:
+        """Make one native engine where the placement puts it."""
+        placement = context.placement
+        if not placement.processes:
+            return make_native_engine(context.make_args(placement.infer_threads), name)
+        spec = context.make_child_spec(name, create_engine, placement.infer_threads)
+        return RemoteEngine(spec, count_engine_slots(context.resolved, placement.device), placement.start_child)
+
+    def _make_engines(self, context: LaunchContext) -> list[Engine]:
+        placement, resolved = context.placement, context.resolved
+        if not uses_external_engines(resolved):
+            return [self.make_engine(context, f"engine/{number}") for number in range(placement.replicas)]
+        options = ServerOptions(
+            resolved=resolved,
+            model=context.policy.path,
+            device=placement.device,
+            replicas=placement.replicas,
+            slots=count_engine_slots(resolved, placement.device),
+            threads=placement.infer_threads,
+            logs=context.logs,
+        )
+        if uses_in_process_vllm(resolved):
+            return make_in_process_engines(options, placement.transport)
+        return make_server_engines(options)
 
 
-def _make_remote_trainer(
-    resolved: ResolvedConfig, train: ComponentArgs, place: Placement, logs: Path | None
-) -> RemoteTrainer:
-    """One process, or ranks."""
-    if place.ranks == 1:
-        return RemoteTrainer(_make_child_spec("trainer", "trainer", train, place, logs), place.start)
+def check_tensor_parallel_model(layout: RankLayout, path: Path) -> None:
+    """Check that ranks can share the layers of the model; only its shapes are read. Raises `ConfigError`."""
+    if layout.tensor == 1:
+        return
 
-    def each(spec: ChildSpec, rank: int) -> ChildSpec:
-        here = _make_child_spec(spec.name, "rank", train, place, logs)
-        return replace(spec, env=here.env, log=here.log)
+    from headway.models import make_architecture_factory
+    from headway.trainers.sharded.sharded_model import check_tensor_parallel, find_decoder_layers, make_parallel_plan
+
+    backbone = make_architecture_factory(path)().base_model
+    check_tensor_parallel(backbone.config, layout.tensor)
+    for layer in find_decoder_layers(backbone):
+        make_parallel_plan(layer, layout.tensor)
+
+
+def _make_remote_trainer(context: LaunchContext) -> RemoteTrainer:
+    """Make a trainer in one child process, or in one for each rank."""
+    placement = context.placement
+    if placement.ranks == 1:
+        spec = context.make_child_spec("trainer", create_trainer, placement.train_threads)
+        return RemoteTrainer(spec, placement.start_child)
+
+    def adapt_to_rank(spec: ChildSpec, rank: int) -> ChildSpec:
+        own = context.make_child_spec(spec.name, create_rank, placement.train_threads)
+        return replace(spec, env=own.env, log=own.log)
 
     return MultiRankTrainer(
-        _make_child_spec("trainer", "rank", train, place, logs),
-        place.start,
-        ranks=place.ranks,
-        each=each,
-        meet_s=resolved.config.cluster.start_timeout_s,
+        context.make_child_spec("trainer", create_rank, placement.train_threads),
+        placement.start_child,
+        ranks=placement.ranks,
+        each=adapt_to_rank,
+        meet_s=context.resolved.config.cluster.start_timeout_s,
     )
 
 
-def make_inference_components(
-    resolved: ResolvedConfig, policy: PolicyInfo, place: Placement, logs: Path | None
-) -> InferenceComponents:
-    """Engines, and the policy's weights as something to load from."""
+def _make_replica_scorer(
+    context: LaunchContext, role: str, target: Callable[..., Scorer], follows: Trainer | None = None
+) -> ReplicaScorer:
+    """Make a scorer with a process and a model of its own; with `follows` it takes that trainer's weights."""
+    placement = context.placement
+    spec = context.make_child_spec(role, target, placement.train_threads)
+    return ReplicaScorer(spec, placement.start_child, follows=follows)
+
+
+# -- components, made in the process that they live in
+
+
+def make_local_trainer(args: ComponentArgs, store: WeightStore) -> LocalTrainer:
+    """Make the trainer of the policy, which publishes into `store`."""
+    from headway.trainers.local import LocalTrainer
+
+    return LocalTrainer(
+        _make_model_loader(args.model), _make_local_settings(args), store, **_make_trainer_options(args)
+    )
+
+
+def make_rank_trainer(args: ComponentArgs, store: WeightStore | None, ranks: int) -> RankTrainer:
+    """Make one rank of a trainer whose ranks have connected to each other; rank 0 publishes into `store`."""
+    from headway.trainers.sharded.sharded_ranks import ShardedRankGroup
+    from headway.trainers.sharded.sharded_trainer import RankTrainer
+    from headway.weights.weight_store import NonPublishingStore
+
+    resolved = args.load_config()
+    group = ShardedRankGroup(make_rank_layout(resolved, ranks), args.device)
+    own_store = NonPublishingStore(select_wire_dtype(resolved, args.device)) if store is None else store
+    return RankTrainer(
+        _make_model_loader(args.model), _make_local_settings(args), own_store, group, **_make_trainer_options(args)
+    )
+
+
+def make_policy_scorer(args: ComponentArgs, end: ReceiverEnd | None = None) -> PolicyScorer:
+    """Make a scorer with the initial policy; with a receiver `end` it takes the trainer's weights."""
     import torch
 
-    from headway.launch.components import make_heap_store, make_local_store
+    from headway.trainers.local.local_scorers import PolicyScorer
+    from headway.weights.weight_receiver import DoubleBufferedReceiver
+
+    settings, model = _make_local_settings(args), _make_model_loader(args.model)()
+    if end is None:
+        return PolicyScorer(model, settings)
+    make_receiver = partial(DoubleBufferedReceiver, dtype=torch.float32, threads=args.threads, read=end.open_payload)
+    return PolicyScorer(model, settings, make_receiver)
+
+
+def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None = None) -> NativeEngine:
+    """Make one native engine, whose weights arrive later; without `end` they come from this process."""
+    from headway.engines.native import NativeEngine, NativeSettings
+    from headway.models import find_end_tokens, load_tokenizer, make_architecture_factory
+
+    resolved = args.load_config()
+    end = end or ReceiverEnd(open_payload=memoryview)
+    return NativeEngine(
+        name,
+        make_architecture_factory(args.model),
+        NativeSettings(
+            slots=count_engine_slots(resolved, args.device),
+            slot_tokens=resolved.derived.sequence_length,
+            prefix_tokens=count_prefix_tokens(resolved, args.device),
+            threads=args.threads,
+            seed=resolved.config.seed,
+            device=args.device,
+            dtype=args.select_engine_dtype(resolved),
+        ),
+        decode=load_tokenizer(args.model).decode,
+        eos=find_end_tokens(args.model),
+        read=end.open_payload,
+        around=end.wrap_receiver,
+    )
+
+
+def _make_model_loader(directory: str) -> Callable[[], Any]:
+    import torch
+
     from headway.models import load_model
 
-    place = place.without_trainer()
-    if place.cluster is not None:
-        store = make_heap_store(resolved, place.device)
-    elif place.processes:
-        store = make_published_store(resolved, place.device, place.route)
-    else:
-        store = make_local_store(resolved, place.device, policy.parameters)
-    model = load_model(policy.path, torch.float32)
-    store.publish(0, dict(model.named_parameters()))
-    return InferenceComponents(
-        engines=_make_engines(resolved, policy, place, logs),
-        transport=make_transport(resolved, place.route),
-        source=store,
-        release=store.close,
-        cluster=place.cluster,
-    )
+    return partial(load_model, directory, torch.float32)
 
 
-def _make_engines(resolved: ResolvedConfig, policy: PolicyInfo, place: Placement, logs: Path | None) -> list[Engine]:
-    if uses_external_engines(resolved):
-        slots = count_engine_slots(resolved, place.device)
-        common = ServerOptions(
-            resolved=resolved,
-            model=policy.path,
-            device=place.device,
-            replicas=place.replicas,
-            slots=slots,
-            threads=place.infer_threads,
-            logs=logs,
-        )
-        return (
-            make_in_process_engines(common, place.route)
-            if uses_in_process_vllm(resolved)
-            else make_server_engines(common)
-        )
-    return [make_native_engine(resolved, policy, place, logs, f"engine/{n}") for n in range(place.replicas)]
+def _make_trainer_options(args: ComponentArgs) -> dict[str, Any]:
+    """Return what a trainer needs beside model, settings and store."""
+    from headway.algorithms import make_kl_controller
+    from headway.models import load_tokenizer
+
+    config = args.load_config().config
+    return {
+        "make_critic": _make_model_loader(args.critic) if args.critic else None,
+        "make_kl": lambda: make_kl_controller(config),
+        "tokenizer": load_tokenizer(args.model),
+    }
 
 
-def make_native_engine(
-    resolved: ResolvedConfig, policy: PolicyInfo, place: Placement, logs: Path | None, name: str
-) -> Engine:
-    """One engine of ours, where the placement wants it."""
-    part = _make_component_args(resolved, policy, place, place.infer_threads)
-    if not place.processes:
-        return make_native_engine_core(part, name)
-    return RemoteEngine(
-        _make_child_spec(name, "engine", part, place, logs), count_engine_slots(resolved, place.device), place.start
-    )
+def _make_local_settings(args: ComponentArgs) -> LocalSettings:
+    from headway.trainers.local import make_local_settings
+
+    resolved = args.load_config()
+    precision = args.select_precision(resolved)
+    return make_local_settings(resolved, precision=precision, device=args.device, threads=args.threads)
 
 
-def _make_component_args(resolved: ResolvedConfig, policy: PolicyInfo, place: Placement, threads: int) -> ComponentArgs:
-    critic = None if policy.critic is None else str(policy.critic)
-    return make_component_args(resolved, model=str(policy.path), critic=critic, device=place.device, threads=threads)
+# -- targets of child processes
 
 
-def _make_child_spec(name: str, target: str, part: ComponentArgs, place: Placement, logs: Path | None) -> ChildSpec:
-    return ChildSpec(
-        name=name,
-        target=f"headway.launch.children:{target}",
-        args={"part": part.to_json(), "name": name, "route": place.route.to_json()},
-        threads=part.threads,
-        env=make_visible_devices_env(place, name),
-        log=None if logs is None else logs / f"{name.replace('/', '-')}.log",
-    )
+def create_trainer(args: Mapping[str, Any]) -> Trainer:
+    """Make the trainer of a run that has one trainer process."""
+    return make_publishing_trainer(args, make_local_trainer)
+
+
+def create_rank(args: Mapping[str, Any]) -> RankSpec:
+    """Describe one rank of the trainer; rank 0 publishes versions for other processes."""
+    from headway.trainers.sharded.rank_host import RankSpec
+
+    component, _ = read_child_args(args)
+    number, ranks = args["rank"], args["ranks"]
+
+    def make() -> Trainer:
+        if number:
+            return make_rank_trainer(component, None, ranks)
+        return make_publishing_trainer(args, partial(make_rank_trainer, ranks=ranks))
+
+    return RankSpec(number=number, ranks=ranks, device=component.device, make=make)
+
+
+async def create_engine(args: Mapping[str, Any]) -> Engine:
+    """Make one engine, and build its model before the parent goes on."""
+    engine = make_native_engine(read_child_args(args)[0], args["name"], read_receiver_end(args, args["name"]))
+    await engine.restart()
+    return engine
+
+
+def create_reference_scorer(args: Mapping[str, Any]) -> Scorer:
+    """Make a scorer that keeps the initial policy."""
+    return make_policy_scorer(read_child_args(args)[0])
+
+
+def create_logp_scorer(args: Mapping[str, Any]) -> Scorer:
+    """Make a scorer that follows the trainer's weights."""
+    return make_policy_scorer(read_child_args(args)[0], read_receiver_end(args, ""))

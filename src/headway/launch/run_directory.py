@@ -1,17 +1,24 @@
-"""The directory of a run: one run at a time, and everything that is needed to go on with it.
+"""The directory of a run, which belongs to one process at a time and holds everything needed to resume.
 
     config.yaml       the configuration as it was given, overrides included; enough to run it again
-    events.jsonl      everything that happened; a resumed run appends
-    ledger.sqlite     where every sample is
+    events.jsonl      every event of the run; a resumed run appends
+    ledger.sqlite     the state of every sample
     samples.jsonl     a few answers of every step
-    images.jsonl      a few pictures of every validation, where there are any
+    images.jsonl      a few images of every validation, where there are any
     checkpoints/      what `transformers` loads, and what `headway train` resumes from
-    logs/             what trainer and engines wrote to their standard streams
-    run.lock          held while a process works here
-    control.sock      where that process is spoken to (`headway scale`)
+    logs/             standard output and error of trainer and engines
+    run.lock          held by the process that runs here
+    control.sock      takes requests to that process (`headway scale`)
 
-Guarantees: two processes never work in one directory; a directory that cannot be written, or has no room for a
-checkpoint, is refused before anything starts; so is a run that would go on with another model, data or group size.
+Guarantees: two processes never run in one directory. A directory that cannot be written, or has no space for a
+checkpoint, is rejected before anything starts; so is a run that would resume with another model, data or group size.
+
+The control socket takes one line of JSON and answers with one:
+
+    {"engines": 3}  →  {"joined": ["engine/1", "engine/2"], "left": []}   or   {"error": "engines = 0: …"}
+
+Only the owner of the run may connect (mode 600). An invalid request is answered with an error and never disturbs the
+run. The socket is removed at the end of the run; the next run replaces one that a killed run left behind.
 """
 
 from __future__ import annotations
@@ -44,18 +51,24 @@ _FIXED_OPTIONS = (
     "actor_train.model_args.lora_target",
     "adv_estimator",
 )
-"""Options that a run cannot change on the way: what is in the ledger or in a checkpoint depends on them."""
+"""Options that a resumed run cannot change, because the ledger or a checkpoint depends on them."""
+CONTROL_SOCKET = "control.sock"
+_MAX_REQUEST_BYTES = 4096
+_REPLY_TIMEOUT_S = 10.0
+
+ControlHandler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Function from a request to its reply; a `HeadwayError` becomes an error reply."""
 
 
 class RunDirectory:
-    """An open run directory; a context manager that gives the lock back."""
+    """A context manager that holds the lock of a run directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
 
     def __enter__(self) -> RunDirectory:
-        self._take()
+        self._acquire_lock()
         return self
 
     def __exit__(
@@ -65,7 +78,7 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def _take(self) -> None:
+    def _acquire_lock(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / "logs").mkdir(exist_ok=True)
@@ -87,19 +100,17 @@ class RunDirectory:
         os.pwrite(handle, str(os.getpid()).encode(), 0)
         self._lock = handle
 
-    # -- what is there already
-
     @property
     def started(self) -> bool:
-        """A run has begun here."""
+        """Whether a run was started here before."""
         return (self.path / LEDGER_FILE).exists()
 
-    def trained(self) -> int:
-        """Steps of the newest checkpoint."""
+    def count_trained_steps(self) -> int:
+        """Return the number of steps in the newest checkpoint."""
         return (_read_last_checkpoint(self.path) or (0, ""))[0]
 
-    def last_event_s(self) -> float:
-        """When the log ends; a resumed run goes on from there. A torn last line is cut off."""
+    def read_last_event_s(self) -> float:
+        """Return the time of the last event, from which a resumed run goes on. An incomplete last line is removed."""
         path = self.path / EVENTS_FILE
         if not path.exists():
             return 0.0
@@ -107,10 +118,8 @@ class RunDirectory:
         with path.open(encoding="utf-8") as lines:
             return max((event.time_s for event in read_events(lines)), default=0.0)
 
-    # -- what is written
-
-    def adopt(self, checkpoint: Path) -> None:
-        """Begin a new run from a checkpoint of another one. Raises `ConfigError`."""
+    def start_from_checkpoint(self, checkpoint: Path) -> None:
+        """Start a new run from a checkpoint of another one. Raises `ConfigError`."""
         try:
             version = int(json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))["version"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -126,8 +135,8 @@ class RunDirectory:
         finally:
             ledger.close()
 
-    def check_room(self, checkpoint_bytes: int, checkpoint_dir: Path) -> None:
-        """Raises `ConfigError` where not even one checkpoint would fit."""
+    def check_disk_space(self, checkpoint_bytes: int, checkpoint_dir: Path) -> None:
+        """Raise `ConfigError` where not even one checkpoint would fit."""
         try:
             checkpoint_dir.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=checkpoint_dir):
@@ -141,22 +150,22 @@ class RunDirectory:
                 value=str(checkpoint_dir),
             )
 
-    def identify(self, resolved: ResolvedConfig, identity: Mapping[str, Any]) -> None:
-        """Write down what this run is; or raise `ConfigError` where an earlier process began another one here."""
-        mine = {**identity, **{key: _read_option(resolved, key) for key in _FIXED_OPTIONS}}
+    def write_identity(self, resolved: ResolvedConfig, identity: Mapping[str, Any]) -> None:
+        """Write the configuration and what identifies the run. Raises `ConfigError` where another run started here."""
+        wanted = {**identity, **{key: _read_option(resolved, key) for key in _FIXED_OPTIONS}}
         path = self.path / IDENTITY_FILE
         if self.started and path.exists():
-            theirs = json.loads(path.read_text(encoding="utf-8"))
-            for key, value in mine.items():
-                if key in theirs and theirs[key] != json.loads(json.dumps(value)):
+            written = json.loads(path.read_text(encoding="utf-8"))
+            for key, value in wanted.items():
+                if key in written and written[key] != json.loads(json.dumps(value)):
                     raise ConfigError(
-                        f"the run in {self.path} was begun with {theirs[key]!r}",
+                        f"the run in {self.path} was begun with {written[key]!r}",
                         key=key,
                         value=value,
                         hint="go on as it was, or choose another output_dir",
                     )
         else:
-            _write_atomically(path, json.dumps(mine, indent=2) + "\n")
+            _write_atomically(path, json.dumps(wanted, indent=2) + "\n")
         tree: dict[str, Any] = {}
         for key, value in resolved.given().items():
             _set_nested(tree, key, value)
@@ -164,7 +173,7 @@ class RunDirectory:
 
 
 def find_checkpoint_of_run(path: Path) -> Path | None:
-    """Of the run in `path`, also while a process is at work there."""
+    """Return the newest checkpoint of the run in `path`, which may be running."""
     last = find_newest_checkpoint(path / LEDGER_FILE)
     return None if last is None else path / last[1]
 
@@ -200,14 +209,14 @@ def _set_nested(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    draft = path.with_name(path.name + ".partial")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    """Write the whole text or nothing."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def _truncate_torn_line(path: Path) -> None:
-    """Cut off what a killed process left of its last line."""
+    """Remove an incomplete last line, which a killed process may leave."""
     with path.open("r+b") as log:
         end = log.seek(0, os.SEEK_END)
         while end:
@@ -220,22 +229,18 @@ def _truncate_torn_line(path: Path) -> None:
             end = start
 
 
-CONTROL_SOCKET = "control.sock"
-_MAX_REQUEST_BYTES = 4096
-_REPLY_TIMEOUT_S = 10.0
-
-ControlHandler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+# -- control socket
 
 
 @asynccontextmanager
-async def serve_control_socket(directory: Path, answer: ControlHandler) -> AsyncIterator[None]:
-    """Answer whoever asks, as long as the block lasts. Raises `OSError` where there can be no socket."""
+async def serve_control_socket(directory: Path, handler: ControlHandler) -> AsyncIterator[None]:
+    """Answer requests until the block ends. Raises `OSError` where no socket can be made."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with suppress(OSError, TimeoutError, ValueError):
                 async with asyncio.timeout(_REPLY_TIMEOUT_S):
-                    reply = _handle_request(await reader.readline(), answer)
+                    reply = _handle_request(await reader.readline(), handler)
                     writer.write(json.dumps(reply).encode() + b"\n")
                     await writer.drain()
         finally:
@@ -250,10 +255,10 @@ async def serve_control_socket(directory: Path, answer: ControlHandler) -> Async
 
 
 def make_scale_handler(flow: AsyncTrainingFlow) -> ControlHandler:
-    """What a run says to `{"engines": n}`."""
+    """Return the handler of `{"engines": n}`, which changes the number of engines."""
 
-    def answer(question: Mapping[str, Any]) -> Mapping[str, Any]:
-        wanted = question.get("engines")
+    def scale(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        wanted = request.get("engines")
         if not isinstance(wanted, int) or isinstance(wanted, bool):
             raise ConfigError("how many?", key="engines", value=wanted, hint="a whole number")
         if flow.fleet is None:
@@ -261,18 +266,18 @@ def make_scale_handler(flow: AsyncTrainingFlow) -> ControlHandler:
         joined, left = flow.fleet.scale(wanted)
         return {"joined": joined, "left": left}
 
-    return answer
+    return scale
 
 
-def send_control_request(directory: Path, question: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the run in `directory` says. Raises `HeadwayError` where none is at work there, or where it refuses."""
+def send_control_request(directory: Path, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the reply of the run in `directory`. Raises `HeadwayError` where none is running, or where it refuses."""
     if not directory.is_dir():
         raise HeadwayError(f"{directory}: there is no such directory")
     try:
         with socket.socket(socket.AF_UNIX) as connection, _shorten_socket_path(directory) as address:
             connection.settimeout(_REPLY_TIMEOUT_S)
             connection.connect(address)
-            connection.sendall(json.dumps(question).encode() + b"\n")
+            connection.sendall(json.dumps(request).encode() + b"\n")
             reply = json.loads(connection.makefile("rb").readline(_MAX_REQUEST_BYTES) or b"{}")
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise HeadwayError(f"{directory}: no run is at work there") from error
@@ -287,12 +292,12 @@ def send_control_request(directory: Path, question: Mapping[str, Any]) -> Mappin
     return dict(reply)
 
 
-def _handle_request(line: bytes, answer: ControlHandler) -> Mapping[str, Any]:
+def _handle_request(line: bytes, handler: ControlHandler) -> Mapping[str, Any]:
     try:
-        question = json.loads(line)
-        if not isinstance(question, dict):
+        request = json.loads(line)
+        if not isinstance(request, dict):
             raise ValueError("not an object")
-        return answer(question)
+        return handler(request)
     except ValueError as error:
         return {"error": f"not understood: {error}"}
     except HeadwayError as error:
@@ -300,29 +305,29 @@ def _handle_request(line: bytes, answer: ControlHandler) -> Mapping[str, Any]:
 
 
 def _bind_socket(directory: Path) -> socket.socket:
-    """The listening end; nobody else may use it from the moment that it is there."""
+    """Make the listening socket, which only its owner may use from the moment that it exists."""
     (directory / CONTROL_SOCKET).unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX)
+    listener = socket.socket(socket.AF_UNIX)
     try:
-        os.fchmod(made.fileno(), 0o600)
+        os.fchmod(listener.fileno(), 0o600)
         with _shorten_socket_path(directory) as address:
-            made.bind(address)
+            listener.bind(address)
         (directory / CONTROL_SOCKET).chmod(0o600)
     except BaseException:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 @contextmanager
 def _shorten_socket_path(directory: Path) -> Iterator[str]:
-    """A name for the socket that is short enough: those of sockets end after some hundred characters."""
-    own = Path("/proc/self/fd")
-    if not own.is_dir():
+    """Yield a path to the socket that stays below the limit of about a hundred characters."""
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
         yield str(directory / CONTROL_SOCKET)
         return
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield str(own / str(handle) / CONTROL_SOCKET)
+        yield str(descriptors / str(handle) / CONTROL_SOCKET)
     finally:
         os.close(handle)

@@ -1,43 +1,54 @@
-"""A whole run: check everything, open the directory, start the parts, train, leave a page behind.
+"""A training run from the first check to the last event: prepare it, open its directory, start it, train.
 
-Guarantees: nothing is started before model, data, rewards, trackers and directory have been checked. However the run
-ends (done, stopped, failed, interrupted), its children are gone, its log is closed and its state is on the disk.
+Guarantees: nothing is started before model, data, rewards and directory have been checked. However a run ends (done,
+stopped, failed, interrupted), its child processes are gone, its event log is closed and its state is on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headway.config import ResolvedConfig
 from headway.data import DataSources, fingerprint, make_sources
+from headway.environments.text_episode import SEED_KEY
 from headway.errors import ConfigError
 from headway.flow.backends import Backends
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
-from headway.launch.environment_pool import EnvironmentPool, make_environment_pool, make_episode_sources
-from headway.launch.language_components import PolicyInfo, TrainingComponents, make_backends
-from headway.launch.model_families import make_run_components, select_model_family
-from headway.launch.placement import Placement, check_tensor_parallel_model, plan_placement
+from headway.launch.components import LaunchContext, ModelFamily, PolicyInfo, make_backends, make_run_components
+from headway.launch.denoising_components import DenoisingModelFamily
+from headway.launch.environment_pool import make_environment_pool, make_episode_sources
+from headway.launch.language_components import LanguageModelFamily
+from headway.launch.placement import Placement, plan_placement
 from headway.launch.run_directory import EVENTS_FILE, RunDirectory, make_scale_handler, serve_control_socket
-from headway.launch.sample_logs import ImageSampleLog, SampleLog
 from headway.launch.transports import check_version_directory
 from headway.monitor.event_log import EventLog, EventSink, JsonlSink, LoggedEvent
 from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.machine_facts import describe_machine
+from headway.monitor.sample_excerpts import ImageLog
+from headway.rewards.images.image_reward import image_to_png_base64
 from headway.rewards.reward_registry import make_rewards
+from headway.rollout.sample_evaluation import EvaluatedSample
 from headway.settings import make_run_settings
+from headway.types import Batch, Image, Sample, SampleGroup
 from headway.version import VERSION
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""Of a checkpoint: weights and two moments, in fp32."""
+"""Size of a checkpoint: weights and two moments, in fp32."""
 _VERSION_BYTES_PER_PARAMETER = 4
-"""For each parameter, at most."""
+"""Largest size of a version of the weights."""
 _TICK_S = 0.5
+_GROUPS_PER_STEP = 2
+_IMAGES_PER_VALIDATION = 24
+_LONGEST_SIDE = 256
+"""Longest side of a logged image in pixels."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -48,16 +59,28 @@ class PreparedRun:
     resolved: ResolvedConfig
     policy: PolicyInfo
     sources: DataSources
-    place: Placement
+    placement: Placement
+    family: ModelFamily
 
     @property
     def directory(self) -> Path:
+        """Directory of the run."""
         return Path(self.resolved.config.output_dir)
 
     @property
     def checkpoints(self) -> Path:
+        """Directory of the checkpoints."""
         given = self.resolved.config.checkpoint_dir
         return Path(given) if given else self.directory / "checkpoints"
+
+    def make_context(self, logs: Path | None) -> LaunchContext:
+        """Return what the components of the run are made from; their output goes to `logs`."""
+        return LaunchContext(resolved=self.resolved, policy=self.policy, placement=self.placement, logs=logs)
+
+
+def select_model_family(resolved: ResolvedConfig) -> ModelFamily:
+    """Return the family of the model that the configuration trains."""
+    return DenoisingModelFamily() if resolved.derived.pipeline == "denoising" else LanguageModelFamily()
 
 
 def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
@@ -69,18 +92,17 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
     if not config.rewards and not agentic:
         raise ConfigError("nothing judges the answers", key="rewards", value={}, hint="such as rewards: {math: {}}")
     make_rewards(config.rewards, answer=config.actor_train.data_args.answer)
-    where, kind = plan_placement(resolved), select_model_family(resolved)
-    policy = kind.find_policy(resolved)
+    placement, family = plan_placement(resolved), select_model_family(resolved)
+    policy = family.find_policy(resolved)
     _check_context_length(resolved, policy)
-    kind.check_lengths(resolved, policy)
-    check_tensor_parallel_model(where.layout, policy.path)
+    family.check_policy(resolved, policy, placement)
     sources = make_episode_sources(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
-    kind.check_sources(policy, sources)
-    return PreparedRun(resolved=resolved, policy=policy, sources=sources, place=where)
+    family.check_sources(policy, sources)
+    return PreparedRun(resolved=resolved, policy=policy, sources=sources, placement=placement, family=family)
 
 
 def _check_context_length(resolved: ResolvedConfig, policy: PolicyInfo) -> None:
-    """A model whose positions end before a sequence does cannot answer at all."""
+    """Reject sequences that are longer than the positions of the model."""
     wanted, derived = resolved.derived.sequence_length, resolved.derived
     if policy.positions is not None and wanted > policy.positions:
         raise ConfigError(
@@ -94,7 +116,7 @@ def _check_context_length(resolved: ResolvedConfig, policy: PolicyInfo) -> None:
 
 @contextmanager
 def open_run_directory(prepared: PreparedRun) -> Iterator[RunDirectory]:
-    """The run's directory, locked, identified and with room for a checkpoint. Raises `ConfigError`."""
+    """Lock the run's directory, check its space and identity, and write the configuration. Raises `ConfigError`."""
     with RunDirectory(prepared.directory) as directory:
         resume = prepared.resolved.config.resume
         if directory.started and resume == "never":
@@ -104,12 +126,13 @@ def open_run_directory(prepared: PreparedRun) -> Iterator[RunDirectory]:
                 value=str(directory.path),
                 hint="choose another output_dir, or resume: auto",
             )
-        directory.check_room(prepared.policy.parameters * CHECKPOINT_BYTES_PER_PARAMETER, prepared.checkpoints)
-        check_version_directory(prepared.place.route, prepared.policy.parameters * _VERSION_BYTES_PER_PARAMETER)
+        directory.check_disk_space(prepared.policy.parameters * CHECKPOINT_BYTES_PER_PARAMETER, prepared.checkpoints)
+        version_bytes = prepared.policy.parameters * _VERSION_BYTES_PER_PARAMETER
+        check_version_directory(prepared.placement.transport, version_bytes)
         data = fingerprint(prepared.sources.train)
-        directory.identify(prepared.resolved, {"pretrain": str(prepared.policy.path), "data": data})
+        directory.write_identity(prepared.resolved, {"pretrain": str(prepared.policy.path), "data": data})
         if not directory.started and resume not in ("auto", "never"):
-            directory.adopt(Path(resume))
+            directory.start_from_checkpoint(Path(resume))
         yield directory
 
 
@@ -121,36 +144,34 @@ async def run_training(
     tick: Callable[[float], None] | None = None,
     on_interrupt: Callable[[str], None] = lambda how: None,
 ) -> RunSummary:
-    """Run to the end, or until somebody interrupts. `tick` is called a few times a second with the log's time.
+    """Train to the end, or until an interrupt. `tick` is called twice a second with the time of the event log.
 
-    The first interrupt ends the run cleanly; `on_interrupt` is told. The second, or one before the parts are up,
-    raises `CancelledError` as soon as everything is released.
+    The first SIGINT or SIGTERM stops the run cleanly and calls `on_interrupt` with its name. The second, or one before
+    all components are up, raises `CancelledError` as soon as everything is released.
     """
     loop = asyncio.get_running_loop()
-    resumed, before_s, began_s = directory.started, directory.last_event_s(), loop.time()
+    resumed, earlier_s, start_s = directory.started, directory.read_last_event_s(), loop.time()
 
     def clock() -> float:
-        return before_s + loop.time() - began_s
+        return earlier_s + loop.time() - start_s
 
     events = EventLog(clock, *sinks)
-    machinery = make_run_components(prepared.resolved, prepared.policy, prepared.place, directory.path / "logs")
-    worlds = make_environment_pool(prepared.resolved, prepared.policy)
-    backends = make_backends(prepared.resolved, prepared.policy, machinery, prepared.sources, worlds)
+    context = prepared.make_context(directory.path / "logs")
+    components = make_run_components(context, prepared.family)
+    environments = make_environment_pool(prepared.resolved, prepared.policy)
+    backends = make_backends(prepared.resolved, prepared.policy, components, prepared.sources, environments)
     flow = _make_flow(prepared, directory, backends, events)
     with _EventFileSink(directory.path / EVENTS_FILE, flow) as log:
         events.attach(log)
-        with _InterruptHandler(flow, on_interrupt) as interrupts:  # before anybody can see that it runs
-            events.emit(
-                RunBegin(
-                    who="run", resumed=resumed, trained=directory.trained(), machine=describe_machine(), headway=VERSION
-                )
-            )
+        with _InterruptHandler(flow, on_interrupt) as interrupts:  # installed before the first event is visible
+            trained, machine = directory.count_trained_steps(), describe_machine()
+            events.emit(RunBegin(who="run", resumed=resumed, trained=trained, machine=machine, headway=VERSION))
             ticking = None if tick is None else asyncio.ensure_future(_call_periodically(tick, clock))
             try:
-                await machinery.start()
+                await components.start()
                 gc.collect()
-                gc.freeze()  # modules and models are not garbage: a full collection would look at all of them
-                interrupts.ready = True
+                gc.freeze()  # a full collection would visit all modules and models, which are never garbage
+                interrupts.can_stop_cleanly = True
                 async with _open_control_socket(directory, flow, events):
                     summary = await flow.run()
                 events.emit(
@@ -160,28 +181,23 @@ async def run_training(
             finally:
                 if ticking is not None:
                     ticking.cancel()
-                await _close_components(machinery, worlds)
+                try:
+                    await components.close()
+                finally:
+                    await environments.close()  # kills every process that is left, so it comes last
 
 
 @asynccontextmanager
 async def _open_control_socket(
     directory: RunDirectory, flow: AsyncTrainingFlow, events: EventLog
 ) -> AsyncIterator[None]:
-    """The run can be spoken to; where the disk has no room for sockets, it goes on without."""
+    """Serve the control socket; a run whose file system has no sockets goes on without it."""
     async with AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(serve_control_socket(directory.path, make_scale_handler(flow)))
         except OSError as error:
             events.emit(ErrorReport(who="control", error="OSError", message=f"cannot be spoken to: {error.strerror}"))
         yield
-
-
-async def _close_components(machinery: TrainingComponents, worlds: EnvironmentPool) -> None:
-    """Worlds last: whatever process is left then has been started by one of them."""
-    try:
-        await machinery.close()
-    finally:
-        await worlds.close()
 
 
 def _make_flow(
@@ -202,7 +218,7 @@ def _make_flow(
 
 
 class _EventFileSink:
-    """The log on the disk; where it cannot be written, the run stops cleanly instead of going on unrecorded."""
+    """Writes the event log; stops the run cleanly when the log cannot be written."""
 
     def __init__(self, path: Path, flow: AsyncTrainingFlow) -> None:
         self._flow, self._failed = flow, False
@@ -228,12 +244,12 @@ class _EventFileSink:
 
 
 class _InterruptHandler:
-    """SIGINT and SIGTERM while a run is at work: the first asks it to stop, the second ends it where it stands."""
+    """Handles SIGINT and SIGTERM: the first stops the run cleanly, the second cancels it."""
 
     def __init__(self, flow: AsyncTrainingFlow, on_interrupt: Callable[[str], None]) -> None:
-        self.ready = False
-        """The parts are up: there is something to stop cleanly."""
-        self._flow, self._on_interrupt, self._asked = flow, on_interrupt, False
+        self.can_stop_cleanly = False
+        """Whether all components are up; set by `run_training`."""
+        self._flow, self._on_interrupt, self._stopping = flow, on_interrupt, False
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
 
     def __enter__(self) -> _InterruptHandler:
@@ -247,10 +263,10 @@ class _InterruptHandler:
 
     def _interrupt(self, number: int) -> None:
         assert self._task is not None
-        if self._asked or not self.ready:
+        if self._stopping or not self.can_stop_cleanly:
             self._task.cancel()
             return
-        self._asked, name = True, signal.Signals(number).name
+        self._stopping, name = True, signal.Signals(number).name
         self._flow.stop(f"stopped by {name}")
         self._on_interrupt(name)
 
@@ -259,3 +275,81 @@ async def _call_periodically(tick: Callable[[float], None], clock: Callable[[], 
     while True:
         await asyncio.sleep(_TICK_S)
         tick(clock())
+
+
+class SampleLog:
+    """Writes a few answers of every step to `samples.jsonl`, so that people can watch the policy change.
+
+    Each line has step, prompt, answer, expected, reward and finish. Of each step it has the best and the worst answer
+    of the first groups; the turns of an episode are joined. Batches of images write nothing. A full disk stops this
+    log, not the run.
+    """
+
+    def __init__(self, path: Path, *, prompt: str = "prompt", answer: str | None = "answer") -> None:
+        self._path, self._prompt, self._answer = path, prompt, answer
+
+    def __call__(self, batch: Batch, trained: int) -> None:
+        lines = [
+            json.dumps(self._row(sample, trained), ensure_ascii=False)
+            for group in batch.groups[:_GROUPS_PER_STEP]
+            for sample in _best_and_worst(group)
+            if sample.episode.turns[-1].generation.image is None
+        ]
+        if not lines:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as log:
+                log.write("".join(f"{line}\n" for line in lines))
+        except OSError:
+            return  # the ledger and the event log report the problem of the disk
+
+    def _row(self, sample: Sample, trained: int) -> dict[str, Any]:
+        task, last = sample.episode.task, sample.episode.turns[-1].generation
+        start = f"{task.domain}, seed {task.data[SEED_KEY]}" if SEED_KEY in task.data else ""
+        answers = [turn.generation.text for turn in sample.episode.turns]
+        return {
+            "step": trained,
+            "prompt": task.data.get(self._prompt, start),
+            "answer": answers[0] if len(answers) == 1 else " → ".join(text.strip() for text in answers),
+            "expected": task.data.get(self._answer) if self._answer else None,
+            "reward": None if sample.score is None else sample.score.value,
+            "finish": str(last.finish),
+        }
+
+
+def _best_and_worst(group: SampleGroup) -> Iterator[Sample]:
+    ranked = sorted(group.samples, key=lambda sample: -(sample.score.value if sample.score else 0.0))
+    yield ranked[0]
+    if len(ranked) > 1:
+        yield ranked[-1]
+
+
+class ImageSampleLog:
+    """Writes the first images of every validation to `images.jsonl`: always the same prompts and the same noise."""
+
+    def __init__(self, path: Path, *, prompt: str = "prompt") -> None:
+        self._log, self._prompt = ImageLog(path, prompts=_IMAGES_PER_VALIDATION), prompt
+
+    def __call__(self, trained: int, judged: Sequence[EvaluatedSample]) -> None:
+        images = [
+            (str(one.task.data.get(self._prompt, "")), image_to_png_base64(downscale_image(image)), score.value)
+            for one in judged[:_IMAGES_PER_VALIDATION]
+            for episode, score in one.answers[:1]
+            if (image := episode.turns[-1].generation.image) is not None
+        ]
+        if images:
+            self._log(trained, images)
+
+
+def downscale_image(image: Image, largest: int = _LONGEST_SIDE) -> Image:
+    """Return every nth pixel of the image, so that no side is longer than `largest`."""
+    step = -(-max(image.height, image.width) // largest)
+    if step == 1:
+        return image
+    rows, wide = range(0, image.height, step), 3 * image.width
+    pixels = b"".join(
+        image.pixels[row * wide + 3 * column : row * wide + 3 * column + 3]
+        for row in rows
+        for column in range(0, image.width, step)
+    )
+    return Image(height=len(rows), width=len(range(0, image.width, step)), pixels=pixels)

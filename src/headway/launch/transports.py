@@ -1,7 +1,13 @@
-"""Which way weights take from the trainer into the engines of a run: chosen once, from plain facts.
+"""Choose how weights travel from the trainer into the engines, and make both ends of that transport.
 
-`select_transport_kind` is the choice. Whatever else depends on it (where versions are published, what engines are told, how much
-memory that takes) follows from the `TransportPlan`, which travels to every part as JSON.
+`plan_transport` makes the choice once. Everything that depends on it follows from the `TransportPlan`, which every
+component gets as JSON:
+
+    controller   make_transport(resolved, plan)                           carries buckets
+    trainer      make_published_store(…), wrap_weight_source(…)           publishes versions and hands them out
+    engine       make_receiver_end(plan, name, device)                    opens payloads, keeps what delta needs
+
+An engine that joins late needs nothing else: it is sent the newest version by the same transport.
 """
 
 from __future__ import annotations
@@ -23,31 +29,51 @@ if TYPE_CHECKING:
     from headway.weights.base import WeightReceiver, WeightSource, WeightTransport
     from headway.weights.weight_store import WeightStore
 
-
+Device = Literal["cpu", "cuda"]
 TransportKind = Literal["in_process", "shared_memory", "disk", "broadcast", "cuda_ipc", "object_store"]
 _KEY = "weight_transfer.transport"
 _LOOPBACK = "127.0.0.1"
+_DELTA_BUCKET_MB = 16.0
+"""Largest bucket of a delta transfer: one changed number sends its whole bucket."""
+_VERSIONS_ON_DISK = 3
+"""Versions that stay: the newest, the one before it, and one for an engine that is slow to read."""
+_BROADCAST_TIMEOUT_S = 60.0
+_VERSIONS_ON_GPU = 4
+"""Versions on a GPU at once: two that are held, one that arrives, one that replaces it."""
+_GPU_SHARE_FOR_VERSIONS = 0.15
+"""Largest share of a GPU's memory for versions; beyond it they go through the memory of the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportPlan:
-    """The way, and what both ends have to know of it."""
+    """The transport of a run, and what both of its ends have to know."""
 
-    way: TransportKind = "in_process"
+    kind: TransportKind = "in_process"
     delta: bool = False
-    """Buckets that did not change are left out."""
+    """Whether buckets that did not change are left out."""
     rendezvous: str = ""
-    """`host:port` where a broadcast is to be found."""
+    """`host:port` at which a broadcast is reached."""
     directory: str = ""
-    """Where versions are written."""
+    """Directory into which versions are written."""
 
     def to_json(self) -> dict[str, Any]:
-        """For a child process; `TransportPlan(**…)` there."""
+        """Return the plan for a child process, which makes it again by `TransportPlan(**…)`."""
         return asdict(self)
 
 
+def plan_transport(resolved: ResolvedConfig, *, device: str, processes: bool) -> TransportPlan:
+    """Plan the transport that the configuration asks for, or one that suits the placement. Raises `ConfigError`."""
+    kind = select_transport_kind(resolved, device=device, processes=processes)
+    return TransportPlan(
+        kind=kind,
+        delta=resolved.config.weight_transfer.delta,
+        rendezvous=_choose_rendezvous(resolved) if kind == "broadcast" else "",
+        directory=_find_version_directory(resolved) if kind == "disk" else "",
+    )
+
+
 def select_transport_kind(resolved: ResolvedConfig, *, device: str, processes: bool) -> TransportKind:
-    """What the configuration asks for, or what suits the placement. Raises `ConfigError`."""
+    """Return what the configuration asks for, or what suits the placement. Raises `ConfigError`."""
     wanted = resolved.config.weight_transfer
     if not processes:
         if wanted.transport != "auto" or wanted.delta:
@@ -62,22 +88,11 @@ def select_transport_kind(resolved: ResolvedConfig, *, device: str, processes: b
     return "object_store" if resolved.config.cluster.kind == "ray" else "shared_memory"
 
 
-def plan_transport(resolved: ResolvedConfig, *, device: str, processes: bool) -> TransportPlan:
-    """The way with its particulars. Raises `ConfigError`."""
-    way, wanted = select_transport_kind(resolved, device=device, processes=processes), resolved.config.weight_transfer
-    return TransportPlan(
-        way=way,
-        delta=wanted.delta,
-        rendezvous=_choose_rendezvous(resolved) if way == "broadcast" else "",
-        directory=_find_version_directory(resolved) if way == "disk" else "",
-    )
-
-
-def plan_transport_without_trainer(route: TransportPlan, *, clustered: bool) -> TransportPlan:
-    """For engines that are given their weights once, by the process that asks them."""
-    if route.way == "in_process":
-        return route
-    return TransportPlan(way="object_store" if clustered else "shared_memory")
+def plan_transport_without_trainer(plan: TransportPlan, *, clustered: bool) -> TransportPlan:
+    """Return the plan for engines that get their weights once, from the controller's process."""
+    if plan.kind == "in_process":
+        return plan
+    return TransportPlan(kind="object_store" if clustered else "shared_memory")
 
 
 def _find_version_directory(resolved: ResolvedConfig) -> str:
@@ -104,19 +119,11 @@ def _find_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-Device = Literal["cpu", "cuda"]
-_DELTA_BUCKET_MB = 16.0
-"""One changed number sends its whole bucket."""
-_VERSIONS_ON_DISK = 3
-"""Versions that stay: the newest, the one before it, and one for an engine that is slow to read."""
-_BROADCAST_TIMEOUT_S = 60.0
-
-
-def check_version_directory(route: TransportPlan, version_bytes: int) -> None:
-    """That versions can be written where they go. Raises `ConfigError`."""
-    if route.way != "disk":
+def check_version_directory(plan: TransportPlan, version_bytes: int) -> None:
+    """Check that versions can be written where they go, and fit there. Raises `ConfigError`."""
+    if plan.kind != "disk":
         return
-    path, key = Path(route.directory), "weight_transfer.directory"
+    path, key = Path(plan.directory), "weight_transfer.directory"
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -129,28 +136,31 @@ def check_version_directory(route: TransportPlan, version_bytes: int) -> None:
         raise ConfigError(problem, key=key, value=str(path))
 
 
-def make_transport(resolved: ResolvedConfig, route: TransportPlan) -> WeightTransport:
-    """In the controller. Raises `ConfigError` when the address of a broadcast cannot be had."""
+# -- in the controller
+
+
+def make_transport(resolved: ResolvedConfig, plan: TransportPlan) -> WeightTransport:
+    """Make what carries buckets. Raises `ConfigError` when the address of a broadcast cannot be used."""
     from headway.weights.delta_transport import DeltaTransport
 
-    made = _make_plain_transport(resolved, route)
-    return DeltaTransport(made) if route.delta else made
+    transport = _make_plain_transport(resolved, plan)
+    return DeltaTransport(transport) if plan.delta else transport
 
 
-def _make_plain_transport(resolved: ResolvedConfig, route: TransportPlan) -> WeightTransport:
+def _make_plain_transport(resolved: ResolvedConfig, plan: TransportPlan) -> WeightTransport:
     from headway.weights.disk_transport import DiskTransport
     from headway.weights.object_store import ObjectTransport
     from headway.weights.shared_memory import InProcessTransport, SharedMemoryTransport
 
-    if route.way == "broadcast":
-        return _make_broadcast_transport(resolved, route.rendezvous)
-    if route.way == "disk":
+    if plan.kind == "broadcast":
+        return _make_broadcast_transport(resolved, plan.rendezvous)
+    if plan.kind == "disk":
         return DiskTransport()
-    if route.way == "shared_memory":
+    if plan.kind == "shared_memory":
         return SharedMemoryTransport()
-    if route.way == "object_store":
+    if plan.kind == "object_store":
         return ObjectTransport()
-    return InProcessTransport()  # what a bucket says is enough
+    return InProcessTransport()  # the payload itself says where the bytes are
 
 
 def _make_broadcast_transport(resolved: ResolvedConfig, rendezvous: str) -> WeightTransport:
@@ -166,90 +176,112 @@ def _make_broadcast_transport(resolved: ResolvedConfig, rendezvous: str) -> Weig
         raise ConfigError(problem, key="weight_transfer.address", value=rendezvous) from error
 
 
-def make_published_store(resolved: ResolvedConfig, device: Device, route: TransportPlan) -> WeightStore:
-    """In the trainer's process: where versions are published for engines in others."""
-    return make_weight_store(resolved, device, _make_arena(resolved, device, route))
+# -- in the process of the trainer
 
 
-def _make_arena(resolved: ResolvedConfig, device: Device, route: TransportPlan) -> Any:
-    """Of the heap, shared memory, the object store (which a broadcast from another machine reads too), or a GPU."""
+def make_published_store(resolved: ResolvedConfig, device: Device, plan: TransportPlan) -> WeightStore:
+    """Make the store in which versions are published for engines in other processes."""
     from headway.weights.device_memory import CudaMemory, IpcArena
     from headway.weights.object_store import ObjectArena
     from headway.weights.weight_store import SharedArena
 
-    if route.way == "disk":
-        return None
-    if route.way == "cuda_ipc":
-        return IpcArena(CudaMemory(device))
-    return ObjectArena() if resolved.config.cluster.kind == "ray" else SharedArena()
+    if plan.kind == "disk":
+        return make_weight_store(resolved, device)
+    if plan.kind == "cuda_ipc":
+        return make_weight_store(resolved, device, IpcArena(CudaMemory(device)))
+    on_ray = resolved.config.cluster.kind == "ray"  # a broadcast from another machine reads the object store too
+    return make_weight_store(resolved, device, ObjectArena() if on_ray else SharedArena())
 
 
-def make_weight_store(resolved: ResolvedConfig, device: Device, arena: Any) -> WeightStore:
-    """Weights travel as engines compute with them: what is rounded away on the way makes the policy another one."""
+def make_local_store(resolved: ResolvedConfig, device: Device, parameters: int) -> WeightStore:
+    """Make the store for engines in the trainer's own process: on the GPU, if there is enough memory for versions."""
+    if device == "cuda" and count_device_version_bytes(parameters):
+        from headway.weights.device_memory import DeviceArena
+
+        return make_weight_store(resolved, device, DeviceArena("cuda"))
+    return make_weight_store(resolved, device)
+
+
+def count_device_version_bytes(parameters: int) -> int:
+    """Return the bytes that versions take on the GPU; 0 where they go through the memory of the host."""
+    import torch
+
+    total, needed = torch.cuda.get_device_properties(0).total_memory, 2 * parameters * _VERSIONS_ON_GPU
+    return needed if needed < _GPU_SHARE_FOR_VERSIONS * total else 0
+
+
+def make_weight_store(resolved: ResolvedConfig, device: Device, arena: Any = None) -> WeightStore:
+    """Make a store of versions in `arena`; `None`: in the heap of this process.
+
+    Weights travel in the precision of the engines: rounding on the way would serve another policy than the trained one.
+    """
     from headway.weights.weight_store import WeightStore
 
     return WeightStore(bucket_mb=choose_bucket_mb(resolved), wire=select_wire_dtype(resolved, device), arena=arena)
 
 
 def select_wire_dtype(resolved: ResolvedConfig, device: Device) -> torch.dtype:
-    """What floating tensors travel as."""
+    """Return the type in which floating-point tensors travel."""
     import torch
 
-    kind = resolved.config.actor_infer.model_args.dtype
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}["fp32" if device == "cpu" else kind]
+    name = "fp32" if device == "cpu" else resolved.config.actor_infer.model_args.dtype
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
 
 
 def choose_bucket_mb(resolved: ResolvedConfig) -> float:
-    """Size of a bucket."""
-    wanted, usual = resolved.config.weight_transfer, resolved.config.param_update_consume_bucket_mb
-    return wanted.bucket_mb or (min(usual, _DELTA_BUCKET_MB) if wanted.delta else usual)
+    """Return the size of a bucket."""
+    transfer, usual = resolved.config.weight_transfer, resolved.config.param_update_consume_bucket_mb
+    return transfer.bucket_mb or (min(usual, _DELTA_BUCKET_MB) if transfer.delta else usual)
 
 
-def wrap_weight_source(source: WeightSource, resolved: ResolvedConfig, route: TransportPlan) -> WeightSource:
-    """In the trainer's process: what gives versions out."""
-    if route.way != "disk":
+def wrap_weight_source(source: WeightSource, resolved: ResolvedConfig, plan: TransportPlan) -> WeightSource:
+    """Return the source that hands versions out: one that writes them to disk first, where the plan says so."""
+    if plan.kind != "disk":
         return source
 
     from headway.weights.disk_transport import DiskSource, VersionDirectory
 
     shard_mb = resolved.config.param_update_produce_bucket_mb
-    return DiskSource(source, VersionDirectory(route.directory, keep=_VERSIONS_ON_DISK, shard_mb=shard_mb))
+    return DiskSource(source, VersionDirectory(plan.directory, keep=_VERSIONS_ON_DISK, shard_mb=shard_mb))
+
+
+# -- in the process of an engine, or of a scorer that follows the trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverEnd:
-    """In the process of an engine, or of a scorer that follows the trainer."""
+    """The receiving end of a transport."""
 
-    read: Callable[[Any], Any]
-    """Opens payloads."""
-    keeps: bool = False
-    """The bytes of what is served stay at hand, for buckets that did not change."""
+    open_payload: Callable[[Any], Any]
+    delta: bool = False
+    """Whether the bytes of the served version are kept, for buckets that did not change."""
 
-    @classmethod
-    def of(cls, route: TransportPlan, name: str, device: Device) -> ReceiverEnd:
-        """What an engine called `name` needs; a scorer has no name, and reads what the trainer gave out."""
-        return cls(read=_make_payload_reader(route, name, device), keeps=route.delta)
-
-    def around(self, receiver: WeightReceiver) -> WeightReceiver:
-        """The engine's receiver, as others see it."""
-        if not self.keeps:
+    def wrap_receiver(self, receiver: WeightReceiver) -> WeightReceiver:
+        """Return the receiver that the controller sees: one that keeps a copy, where delta needs it."""
+        if not self.delta:
             return receiver
 
         from headway.weights.delta_transport import RetainingReceiver
 
-        return RetainingReceiver(receiver, read=self.read)
+        return RetainingReceiver(receiver, read=self.open_payload)
 
 
-def _make_payload_reader(route: TransportPlan, name: str, device: Device) -> Callable[[Any], Any]:
-    from headway.weights.shared_memory import PayloadReader
+def make_receiver_end(plan: TransportPlan, name: str, device: Device) -> ReceiverEnd:
+    """Make the end of engine `name`; a scorer has no name, and reads what the trainer published."""
+    return ReceiverEnd(open_payload=_make_payload_reader(plan, name, device), delta=plan.delta)
 
-    if route.way == "broadcast" and name:
+
+def _make_payload_reader(plan: TransportPlan, name: str, device: Device) -> Callable[[Any], Any]:
+    if plan.kind == "broadcast" and name:
         from headway.weights.broadcast_transport import BroadcastInbox
 
-        host, _, port = route.rendezvous.rpartition(":")
+        host, _, port = plan.rendezvous.rpartition(":")
         return BroadcastInbox(name, host, int(port)).buffer
-    if route.way == "cuda_ipc":
+    if plan.kind == "cuda_ipc":
         from headway.weights.device_memory import CudaMemory, IpcPayloadReader
 
         return IpcPayloadReader(CudaMemory(device)).buffer
+
+    from headway.weights.shared_memory import PayloadReader
+
     return PayloadReader().buffer

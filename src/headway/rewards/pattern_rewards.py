@@ -41,7 +41,9 @@ def make_regex_reward(
     workers = RewardWorkerPool(concurrency)
 
     async def judge(text: str, data: Mapping[str, Any]) -> float:
-        found = await workers.call(f"{__name__}:find_match", pattern, text, match, group, ignore_case, timeout_s=timeout_s)
+        found = await workers.call(
+            f"{__name__}:find_match", pattern, text, match, group, ignore_case, timeout_s=timeout_s
+        )
         if found is None or group is None:
             return float(found is not None)
         return float(found.strip() == str(get_expected_answer(data, answer)).strip())

@@ -107,7 +107,7 @@ def test_every_strategy_runs(runs: Runs, model: Path, tmp_path: Path, keys: dict
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"flow.window_size": 9}, "flow.window_size = 9: > 5 denoising steps − 1"),
+        ({"flow.window_size": 9}, "denoising.window_size = 9: > 5 denoising steps − 1"),
         ({"actor_train.data_args.options.longest": 9}, "is longer than the 4 characters of the model"),
         ({"pretrain": "text-imges"}, "pretrain = 'text-imges': there is no such directory"),
         ({"actor_train.data_args.system": "draw"}, "a prompt, not a conversation"),

@@ -14,7 +14,7 @@ from tests.runs.factory import Run, Runs, audit, count, events, gone, parts, row
 pytest.importorskip("numpy")
 
 PICTURES: dict[str, Any] = {
-    "flow.window_size": 2,
+    "denoising.window_size": 2,
     "actor_infer.generating_args.num_inference_steps": 5,
     "actor_train.data_args.file_name": "strings",
     "prompt_length": None,
@@ -89,10 +89,10 @@ def test_a_killed_run_goes_on_and_trains_everything_once(runs: Runs, model: Path
             "actor_rollout_ref.rollout.mode": "async",
             "actor_rollout_ref.rollout.with_reward": False,
             "num_gpus_per_node": 2,
-            "flow.window": "sliding",
+            "denoising.window": "sliding",
             "use_kl_loss": True,
         },
-        {"async_generation_ratio": 2, "flow.algorithm": "diffusion_nft"},
+        {"async_generation_ratio": 2, "denoising.algorithm": "diffusion_nft"},
     ],
     ids=["one step off", "nft"],
 )
@@ -107,7 +107,7 @@ def test_every_strategy_runs(runs: Runs, model: Path, tmp_path: Path, keys: dict
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"flow.window_size": 9}, "denoising.window_size = 9: > 5 denoising steps − 1"),
+        ({"denoising.window_size": 9}, "denoising.window_size = 9: > 5 denoising steps − 1"),
         ({"actor_train.data_args.options.longest": 9}, "is longer than the 4 characters of the model"),
         ({"pretrain": "text-imges"}, "pretrain = 'text-imges': there is no such directory"),
         ({"actor_train.data_args.system": "draw"}, "a prompt, not a conversation"),

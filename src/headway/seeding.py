@@ -7,8 +7,11 @@ other consumer's stream, and the same seed gives the same run.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Rng(Protocol):
@@ -24,3 +27,15 @@ def make_rng(seed: int, *path: str | int) -> Rng:
     """A generator of its own for whoever is named by `path`."""
     text = "/".join(str(part) for part in (seed, *path))
     return random.Random(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big"))
+
+
+def choose_item(rng: Rng, items: Sequence[T]) -> T:
+    """Return one of the items at random."""
+    return items[rng.randrange(0, len(items))]
+
+
+def shuffle_items(rng: Rng, items: Sequence[T]) -> list[T]:
+    """Return the items in random order."""
+    order = list(range(len(items)))
+    rng.shuffle(order)
+    return [items[index] for index in order]

@@ -18,8 +18,8 @@ from headway.environments.library.repair_repository import (
     call_outcome,
     make_checks,
     make_repository,
-    read_module_source,
 )
+from headway.environments.library.repair_sources import MODULE_SOURCES
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError
 from tests.sandbox.factory import require_sandbox
@@ -47,7 +47,7 @@ def differs(module: ModuleType, call: RepairCheck) -> bool:
 
 @pytest.mark.parametrize("name", REPAIR_MODULES)
 def test_every_bug_is_in_the_text_once_and_seen_by_a_call_that_is_shown(name: str) -> None:
-    source = read_module_source(name)
+    source = MODULE_SOURCES[name]
     right = module_from(source)
     for old, new in REPAIR_MODULES[name].bugs:
         assert source.count(old) == 1, old
@@ -76,8 +76,8 @@ def test_the_seed_decides_the_repository() -> None:
     assert len({json.dumps(dict(one.files)) for one in repositories()}) == 20
     for one in repositories():
         assert len(one.broken) == 2 and all(one.files[path] != one.right[path] for path in one.broken)
-        assert {call.module for call in one.calls if not call.shown} == {
-            call.module for call in one.calls if call.shown
+        assert {call.module for call in one.checks if not call.shown} == {
+            call.module for call in one.checks if call.shown
         }
 
 
@@ -174,7 +174,7 @@ def test_passing_the_shown_tests_alone_is_not_enough() -> None:
         await world.reset(2, {})
         (path,) = world.repository.broken
         table = {
-            f"{one.function}{json.dumps(one.arguments)}": one.expected for one in world.repository.calls if one.shown
+            f"{one.function}{json.dumps(one.arguments)}": one.expected for one in world.repository.checks if one.shown
         }
         learned = (
             f"import json\nT = {table!r}\nclass R(dict): pass\n"

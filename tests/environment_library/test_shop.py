@@ -16,7 +16,7 @@ def find(shop: ShopEnvironment) -> None:
     """Search for the goal's product by its title and open it, turning pages."""
     wanted = shop.goal.product
     shop.step(f"search[{wanted.title} {wanted.description}]")
-    while wanted.code not in shop.clickable():
+    while wanted.code not in shop.list_clickable():
         assert shop.step("click[next >]").valid, "the product is among the results"
     shop.step(f"click[{wanted.code}]")
 
@@ -43,7 +43,7 @@ def test_what_the_instruction_says_is_enough_to_find_most_products() -> None:
         shop.reset(seed, {})
         shop.step(f"search[{shop.goal.product.kind} {' '.join(shop.goal.attributes)}]")
         for _ in range(5):
-            found += shop.goal.product.code in shop.clickable()
+            found += shop.goal.product.code in shop.list_clickable()
             shop.step("click[next >]")
     assert found > 20
 
@@ -94,7 +94,7 @@ def test_missing_attributes_cost_their_share() -> None:
 def test_the_same_goal_is_the_same_shop() -> None:
     def pages(shop: ShopEnvironment) -> list[str]:
         texts = [shop.reset(7, {}), shop.step("search[red shirt]").text, shop.step("click[next >]").text]
-        return [*texts, shop.step(f"click[{shop.clickable()[-1]}]").text]
+        return [*texts, shop.step(f"click[{shop.list_clickable()[-1]}]").text]
 
     assert pages(ShopEnvironment(products=300)) == pages(ShopEnvironment(products=300))
     assert ShopEnvironment(products=300).reset(0, {"goal": 7}) == ShopEnvironment(products=300).reset(7, {})
@@ -118,7 +118,7 @@ def test_pages_are_turned_and_left() -> None:
     second = shop.step("click[next >]").text
     assert re.findall(r"\[b\d+\w\]", first) != re.findall(r"\[b\d+\w\]", second)
     assert shop.step("click[< prev]").text == first
-    code = shop.clickable()[-1]
+    code = shop.list_clickable()[-1]
     page = shop.step(f"click[{code}]").text
     assert "[buy now]" in page
     assert "It is" in shop.step("click[description]").text
@@ -131,7 +131,7 @@ def test_nothing_found_is_an_empty_page() -> None:
     shop = ShopEnvironment(products=50)
     shop.reset(0, {})
     assert "(0 results)" in shop.step("search[zeppelin]").text
-    assert shop.clickable() == ["back to search"]
+    assert shop.list_clickable() == ["back to search"]
 
 
 def test_bad_sizes_are_refused() -> None:

@@ -16,22 +16,22 @@ def test_every_room_is_solved_by_the_moves_that_come_with_it(rows: int, columns:
     for seed in range(12):
         room, solution = make_room(seed, rows=rows, columns=columns, boxes=boxes, depth=depth)
         assert 0 < len(solution) <= depth
-        assert room.placed == 0 and len(room.boxes) == len(room.targets) == boxes
+        assert room.boxes_on_targets == 0 and len(room.boxes) == len(room.targets) == boxes
         assert all(0 < row < rows - 1 and 0 < column < columns - 1 for row, column in room.floor), "walls around"
         for move in solution:
             following = apply_move(room, move)
             assert following is not room, "no move of a solution is in vain"
             room = following
-        assert room.solved
+        assert room.is_solved
 
 
 def test_crowded_rooms_begin_unsolved_too() -> None:
     for seed in range(4):
         room, solution = make_room(seed, rows=6, columns=6, boxes=5, depth=12)
-        assert room.placed < 5 and solution
+        assert room.boxes_on_targets < 5 and solution
         for move in solution:
             room = apply_move(room, move)
-        assert room.solved
+        assert room.is_solved
 
 
 def test_the_seed_decides_the_room() -> None:

@@ -54,7 +54,7 @@ def coins() -> Iterator[TextWorldExpress]:
 @needs_java
 def test_the_gold_path_earns_one(coins: TextWorldExpress) -> None:
     for seed in (0, 1005):
-        path = coins.gold(seed)
+        path = coins.find_solution(seed)
         opening = coins.reset(seed, {})
         assert opening.startswith("Task: ") and "Possible actions: " in opening
         replies = [coins.step(f"<answer>{action}</answer>") for action in path]

@@ -187,7 +187,7 @@ def test_the_toolbox_tells_what_is_malformed_from_what_is_refused() -> None:
             ParsedToolCall(name="halve", arguments={}),
             "not valid JSON",
         ]
-        answers = await box.answer(calls)
+        answers = await box.call_tools(calls)
         assert (answers.called, answers.refused, answers.malformed) == (2, 1, 3)
         assert answers.text.startswith("<tool_response>\n4\n</tool_response>\n<tool_response>\n8\n</tool_response>\n")
         assert "no tool 'halve', only calculator, double" in answers.text

@@ -58,18 +58,18 @@ def test_calls_of_a_foreign_agent_are_turns() -> None:
             return str(second["message"]["content"])
 
         rollout = asyncio.create_task(agent())
-        asked = await calls.following(rollout)
+        asked = await calls.next_request(rollout)
         assert asked is not None
         text = format_new_messages(asked, first=True)
         assert '"name": "look"' in text and text.endswith("Be kind.\n\nHello")
         calls.answer('I look. <tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>')
-        asked = await calls.following(rollout)
+        asked = await calls.next_request(rollout)
         assert (
             asked is not None
             and format_new_messages(asked, first=False) == "<tool_response>\nA door.\n</tool_response>"
         )
         calls.answer("Done.")
-        assert await calls.following(rollout) is None and rollout.result() == "Done."
+        assert await calls.next_request(rollout) is None and rollout.result() == "Done."
 
     asyncio.run(with_endpoint(scene))
 
@@ -78,14 +78,14 @@ def test_streams_and_nonsense_are_answered_and_abandoned_calls_end() -> None:
     async def scene(calls: ModelCallEndpoint, ask: Ask) -> None:
         assert "error" in await ask({"message": "?"})
         streamed = asyncio.create_task(ask({"messages": [user("Hi")], "stream": True}))
-        assert await calls.following(streamed) is not None
+        assert await calls.next_request(streamed) is not None
         calls.answer("Yes.")
         chunk, end = (await streamed).strip().split("\n\n")
         assert json.loads(chunk.removeprefix("data: "))["choices"][0]["delta"]["content"] == "Yes."
         assert end == "data: [DONE]"
         waiting = asyncio.create_task(ask({"messages": [user("Hi")]}))
-        assert await calls.following(waiting) is not None
-        calls.forget()
+        assert await calls.next_request(waiting) is not None
+        calls.cancel_requests()
         with pytest.raises(pytest.importorskip("aiohttp").ClientError):
             await waiting
 

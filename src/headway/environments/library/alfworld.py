@@ -1,10 +1,10 @@
-"""ALFWorld: household tasks in text, where its library and its game data are present.
+"""ALFWorld: household tasks as text, for installations that have its library and its game data.
 
 The data (`alfworld-download`) is not part of any package: the option `data_path`, or `ALFWORLD_DATA`, names its folder.
-The seed chooses a game of the split, among those marked solvable; the reward is 1 with the action that solves it.
+The seed chooses a game of the split, among those marked solvable. The reward is 1 for the action that solves it.
 
-Written to the interfaces of ALFWorld 0.4 and TextWorld 1.7 and tried against a stand-in for them only, not against the
-games themselves.
+This adapter was written to the interfaces of ALFWorld 0.4 and TextWorld 1.7 and tested only against a stand-in for
+them, not against the games themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ The actions that are possible now are listed after what you see."""
 
 
 class ALFWorld:
-    """One game an episode; `data` may hold `game`, the path of a game file below the data folder."""
+    """Plays one game per episode; `data` may hold `game`, the path of a game file below the data folder."""
 
     instructions = _INSTRUCTIONS
     reusable = True
@@ -47,50 +47,50 @@ class ALFWorld:
         if not self._games:
             hint = "run alfworld-download and name its folder"
             raise ConfigError(f"there are no games of {split} below it", key="data_path", value=folder, hint=hint)
-        self.max_steps, self._list = max_steps, list_actions
+        self.max_steps, self._list_actions = max_steps, list_actions
         self._world: Any = None
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         self.close()
-        game = self._folder / str(data["game"]) if "game" in data else self._game(seed)
-        asked = self._textworld.EnvInfos(won=True, admissible_commands=True, feedback=True)
+        game = self._folder / str(data["game"]) if "game" in data else self._choose_game(seed)
+        infos = self._textworld.EnvInfos(won=True, admissible_commands=True, feedback=True)
         wrappers = [self._wrappers.AlfredDemangler(shuffle=False)]
-        self._world = self._textworld.start(str(game), asked, wrappers=wrappers)
-        self._now = self._world.reset()
+        self._world = self._textworld.start(str(game), infos, wrappers=wrappers)
+        self._state = self._world.reset()
         self._steps = 0
-        return self._shown()
+        return self._show()
 
     def step(self, action: str) -> Reply:
         self._steps += 1
         command = extract_command(action)
-        valid = command in self._now["admissible_commands"]
-        self._now, _, ended = self._world.step(command)
-        won = bool(self._now["won"])
+        valid = command in self._state["admissible_commands"]
+        self._state, _, ended = self._world.step(command)
+        won = bool(self._state["won"])
         done = bool(ended) or won or self._steps >= self.max_steps
-        return Reply(self._shown(), float(won), done=done, valid=valid, success=won if done else None)
+        return Reply(self._show(), float(won), done=done, valid=valid, success=won if done else None)
 
     def close(self) -> None:
         world, self._world = self._world, None
         if world is not None:
             world.close()
 
-    def _game(self, seed: int) -> Path:
-        """The next solvable one: the files are large, so that only those are read that are asked for."""
+    def _choose_game(self, seed: int) -> Path:
+        """Return the next solvable game after the seed's; the files are large, so only as few as needed are read."""
         for number in range(seed, seed + len(self._games)):
             game = self._games[number % len(self._games)]
             if json.loads(game.read_text(encoding="utf-8")).get("solvable"):
                 return game
         raise EnvironmentFailed(f"no game below {self._folder} is marked solvable")
 
-    def _shown(self) -> str:
-        text = str(self._now["feedback"]).strip()
-        if not self._list:
+    def _show(self) -> str:
+        text = str(self._state["feedback"]).strip()
+        if not self._list_actions:
             return text
-        return f"{text}\n\nPossible actions: {', '.join(sorted(self._now['admissible_commands']))}"
+        return f"{text}\n\nPossible actions: {', '.join(sorted(self._state['admissible_commands']))}"
 
 
 @lru_cache(maxsize=8)
 def _find_games(folder: str, split: str) -> tuple[Path, ...]:
-    """Game files of a split, without those that the original leaves out: movable and sliced things."""
-    below = (path for path in Path(folder).glob(f"json_*/{split}/**/game.tw-pddl"))
-    return tuple(sorted(path for path in below if "movable" not in str(path) and "Sliced" not in str(path)))
+    """Return the game files of a split, without those that the original excludes: movable and sliced things."""
+    paths = Path(folder).glob(f"json_*/{split}/**/game.tw-pddl")
+    return tuple(sorted(path for path in paths if "movable" not in str(path) and "Sliced" not in str(path)))

@@ -1,11 +1,12 @@
-"""FrozenLake in words: cross the ice to the goal without falling into a hole.
+"""FrozenLake as text: cross the ice to the goal without falling into a hole.
 
-Maps are made from the seed and can always be crossed; walking and slipping are gymnasium's own. Options are those of
-ROLL's environment of the same name, and three more: `view`, how the lake is told (`grid`: all of it; `near`: which way
-the goal is, and where there is ice around); `progress`, a reward for coming nearer, without which a small model does
-not begin to learn; and `anywhere`, start and goal on any two cells instead of opposite corners, so that no move is
-right more often than another. What progress adds up to over an episode depends only on where it ends, so walking to and
-fro earns nothing.
+Maps are generated from the seed and can always be crossed; walking and slipping are gymnasium's own. The options are
+those of ROLL's environment of the same name, and three more:
+
+view        how the lake is shown (`grid`: all of it; `near`: the direction of the goal, and where there is ice around)
+progress    a reward for coming nearer, without which a small model does not begin to learn; its sum over an episode
+            depends only on where the episode ends, so walking to and fro earns nothing
+anywhere    start and goal on any two cells instead of opposite corners, so that no move is right more often
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from headway.environments.text_environment import Reply
 from headway.errors import ConfigError
 
 _MOVES = ("Left", "Down", "Right", "Up")
-"""In gymnasium's order."""
+"""Names of the moves in gymnasium's order."""
 _OFFSETS = ((0, -1), (1, 0), (0, 1), (-1, 0))
 _CELL_LETTERS = {"P": "player", "_": "empty", "O": "hole", "G": "goal", "X": "player in hole", "√": "player on goal"}
 _GRID_INSTRUCTIONS = (
@@ -31,7 +32,7 @@ _SLIPPERY_NOTE = " The ice is slippery: you may slide sideways."
 
 
 class FrozenLake:
-    """`data` may hold `map`, rows of S, F, H and G."""
+    """Plays one lake per episode; `data` may hold `map`, rows of S, F, H and G."""
 
     reusable = True
 
@@ -61,110 +62,97 @@ class FrozenLake:
             raise ConfigError("is no view of the lake", key="view", value=view, hint="one of grid, near")
         if render_mode != "text":
             raise ConfigError("only text can be read", key="render_mode", value=render_mode, hint="text")
-        self._size, self._p, self._slips, self._map_seed = size, p, is_slippery, map_seed
-        self._near, self._progress, self._anywhere = view == "near", progress, anywhere
+        self._size, self._p, self._is_slippery, self._map_seed = size, p, is_slippery, map_seed
+        self._is_near_view, self._progress, self._anywhere = view == "near", progress, anywhere
         self._moves = _parse_move_names(action_lookup)
-        self._pattern = None if action_pattern is None else re.compile(action_pattern, re.DOTALL)
-        self._word = re.compile(rf"\b({'|'.join(map(re.escape, self._moves))})\b", re.IGNORECASE)
-        own = {int(place): letter for place, letter in (grid_lookup or {}).items()}  # in YAML and JSON keys are texts
-        self._letters = [own.get(place, letter) for place, letter in enumerate(_CELL_LETTERS)]
+        self._action_pattern = None if action_pattern is None else re.compile(action_pattern, re.DOTALL)
+        self._move_pattern = re.compile(rf"\b({'|'.join(map(re.escape, self._moves))})\b", re.IGNORECASE)
+        lookup = {int(index): letter for index, letter in (grid_lookup or {}).items()}  # JSON keys are texts
+        self._letters = [lookup.get(index, letter) for index, letter in enumerate(_CELL_LETTERS)]
         self.max_steps = max_steps
-        self.instructions = env_instruction or self._told(grid_vocab or self._vocabulary())
+        self.instructions = env_instruction or self._make_instructions(grid_vocab)
 
-    def _vocabulary(self) -> dict[str, str]:
-        return dict(zip(self._letters, _CELL_LETTERS.values(), strict=True))
-
-    def _told(self, vocabulary: Mapping[str, str]) -> str:
+    def _make_instructions(self, vocabulary: Mapping[str, str] | None) -> str:
+        vocabulary = vocabulary or dict(zip(self._letters, _CELL_LETTERS.values(), strict=True))
         letters = ", ".join(f"{letter} {meaning}" for letter, meaning in vocabulary.items())
         moves = ", ".join(self._moves[:-1]) + f" or {self._moves[-1]}"
-        slips = _SLIPPERY_NOTE if self._slips else ""
-        return (_NEAR_INSTRUCTIONS if self._near else _GRID_INSTRUCTIONS).format(
-            slips=slips, letters=letters, moves=moves
-        )
+        template = _NEAR_INSTRUCTIONS if self._is_near_view else _GRID_INSTRUCTIONS
+        return template.format(slips=_SLIPPERY_NOTE if self._is_slippery else "", letters=letters, moves=moves)
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-        drawn = data.get("map")
-        if drawn is None:
-            number = _seed32(seed, self._map_seed)
-            drawn = generate_random_map(self._size, self._p, number)
-            drawn = _move_start_and_goal(drawn, Random(number)) if self._anywhere else drawn
-        self._lake: Any = FrozenLakeEnv(desc=drawn, is_slippery=self._slips)
-        state, _ = self._lake.reset(seed=_seed32(seed, None))
-        self._rows = [str(row) for row in drawn]
-        self._at = divmod(int(state), len(self._rows[0]))
+        rows = data.get("map")
+        if rows is None:
+            map_seed = (seed if self._map_seed is None else self._map_seed) % 2**32
+            rows = generate_random_map(self._size, self._p, map_seed)
+            rows = _move_start_and_goal(rows, Random(map_seed)) if self._anywhere else rows
+        self._lake: Any = FrozenLakeEnv(desc=rows, is_slippery=self._is_slippery)
+        state, _ = self._lake.reset(seed=seed % 2**32)
+        self._rows = [str(row) for row in rows]
+        self._position = divmod(int(state), len(self._rows[0]))
         self._distance = _distances_to_goal(self._rows)
-        if self._at not in self._distance:
-            raise ConfigError("the goal cannot be reached", key="map", value=drawn)
-        self._far = self._distance[self._at]
-        return self._shown()
+        if self._position not in self._distance:
+            raise ConfigError("the goal cannot be reached", key="map", value=rows)
+        self._start_distance = self._distance[self._position]
+        return self._show()
 
     def step(self, action: str) -> Reply:
-        move = self._move(action)
+        move = self._parse_move(action)
         if move is None:
-            return Reply(f"Answer with one of {', '.join(self._moves)}.\n{self._shown()}", valid=False)
-        before = self._at
-        state, _, over, *_ = self._lake.step(move)
-        self._at = divmod(int(state), len(self._rows[0]))
-        won = self._rows[self._at[0]][self._at[1]] == "G"
-        nearer = self._distance[before] - self._distance.get(self._at, self._distance[before])
-        reward = float(won) + self._progress * nearer / self._far
-        info = {"effective": self._at != before}
-        return Reply(self._shown(), reward, done=bool(over), success=won if over else None, info=info)
+            return Reply(f"Answer with one of {', '.join(self._moves)}.\n{self._show()}", valid=False)
+        before = self._position
+        state, _, done, *_ = self._lake.step(move)
+        self._position = divmod(int(state), len(self._rows[0]))
+        success = self._rows[self._position[0]][self._position[1]] == "G"
+        nearer = self._distance[before] - self._distance.get(self._position, self._distance[before])
+        reward = float(success) + self._progress * nearer / self._start_distance
+        info = {"effective": self._position != before}
+        return Reply(self._show(), reward, done=bool(done), success=success if done else None, info=info)
 
-    def _move(self, action: str) -> int | None:
-        """The one move that is named; several different ones are none."""
-        if self._pattern is not None:
-            found = self._pattern.search(action)
+    def _parse_move(self, action: str) -> int | None:
+        """Return the number of the move that is named; `None` if none or several different ones are."""
+        if self._action_pattern is not None:
+            found = self._action_pattern.search(action)
             if found is None:
                 return None
             action = found[1] if found.groups() else found[0]
-        named = {word.lower() for word in self._word.findall(action)}
+        named = {word.lower() for word in self._move_pattern.findall(action)}
         return [word.lower() for word in self._moves].index(named.pop()) if len(named) == 1 else None
 
-    def _shown(self) -> str:
-        return self._surroundings() if self._near else self._grid()
+    def _show(self) -> str:
+        return self._show_surroundings() if self._is_near_view else self._show_grid()
 
-    def _grid(self) -> str:
+    def _show_grid(self) -> str:
         player, ice, hole, goal, fallen, won = self._letters
         letters = {"S": ice, "F": ice, "H": hole, "G": goal}
         lines = [[letters[cell] for cell in row] for row in self._rows]
-        row, column = self._at
+        row, column = self._position
         lines[row][column] = {"H": fallen, "G": won}.get(self._rows[row][column], player)
         return "\n".join("".join(line) for line in lines)
 
-    def _surroundings(self) -> str:
-        row, column = self._at
+    def _show_surroundings(self) -> str:
+        row, column = self._position
         goal_row, goal_column = next(cell for cell, left in self._distance.items() if left == 0)
-        ways = ((self._moves[1], goal_row - row), (self._moves[2], goal_column - column))
-        there = [word if count > 0 else self._opposite(word) for word, count in ways if count]
-        around = zip(self._moves, _OFFSETS, strict=True)
-        ice = [word for word, (down, right) in around if self._bears(row + down, column + right)]
-        return f"The goal is {' and '.join(there) or 'here'}. You can go {' or '.join(ice)}. Which direction? One word."
-
-    def _opposite(self, word: str) -> str:
-        return self._moves[(self._moves.index(word) + 2) % 4]
-
-    def _bears(self, row: int, column: int) -> bool:
-        inside = 0 <= row < len(self._rows) and 0 <= column < len(self._rows[0])
-        return inside and self._rows[row][column] != "H"
+        left, down, right, up = self._moves
+        ways = ((down, up, goal_row - row), (right, left, goal_column - column))
+        towards = [forwards if count > 0 else backwards for forwards, backwards, count in ways if count]
+        cells = {move: (row + down, column + right) for move, (down, right) in zip(self._moves, _OFFSETS, strict=True)}
+        ice = [move for move, cell in cells.items() if _is_ice(self._rows, cell)]
+        goal = " and ".join(towards) or "here"
+        return f"The goal is {goal}. You can go {' or '.join(ice)}. Which direction? One word."
 
 
 def _parse_move_names(given: Mapping[int, str] | Sequence[str]) -> tuple[str, ...]:
-    """The four moves in gymnasium's order, from a list or from numbers to words, counted from 0 or from 1."""
+    """Return the names of the four moves in gymnasium's order, from a list or a mapping of numbers from 0 or 1."""
     words = [given[number] for number in sorted(given, key=int)] if isinstance(given, Mapping) else list(given)
     if len(words) != 4 or len({str(word).lower() for word in words}) != 4:
         raise ConfigError("must be four different words", key="action_lookup", value=given, hint=", ".join(_MOVES))
     return tuple(map(str, words))
 
 
-def _seed32(seed: int, fixed: int | None) -> int:
-    return (seed if fixed is None else fixed) % 2**32
-
-
 def _move_start_and_goal(rows: Sequence[str], random: Random) -> list[str]:
-    """The same lake with start and goal on two cells between which there is a way."""
+    """Return the same lake with start and goal on two random cells that are connected."""
     start, goal = random.sample(sorted(_distances_to_goal(rows)), 2)
     letters = [list(row.replace("S", "F").replace("G", "F")) for row in rows]
     for (row, column), letter in ((start, "S"), (goal, "G")):
@@ -172,18 +160,19 @@ def _move_start_and_goal(rows: Sequence[str], random: Random) -> list[str]:
     return ["".join(row) for row in letters]
 
 
+def _is_ice(rows: Sequence[str], cell: tuple[int, int]) -> bool:
+    """Return whether a cell is inside the lake and no hole."""
+    row, column = cell
+    return 0 <= row < len(rows) and 0 <= column < len(rows[0]) and rows[row][column] != "H"
+
+
 def _distances_to_goal(rows: Sequence[str]) -> dict[tuple[int, int], int]:
-    """Moves to the goal from every cell that has a way to it."""
+    """Return the number of moves to the goal from every cell that is connected to it."""
     goals = [(row, column) for row, line in enumerate(rows) for column, cell in enumerate(line) if cell == "G"]
     found, edge = dict.fromkeys(goals, 0), goals
     while edge:
         around = [(row + down, column + right) for row, column in edge for down, right in _OFFSETS]
-        here = found[edge[0]] + 1
-        edge = [
-            (row, column)
-            for row, column in dict.fromkeys(around)
-            if 0 <= row < len(rows) and 0 <= column < len(rows[0]) and rows[row][column] != "H"
-            if (row, column) not in found
-        ]
-        found |= dict.fromkeys(edge, here)
+        distance = found[edge[0]] + 1
+        edge = [cell for cell in dict.fromkeys(around) if _is_ice(rows, cell) and cell not in found]
+        found |= dict.fromkeys(edge, distance)
     return found

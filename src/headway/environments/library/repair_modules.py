@@ -1,23 +1,24 @@
-"""The modules of repair tasks: calls that show what they do, ways to make more calls, and ways to break them.
+"""The modules of repair tasks: example calls of every function, generators of further calls, and bugs.
 
-Every bug is seen by at least one call that is shown.
+At least one example call shows every bug. The correct texts are in `repair_sources`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from headway.environments.library.projects.numerals import to_roman
-from headway.seeding import Rng
+from headway.environments.library.repair_sources import MODULE_SOURCES
+from headway.seeding import Rng, choose_item
 
 CallArguments = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FunctionCases:
-    """One function: calls that the tests show, and how to make others."""
+    """Calls of one function: those that the repository's tests contain, and a generator of others."""
 
     shown: tuple[CallArguments, ...]
     make: Callable[[Rng], CallArguments]
@@ -25,99 +26,108 @@ class FunctionCases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairModule:
-    """A module of `headway.environments.library.projects`, and ways to break it."""
+    """A module of `repair_sources`, and ways to break it."""
 
     functions: Mapping[str, FunctionCases]
     bugs: tuple[tuple[str, str], ...]
-    """Text that is there once, and what stands there instead."""
+    """Text that occurs once in the module, and the text that replaces it."""
 
 
-def _one(rng: Rng, *choices: Any) -> Any:
-    return choices[rng.randrange(0, len(choices))]
+@cache
+def load_module(name: str) -> Mapping[str, Any]:
+    """Return the names that a correct module defines."""
+    names: dict[str, Any] = {}
+    exec(compile(MODULE_SOURCES[name], f"{name}.py", "exec"), names)
+    return names
 
 
-def _pairs(rng: Rng) -> CallArguments:
+def _make_intervals(rng: Rng) -> CallArguments:
     starts = [rng.randrange(0, 30) for _ in range(rng.randrange(1, 7))]
     return ([[start, start + rng.randrange(0, 9)] for start in starts],)
 
 
-def _words(rng: Rng) -> str:
-    return " ".join("".join(_one(rng, *"aabeno") for _ in range(rng.randrange(1, 7))) for _ in range(12))
+def _make_words(rng: Rng) -> str:
+    return " ".join("".join(choose_item(rng, "aabeno") for _ in range(rng.randrange(1, 7))) for _ in range(12))
 
 
-def _title(rng: Rng) -> CallArguments:
-    return ("".join(_one(rng, *"abC9 -!'") for _ in range(20)),)
+def _make_title(rng: Rng) -> CallArguments:
+    return ("".join(choose_item(rng, "abC9 -!'") for _ in range(20)),)
 
 
-def _year(rng: Rng) -> int:
-    return int(_one(rng, 100 * rng.randrange(16, 24), 400 * rng.randrange(4, 6), 1900 + rng.randrange(0, 200)))
+def _make_year(rng: Rng) -> int:
+    return int(choose_item(rng, (100 * rng.randrange(16, 24), 400 * rng.randrange(4, 6), 1900 + rng.randrange(0, 200))))
 
 
-def _date(rng: Rng) -> CallArguments:
-    month = _one(rng, 0, 2, 12, 13, *(rng.randrange(1, 13) for _ in range(4)))
-    return (_year(rng), month, _one(rng, 0, 0, 1, 29, 31, 32, rng.randrange(1, 29)))
+def _make_date(rng: Rng) -> CallArguments:
+    month = choose_item(rng, (0, 2, 12, 13, *(rng.randrange(1, 13) for _ in range(4))))
+    return (_make_year(rng), month, choose_item(rng, (0, 0, 1, 29, 31, 32, rng.randrange(1, 29))))
 
 
-def _month(rng: Rng) -> CallArguments:
-    return _date(rng)[:2]
+def _make_month(rng: Rng) -> CallArguments:
+    return _make_date(rng)[:2]
 
 
-def _scores(rng: Rng) -> list[float]:
+def _make_scores(rng: Rng) -> list[float]:
     return [float(rng.randrange(0, 101)) for _ in range(rng.randrange(0, 8))]
 
 
-def _number(rng: Rng) -> int:
-    digits = (_one(rng, 0, 1, 3), _one(rng, 0, 4, 8), _one(rng, 0, 9, 9, 6), _one(rng, 0, 4, 4, 9))
-    return int(_one(rng, 0, 0, 4000, *(int("".join(map(str, digits))) for _ in range(6))))
+def _make_number(rng: Rng) -> int:
+    digits = (
+        choose_item(rng, (0, 1, 3)),
+        choose_item(rng, (0, 4, 8)),
+        choose_item(rng, (0, 9, 9, 6)),
+        choose_item(rng, (0, 4, 4, 9)),
+    )
+    return int(choose_item(rng, (0, 0, 4000, *(int("".join(map(str, digits))) for _ in range(6)))))
 
 
-def _numeral(rng: Rng) -> CallArguments:
-    number = _number(rng)
-    text = to_roman(number) if 1 <= number <= 3999 else ""
-    wrong = _one(rng, *"IVXLCDM") * rng.randrange(1, 5)
-    return (_one(rng, text, text.lower(), text.lower(), wrong, text + "I"),)
+def _make_numeral(rng: Rng) -> CallArguments:
+    number = _make_number(rng)
+    text = load_module("numerals")["to_roman"](number) if 1 <= number <= 3999 else ""
+    wrong = choose_item(rng, "IVXLCDM") * rng.randrange(1, 5)
+    return (choose_item(rng, (text, text.lower(), text.lower(), wrong, text + "I")),)
 
 
-def _rows(rng: Rng, rows: int, columns: int) -> list[list[int]]:
+def _make_rows(rng: Rng, rows: int, columns: int) -> list[list[int]]:
     return [[rng.randrange(-9, 10) for _ in range(columns)] for _ in range(rows)]
 
 
-def _factors(rng: Rng) -> CallArguments:
+def _make_factors(rng: Rng) -> CallArguments:
     inner = rng.randrange(1, 4)
-    return (_rows(rng, rng.randrange(1, 4), inner), _rows(rng, inner, rng.randrange(1, 4)))
+    return (_make_rows(rng, rng.randrange(1, 4), inner), _make_rows(rng, inner, rng.randrange(1, 4)))
 
 
-def _place(rng: Rng) -> CallArguments:
+def _make_grid_cell(rng: Rng) -> CallArguments:
     rows, columns = rng.randrange(1, 5), rng.randrange(1, 5)
-    return (_rows(rng, rows, columns), rng.randrange(0, rows), rng.randrange(0, columns))
+    return (_make_rows(rng, rows, columns), rng.randrange(0, rows), rng.randrange(0, columns))
 
 
-def _stock(rng: Rng) -> dict[str, int]:
+def _make_stock(rng: Rng) -> dict[str, int]:
     return {name: rng.randrange(1, 4) for name in ("nuts", "tea", "rice", "salt")[: rng.randrange(1, 5)]}
 
 
-def _sale(rng: Rng) -> CallArguments:
-    stock, name = _stock(rng), _one(rng, "nuts", "tea", "salt")
-    return (stock, name, _one(rng, stock.get(name, 1), rng.randrange(1, 5)))
+def _make_sale(rng: Rng) -> CallArguments:
+    stock, name = _make_stock(rng), choose_item(rng, ("nuts", "tea", "salt"))
+    return (stock, name, choose_item(rng, (stock.get(name, 1), rng.randrange(1, 5))))
 
 
-def _letters(rng: Rng) -> str:
-    return "".join(_one(rng, *"abc") * _one(rng, 1, 1, 2, 3, 11) for _ in range(rng.randrange(0, 7)))
+def _make_letters(rng: Rng) -> str:
+    return "".join(choose_item(rng, "abc") * choose_item(rng, (1, 1, 2, 3, 11)) for _ in range(rng.randrange(0, 7)))
 
 
-def _code(rng: Rng) -> CallArguments:
+def _make_packed_text(rng: Rng) -> CallArguments:
     parts = [f"{rng.randrange(2, 15) if rng.random() < 0.6 else ''}{letter}" for letter in "vwxyz"]
-    return ("".join(parts) + _one(rng, "", "", "7"),)
+    return ("".join(parts) + choose_item(rng, ("", "", "7")),)
 
 
 REPAIR_MODULES: dict[str, RepairModule] = {
     "intervals": RepairModule(
         functions={
             "merged": FunctionCases(
-                shown=(([[5, 8], [1, 3]],), ([[1, 4], [5, 6]],), ([[1, 9], [2, 3]],), ([],)), make=_pairs
+                (([[5, 8], [1, 3]],), ([[1, 4], [5, 6]],), ([[1, 9], [2, 3]],), ([],)), _make_intervals
             ),
-            "covered": FunctionCases(shown=(([[1, 3], [2, 5]],), ([],)), make=_pairs),
-            "gaps": FunctionCases(shown=(([[1, 2], [6, 7]],), ([[1, 2], [3, 4]],)), make=_pairs),
+            "covered": FunctionCases((([[1, 3], [2, 5]],), ([],)), _make_intervals),
+            "gaps": FunctionCases((([[1, 2], [6, 7]],), ([[1, 2], [3, 4]],)), _make_intervals),
         },
         bugs=(
             ("first <= result[-1][1] + 1", "first <= result[-1][1]"),
@@ -129,14 +139,14 @@ REPAIR_MODULES: dict[str, RepairModule] = {
     ),
     "texts": RepairModule(
         functions={
-            "slug": FunctionCases(shown=(("Hello, World!",), ("  Two  spaces ",), ("Top 10",)), make=_title),
+            "slug": FunctionCases((("Hello, World!",), ("  Two  spaces ",), ("Top 10",)), _make_title),
             "commonest": FunctionCases(
-                shown=(("b a b c", 2), ("A a b", 1), ("z y z y x", 3)),
-                make=lambda rng: (_words(rng), rng.randrange(1, 5)),
+                (("b a b c", 2), ("A a b", 1), ("z y z y x", 3)),
+                lambda rng: (_make_words(rng), rng.randrange(1, 5)),
             ),
             "wrapped": FunctionCases(
-                shown=(("the quick brown fox", 9), ("extraordinary day", 5), ("ab cd ef", 7), ("", 4)),
-                make=lambda rng: (_words(rng), rng.randrange(4, 16)),
+                (("the quick brown fox", 9), ("extraordinary day", 5), ("ab cd ef", 7), ("", 4)),
+                lambda rng: (_make_words(rng), rng.randrange(4, 16)),
             ),
         },
         bugs=(
@@ -150,11 +160,9 @@ REPAIR_MODULES: dict[str, RepairModule] = {
     ),
     "days": RepairModule(
         functions={
-            "is_leap": FunctionCases(shown=((2024,), (1900,), (2000,), (2023,)), make=lambda rng: (_year(rng),)),
-            "days_in": FunctionCases(
-                shown=((2023, 1), (2024, 2), (2023, 2), (2023, 12), (2023, 13), (2023, 0)), make=_month
-            ),
-            "day_of_year": FunctionCases(shown=((2023, 1, 1), (2024, 12, 31), (2023, 2, 29), (2023, 3, 0)), make=_date),
+            "is_leap": FunctionCases(((2024,), (1900,), (2000,), (2023,)), lambda rng: (_make_year(rng),)),
+            "days_in": FunctionCases(((2023, 1), (2024, 2), (2023, 2), (2023, 12), (2023, 13), (2023, 0)), _make_month),
+            "day_of_year": FunctionCases(((2023, 1, 1), (2024, 12, 31), (2023, 2, 29), (2023, 3, 0)), _make_date),
         },
         bugs=(
             (" and (year % 100 != 0 or year % 400 == 0)", ""),
@@ -169,15 +177,15 @@ REPAIR_MODULES: dict[str, RepairModule] = {
     ),
     "grades": RepairModule(
         functions={
-            "mean": FunctionCases(shown=(([1.0, 2.0, 6.0],), ([],)), make=lambda rng: (_scores(rng),)),
+            "mean": FunctionCases((([1.0, 2.0, 6.0],), ([],)), lambda rng: (_make_scores(rng),)),
             "median": FunctionCases(
-                shown=(([3.0, 1.0, 2.0],), ([4.0, 1.0, 3.0, 2.0],), ([],)), make=lambda rng: (_scores(rng),)
+                (([3.0, 1.0, 2.0],), ([4.0, 1.0, 3.0, 2.0],), ([],)), lambda rng: (_make_scores(rng),)
             ),
             "letter": FunctionCases(
-                shown=((95,), (90,), (80,), (70,), (60,), (59,)), make=lambda rng: (10 * rng.randrange(3, 11),)
+                ((95,), (90,), (80,), (70,), (60,), (59,)), lambda rng: (10 * rng.randrange(3, 11),)
             ),
             "best_of": FunctionCases(
-                shown=(([1.0, 9.0, 5.0], 2), ([4.0], 3)), make=lambda rng: ([*_scores(rng), 50.0], rng.randrange(1, 5))
+                (([1.0, 9.0, 5.0], 2), ([4.0], 3)), lambda rng: ([*_make_scores(rng), 50.0], rng.randrange(1, 5))
             ),
         },
         bugs=(
@@ -192,12 +200,10 @@ REPAIR_MODULES: dict[str, RepairModule] = {
     ),
     "numerals": RepairModule(
         functions={
-            "to_roman": FunctionCases(
-                shown=((1994,), (4,), (3999,), (8,), (0,), (90,)), make=lambda rng: (_number(rng),)
-            ),
+            "to_roman": FunctionCases(((1994,), (4,), (3999,), (8,), (0,), (90,)), lambda rng: (_make_number(rng),)),
             "from_roman": FunctionCases(
-                shown=(("MCMXCIV",), ("xl",), ("IIII",), ("",), ("III",)),
-                make=_numeral,
+                (("MCMXCIV",), ("xl",), ("IIII",), ("",), ("III",)),
+                _make_numeral,
             ),
         },
         bugs=(
@@ -213,15 +219,15 @@ REPAIR_MODULES: dict[str, RepairModule] = {
     "grids": RepairModule(
         functions={
             "transposed": FunctionCases(
-                shown=(([[1, 2], [3, 4], [5, 6]],),), make=lambda rng: (_rows(rng, 2, rng.randrange(1, 5)),)
+                (([[1, 2], [3, 4], [5, 6]],),), lambda rng: (_make_rows(rng, 2, rng.randrange(1, 5)),)
             ),
-            "turned": FunctionCases(shown=(([[1, 2], [3, 4]],), ([[1, 2, 3]],)), make=lambda rng: (_rows(rng, 3, 2),)),
+            "turned": FunctionCases((([[1, 2], [3, 4]],), ([[1, 2, 3]],)), lambda rng: (_make_rows(rng, 3, 2),)),
             "product": FunctionCases(
-                shown=(([[1, 2], [3, 4]], [[5, 6], [7, 8]]), ([[1, 2]], [[3], [4]]), ([[1, 2]], [[3, 4]])),
-                make=_factors,
+                (([[1, 2], [3, 4]], [[5, 6], [7, 8]]), ([[1, 2]], [[3], [4]]), ([[1, 2]], [[3, 4]])),
+                _make_factors,
             ),
             "neighbours": FunctionCases(
-                shown=(([[1, 2], [3, 4]], 0, 1), ([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 1, 1)), make=_place
+                (([[1, 2], [3, 4]], 0, 1), ([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 1, 1)), _make_grid_cell
             ),
         },
         bugs=(
@@ -237,21 +243,21 @@ REPAIR_MODULES: dict[str, RepairModule] = {
     "stocks": RepairModule(
         functions={
             "delivered": FunctionCases(
-                shown=(({"tea": 2}, "tea", 3), ({}, "nuts", 1), ({"tea": 2}, "tea", 0)),
-                make=lambda rng: (_stock(rng), "rice", rng.randrange(0, 3)),
+                (({"tea": 2}, "tea", 3), ({}, "nuts", 1), ({"tea": 2}, "tea", 0)),
+                lambda rng: (_make_stock(rng), "rice", rng.randrange(0, 3)),
             ),
             "sold": FunctionCases(
-                shown=(
+                (
                     ({"tea": 2, "rice": 1}, "tea", 1),
                     ({"tea": 2}, "tea", 2),
                     ({"tea": 2}, "tea", 3),
                     ({}, "nuts", 1),
                 ),
-                make=_sale,
+                _make_sale,
             ),
             "short_of": FunctionCases(
-                shown=(({"tea": 2}, {"tea": 5, "rice": 1}), ({"tea": 2}, {"tea": 2}), ({"tea": 2}, {"tea": 1})),
-                make=lambda rng: (_stock(rng), _stock(rng)),
+                (({"tea": 2}, {"tea": 5, "rice": 1}), ({"tea": 2}, {"tea": 2}), ({"tea": 2}, {"tea": 1})),
+                lambda rng: (_make_stock(rng), _make_stock(rng)),
             ),
         },
         bugs=(
@@ -266,9 +272,9 @@ REPAIR_MODULES: dict[str, RepairModule] = {
     ),
     "runs": RepairModule(
         functions={
-            "packed": FunctionCases(shown=(("aaabcc",), ("",), ("abc",)), make=lambda rng: (_letters(rng),)),
-            "unpacked": FunctionCases(shown=(("3ab2c",), ("12x",), ("",), ("a3",)), make=_code),
-            "longest": FunctionCases(shown=(("aabbb",), ("bbba",), ("",), ("a",)), make=lambda rng: (_letters(rng),)),
+            "packed": FunctionCases((("aaabcc",), ("",), ("abc",)), lambda rng: (_make_letters(rng),)),
+            "unpacked": FunctionCases((("3ab2c",), ("12x",), ("",), ("a3",)), _make_packed_text),
+            "longest": FunctionCases((("aabbb",), ("bbba",), ("",), ("a",)), lambda rng: (_make_letters(rng),)),
         },
         bugs=(
             ("if len(run[0]) > 1", "if len(run[0]) > 2"),

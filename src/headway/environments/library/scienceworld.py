@@ -1,8 +1,9 @@
 """ScienceWorld: thirty science tasks in a house, such as boiling water or finding a living thing.
 
-The reward of an episode is its final score, from 0 to 1, given out as it changes; scores below 0 count as 0 and end it.
-The seed chooses a variation of the task among those of its fold. What ScienceWorld draws by chance in it, such as which
-paint is in a cup, is not in our hands. Needs Java; about half a GB of memory for each environment object.
+The reward of an episode is its final score, from 0 to 1, given out as it changes. A score below 0 counts as 0 and ends
+the episode. The seed chooses a variation of the task among those of its fold. ScienceWorld itself draws some details at
+random, such as which paint is in a cup; the seed does not control them. Needs Java, and about half a GB of memory for
+each environment object.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class ScienceWorld:
         if max_steps < 1:
             raise ConfigError("must be at least 1", key="max_steps", value=max_steps)
         require_java("scienceworld")
-        module = import_optional_library("scienceworld", extra="scienceworld", wanted_by="scienceworld")
+        library = import_optional_library("scienceworld", extra="scienceworld", wanted_by="scienceworld")
         self.max_steps, self.concurrency = max_steps, concurrency
         self.workers = concurrency  # a call into Java that hangs can only be killed
         self._task, self._simplifications, self._fold = task, simplifications, fold
-        self._world = module.ScienceWorldEnv("", envStepLimit=max_steps)
+        self._world = library.ScienceWorldEnv("", envStepLimit=max_steps)
         try:
             self._load(task, 0)
         except EnvironmentFailed as error:
@@ -60,35 +61,33 @@ class ScienceWorld:
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         task = str(data.get("task", self._task))
         if task != self._task:
-            self._load(task, 0)  # only a loaded task tells its variations
+            self._load(task, 0)  # the variations of a task are known only once it is loaded
         variation = data.get("variation")
-        self._load(task, self._variations()[seed % len(self._variations())] if variation is None else int(variation))
-        text, now = self._world.reset()
+        if variation is None:
+            variations = list(getattr(self._world, f"get_variations_{self._fold}")())
+            variation = variations[seed % len(variations)]
+        self._load(task, int(variation))
+        text, state = self._world.reset()
         self._steps, self._score = 0, 0.0
-        return f"{now['taskDesc']}\n\n{text}"
+        return f"{state['taskDesc']}\n\n{text}"
 
     def step(self, action: str) -> Reply:
         self._steps += 1
-        command = extract_command(action)
-        text, _, ended, now = self._world.step(command)
-        score = max(now["score"], 0) / 100
+        text, _, ended, state = self._world.step(extract_command(action))
+        score = max(state["score"], 0) / 100
         reward, self._score = score - self._score, score
         done = bool(ended) or score >= 1.0 or self._steps >= self.max_steps
-        valid = not str(text).startswith(_NOT_UNDERSTOOD)
         return Reply(
             str(text),
             reward,
             done=done,
-            valid=valid,
+            valid=not str(text).startswith(_NOT_UNDERSTOOD),
             success=score >= 1.0 if done else None,
-            info={"score": score, "task": now["taskName"], "variation": now["variationIdx"]},
+            info={"score": score, "task": state["taskName"], "variation": state["variationIdx"]},
         )
 
     def close(self) -> None:
         close_java_world(self._world)
-
-    def _variations(self) -> list[int]:
-        return list(getattr(self._world, f"get_variations_{self._fold}")())
 
     def _load(self, task: str, variation: int) -> None:
         try:

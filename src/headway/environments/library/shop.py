@@ -1,9 +1,9 @@
-"""A shop in the manner of WebShop, offline: search, look, choose options, buy what the instruction asks for.
+"""An offline shop in the manner of WebShop: search, look, choose options, and buy what the instruction asks for.
 
-Actions are `search[words]` and `click[what is shown in brackets]`. The reward comes with `buy now` and is WebShop's:
-the share of wanted attributes, wanted options and the price limit that the purchase meets, times how well its type
-fits. Nouns of a title are the words of the product's kind, where WebShop asks a tagger, and words must be equal, where
-WebShop compares loosely.
+Actions are `search[words]` and `click[a name shown in brackets]`. The reward comes with `buy now` and is WebShop's: the
+fraction of wanted attributes, wanted options and the price limit that the purchase meets, times how well its type fits.
+Two things differ: the nouns of a title are the words of the product's kind (WebShop uses a tagger), and words must be
+equal (WebShop compares loosely).
 
 Guarantees: the same catalogue seed and goal give the same pages and rewards; every goal can be met with a reward of 1.
 """
@@ -32,7 +32,7 @@ _DETAILS = ("description", "features")
 
 
 class ShopEnvironment:
-    """The goal is the seed's, or that of `data["goal"]`: a number."""
+    """Plays one shopping goal per episode: the one of the seed, or the number `data["goal"]`."""
 
     instructions = _INSTRUCTIONS
     reusable = True
@@ -51,25 +51,25 @@ class ShopEnvironment:
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         self.goal = make_goal(self._catalogue, self._seed, int(data.get("goal", seed)))
-        self._to_search()
-        return self._page()
+        self._open_search_page()
+        return self._show_page()
 
     def step(self, action: str) -> Reply:
         found = _ACTION.findall(extract_answer(action))
         if not found:
-            return self._refused("Answer with search[words] or click[name].")
+            return self._refuse("Answer with search[words] or click[name].")
         verb, what = found[-1][0].lower(), " ".join(found[-1][1].lower().split())
         if verb == "search":
             if self._product is not None or self._results is not None:
-                return self._refused("There is no search box on this page.")
+                return self._refuse("There is no search box on this page.")
             self._results, self._first = [self._catalogue[one] for one, _ in self._index.search(what, _MAX_RESULTS)], 0
-            return Reply(self._page())
-        if what not in self.clickable():
-            return self._refused(f"There is no [{what}] on this page.")
-        return self._clicked(what)
+            return Reply(self._show_page())
+        if what not in self.list_clickable():
+            return self._refuse(f"There is no [{what}] on this page.")
+        return self._click(what)
 
-    def clickable(self) -> list[str]:
-        """What `click[…]` takes on this page."""
+    def list_clickable(self) -> list[str]:
+        """Return the names that `click[…]` accepts on this page."""
         if self._product is not None and self._detail:
             return ["back to search", "< prev"]
         if self._product is not None:
@@ -79,25 +79,25 @@ class ShopEnvironment:
             return []
         ways = ["next >"] if self._first + _RESULTS_PER_PAGE < len(self._results) else []
         ways += ["< prev"] if self._first else []
-        return ["back to search", *ways, *(one.code for one in self._shown())]
+        return ["back to search", *ways, *(one.code for one in self._visible_results())]
 
-    def _clicked(self, what: str) -> Reply:
+    def _click(self, what: str) -> Reply:
         if what == "buy now":
-            return self._bought()
+            return self._buy()
         if what == "back to search":
-            self._to_search()
+            self._open_search_page()
         elif what in ("next >", "< prev"):
             self._turn_page(what)
         elif self._product is None:
-            self._product, self._chosen = next(one for one in self._shown() if one.code == what), {}
+            self._product, self._chosen = next(one for one in self._visible_results() if one.code == what), {}
         elif what in _DETAILS:
             self._detail = what
         else:
             name = next(name for name, choices in self._product.options.items() if what in choices)
             self._chosen[name] = what
-        return Reply(self._page())
+        return Reply(self._show_page())
 
-    def _bought(self) -> Reply:
+    def _buy(self) -> Reply:
         assert self._product is not None
         parts = score_purchase(self._product, self._chosen, self.goal)
         reward = parts["reward"]
@@ -112,30 +112,30 @@ class ShopEnvironment:
         else:
             self._first += _RESULTS_PER_PAGE if what == "next >" else -_RESULTS_PER_PAGE
 
-    def _to_search(self) -> None:
+    def _open_search_page(self) -> None:
         self._results, self._first = None, 0
         self._product, self._chosen, self._detail = None, {}, ""
 
-    def _shown(self) -> list[ShopProduct]:
+    def _visible_results(self) -> list[ShopProduct]:
         return (self._results or [])[self._first : self._first + _RESULTS_PER_PAGE]
 
-    def _refused(self, why: str) -> Reply:
-        return Reply(f"{why}\n{self._page()}", valid=False)
+    def _refuse(self, why: str) -> Reply:
+        return Reply(f"{why}\n{self._show_page()}", valid=False)
 
-    def _page(self) -> str:
+    def _show_page(self) -> str:
         lines = [f"Instruction: {self.goal.instruction}"]
         if self._product is not None:
-            lines += self._product_page(self._product)
+            lines += self._show_product(self._product)
         elif self._results is None:
             lines.append("Search box: search[words]")
         else:
-            ways = [way for way in self.clickable() if way in ("back to search", "< prev", "next >")]
+            ways = [way for way in self.list_clickable() if way in ("back to search", "< prev", "next >")]
             lines.append("".join(f"[{way}] " for way in ways).strip())
             lines.append(f"Page {self._first // _RESULTS_PER_PAGE + 1} ({len(self._results)} results)")
-            lines += [f"[{one.code}] {one.title} — {_format_price_range(one)}" for one in self._shown()]
+            lines += [f"[{one.code}] {one.title} — {_format_price_range(one)}" for one in self._visible_results()]
         return "\n".join(lines)
 
-    def _product_page(self, product: ShopProduct) -> list[str]:
+    def _show_product(self, product: ShopProduct) -> list[str]:
         lines = ["[back to search] [< prev]"]
         if self._detail:
             told = product.description if self._detail == "description" else "; ".join(product.attributes)
@@ -148,7 +148,7 @@ class ShopEnvironment:
 
 
 def score_purchase(product: ShopProduct, chosen: Mapping[str, str], goal: ShoppingGoal) -> dict[str, float]:
-    """The reward of a purchase and its parts."""
+    """Return the reward of a purchase and the parts that it is made of."""
     text = f"{product.title} {product.description}".lower()
     attributes = sum(one in product.attributes or one in text for one in goal.attributes)
     options = sum(chosen.get(name) == choice for name, choice in goal.options.items())
@@ -177,14 +177,14 @@ def _type_reward(bought: ShopProduct, wanted: ShopProduct) -> float:
 
 def _format_price_range(product: ShopProduct) -> str:
     dearest = product.price_with(
-        {name: max(c, key=lambda one: product.extra.get(one, 0.0)) for name, c in product.options.items()}
+        {name: max(c, key=lambda one: product.surcharges.get(one, 0.0)) for name, c in product.options.items()}
     )
     return f"{product.price:.2f} to {dearest:.2f} dollars"
 
 
 @lru_cache(maxsize=4)
 def _load_catalogue(seed: int, size: int) -> tuple[tuple[ShopProduct, ...], BM25Index]:
-    """A catalogue and its index, shared by the shops of a process: neither changes."""
+    """Return a catalogue and its index. The shops of a process share them, as neither changes."""
     catalogue = make_catalogue(seed, size)
     texts = (f"{one.title} {one.kind} {' '.join(one.category)} {one.description}" for one in catalogue)
     return catalogue, BM25Index(tuple(texts))

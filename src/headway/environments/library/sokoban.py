@@ -1,33 +1,41 @@
-"""Sokoban rooms from a seed, made by playing backwards, and the rules of moving in them.
+"""Sokoban as text: push every box onto a target. Rooms are generated from the seed.
 
-Guarantees: the same seed and sizes give the same room; every room has a solution of at most `depth` moves, which comes
-with it. At the start no box stands on a target; in rooms that are crowded for their `depth`, as few as were found, and
-never all. A solution is found, not proven shortest.
+Rewards are those of ROLL and RAGEN: a penalty for each move, a reward for each box that comes onto a target (lost again
+when it leaves it), and one for the end.
+
+Guarantees: the same seed and sizes give the same room; every room has a known solution within `max_steps` and
+`search_depth` moves. At the start no box stands on a target; in rooms that are crowded for their depth, as few as were
+found, and never all. Rooms are made by playing backwards; a solution is not proven to be the shortest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.environments.response_parsing import extract_choice
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError
-from headway.seeding import Rng, make_rng
+from headway.seeding import Rng, choose_item, make_rng, shuffle_items
 
 Cell = tuple[int, int]
 """Row and column."""
 MOVES: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 _SEARCH_EFFORT = 2000
-"""Rooms that are tried before one with boxes on targets is taken, times their cells and boxes."""
+"""Number of attempts to find a room without boxes on targets, times its cells and boxes."""
 _BEAM_WIDTH = 120
-"""Positions kept at each depth of the backward search; small rooms have fewer and are searched wholly."""
+"""Positions kept at each depth of the backward search; small rooms have fewer and are searched completely."""
+_INSTRUCTIONS = """You are solving a Sokoban puzzle. Push every box onto a target.
+The room is shown as text: # wall, _ floor, O target, X box, √ box on a target, P you, S you on a target.
+You push a box by walking into it; you cannot pull one, nor push two at once.
+Each turn answer with one move: <answer>Up</answer>, <answer>Down</answer>, <answer>Left</answer> or \
+<answer>Right</answer>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SokobanRoom:
-    """Walls and targets stay; player and boxes move."""
+    """A room. Walls and targets stay; the player and the boxes move."""
 
     rows: int
     columns: int
@@ -37,168 +45,16 @@ class SokobanRoom:
     player: Cell
 
     @property
-    def placed(self) -> int:
-        """Boxes on targets."""
+    def boxes_on_targets(self) -> int:
         return len(self.boxes & self.targets)
 
     @property
-    def solved(self) -> bool:
+    def is_solved(self) -> bool:
         return self.boxes == self.targets
 
 
-def apply_move(room: SokobanRoom, move: str) -> SokobanRoom:
-    """The room after a move; the same object where a wall or a second box is in the way."""
-    ahead = _neighbour_cell(room.player, MOVES[move])
-    if ahead not in room.floor:
-        return room
-    boxes = room.boxes
-    if ahead in boxes:
-        behind = _neighbour_cell(ahead, MOVES[move])
-        if behind not in room.floor or behind in boxes:
-            return room
-        boxes = boxes - {ahead} | {behind}
-    return SokobanRoom(
-        rows=room.rows, columns=room.columns, floor=room.floor, targets=room.targets, boxes=boxes, player=ahead
-    )
-
-
-def make_room(seed: int, *, rows: int, columns: int, boxes: int, depth: int) -> tuple[SokobanRoom, tuple[str, ...]]:
-    """A room and the moves that solve it. Raises `ConfigError` where such a room is not found."""
-    best: tuple[int, SokobanRoom, tuple[str, ...]] | None = None
-    for attempt in range(max(4, _SEARCH_EFFORT // (rows * columns * boxes))):
-        rng = make_rng(seed, "sokoban", rows, columns, boxes, depth, attempt)
-        floor = _carve_floor(rng, rows, columns, boxes)
-        cells = _shuffled(rng, sorted(floor))
-        position, solution = _search_backwards(rng, floor, tuple(cells[:boxes]), cells[boxes], depth)
-        room = SokobanRoom(
-            rows=rows,
-            columns=columns,
-            floor=floor,
-            targets=frozenset(cells[:boxes]),
-            boxes=frozenset(position.boxes),
-            player=position.player,
-        )
-        if room.placed < (best[0] if best else boxes):
-            best = room.placed, room, solution
-        if best and best[0] == 0:
-            break
-    if best is None:
-        problem = f"no room of {rows}×{columns} with {boxes} boxes was found"
-        raise ConfigError(problem, key="num_boxes", value=boxes, hint="a larger room, or more steps")
-    return best[1], _shortest_prefix(best[1], best[2])
-
-
-def _shortest_prefix(room: SokobanRoom, solution: tuple[str, ...]) -> tuple[str, ...]:
-    """A way backwards may lead through another solved position, with boxes on each other's targets."""
-    for count, move in enumerate(solution, 1):
-        room = apply_move(room, move)
-        if room.solved:
-            return solution[:count]
-    return solution
-
-
-def _neighbour_cell(cell: Cell, step: Cell, times: int = 1) -> Cell:
-    return cell[0] + times * step[0], cell[1] + times * step[1]
-
-
-def _shuffled(rng: Rng, cells: list[Cell]) -> list[Cell]:
-    order = list(range(len(cells)))
-    rng.shuffle(order)
-    return [cells[place] for place in order]
-
-
-def _carve_floor(rng: Rng, rows: int, columns: int, boxes: int) -> frozenset[Cell]:
-    """A connected floor, two cells wide here and there so that boxes can be walked around."""
-    inner = [(row, column) for row in range(1, rows - 1) for column in range(1, columns - 1)]
-    wanted = min(len(inner), max(boxes * 2 + 4, round(len(inner) * (0.55 + 0.25 * rng.random()))))
-    place = inner[rng.randrange(0, len(inner))]
-    floor = {place}
-    steps = list(MOVES.values())
-    step = steps[rng.randrange(0, 4)]
-    while len(floor) < wanted:
-        if rng.random() < 0.4:
-            step = steps[rng.randrange(0, 4)]
-        following = _neighbour_cell(place, step)
-        if not (0 < following[0] < rows - 1 and 0 < following[1] < columns - 1):
-            step = steps[rng.randrange(0, 4)]
-            continue
-        place = following
-        floor.add(place)
-        side = _neighbour_cell(place, (step[1], step[0]))
-        if rng.random() < 0.3 and 0 < side[0] < rows - 1 and 0 < side[1] < columns - 1:
-            floor.add(side)
-    return frozenset(floor)
-
-
-@dataclass(frozen=True, slots=True)
-class _Position:
-    player: Cell
-    boxes: tuple[Cell, ...]
-    """In the order of the targets they came from."""
-    came: tuple[_Position, str] | None = None
-    """Where the forward move leads, and that move."""
-
-    @property
-    def key(self) -> tuple[Cell, tuple[Cell, ...]]:
-        return self.player, tuple(sorted(self.boxes))
-
-
-def _search_backwards(
-    rng: Rng, floor: frozenset[Cell], targets: tuple[Cell, ...], player: Cell, depth: int
-) -> tuple[_Position, tuple[str, ...]]:
-    """From the solved room, the position farthest from it, and the way back."""
-
-    def distance(position: _Position) -> tuple[int, int]:
-        off = sum(box not in targets for box in position.boxes)
-        way = sum(abs(a - c) + abs(b - d) for (a, b), (c, d) in zip(position.boxes, targets, strict=True))
-        return off, way
-
-    beam = [_Position(player, targets)]
-    seen = {beam[0].key}
-    best, most = beam[0], (0, 0)
-    for _ in range(depth):
-        following: list[_Position] = []
-        for earlier in (position for after in beam for position in _previous_positions(after, floor)):
-            if earlier.key not in seen:
-                seen.add(earlier.key)
-                following.append(earlier)
-        following.sort(key=lambda position: (distance(position), rng.random()), reverse=True)
-        beam = following[:_BEAM_WIDTH]
-        if beam and distance(beam[0]) >= most:
-            best, most = beam[0], distance(beam[0])
-    return best, _moves_to_end(best)
-
-
-def _previous_positions(after: _Position, floor: frozenset[Cell]) -> Iterator[_Position]:
-    """Positions from which one move leads to `after`: the player walked here, or pushed a box."""
-    for move, step in MOVES.items():
-        origin = _neighbour_cell(after.player, step, -1)
-        if origin not in floor or origin in after.boxes:
-            continue
-        yield _Position(origin, after.boxes, (after, move))
-        pushed = _neighbour_cell(after.player, step)
-        if pushed in after.boxes:
-            boxes = tuple(after.player if box == pushed else box for box in after.boxes)
-            yield _Position(origin, boxes, (after, move))
-
-
-def _moves_to_end(position: _Position) -> tuple[str, ...]:
-    moves: list[str] = []
-    while position.came is not None:
-        position, move = position.came
-        moves.append(move)
-    return tuple(moves)
-
-
-_INSTRUCTIONS = """You are solving a Sokoban puzzle. Push every box onto a target.
-The room is shown as text: # wall, _ floor, O target, X box, √ box on a target, P you, S you on a target.
-You push a box by walking into it; you cannot pull one, nor push two at once.
-Each turn answer with one move: <answer>Up</answer>, <answer>Down</answer>, <answer>Left</answer> or \
-<answer>Right</answer>."""
-
-
 class Sokoban:
-    """`data` may hold `room`, a drawing of one's own in the same letters."""
+    """Plays one room per episode; `data` may hold `room`, a drawing of a room in the same letters."""
 
     instructions = _INSTRUCTIONS
     reusable = True
@@ -224,7 +80,7 @@ class Sokoban:
         self.max_steps = max_steps
         self._sizes = {"rows": dim_room[0], "columns": dim_room[1], "boxes": num_boxes}
         self._depth = min(search_depth, max_steps)
-        make_room(0, depth=self._depth, **self._sizes)  # says where there is no such room
+        make_room(0, depth=self._depth, **self._sizes)  # raises ConfigError if there is no such room
         self._step_penalty, self._box_reward, self._finish_reward = step_penalty, box_reward, finish_reward
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
@@ -241,48 +97,185 @@ class Sokoban:
             text = f"That is not a move. Answer with one of {', '.join(MOVES)}.\n{draw_room(self.room)}"
             return Reply(text, -self._step_penalty, valid=False)
         before, self.room = self.room, apply_move(self.room, move)
-        reward = self._box_reward * (self.room.placed - before.placed) - self._step_penalty
-        if self.room.solved:
-            return Reply(draw_room(self.room), reward + self._finish_reward, done=True, success=True)
-        text = draw_room(self.room) if self.room is not before else f"You cannot move there.\n{draw_room(self.room)}"
-        return Reply(text, reward, info={"effective": self.room is not before})
+        reward = self._box_reward * (self.room.boxes_on_targets - before.boxes_on_targets) - self._step_penalty
+        drawing = draw_room(self.room)
+        if self.room.is_solved:
+            return Reply(drawing, reward + self._finish_reward, done=True, success=True)
+        has_moved = self.room is not before
+        return Reply(
+            drawing if has_moved else f"You cannot move there.\n{drawing}", reward, info={"effective": has_moved}
+        )
 
 
 def draw_room(room: SokobanRoom) -> str:
-    """The room in letters, a line for each row."""
+    """Draw the room in letters, one line per row."""
 
-    def letter(cell: tuple[int, int]) -> str:
+    def letter(cell: Cell) -> str:
         if cell not in room.floor:
             return "#"
-        on = cell in room.targets
+        on_target = cell in room.targets
         if cell == room.player:
-            return "S" if on else "P"
+            return "S" if on_target else "P"
         if cell in room.boxes:
-            return "√" if on else "X"
-        return "O" if on else "_"
+            return "√" if on_target else "X"
+        return "O" if on_target else "_"
 
     return "\n".join("".join(letter((row, column)) for column in range(room.columns)) for row in range(room.rows))
 
 
 def parse_room(drawing: str) -> SokobanRoom:
-    """A room from its letters. Raises `ConfigError`."""
+    """Parse a drawing. Raises `ConfigError`."""
     lines = drawing.strip().splitlines()
     letters = {(row, column): letter for row, line in enumerate(lines) for column, letter in enumerate(line.strip())}
-    players = [cell for cell, letter in letters.items() if letter in "PS"]
-    room = SokobanRoom(
-        rows=len(lines),
-        columns=max(map(len, lines), default=0),
-        floor=frozenset(cell for cell, letter in letters.items() if letter != "#"),
-        targets=frozenset(cell for cell, letter in letters.items() if letter in "O√S"),
-        boxes=frozenset(cell for cell, letter in letters.items() if letter in "X√"),
-        player=players[0] if players else (0, 0),
-    )
-    if (
-        len(players) != 1
-        or not room.boxes
-        or len(room.boxes) != len(room.targets)
-        or set("".join(lines)) - set("#_OX√PS")
-    ):
+
+    def find(wanted: str) -> frozenset[Cell]:
+        return frozenset(cell for cell, letter in letters.items() if letter in wanted)
+
+    players, boxes, targets = find("PS"), find("X√"), find("O√S")
+    if len(players) != 1 or not boxes or len(boxes) != len(targets) or set("".join(lines)) - set("#_OX√PS"):
         problem = "needs one player, as many boxes as targets, and no other letters than #_OX√PS"
         raise ConfigError(problem, key="room", value=drawing)
-    return room
+    return SokobanRoom(
+        rows=len(lines),
+        columns=max(map(len, lines)),
+        floor=frozenset(letters) - find("#"),
+        targets=targets,
+        boxes=boxes,
+        player=next(iter(players)),
+    )
+
+
+def apply_move(room: SokobanRoom, move: str) -> SokobanRoom:
+    """Return the room after a move; the same object if a wall or a second box blocks it."""
+    ahead = _neighbour_cell(room.player, MOVES[move])
+    if ahead not in room.floor:
+        return room
+    boxes = room.boxes
+    if ahead in boxes:
+        behind = _neighbour_cell(ahead, MOVES[move])
+        if behind not in room.floor or behind in boxes:
+            return room
+        boxes = boxes - {ahead} | {behind}
+    return replace(room, boxes=boxes, player=ahead)
+
+
+def make_room(seed: int, *, rows: int, columns: int, boxes: int, depth: int) -> tuple[SokobanRoom, tuple[str, ...]]:
+    """Return a room and the moves that solve it. Raises `ConfigError` if no such room is found."""
+    best: tuple[int, SokobanRoom, tuple[str, ...]] | None = None
+    for attempt in range(max(4, _SEARCH_EFFORT // (rows * columns * boxes))):
+        rng = make_rng(seed, "sokoban", rows, columns, boxes, depth, attempt)
+        floor = _carve_floor(rng, rows, columns, boxes)
+        cells = shuffle_items(rng, sorted(floor))
+        position, solution = _search_backwards(rng, floor, tuple(cells[:boxes]), cells[boxes], depth)
+        room = SokobanRoom(
+            rows=rows,
+            columns=columns,
+            floor=floor,
+            targets=frozenset(cells[:boxes]),
+            boxes=frozenset(position.boxes),
+            player=position.player,
+        )
+        if room.boxes_on_targets < (best[0] if best else boxes):
+            best = room.boxes_on_targets, room, solution
+        if best and best[0] == 0:
+            break
+    if best is None:
+        problem = f"no room of {rows}×{columns} with {boxes} boxes was found"
+        raise ConfigError(problem, key="num_boxes", value=boxes, hint="a larger room, or more steps")
+    return best[1], _shortest_prefix(best[1], best[2])
+
+
+def _shortest_prefix(room: SokobanRoom, solution: tuple[str, ...]) -> tuple[str, ...]:
+    """Cut a solution where it first solves the room: boxes may stand on each other's targets before its end."""
+    for count, move in enumerate(solution, 1):
+        room = apply_move(room, move)
+        if room.is_solved:
+            return solution[:count]
+    return solution
+
+
+def _neighbour_cell(cell: Cell, step: Cell, times: int = 1) -> Cell:
+    return cell[0] + times * step[0], cell[1] + times * step[1]
+
+
+def _carve_floor(rng: Rng, rows: int, columns: int, boxes: int) -> frozenset[Cell]:
+    """Return a connected floor, two cells wide in places so that the player can walk around boxes."""
+    inner = [(row, column) for row in range(1, rows - 1) for column in range(1, columns - 1)]
+    wanted = min(len(inner), max(boxes * 2 + 4, round(len(inner) * (0.55 + 0.25 * rng.random()))))
+    cell = choose_item(rng, inner)
+    floor = {cell}
+    steps = list(MOVES.values())
+    step = choose_item(rng, steps)
+    while len(floor) < wanted:
+        if rng.random() < 0.4:
+            step = choose_item(rng, steps)
+        following = _neighbour_cell(cell, step)
+        if not (0 < following[0] < rows - 1 and 0 < following[1] < columns - 1):
+            step = choose_item(rng, steps)
+            continue
+        cell = following
+        floor.add(cell)
+        side = _neighbour_cell(cell, (step[1], step[0]))
+        if rng.random() < 0.3 and 0 < side[0] < rows - 1 and 0 < side[1] < columns - 1:
+            floor.add(side)
+    return frozenset(floor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    player: Cell
+    boxes: tuple[Cell, ...]
+    """Boxes in the order of the targets they came from."""
+    next_move: tuple[_Position, str] | None = None
+    """The forward move towards the solution, and the position it leads to."""
+
+    @property
+    def key(self) -> tuple[Cell, tuple[Cell, ...]]:
+        return self.player, tuple(sorted(self.boxes))
+
+
+def _search_backwards(
+    rng: Rng, floor: frozenset[Cell], targets: tuple[Cell, ...], player: Cell, depth: int
+) -> tuple[_Position, tuple[str, ...]]:
+    """Return the position farthest from the solved room that was found, and the moves that solve it."""
+
+    def distance(position: _Position) -> tuple[int, int]:
+        off_target = sum(box not in targets for box in position.boxes)
+        way = sum(abs(a - c) + abs(b - d) for (a, b), (c, d) in zip(position.boxes, targets, strict=True))
+        return off_target, way
+
+    beam = [_Position(player, targets)]
+    seen = {beam[0].key}
+    best, most = beam[0], (0, 0)
+    for _ in range(depth):
+        following: list[_Position] = []
+        for earlier in (position for after in beam for position in _previous_positions(after, floor)):
+            if earlier.key not in seen:
+                seen.add(earlier.key)
+                following.append(earlier)
+        following.sort(key=lambda position: (distance(position), rng.random()), reverse=True)
+        beam = following[:_BEAM_WIDTH]
+        if beam and distance(beam[0]) >= most:
+            best, most = beam[0], distance(beam[0])
+    return best, _moves_to_end(best)
+
+
+def _previous_positions(after: _Position, floor: frozenset[Cell]) -> Iterator[_Position]:
+    """Yield the positions from which one move leads to `after`: the player walked here, or pushed a box."""
+    for move, step in MOVES.items():
+        origin = _neighbour_cell(after.player, step, -1)
+        if origin not in floor or origin in after.boxes:
+            continue
+        yield _Position(origin, after.boxes, (after, move))
+        pushed = _neighbour_cell(after.player, step)
+        if pushed in after.boxes:
+            boxes = tuple(after.player if box == pushed else box for box in after.boxes)
+            yield _Position(origin, boxes, (after, move))
+
+
+def _moves_to_end(position: _Position) -> tuple[str, ...]:
+    moves: list[str] = []
+    while position.next_move is not None:
+        position, move = position.next_move
+        moves.append(move)
+    return tuple(moves)

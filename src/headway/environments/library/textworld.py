@@ -1,8 +1,8 @@
 """TextWorldExpress: eight families of text games, such as cooking from a recipe or finding a coin.
 
-The reward is the change of the game's score, which ends at 1 where the task is done. The same seed is the same game: a
-seed is a number in the games of its fold (`train`, `dev`, `test`), which repeat after a thousand. Needs Java; about 100
-MB of memory for each environment object.
+The reward is the change of the game's score, which is 1 when the task is done. The same seed gives the same game: a
+seed is an index into the games of its fold (`train`, `dev`, `test`), which repeat after a thousand. Needs Java, and
+about 100 MB of memory for each environment object.
 """
 
 from __future__ import annotations
@@ -46,57 +46,61 @@ class TextWorldExpress:
         require_java("textworld")
         self.max_steps, self.concurrency = max_steps, concurrency
         self.workers = concurrency  # a call into Java that hangs can only be killed
-        self._game, self._params, self._fold, self._list = game, game_params, fold, list_actions
-        self._world = import_optional_library(
-            "textworld_express", extra="textworld", wanted_by="textworld"
-        ).TextWorldExpressEnv(envStepLimit=max_steps)
-        self._seeds: dict[str, list[int]] = {}
+        self._game, self._params, self._fold, self._list_actions = game, game_params, fold, list_actions
+        library = import_optional_library("textworld_express", extra="textworld", wanted_by="textworld")
+        self._world = library.TextWorldExpressEnv(envStepLimit=max_steps)
+        self._fold_seeds: list[int] = []
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         game, params = str(data.get("game", self._game)), str(data.get("game_params", self._params))
-        self._seed_of = self._number(game, params, seed)
+        self._game_seed = self._find_game_seed(game, params, seed)
         try:
-            _, self._now = self._world.reset(seed=self._seed_of, gameFold=self._fold, gameName=game, gameParams=params)
+            _, self._state = self._world.reset(
+                seed=self._game_seed, gameFold=self._fold, gameName=game, gameParams=params
+            )
         except ValueError as error:
-            raise EnvironmentFailed(f"TextWorldExpress has no {game} with {params!r}: {error}") from error
+            raise _unknown_game(game, params, error) from error
         self._steps = 0
-        return f"Task: {self._now['taskDescription']}\n\n{self._shown()}"
+        return f"Task: {self._state['taskDescription']}\n\n{self._show()}"
 
     def step(self, action: str) -> Reply:
         self._steps += 1
         command = extract_command(action).lower()
-        known = command in self._now["validActions"]
-        _, reward, _, now = self._world.step(command)
-        self._now = now
-        done = now["tasksuccess"] or now["taskfailure"] or now["score"] >= 1.0 or self._steps >= self.max_steps
-        success = bool(now["tasksuccess"] or now["score"] >= 1.0) if done else None
-        info = {"score": now["score"], "game_seed": self._seed_of}
-        return Reply(self._shown(), float(reward), done=bool(done), valid=known, success=success, info=info)
+        valid = command in self._state["validActions"]
+        _, reward, _, self._state = self._world.step(command)
+        state = self._state
+        won = bool(state["tasksuccess"] or state["score"] >= 1.0)
+        done = bool(won or state["taskfailure"] or self._steps >= self.max_steps)
+        info = {"score": state["score"], "game_seed": self._game_seed}
+        return Reply(self._show(), float(reward), done=done, valid=valid, success=won if done else None, info=info)
 
     def close(self) -> None:
         close_java_world(self._world)
 
-    def gold(self, seed: int) -> list[str]:
-        """A way to the end of a game, for checks and demonstrations. Begins that game."""
-        seed = self._number(self._game, self._params, seed)
+    def find_solution(self, seed: int) -> list[str]:
+        """Start a game and return actions that solve it, for checks and demonstrations."""
+        game_seed = self._find_game_seed(self._game, self._params, seed)
         self._world.reset(
-            seed=seed, gameFold=self._fold, gameName=self._game, gameParams=self._params, generateGoldPath=True
+            seed=game_seed, gameFold=self._fold, gameName=self._game, gameParams=self._params, generateGoldPath=True
         )
         return list(self._world.getGoldActionSequence())
 
-    def _number(self, game: str, params: str, seed: int) -> int:
-        """Which of the fold's seeds one of ours is. They are known once a game is loaded."""
-        if self._fold not in self._seeds:
+    def _find_game_seed(self, game: str, params: str, seed: int) -> int:
+        """Return the library's seed for one of ours. The seeds of a fold are known once a game is loaded."""
+        if not self._fold_seeds:
             try:
                 self._world.load(game, params)
             except ValueError as error:
-                raise EnvironmentFailed(f"TextWorldExpress has no {game} with {params!r}: {error}") from error
-            self._seeds[self._fold] = list(getattr(self._world, f"getValidSeeds{self._fold.title()}")())
-        seeds = self._seeds[self._fold]
-        return seeds[seed % len(seeds)]
+                raise _unknown_game(game, params, error) from error
+            self._fold_seeds = list(getattr(self._world, f"getValidSeeds{self._fold.title()}")())
+        return self._fold_seeds[seed % len(self._fold_seeds)]
 
-    def _shown(self) -> str:
-        text = str(self._now["observation"]).strip()
-        if not self._list:
+    def _show(self) -> str:
+        text = str(self._state["observation"]).strip()
+        if not self._list_actions:
             return text
-        return f"{text}\n\nPossible actions: {', '.join(sorted(self._now['validActions']))}"
+        return f"{text}\n\nPossible actions: {', '.join(sorted(self._state['validActions']))}"
+
+
+def _unknown_game(game: str, params: str, error: ValueError) -> EnvironmentFailed:
+    return EnvironmentFailed(f"TextWorldExpress has no {game} with {params!r}: {error}")

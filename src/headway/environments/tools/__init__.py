@@ -1,1 +1,1 @@
-"""Tools that a policy may call, and the environment that gives them to it: see `ToolEnvironment`."""
+"""Tools that a policy may call, and the environment that offers them: see `ToolEnvironment`."""

@@ -1,7 +1,7 @@
-"""What a tool is, and how arguments are checked before it sees them.
+"""The tool protocol, and the check of arguments before a tool sees them.
 
-A tool is a name, a description, a JSON schema of its arguments and one coroutine. What a policy did wrong is a
-`ToolRefused`, whose text the policy reads; anything else a tool raises is a broken tool and ends the episode.
+A tool is a name, a description, a JSON schema of its arguments and one coroutine. A mistake of the policy is a
+`ToolRefused`, whose text the policy reads. Any other exception means that the tool is broken and ends the episode.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ _JSON_TYPE_NAMES = {str: "string", int: "integer", float: "number", bool: "boole
 
 
 class ToolRefused(HeadwayError):
-    """A call that the tool cannot answer as it was made; the text is for the policy."""
+    """A call that the tool cannot answer; the text is for the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """One thing that a policy may call."""
+    """A function that a policy may call."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """JSON schema of an object."""
+    """JSON schema of the arguments, which form an object."""
     call: Callable[[ToolArguments], Awaitable[str]]
-    """Answers with a text. Raises `ToolRefused`."""
+    """Returns a text. Raises `ToolRefused`."""
 
     @property
     def signature(self) -> dict[str, Any]:
-        """As OpenAI and the chat templates of models know it."""
+        """The description that OpenAI and the chat templates of models use."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 class ToolSource(Protocol):
-    """Where tools come from: a library function, a folder, a server."""
+    """Provides tools: fixed ones, or those of a server that has to be started."""
 
     async def begin(self) -> Sequence[Tool]:
-        """Get ready for an episode. Returns the tools there are."""
+        """Prepare for an episode and return its tools."""
         ...
 
     async def close(self) -> None:
@@ -62,7 +62,7 @@ class ToolSource(Protocol):
 
 
 class StaticToolSource:
-    """Tools that need no getting ready."""
+    """Provides tools that need no preparation."""
 
     def __init__(self, *tools: Tool) -> None:
         self.tools = tools
@@ -74,18 +74,23 @@ class StaticToolSource:
         return None
 
 
+def make_schema(properties: Mapping[str, str], required: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the JSON schema of an object from the JSON type of each property; by default all are required."""
+    types = {name: {"type": json_type} for name, json_type in properties.items()}
+    return {"type": "object", "properties": types, "required": list(types) if required is None else list(required)}
+
+
 def make_function_tool(function: Callable[..., Any]) -> Tool:
-    """A plain or async function as a tool: its name, docstring and annotations say everything."""
+    """Make a tool from a plain or async function: its name, docstring and annotations describe it."""
     hints = get_type_hints(function)
-    properties: dict[str, Any] = {}
+    properties: dict[str, str] = {}
     required = []
     for name, parameter in inspect.signature(function).parameters.items():
         if hints.get(name) not in _JSON_TYPE_NAMES:
-            problem = (
-                f"the parameter {name!r} needs one of the types {', '.join(kind.__name__ for kind in _JSON_TYPE_NAMES)}"
-            )
+            types = ", ".join(kind.__name__ for kind in _JSON_TYPE_NAMES)
+            problem = f"the parameter {name!r} needs one of the types {types}"
             raise ConfigError(problem, key="tools", value=function.__qualname__)
-        properties[name] = {"type": _JSON_TYPE_NAMES[hints[name]]}
+        properties[name] = _JSON_TYPE_NAMES[hints[name]]
         if parameter.default is parameter.empty:
             required.append(name)
 
@@ -96,13 +101,16 @@ def make_function_tool(function: Callable[..., Any]) -> Tool:
     return Tool(
         name=function.__name__,
         description=inspect.getdoc(function) or "",
-        parameters={"type": "object", "properties": properties, "required": required},
+        parameters=make_schema(properties, required),
         call=call,
     )
 
 
 def check_tool_arguments(tool: Tool, arguments: ToolArguments) -> None:
-    """Names and types against the schema's first level; deeper levels are the tool's own. Raises `ToolRefused`."""
+    """Check names and types against the first level of the schema. Raises `ToolRefused`.
+
+    Deeper levels are left to the tool.
+    """
     properties: Mapping[str, Any] = tool.parameters.get("properties", {})
     missing = [name for name in tool.parameters.get("required", ()) if name not in arguments]
     if missing:
@@ -111,13 +119,13 @@ def check_tool_arguments(tool: Tool, arguments: ToolArguments) -> None:
     if unknown and not tool.parameters.get("additionalProperties", False):
         raise ToolRefused(f"{tool.name} takes no {', '.join(map(repr, unknown))}; it takes {', '.join(properties)}")
     for name, value in arguments.items():
-        wanted = properties.get(name, {}).get("type")
-        kinds = [wanted] if isinstance(wanted, str) else wanted or []
-        if kinds and not any(_has_json_type(value, kind) for kind in kinds):
-            raise ToolRefused(f"{name!r} of {tool.name} must be of type {' or '.join(kinds)}")
+        expected = properties.get(name, {}).get("type")
+        types = [expected] if isinstance(expected, str) else expected or []
+        if types and not any(_has_json_type(value, json_type) for json_type in types):
+            raise ToolRefused(f"{name!r} of {tool.name} must be of type {' or '.join(types)}")
 
 
-def _has_json_type(value: object, kind: str) -> bool:
+def _has_json_type(value: object, json_type: str) -> bool:
     if isinstance(value, bool):
-        return kind == "boolean"
-    return isinstance(value, _JSON_TYPES.get(kind, (object,)))
+        return json_type == "boolean"
+    return isinstance(value, _JSON_TYPES.get(json_type, (object,)))

@@ -1,7 +1,8 @@
-"""A calculator: arithmetic from text, without running it.
+"""A calculator tool: evaluates arithmetic without running any code.
 
-Reads numbers, `+ - * / // % **`, parentheses, a few functions and constants, and nothing else. Whole numbers are exact
-up to 4,000 bits; what would be longer, or is too deep, is refused before it is computed.
+It reads numbers, `+ - * / // % **`, parentheses, a few functions and constants, and nothing else. Whole numbers are
+exact up to 4,000 bits; expressions that would give longer numbers, or are nested too deeply, are refused before they
+are computed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from headway.environments.tools.base import Tool, ToolArguments, ToolRefused
+from headway.environments.tools.base import Tool, ToolArguments, ToolRefused, make_schema
 
 Number = int | float
 _MAX_CHARACTERS, _MAX_BITS = 500, 4000
@@ -35,7 +36,7 @@ _CONSTANTS = {"pi": math.pi, "e": math.e}
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression as text. Raises `ToolRefused`."""
+    """Return the value of an expression as text. Raises `ToolRefused`."""
     text = expression.strip().replace("^", "**").replace("×", "*").replace("÷", "/").replace("−", "-")
     if not 0 < len(text) <= _MAX_CHARACTERS:
         raise ToolRefused(f"an expression has 1 to {_MAX_CHARACTERS} characters")
@@ -94,6 +95,6 @@ async def _call_calculator(arguments: ToolArguments) -> str:
 CALCULATOR_TOOL = Tool(
     name="calculator",
     description="Value of an arithmetic expression, such as (3 + 4) * sqrt(2).",
-    parameters={"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    parameters=make_schema({"expression": "string"}),
     call=_call_calculator,
 )

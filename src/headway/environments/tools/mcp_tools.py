@@ -1,9 +1,9 @@
-"""Tools of MCP servers, by the official client, over stdio.
+"""Tools of MCP servers, reached over stdio with the official client.
 
-The server is a program that the user names and trusts. It is started for an episode, so that no episode sees what
-another left in it, or once for the environment with `keep`; it ends with `close`, and with its standard input when we
-are gone. A tool that answers with an error is a refusal that the policy reads; a server that dies or is silent for
-`timeout_s` loses the episode. Of an answer only text is passed on, other parts by their kind.
+The server is a program that the user names and trusts. It is started for each episode, so that no episode sees what
+another left in it, or once per environment with `keep`. It ends with `close`, and when this process is gone, because
+its standard input then closes. An error that a tool returns is a refusal that the policy reads. A server that dies, or
+is silent for `timeout_s`, loses the episode. Only the text of an answer is passed on; other parts are named by type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INVALID_PARAMETERS = -32602
 
 
 class MCPToolSource:
-    """The tools of one server."""
+    """Provides the tools of one server."""
 
     def __init__(
         self,
@@ -43,40 +43,40 @@ class MCPToolSource:
         self._timeout_s, self._keep = timeout_s, keep
         self._tools: list[Tool] = []
         self._stop = asyncio.Event()
-        self._serving: asyncio.Task[None] | None = None
+        self._client_task: asyncio.Task[None] | None = None
 
     async def begin(self) -> Sequence[Tool]:
-        if self._serving is None or self._serving.done() or not self._keep:
+        if self._client_task is None or self._client_task.done() or not self._keep:
             await self.close()
             await self._start()
         return self._tools
 
     async def close(self) -> None:
-        serving, self._serving = self._serving, None
-        if serving is not None:
+        task, self._client_task = self._client_task, None
+        if task is not None:
             self._stop.set()
-            await _wait_for_task(serving)
+            await _wait_for_task(task)
 
     async def _start(self) -> None:
-        """The client lives in a task of its own: it must be left by the task that entered it."""
+        """Run the client in a task of its own, because the task that enters the client must also leave it."""
         self._stop = asyncio.Event()
         ready: asyncio.Future[list[Tool]] = asyncio.get_running_loop().create_future()
-        self._serving = asyncio.create_task(self._serve(ready), name=f"mcp {self._server.command}")
-        both: set[asyncio.Future[Any]] = {ready, self._serving}
+        self._client_task = asyncio.create_task(self._run_client(ready), name=f"mcp {self._server.command}")
+        both: set[asyncio.Future[Any]] = {ready, self._client_task}
         try:
             await asyncio.wait(both, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not ready.done():
-                failed = self._serving.done()
-                self._serving.cancel()
-                error = await _wait_for_task(self._serving)
+                failed = self._client_task.done()
+                self._client_task.cancel()
+                error = await _wait_for_task(self._client_task)
         if not ready.done():
-            raise self._failed(f"did not start: {error}" if failed else f"did not start within {self._timeout_s} s")
+            raise self._fail(f"did not start: {error}" if failed else f"did not start within {self._timeout_s} s")
         self._tools = ready.result()
 
-    async def _serve(self, ready: asyncio.Future[list[Tool]]) -> None:
-        with _open_devnull() as nowhere:
-            transport = self._mcp.stdio_client(self._server, errlog=nowhere)
+    async def _run_client(self, ready: asyncio.Future[list[Tool]]) -> None:
+        with _open_devnull() as devnull:
+            transport = self._mcp.stdio_client(self._server, errlog=devnull)
             async with self._mcp.Client(transport, read_timeout_seconds=self._timeout_s) as client:
                 listed, cursor = [], None
                 while True:
@@ -85,17 +85,17 @@ class MCPToolSource:
                     cursor = page.next_cursor
                     if not cursor:
                         break
-                ready.set_result([self._tool(client, one) for one in listed])
+                ready.set_result([self._make_tool(client, one) for one in listed])
                 await self._stop.wait()
 
-    def _tool(self, client: Any, listed: Any) -> Tool:
+    def _make_tool(self, client: Any, listed: Any) -> Tool:
         async def call(arguments: ToolArguments) -> str:
             try:
                 answer = await client.call_tool(listed.name, dict(arguments))
             except self._mcp.MCPError as error:
                 if error.error.code == _INVALID_PARAMETERS:
                     raise ToolRefused(str(error)) from error
-                raise self._failed(f"{listed.name}: {error}") from error
+                raise self._fail(f"{listed.name}: {error}") from error
             text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in answer.content)
             if answer.is_error:
                 raise ToolRefused(text)
@@ -103,17 +103,17 @@ class MCPToolSource:
 
         return Tool(name=listed.name, description=listed.description or "", parameters=listed.input_schema, call=call)
 
-    def _failed(self, what: str) -> EnvironmentFailed:
+    def _fail(self, what: str) -> EnvironmentFailed:
         return EnvironmentFailed(f"the MCP server {self._server.command} {what}")
 
 
 def _open_devnull() -> TextIO:
-    """Where the complaints of a server go."""
+    """Open the file that swallows the server's standard error."""
     return Path(os.devnull).open("w")
 
 
 async def _wait_for_task(task: asyncio.Task[None]) -> BaseException | None:
-    """Wait for the end of a task, without raising what it raised. Returns that."""
+    """Wait for the end of a task and return the exception it raised, the innermost one of a group."""
     await asyncio.wait({task})
     error = None if task.cancelled() else task.exception()
     while isinstance(error, BaseExceptionGroup):

@@ -1,7 +1,7 @@
-"""Python as a tool: every call is a program of its own in the sandbox.
+"""A Python tool: every call runs a program of its own in the sandbox.
 
-Nothing is kept between calls and nothing of the machine is seen; what it prints is the answer. Programs that loop, take
-too much or fail are answers as well: the policy reads how they ended.
+Nothing persists between calls, and the program sees nothing of the machine. The answer is what it prints. A program
+that loops, exceeds a limit or fails is an answer too: the policy reads how it ended.
 """
 
 from __future__ import annotations
@@ -9,23 +9,16 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakKeyDictionary
 
-from headway.environments.tools.base import Tool, ToolArguments
+from headway.environments.tools.base import Tool, ToolArguments, make_schema
 from headway.errors import ConfigError, EnvironmentFailed
-from headway.sandbox import (
-    ProgramEnding,
-    ProgramOutcome,
-    Sandbox,
-    SandboxBroken,
-    SandboxLimits,
-    SandboxRefused,
-)
+from headway.sandbox import ProgramEnding, ProgramOutcome, Sandbox, SandboxBroken, SandboxLimits, SandboxRefused
 from headway.sandbox.probe import find_quick_problem
 
 _SANDBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, Sandbox] = WeakKeyDictionary()
 
 
 def get_shared_sandbox() -> Sandbox:
-    """One for every event loop, so that all environments together start no more programs than there are cores."""
+    """Return the sandbox of this event loop. All environments share it, so they start no more programs than cores."""
     loop = asyncio.get_running_loop()
     if loop not in _SANDBOXES:
         _SANDBOXES[loop] = Sandbox()
@@ -33,14 +26,14 @@ def get_shared_sandbox() -> Sandbox:
 
 
 def require_sandbox(wanted_by: str) -> None:
-    """Raises `ConfigError` where there is certainly no sandbox."""
+    """Raise `ConfigError` if a quick check shows that there is no sandbox."""
     problem = find_quick_problem()
     if problem:
         raise ConfigError(f"needs the sandbox: {problem}", key="env_type", value=wanted_by)
 
 
 def make_python_tool(*, timeout_s: float = 5.0, memory_mb: int = 256, longest: int = 4000) -> Tool:
-    """Answers with at most `longest` characters. Raises `ConfigError` where there is no sandbox."""
+    """Make the tool; an answer has at most `longest` characters. Raises `ConfigError` without a sandbox."""
     require_sandbox("python")
     limits = SandboxLimits(wall_s=timeout_s, cpu_s=int(timeout_s) + 1, memory_mb=memory_mb, output_kb=64)
 
@@ -54,13 +47,13 @@ def make_python_tool(*, timeout_s: float = 5.0, memory_mb: int = 256, longest: i
     return Tool(
         name="python",
         description="Run a Python program; answers with what it prints. Nothing is kept between calls.",
-        parameters={"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+        parameters=make_schema({"code": "string"}),
         call=call,
     )
 
 
 def format_outcome(outcome: ProgramOutcome, longest: int) -> str:
-    """What a program said and how it ended, cut in the middle where it is long."""
+    """Return a program's output and how it ended; a long output is cut in the middle."""
     text = outcome.stdout
     if outcome.stderr:
         text = f"{text.rstrip()}\n{outcome.stderr}" if text else outcome.stderr
@@ -71,10 +64,8 @@ def format_outcome(outcome: ProgramOutcome, longest: int) -> str:
 
 
 def shorten_middle(text: str, longest: int) -> str:
-    """Beginning and end of a text of more than `longest` characters."""
+    """Return the beginning and the end of a text of more than `longest` characters."""
     half = longest // 2
-    return (
-        text
-        if len(text) <= longest
-        else f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
-    )
+    if len(text) <= longest:
+        return text
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"

@@ -1,8 +1,11 @@
-"""A search index in memory: BM25 over whole documents.
+"""A search tool over local documents, with a BM25 index in memory.
+
+A document is a line of a `.jsonl` file, or a paragraph of any other file. Files are read once per process and never
+written; the policy sees documents, not paths. A folder stands for its `.jsonl`, `.txt` and `.md` files.
 
 Guarantees: results depend on documents and query alone; equal scores keep the order of the documents. Scores are those
-of Robertson and Zaragoza with k₁ = 1.2, b = 0.75 and an inverse document frequency that is never negative. Knows no
-stems, no synonyms and no phrases; thousands of documents, not millions.
+of Robertson and Zaragoza with k₁ = 1.2, b = 0.75 and an inverse document frequency that is never negative. The index
+knows no stems, synonyms or phrases. It suits thousands of documents, not millions.
 """
 
 from __future__ import annotations
@@ -17,20 +20,23 @@ from heapq import nsmallest
 from math import log
 from pathlib import Path
 
-from headway.environments.tools.base import Tool, ToolArguments, ToolRefused
+from headway.environments.tools.base import Tool, ToolArguments, ToolRefused, make_schema
 from headway.errors import ConfigError
 
 _WORD = re.compile(r"\w+")
 _K1, _B = 1.2, 0.75
+_SUFFIXES = (".jsonl", ".txt", ".md")
+_TEXT_KEYS = ("text", "contents", "content", "passage", "body", "document")
+_TITLE_KEYS = ("title", "name", "id")
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text as the index compares them."""
+    """Return the words of a text in the form that is compared."""
     return _WORD.findall(text.casefold())
 
 
 class BM25Index:
-    """Documents by their number; weights are counted once, when it is made."""
+    """Finds documents by words. Documents are numbered; their weights are computed once."""
 
     def __init__(self, documents: Sequence[str]) -> None:
         counts = [Counter(split_words(document)) for document in documents]
@@ -46,7 +52,7 @@ class BM25Index:
                 self._weights.setdefault(word, []).append((number, weight))
 
     def search(self, query: str, most: int) -> list[tuple[int, float]]:
-        """Numbers and scores of the best documents that share a word with the query, best first."""
+        """Return numbers and scores of the best documents that share a word with the query, best first."""
         scores: dict[int, float] = {}
         for word in dict.fromkeys(split_words(query)):
             for number, weight in self._weights.get(word, ()):
@@ -54,21 +60,16 @@ class BM25Index:
         return nsmallest(most, scores.items(), key=lambda scored: (-scored[1], scored[0]))
 
 
-_SUFFIXES = (".jsonl", ".txt", ".md")
-_TEXT_KEYS = ("text", "contents", "content", "passage", "body", "document")
-_TITLE_KEYS = ("title", "name", "id")
-
-
 @dataclass(frozen=True, slots=True)
 class SearchDocument:
-    """What a search gives back."""
+    """A document that a search can return."""
 
     title: str
     text: str
 
 
 def make_search_tool(files: Sequence[str], *, most: int = 3, longest: int = 1000) -> Tool:
-    """Answers with at most `most` documents of at most `longest` characters. Raises `ConfigError`."""
+    """Make a tool that answers with at most `most` documents of at most `longest` characters. Raises `ConfigError`."""
     if most < 1 or longest < 1:
         raise ConfigError("must be at least 1", key="most" if most < 1 else "longest", value=min(most, longest))
     documents, index = _load_index(tuple(files))
@@ -77,13 +78,13 @@ def make_search_tool(files: Sequence[str], *, most: int = 3, longest: int = 1000
         if not str(arguments["query"]).strip():
             raise ToolRefused("the query is empty")
         found = [documents[number] for number, _ in index.search(arguments["query"], most)]
-        parts = (f"[{place}] {one.title}\n{_shorten_end(one.text, longest)}" for place, one in enumerate(found, 1))
+        parts = (f"[{rank}] {one.title}\n{_shorten_end(one.text, longest)}" for rank, one in enumerate(found, 1))
         return "\n\n".join(parts) or "Nothing found."
 
     return Tool(
         name="search",
         description="Search a collection of documents by words; answers with the best ones.",
-        parameters={"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+        parameters=make_schema({"query": "string"}),
         call=call,
     )
 

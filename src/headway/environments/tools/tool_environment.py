@@ -1,9 +1,9 @@
 """A question, tools, and an answer that can be checked.
 
-Each turn the policy calls tools or answers. A turn without a call is the answer and ends the episode: right is worth 1,
-wrong 0. Calls that cannot be read are counted, told to the policy, and cost `malformed_penalty`; what a tool refuses is
-told and free. Questions come with the task (`question`, `answer`), from a file of them, or, where there are none, are
-sums from the seed.
+Each turn the policy calls tools or answers. A turn without a call is the answer and ends the episode: a right answer
+scores 1, a wrong one 0. Calls that cannot be parsed are counted, reported to the policy, and cost `malformed_penalty`;
+calls that a tool refuses are reported and free. Questions come with the task (`question`, `answer`), from a file, or,
+if there is neither, are sums drawn from the seed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from headway.environments.response_parsing import parse_tool_calls
+from headway.environments.response_parsing import find_tagged_answer, parse_tool_calls
 from headway.environments.text_environment import Reply
 from headway.environments.tools.base import StaticToolSource
 from headway.environments.tools.toolbox import Toolbox, describe_tools, make_tool_sources
@@ -25,7 +25,6 @@ from headway.seeding import make_rng
 from headway.user_code import import_function
 
 AnswerJudge = Callable[[str, Mapping[str, Any]], float]
-_ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _TASK = (
     "Answer the question. Call tools where they help; when you know the answer, write it as <answer>answer</answer>."
@@ -33,7 +32,7 @@ _TASK = (
 
 
 class ToolEnvironment:
-    """`judge`: `module:function` that scores the answer from 0 to 1; default `score_exact_answer`."""
+    """`judge`: `module:function` that scores an answer and the task's data from 0 to 1; default: exact answers."""
 
     reusable = True
 
@@ -49,42 +48,43 @@ class ToolEnvironment:
         if max_steps < 1:
             raise ConfigError("must be at least 1", key="max_steps", value=max_steps)
         self.max_steps = max_steps
-        self._penalty = malformed_penalty
+        self._malformed_penalty = malformed_penalty
         sources = make_tool_sources(tools)
-        self._box = Toolbox(sources)
-        self._known = [tool for source in sources if isinstance(source, StaticToolSource) for tool in source.tools]
+        self._toolbox = Toolbox(sources)
+        self._static_tools = [tool for one in sources if isinstance(one, StaticToolSource) for tool in one.tools]
         self._judge: AnswerJudge = import_function(judge, key="judge") if judge else score_exact_answer
         self._questions = _read_questions(questions) if questions else ()
-        self.instructions = f"{_TASK}\n\n{describe_tools(self._known)}" if self._known else _TASK
+        self.instructions = f"{_TASK}\n\n{describe_tools(self._static_tools)}" if self._static_tools else _TASK
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> str:
-        self._data = data if "question" in data else self._question(seed)
+        self._data = data if "question" in data else self._draw_question(seed)
         if self._judge is score_exact_answer and "answer" not in self._data:
             raise EnvironmentFailed(f"the task has a question and no answer: {self._data['question']!r}")
         self._counts = {"malformed": 0, "refused": 0, "called": 0}
-        await self._box.begin()
-        learned = [tool for tool in self._box.tools.values() if tool not in self._known]
-        return f"{describe_tools(learned)}\n\n{self._data['question']}" if learned else str(self._data["question"])
+        await self._toolbox.begin()
+        new_tools = [tool for tool in self._toolbox.tools.values() if tool not in self._static_tools]
+        question = str(self._data["question"])
+        return f"{describe_tools(new_tools)}\n\n{question}" if new_tools else question
 
     async def step(self, action: str) -> Reply:
-        said = parse_tool_calls(action)
-        if not said.calls:
-            score = self._judge(extract_final_answer(said.text), self._data)
+        response = parse_tool_calls(action)
+        if not response.calls:
+            score = self._judge(extract_final_answer(response.text), self._data)
             return Reply("", score, done=True, success=score >= 1.0, info=dict(self._counts))
-        answers = await self._box.answer(said.calls)
-        for name in self._counts:
-            self._counts[name] += getattr(answers, name)
+        results = await self._toolbox.call_tools(response.calls)
+        for name, count in results.counts.items():
+            self._counts[name] += count
         return Reply(
-            answers.text,
-            0.0 - self._penalty * answers.malformed,
-            valid=not answers.malformed,
+            results.text,
+            0.0 - self._malformed_penalty * results.malformed,  # never -0.0
+            valid=not results.malformed,
             info=dict(self._counts),
         )
 
     async def close(self) -> None:
-        await self._box.close()
+        await self._toolbox.close()
 
-    def _question(self, seed: int) -> Mapping[str, Any]:
+    def _draw_question(self, seed: int) -> Mapping[str, Any]:
         rng = make_rng(seed, "tools")
         if self._questions:
             return self._questions[rng.randrange(0, len(self._questions))]
@@ -93,16 +93,15 @@ class ToolEnvironment:
 
 
 def extract_final_answer(text: str) -> str:
-    """The answer inside an answer: between tags, in a box, or all of it."""
-    for pattern in (_ANSWER, _BOXED):
-        found = pattern.findall(text)
-        if found:
-            return str(found[-1]).strip()
-    return text.strip()
+    """Return the last answer in tags, else the last one in a box, else the whole text."""
+    tagged, boxed = find_tagged_answer(text), _BOXED.findall(text)
+    if tagged is not None:
+        return tagged
+    return str(boxed[-1] if boxed else text).strip()
 
 
 def score_exact_answer(answer: str, data: Mapping[str, Any]) -> float:
-    """1 where the answer is one of `answer`: equal as a number, or in its words, whatever their case and dots."""
+    """Return 1 if the answer equals an accepted one, as a number or in its words without case and punctuation."""
     wanted = data["answer"]
     accepted = wanted if isinstance(wanted, list) else [wanted]
     return float(any(_is_same_answer(answer, str(one)) for one in accepted))
@@ -116,9 +115,9 @@ def _is_same_answer(one: str, other: str) -> bool:
 
 
 def _parse_number(text: str) -> Fraction | None:
-    plain = text.strip().rstrip(".").replace(",", "").replace("−", "-").lstrip("$")
+    digits = text.strip().rstrip(".").replace(",", "").replace("−", "-").lstrip("$")
     try:
-        return Fraction(plain) if len(plain) <= 100 and "e" not in plain.lower() else None
+        return Fraction(digits) if len(digits) <= 100 and "e" not in digits.lower() else None
     except (ValueError, ZeroDivisionError):
         return None
 

@@ -1,6 +1,6 @@
-"""The tools of one environment: made from names and options, called by what a policy said.
+"""The tools of one environment: made from names and options, and called with what a policy wrote.
 
-A tool is named `calculator`, `python`, `search`, `mcp`, or `module:function` for a function of one's own; options stand
+A tool is named `calculator`, `python`, `search`, `mcp`, or `module:function` for a function of the user. Options stand
 beside the name: `{name: search, files: [notes/]}`.
 """
 
@@ -47,19 +47,23 @@ For each call write a JSON object with the name and the arguments between tool_c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResults:
-    """What the tools said to the calls of one turn."""
+    """The answers of the tools to the calls of one turn."""
 
     text: str
     malformed: int
-    """Calls that could not be read, of unknown tools, or with arguments that do not fit."""
+    """Calls that could not be parsed, named an unknown tool, or had arguments that do not fit."""
     refused: int
-    """Calls that were understood and that the tool could not answer."""
+    """Calls that were understood but that the tool could not answer."""
     called: int
     """Calls that were answered."""
 
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"malformed": self.malformed, "refused": self.refused, "called": self.called}
+
 
 class Toolbox:
-    """Tools by name. `begin` before each episode, `close` at the end."""
+    """Tools by name. Call `begin` before each episode and `close` at the end."""
 
     def __init__(self, sources: Sequence[ToolSource], *, longest: int = 8000) -> None:
         self._sources, self._longest = sources, longest
@@ -77,16 +81,16 @@ class Toolbox:
         for source in self._sources:
             await source.close()
 
-    async def answer(self, calls: Sequence[ParsedToolCall | str]) -> ToolResults:
-        """Call one tool after the other, in the order that they were asked for."""
+    async def call_tools(self, calls: Sequence[ParsedToolCall | str]) -> ToolResults:
+        """Make the calls one after the other, in the order in which the policy wrote them."""
         texts, counts = [], {"malformed": 0, "refused": 0, "called": 0}
         for call in calls:
-            what, text = await self._answered(call)
-            counts[what] += 1
+            outcome, text = await self._call_tool(call)
+            counts[outcome] += 1
             texts.append(f"<tool_response>\n{shorten_middle(text, self._longest)}\n</tool_response>")
         return ToolResults(text="\n".join(texts), **counts)
 
-    async def _answered(self, call: ParsedToolCall | str) -> tuple[str, str]:
+    async def _call_tool(self, call: ParsedToolCall | str) -> tuple[str, str]:
         if isinstance(call, str):
             return "malformed", f"Error: {call}"
         tool = self.tools.get(call.name)
@@ -103,34 +107,29 @@ class Toolbox:
 
 
 def describe_tools(tools: Sequence[Tool]) -> str:
-    """What a policy has to know of its tools."""
+    """Return the text that tells a policy which tools it has and how to call them."""
     signatures = "\n".join(json.dumps(tool.signature, ensure_ascii=False) for tool in tools)
     return TOOL_PROMPT_FORMAT.format(signatures=signatures)
 
 
 def make_tool_sources(tools: Sequence[str | Mapping[str, Any]]) -> list[ToolSource]:
-    """Raises `ConfigError` for what is no tool."""
+    """Make the sources of the tools that a configuration lists. Raises `ConfigError`."""
     return [_make_source(one) for one in tools]
 
 
-def _make_source(asked: str | Mapping[str, Any]) -> ToolSource:
-    options = {} if isinstance(asked, str) else dict(asked)
-    name = asked if isinstance(asked, str) else options.pop("name", "")
-    make = _BUILT_IN_SOURCES.get(name)
-    if make is None:
-        tool = make_function_tool(_import_function(str(name)))
-        if options:
-            raise ConfigError("a function of your own has no options", key="tools", value=asked)
-        return StaticToolSource(tool)
-    try:
-        return make(**options)
-    except TypeError as error:
-        raise ConfigError(f"has other options: {error}", key="tools", value=asked) from error
-
-
-def _import_function(path: str) -> Callable[..., Any]:
-    module, _, name = path.partition(":")
-    if not module or not name:
+def _make_source(given: str | Mapping[str, Any]) -> ToolSource:
+    options = {} if isinstance(given, str) else dict(given)
+    name = str(given if isinstance(given, str) else options.pop("name", ""))
+    if name in _BUILT_IN_SOURCES:
+        try:
+            return _BUILT_IN_SOURCES[name](**options)
+        except TypeError as error:
+            raise ConfigError(f"has other options: {error}", key="tools", value=given) from error
+    module, _, function = name.partition(":")
+    if not module or not function:
         hint = f"one of {', '.join(_BUILT_IN_SOURCES)}, or module:function of your own"
-        raise ConfigError("is no tool", key="tools", value=path, hint=hint)
-    return import_function(path, key="tools")
+        raise ConfigError("is no tool", key="tools", value=name, hint=hint)
+    tool = make_function_tool(import_function(name, key="tools"))
+    if options:
+        raise ConfigError("a function of your own has no options", key="tools", value=given)
+    return StaticToolSource(tool)

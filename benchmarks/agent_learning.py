@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.monitor.event_log import read_events
-from headway.monitor.trackers.scalar_series import ScalarPoint, compute_scalars
+from headway.monitor.scalar_series import ScalarPoint, compute_scalars
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "frozen_lake.yaml"

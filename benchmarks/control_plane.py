@@ -27,6 +27,7 @@ from headway.environments.base import Observation, SingleTurnEnvironment
 from headway.flow.backends import Backends
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.monitor.events import SampleFinish, SampleStart
 from headway.monitor.run_report import RunMonitor
 from headway.settings import RunSettings
 from headway.sim.instant_engine import InstantEngine
@@ -75,10 +76,10 @@ class Concurrency:
         self.rss_mb = 0.0
 
     def __call__(self, event: LoggedEvent) -> None:
-        if event.kind == "sample.start":
+        if isinstance(event.event, SampleStart):
             self.now += 1
             self.peak = max(self.peak, self.now)
-        elif event.kind == "sample.finish":
+        elif isinstance(event.event, SampleFinish):
             if self.now == self.peak:
                 self.rss_mb = rss_mb()
             self.now -= 1

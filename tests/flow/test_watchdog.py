@@ -43,11 +43,7 @@ def test_a_stage_that_never_finishes_is_named_in_the_graph_and_the_run_stopped_c
     played = play_through(make_scenario(max_steps=9, world={"insert": {"stuck": "reward"}}), tmp_path)
     stalls = played.of("stall")
     assert len(stalls) == STALL_WARNINGS
-    last_move = max(
-        event.time_s
-        for event in played.events
-        if isinstance(event.event, PROGRESS_EVENTS) and not isinstance(event.event, CheckpointSave)
-    )
+    last_move = max(event.time_s for event in played.events if type(event.event) in PROGRESS_EVENTS - {CheckpointSave})
     first = stalls[0].time_s
     assert RELIABILITY.stall_timeout_s <= first - last_move <= 2 * RELIABILITY.stall_timeout_s
     graph = stalls[0].data["graph"]

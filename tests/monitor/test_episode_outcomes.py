@@ -8,7 +8,7 @@ from headway.monitor.episode_outcomes import EpisodeOutcomes
 from headway.monitor.live_display import format_step_line, format_validation_line
 from headway.monitor.report_tables import make_summary_rows
 from headway.monitor.run_report import RunMonitor, make_run_report
-from headway.monitor.trackers.scalar_series import compute_scalars
+from headway.monitor.scalar_series import compute_scalars
 from tests.monitor.factory import ev
 
 EVENTS = [

@@ -20,7 +20,7 @@ from headway.monitor.report_page import (
 )
 from headway.monitor.run_record import make_run_record, read_run_record
 from headway.monitor.sample_excerpts import ImageLog, select_answers, select_images
-from headway.monitor.trackers import ScalarPoint
+from headway.monitor.scalar_series import ScalarPoint
 from tests.monitor.factory import NASTY, ev, resumed_run, toy_run, training_run
 from tests.monitor.test_timeline_page import embedded
 
@@ -105,7 +105,7 @@ def test_every_curve_of_a_chart_is_one_that_is_measured(tmp_path: Path) -> None:
 def test_lost_steps_count_once_with_what_they_became() -> None:
     record = make_run_record(resumed_run(first=12, back_to=10, then=8))
     assert list(record.curves.steps) == list(range(1, 19))
-    assert record.curves.steps[11].time_s > record.parts[1].begun_s
+    assert record.curves.steps[11].time_s > record.segments[1].begun_s
     assert dict(list_run_facts(record))["resumed"] == "1 ×"
     assert describe_run_state(record) == ("done", "finished")
 

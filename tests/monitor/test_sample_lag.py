@@ -62,13 +62,13 @@ def test_served_is_behind_until_the_slowest_engine_has_flipped() -> None:
 
 def test_nobody_waits_for_the_version_of_an_engine_that_is_down() -> None:
     versions = VersionTracker()
-    versions.trains(3)
-    versions.serves("engine/0", 3)
-    versions.serves("engine/1", 1)
+    versions.set_trained(3)
+    versions.set_served("engine/0", 3)
+    versions.set_served("engine/1", 1)
     assert versions.behind == 2
-    versions.loses("engine/1")
+    versions.remove_engine("engine/1")
     assert versions.behind == 0
-    versions.meets("engine/1")
+    versions.add_engine("engine/1")
     assert versions.served == 3
 
 
@@ -85,9 +85,9 @@ def test_an_engine_that_is_up_again_serves_the_version_it_was_seeded_with() -> N
 
 def test_engines_that_never_reported_serve_what_training_started_from() -> None:
     versions = VersionTracker()
-    versions.trains(7)
-    versions.meets("engine/0")
-    versions.trains(8)
+    versions.set_trained(7)
+    versions.add_engine("engine/0")
+    versions.set_trained(8)
     assert (versions.served, versions.behind) == (7, 1)
 
 
@@ -125,10 +125,10 @@ def test_the_served_version_is_the_minimum_over_live_engines(changes: list[tuple
     versions, live = VersionTracker(), {}
     for engine, version in changes:
         if version is None:
-            versions.loses(engine)
+            versions.remove_engine(engine)
             live.pop(engine, None)
         else:
-            versions.serves(engine, version)
+            versions.set_served(engine, version)
             live[engine] = version
         if live:
             assert versions.served == min(live.values())

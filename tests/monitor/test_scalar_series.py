@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.monitor.event_log import LoggedEvent
-from headway.monitor.trackers import compute_scalars
+from headway.monitor.scalar_series import compute_scalars
 from tests.monitor.factory import ev, resumed_run, training_run
 
 

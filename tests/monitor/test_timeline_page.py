@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.monitor.role_usage import STATES
+from headway.monitor.run_record import make_run_record
 from headway.monitor.timeline_lanes import (
     MOST_ENGINE_LANES,
     TimelineLanes,
-    collect_lanes,
     compute_binned_mean,
     make_area_lane,
     make_state_lane,
@@ -99,7 +99,9 @@ def test_many_engines_share_heat_lanes() -> None:
 
 
 def test_a_long_run_makes_a_page_of_bounded_size() -> None:
-    short, long = (sum(_drawn(lane) for lane in thin_lanes(collect_lanes(toy_run(steps=n)), 2000)) for n in (20, 80))
+    short, long = (
+        sum(_drawn(lane) for lane in thin_lanes(make_run_record(toy_run(steps=n)).lanes, 2000)) for n in (20, 80)
+    )
     assert long <= 2 * short
     assert long < 40_000
 

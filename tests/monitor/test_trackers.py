@@ -13,7 +13,9 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.monitor.event_log import LoggedEvent
-from headway.monitor.trackers import METRICS_FILE, ScalarPoint, Tracker, make_trackers, read_metrics
+from headway.monitor.scalar_series import ScalarPoint
+from headway.monitor.tracker_writers import METRICS_FILE, read_metrics
+from headway.monitor.trackers import Tracker, make_trackers
 
 from .factory import ev, resumed_run, training_run
 

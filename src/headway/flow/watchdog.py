@@ -22,16 +22,18 @@ from headway.monitor.events import (
 
 STALL_WARNINGS = 4
 """Times the stall is reported before the run is stopped."""
-PROGRESS_EVENTS = (
-    SampleFinish,
-    ScoreEnd,
-    GroupReady,
-    StepBegin,
-    StepEnd,
-    WeightsServed,
-    BackendUp,
-    CheckpointSave,
-    ValidateEnd,
+PROGRESS_EVENTS = frozenset(
+    {
+        SampleFinish,
+        ScoreEnd,
+        GroupReady,
+        StepBegin,
+        StepEnd,
+        WeightsServed,
+        BackendUp,
+        CheckpointSave,
+        ValidateEnd,
+    }
 )
 """Kinds of events that mean the run gets somewhere."""
 
@@ -43,7 +45,7 @@ class ProgressWatch:
         self.count = 0
 
     def __call__(self, event: LoggedEvent) -> None:
-        if isinstance(event.event, PROGRESS_EVENTS):
+        if type(event.event) in PROGRESS_EVENTS:
             self.count += 1
 
 

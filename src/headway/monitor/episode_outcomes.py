@@ -1,34 +1,33 @@
-"""What became of episodes in environments: how many succeeded, how long they were, what was not understood.
+"""What became of episodes in environments: how many succeeded, how long they were, how many turns were invalid.
 
-Counted where an episode ends (`sample.finish`), so that groups which teach nothing and are dropped count too; of
-validation, what `validate.end` reports. A run without environments has nothing here.
+Episodes are counted when they end (`SampleFinish`), so groups that teach nothing and are dropped count too; for
+validation the numbers are those of `ValidateEnd`. A run without environments has no outcomes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from headway.monitor.event_log import LoggedEvent
+from headway.monitor.events import Event, RunBegin, SampleFinish, StepEnd, ValidateEnd
 from headway.monitor.measured_window import EventHandler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOutcomes:
-    """Of several episodes."""
+    """Summary of several episodes."""
 
     trained: int
-    """The policy: after the step that ended with them, or the one that was judged."""
+    """Version after the step during which they ended, or the version that was validated."""
     success: float | None
-    """Share that solved their task; `None`: they did not say."""
+    """Share that solved their task; None if the environment does not report it."""
     turns: float
-    """Mean."""
+    """Mean number of turns."""
     invalid: float
-    """Share of the turns that were not understood."""
+    """Share of the turns that the environment could not parse."""
 
     def values(self) -> dict[str, float]:
-        """By name, without what is not known."""
+        """Return the numbers that are known, by name."""
         found = {"turns": self.turns, "invalid": self.invalid}
         return found if self.success is None else {"success": self.success, **found}
 
@@ -40,24 +39,23 @@ class EpisodeOutcomeMeter:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing was counted."""
+        """Forget what was counted."""
         self._episodes = self._judged = 0
         self._success = self._turns = self._invalid = 0.0
 
-    def add(self, data: Mapping[str, Any]) -> None:
-        """One episode, as its event tells of it."""
-        turns = data.get("turns")
-        if turns is None:
+    def add(self, event: SampleFinish) -> None:
+        """Count an episode that was generated for training and reports its turns."""
+        if event.turns is None or event.who != "generate":
             return
         self._episodes += 1
-        self._turns += turns
-        self._invalid += data.get("invalid", 0.0)
-        if "success" in data:
+        self._turns += event.turns
+        self._invalid += event.invalid or 0.0
+        if event.success is not None:
             self._judged += 1
-            self._success += data["success"]
+            self._success += event.success
 
     def take(self, trained: int) -> EpisodeOutcomes | None:
-        """What came together since the last time."""
+        """Return the summary since the last call, or None without episodes."""
         if not self._episodes:
             return None
         found = EpisodeOutcomes(
@@ -70,41 +68,34 @@ class EpisodeOutcomeMeter:
         return found
 
 
-def make_validation_outcomes(data: Mapping[str, Any]) -> EpisodeOutcomes | None:
-    """Of a validation, from its event."""
-    if data.get("turns") is None:
+def make_validation_outcomes(event: ValidateEnd) -> EpisodeOutcomes | None:
+    """Return the outcomes of a validation, or None if it did not play in environments."""
+    if event.turns is None:
         return None
-    success, invalid = data.get("success"), data.get("invalid", 0.0)
-    return EpisodeOutcomes(trained=data["trained"], success=success, turns=data["turns"], invalid=invalid)
+    invalid = event.invalid or 0.0
+    return EpisodeOutcomes(trained=event.trained, success=event.success, turns=event.turns, invalid=invalid)
 
 
 class EpisodeRecorder:
-    """Outcomes by step, and of the validations."""
+    """Keeps the outcomes of every step and every validation."""
 
     def __init__(self) -> None:
         self.steps: list[EpisodeOutcomes] = []
         self.validations: list[EpisodeOutcomes] = []
         self._meter = EpisodeOutcomeMeter()
-        self.handlers: Mapping[str, EventHandler] = {
-            "run.begin": self._run_begin,
-            "sample.finish": self._finish,
-            "step.end": self._step_end,
-            "validate.end": self._validated,
+        self.handlers: Mapping[type[Event], EventHandler] = {
+            RunBegin: lambda time_s, event: self._meter.clear(),
+            SampleFinish: lambda time_s, event: self._meter.add(event),
+            StepEnd: self._end_step,
+            ValidateEnd: self._end_validation,
         }
 
-    def _run_begin(self, event: LoggedEvent) -> None:
-        self._meter.clear()
-
-    def _finish(self, event: LoggedEvent) -> None:
-        if event.who == "generate":
-            self._meter.add(event.data)
-
-    def _step_end(self, event: LoggedEvent) -> None:
-        found = self._meter.take(event.data["trained"])
+    def _end_step(self, time_s: float, event: StepEnd) -> None:
+        found = self._meter.take(event.trained)
         if found is not None:
             self.steps.append(found)
 
-    def _validated(self, event: LoggedEvent) -> None:
-        found = make_validation_outcomes(event.data)
+    def _end_validation(self, time_s: float, event: ValidateEnd) -> None:
+        found = make_validation_outcomes(event)
         if found is not None:
             self.validations.append(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 from headway.errors import HeadwayError
 from headway.monitor.events import (
@@ -47,10 +47,8 @@ class LoggedEvent(NamedTuple):
         return self.event.to_data()
 
 
-class EventSink(Protocol):
-    """Anything that wants to see events, in order, as they happen. Must not block or raise."""
-
-    def __call__(self, event: LoggedEvent) -> None: ...
+EventSink = Callable[[LoggedEvent], None]
+"""Sees every event, in order, as it happens. Must not block or raise."""
 
 
 class EventLog:
@@ -66,14 +64,16 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         """Record one event."""
-        logged = LoggedEvent(self._clock(), event)
+        logged = _make_tuple(LoggedEvent, (self._clock(), event))
         for sink in self._sinks:
             sink(logged)
 
 
+_make_tuple = tuple.__new__
+"""Makes a named tuple without the Python function that calling its class goes through."""
 _ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _LINES_PER_CHUNK = 512
-_FLUSHED_EVENTS = (StepEnd, ValidateEnd, CheckpointSave, RunBegin, RunEnd)
+_FLUSHED_EVENTS = frozenset({StepEnd, ValidateEnd, CheckpointSave, RunBegin, RunEnd})
 
 
 class JsonlSink:
@@ -87,7 +87,7 @@ class JsonlSink:
 
     def __call__(self, event: LoggedEvent) -> None:
         self._stream.write(encode_event(event) + "\n")
-        if isinstance(event.event, _FLUSHED_EVENTS):
+        if type(event.event) in _FLUSHED_EVENTS:
             self._stream.flush()
 
 

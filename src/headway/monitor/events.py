@@ -1,9 +1,8 @@
 """Typed records of everything that can happen in a run, one class per kind of event.
 
-Emitters write `events.emit(StepEnd(who="train", trained=3, groups=8))`; monitors, the trace, the report page, the live
-display and the trackers dispatch on the class. `kind` is the name of the class in the log file. A field whose value is
-None is left out of the log; all other fields are written in the order in which the class declares them, so a log is
-reproducible byte for byte. Values are JSON scalars.
+Emitters write `events.emit(StepEnd(who="train", trained=3, groups=8))`; monitor, trace, report page, live display and
+trackers dispatch on the class. `kind` is the name of the class in the log file. Fields are JSON scalars and are written
+in the order in which the class declares them, without those that are None, so a log is reproducible byte for byte.
 
 A run that is resumed appends to its log, with times that go on; every process begins its part with `RunBegin`.
 """
@@ -14,10 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-E = TypeVar("E", bound="Event")
+E = TypeVar("E")
+EventT = TypeVar("EventT", bound="Event")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def _record(cls: type[E]) -> type[E]:
+    """Make a class a record with slots that the type checker treats as frozen.
+
+    It is not frozen at run time: every sample emits several events, and a frozen one takes four times as long to make.
+    """
+    return dataclass(slots=True, kw_only=True)(cls)
+
+
+@_record
 class Event:
     """One thing that happened; `EventLog` adds the time."""
 
@@ -40,21 +49,21 @@ EVENT_TYPES: dict[str, type[Event]] = {}
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-def _event_kind(kind: str) -> Callable[[type[E]], type[E]]:
-    """Return a decorator that makes a class the frozen record of a kind of event and registers it."""
+def _event_kind(kind: str) -> Callable[[type[EventT]], type[EventT]]:
+    """Return a decorator that makes a class the record of a kind of event and registers it."""
 
-    def decorate(cls: type[E]) -> type[E]:
-        record = dataclass(frozen=True, slots=True, kw_only=True)(cls)
-        written = [item for item in fields(record) if item.name not in ("who", "metrics")]
-        record.kind, record.field_names = kind, tuple(item.name for item in written)
-        record.required_names = frozenset(item.name for item in written if item.default is MISSING)
-        EVENT_TYPES[kind] = record
-        return record
+    def decorate(cls: type[EventT]) -> type[EventT]:
+        event_type = _record(cls)
+        written = [item for item in fields(event_type) if item.name not in ("who", "metrics")]
+        event_type.kind, event_type.field_names = kind, tuple(item.name for item in written)
+        event_type.required_names = frozenset(item.name for item in written if item.default is MISSING)
+        EVENT_TYPES[kind] = event_type
+        return event_type
 
     return decorate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class GenericEvent(Event):
     """An event of a kind that this version does not know, kept as the log has it."""
 
@@ -296,8 +305,13 @@ class CheckpointRemove(Event):
 # -- faults and what is done about them
 
 
+@_record
+class FaultEvent(Event):
+    """Reports a fault, or a change of what the run has to work with."""
+
+
 @_event_kind("error")
-class ErrorReport(Event):
+class ErrorReport(FaultEvent):
     """Something failed."""
 
     error: str
@@ -311,35 +325,35 @@ class ErrorReport(Event):
 
 
 @_event_kind("retry")
-class OperationRetry(Event):
+class OperationRetry(FaultEvent):
     """An operation is tried again."""
 
     attempt: int
 
 
 @_event_kind("restart")
-class BackendRestart(Event):
+class BackendRestart(FaultEvent):
     """An engine or the trainer is being restarted."""
 
     attempt: int
 
 
 @_event_kind("down")
-class BackendDown(Event):
+class BackendDown(FaultEvent):
     """An engine is out of service."""
 
     reason: str = ""
 
 
 @_event_kind("up")
-class BackendUp(Event):
+class BackendUp(FaultEvent):
     """An engine or the trainer is in service again."""
 
     version: int | None = None
 
 
 @_event_kind("join")
-class EngineJoin(Event):
+class EngineJoin(FaultEvent):
     """An engine was added to the run; it serves once it is up."""
 
     engines: int
@@ -347,7 +361,7 @@ class EngineJoin(Event):
 
 
 @_event_kind("leave")
-class EngineLeave(Event):
+class EngineLeave(FaultEvent):
     """An engine was removed from the run."""
 
     engines: int
@@ -355,21 +369,21 @@ class EngineLeave(Event):
 
 
 @_event_kind("degrade")
-class RunDegrade(Event):
+class RunDegrade(FaultEvent):
     """The run continues in a more careful mode."""
 
     level: str
 
 
 @_event_kind("restore")
-class RunRestore(Event):
+class RunRestore(FaultEvent):
     """The run went back to a less careful mode."""
 
     level: str
 
 
 @_event_kind("stall")
-class RunStall(Event):
+class RunStall(FaultEvent):
     """Nothing has moved for the configured time."""
 
     graph: str = ""

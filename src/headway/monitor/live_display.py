@@ -1,15 +1,15 @@
-"""What a run is doing now, in the terminal.
+"""Shows in the terminal what a run is doing now.
 
-On a terminal: a small panel, redrawn at most every `refresh_s` seconds. Elsewhere (a file, a pipe, a job log): one
-plain line a training step, one a validation, one an incident; incidents that come again and again are counted.
+On a terminal it is a small panel, redrawn at most every `refresh_s` seconds. In a file, a pipe or a job log it is one
+plain line per training step, validation and incident; incidents that come again and again are counted.
 
     with LiveDisplay(monitor, console, steps=200) as live:
         log.attach(live)
         ...
-        live.tick(clock())       # from a timer of the caller's, so that long steps do not look frozen
+        live.tick(clock())       # called by a timer, so that long steps do not look frozen
 
-Time is the events' own, so a simulated run is shown by its virtual clock; no thread is started. It reads a `RunMonitor`
-that is attached to the same log *before* it, and keeps no numbers of its own.
+Time is that of the events, so a simulated run is shown by its virtual clock; no thread is started. The display reads a
+`RunMonitor` that is attached to the same log *before* it, and keeps no numbers of its own.
 """
 
 from __future__ import annotations
@@ -27,22 +27,32 @@ from rich.text import Text
 
 from headway.monitor.episode_outcomes import EpisodeOutcomes
 from headway.monitor.event_log import LoggedEvent
+from headway.monitor.events import (
+    BackendDown,
+    BackendRestart,
+    ErrorReport,
+    Event,
+    RunDegrade,
+    RunStall,
+    StepEnd,
+    ValidateEnd,
+)
 from headway.monitor.report_tables import format_duration, format_number
 from headway.monitor.run_report import RunMonitor, ValidationResult
 from headway.monitor.throughput import StepRecord
 
-_RECENT = 8
+_RECENT_STEPS = 8
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 32
 _BAR_COLUMNS = 24
-_INCIDENTS = ("error", "restart", "down", "degrade", "stall")
-_SHOWN, _MILESTONES = 3, frozenset(10**power for power in range(1, 10))
-"""How often an incident is printed, apart from its numbers; then only the tenth, the hundredth time and so on."""
-_SIGNS = {"running": "●", "waiting": "○", "emitting": "◆", "idle": "·", "stopped": "■"}
+_INCIDENT_EVENTS = (ErrorReport, BackendRestart, BackendDown, RunDegrade, RunStall)
+_REPEATS_SHOWN, _REPEAT_MILESTONES = 3, frozenset(10**power for power in range(1, 10))
+"""How often incidents that differ only in numbers are printed; then only the tenth, the hundredth and so on."""
+_STATE_SIGNS = {"running": "●", "waiting": "○", "emitting": "◆", "idle": "·", "stopped": "■"}
 
 
 class LiveDisplay:
-    """A sink that shows; the panel on a terminal, lines elsewhere. `steps` is where the run ends, if that is known."""
+    """A sink that shows a panel on a terminal and prints lines elsewhere. `steps` is the number of steps, if known."""
 
     def __init__(
         self,
@@ -58,8 +68,8 @@ class LiveDisplay:
         self._steps = steps
         self._next_s = float("-inf")
         self._incident = ""
-        self._times: Counter[str] = Counter()
-        """Incidents of one kind so far."""
+        self._repeats: Counter[str] = Counter()
+        """Incidents so far, by what they have in common."""
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -75,23 +85,27 @@ class LiveDisplay:
         if self._live:
             self._live.stop()
 
-    def __call__(self, event: LoggedEvent) -> None:
-        kind = event.kind
-        if kind in _INCIDENTS:
-            self._incident = format_incident_line(event)
-            times = self._times[_pattern(event)] = self._times[_pattern(event)] + 1
+    def __call__(self, logged: LoggedEvent) -> None:
+        time_s, event = logged
+        incident = ""
+        if isinstance(event, _INCIDENT_EVENTS):
+            incident = self._incident = format_incident_line(logged)
+            pattern = _make_incident_pattern(event)
+            repeats = self._repeats[pattern] = self._repeats[pattern] + 1
+            if repeats > _REPEATS_SHOWN:
+                incident = f"{incident} ({repeats:,} times so far)" if repeats in _REPEAT_MILESTONES else ""
         if self._live is not None:
-            self.tick(event.time_s)
-        elif kind == "step.end":
+            self.tick(time_s)
+        elif isinstance(event, StepEnd):
             self._print(format_step_line(self._monitor))
-        elif kind == "validate.end":
+        elif isinstance(event, ValidateEnd):
             held_out = self._monitor.episodes.validations
             self._print(format_validation_line(self._monitor.incidents.validations[-1], held_out))
-        elif kind in _INCIDENTS and (times <= _SHOWN or times in _MILESTONES):
-            self._print(self._incident if times <= _SHOWN else f"{self._incident} ({times:,} times so far)")
+        elif incident:
+            self._print(incident)
 
     def tick(self, now_s: float) -> None:
-        """Time has passed: redraw the panel if it is due. `now_s` is on the clock of the events."""
+        """Redraw the panel if it is due. `now_s` is on the clock of the events."""
         if self._live is not None and now_s >= self._next_s:
             self._next_s = now_s + self._refresh_s
             self._live.update(self.panel(now_s), refresh=True)
@@ -100,85 +114,79 @@ class LiveDisplay:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def panel(self, now_s: float) -> Group:
-        """The picture of this moment."""
+        """Return the panel as of now."""
         monitor = self._monitor
         steps = monitor.throughput.steps
-        rows: list[Table | Text] = [Text(_headline(monitor, now_s, self._steps), style="bold")]
+        rows: list[Table | Text] = [Text(_format_headline(monitor, now_s, self._steps), style="bold")]
         if steps or monitor.incidents.validations:
-            rows.append(_learning(steps, monitor.incidents.validations, monitor.episodes.steps))
+            rows.append(_format_learning(steps, monitor.incidents.validations, monitor.episodes.steps))
         if steps:
-            rows.append(Text(_progress(monitor, steps[-_RECENT:])))
-        rows.append(Text(_now(monitor, now_s), style="dim"))
-        rows.append(_roles(monitor))
+            rows.append(Text(_format_progress(monitor, steps[-_RECENT_STEPS:])))
+        rows.append(Text(_format_current_step(monitor, now_s), style="dim"))
+        rows.append(_make_role_grid(monitor))
         if self._incident:
             rows.append(Text(self._incident, style="red"))
         return Group(*rows)
 
 
 def format_step_line(monitor: RunMonitor) -> str:
-    """One step as one line of a log, made to be read and to be searched."""
+    """Return one step as one line of a log, made to be read and to be searched."""
     steps, validations = monitor.throughput.steps, monitor.incidents.validations
-    last = steps[-1]
+    last, spent_s = steps[-1], steps[-1].seconds or 1.0
     reward = "-" if last.reward is None else format_number(last.reward)
     before_s = steps[-2].end_s if len(steps) > 1 else float("-inf")
     held_out = ""
     if validations and validations[-1].time_s >= before_s and validations[-1].reward is not None:
         held_out = f", held-out {format_number(validations[-1].reward)}"
-    spent_s = last.seconds or 1.0
-    return (
-        f"[{format_duration(last.end_s)}] step {last.trained}: reward {reward}{_success(monitor.episodes.steps)}{held_out}, "
-        f"{format_number(last.seconds)} s "
+    line = (
+        f"[{format_duration(last.end_s)}] step {last.trained}: "
+        f"reward {reward}{_format_success(monitor.episodes.steps)}{held_out}, {format_number(last.seconds)} s "
         f"({format_number(last.train_s)} training), {format_number(last.samples / spent_s)} samples/s, "
         f"{format_number(last.actions / spent_s)} tokens/s ({format_number(last.generated / spent_s)} generated), "
         f"lag {format_number(last.lag)}, served {monitor.lag.versions.served}, dropped {monitor.lag.dropped}"
-        + _filled(last)
-        + (
-            f", engines and trainer are {format_number(last.mismatch or 0.0)} nats apart on the same weights"
-            if last.torn
-            else ""
-        )
     )
-
-
-def _filled(step: StepRecord) -> str:
-    """Only where the limit of replacing was reached."""
-    if not step.filled:
-        return ""
-    return f", {step.filled} of {step.groups} groups with equal rewards ({step.replaced} were replaced)"
+    if last.filled:
+        line += f", {last.filled} of {last.groups} groups with equal rewards ({last.replaced} were replaced)"
+    if last.is_mismatched:
+        line += f", engines and trainer are {format_number(last.mismatch or 0.0)} nats apart on the same weights"
+    return line
 
 
 def format_validation_line(validation: ValidationResult, episodes: Sequence[EpisodeOutcomes] = ()) -> str:
-    """A validation as one line."""
+    """Return a validation as one line."""
     reward = "-" if validation.reward is None else format_number(validation.reward)
-    reward += _success(episodes)
-    return f"[{format_duration(validation.time_s)}] held-out after step {validation.trained}: {reward} ({validation.samples})"
+    time = format_duration(validation.time_s)
+    success = _format_success(episodes)
+    return f"[{time}] held-out after step {validation.trained}: {reward}{success} ({validation.samples})"
 
 
-def _success(episodes: Sequence[EpisodeOutcomes]) -> str:
-    """Of the newest ones, where there are any."""
+def _format_success(episodes: Sequence[EpisodeOutcomes]) -> str:
+    """Return the outcome of the newest episodes, if there are any."""
     if not episodes or episodes[-1].success is None:
         return ""
     return f", success {format_number(episodes[-1].success)}, invalid {format_number(episodes[-1].invalid)}"
 
 
-def format_incident_line(event: LoggedEvent) -> str:
-    """A fault as one line; control characters of foreign messages do not reach the terminal."""
-    data = dict(event.data)
+def format_incident_line(logged: LoggedEvent) -> str:
+    """Return a fault as one line; control characters of third-party messages do not reach the terminal."""
+    data = logged.data
     message = data.pop("message", None) or data.pop("error", "")
     data.pop("error", None)
     details = [str(message)] if message else []
     details += [f"{key} {value}" for key, value in data.items()]
-    line = f"[{format_duration(event.time_s)}] {event.who}: {event.kind}{': ' if details else ''}{', '.join(details)}"
+    text = f"{logged.kind}: {', '.join(details)}" if details else logged.kind
+    line = f"[{format_duration(logged.time_s)}] {logged.who}: {text}"
     return "".join(letter if letter.isprintable() else " " for letter in line)[:300]
 
 
-def _pattern(event: LoggedEvent) -> str:
-    """What incidents that differ only in numbers have in common."""
-    return re.sub(r"\d+", "#", f"{event.kind} {event.who} {event.data.get('message', '')}")
+def _make_incident_pattern(event: Event) -> str:
+    """Return what incidents that differ only in numbers have in common."""
+    message = event.message if isinstance(event, ErrorReport) else ""
+    return re.sub(r"\d+", "#", f"{event.kind} {event.who} {message}")
 
 
 def make_sparkline(values: Sequence[float], columns: int = _SPARK_COLUMNS) -> str:
-    """A curve in one line of text; more values than columns are averaged."""
+    """Return a curve in one line of text; more values than columns are averaged."""
     count = min(len(values), columns)
     edges = [round(place * len(values) / count) for place in range(count + 1)] if count else []
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
@@ -189,7 +197,7 @@ def make_sparkline(values: Sequence[float], columns: int = _SPARK_COLUMNS) -> st
     return "".join(_SPARKS[round((mean - low) / (high - low) * top) if high > low else top // 2] for mean in means)
 
 
-def _headline(monitor: RunMonitor, now_s: float, total: int | None) -> str:
+def _format_headline(monitor: RunMonitor, now_s: float, total: int | None) -> str:
     versions = monitor.lag.versions
     trained = 0 if versions.trained is None else versions.trained
     served = trained if versions.served is None else versions.served
@@ -198,26 +206,27 @@ def _headline(monitor: RunMonitor, now_s: float, total: int | None) -> str:
         return f"step {trained}   served {served}   {spent}"
     filled = round(_BAR_COLUMNS * min(1.0, trained / total))
     bar = "━" * filled + "╌" * (_BAR_COLUMNS - filled)
-    return f"step {trained}/{total}  {bar}  {spent}{_eta(monitor, now_s, total - trained)}   served {served}"
+    remaining = _format_remaining_time(monitor, now_s, total - trained)
+    return f"step {trained}/{total}  {bar}  {spent}{remaining}   served {served}"
 
 
-def _eta(monitor: RunMonitor, now_s: float, left: int) -> str:
-    recent = monitor.throughput.steps[-_RECENT:]
+def _format_remaining_time(monitor: RunMonitor, now_s: float, left: int) -> str:
+    recent = monitor.throughput.steps[-_RECENT_STEPS:]
     if not recent or left <= 0:
         return ""
     each_s = sum(step.seconds for step in recent) / len(recent)
     return f", {format_duration(max(0.0, left * each_s - (now_s - recent[-1].end_s)))} left"
 
 
-def _learning(
+def _format_learning(
     steps: Sequence[StepRecord], validations: Sequence[ValidationResult], episodes: Sequence[EpisodeOutcomes]
 ) -> Text:
-    """Reward and held-out reward, each with its curve."""
+    """Return reward, held-out reward and success, each with its curve."""
     parts = []
     for name, values, recent in (
-        ("reward", [step.reward for step in steps], _RECENT),
+        ("reward", [step.reward for step in steps], _RECENT_STEPS),
         ("held-out", [one.reward for one in validations], 1),
-        ("success", [one.success for one in episodes], _RECENT),
+        ("success", [one.success for one in episodes], _RECENT_STEPS),
     ):
         known = [value for value in values if value is not None]
         if known:
@@ -226,7 +235,7 @@ def _learning(
     return Text("   ".join(parts), style="green")
 
 
-def _progress(monitor: RunMonitor, recent: Sequence[StepRecord]) -> str:
+def _format_progress(monitor: RunMonitor, recent: Sequence[StepRecord]) -> str:
     spent_s = sum(step.seconds for step in recent) or 1.0
     parts = (
         f"{format_number(spent_s / len(recent))} s/step",
@@ -239,18 +248,18 @@ def _progress(monitor: RunMonitor, recent: Sequence[StepRecord]) -> str:
     return "   ".join(parts)
 
 
-def _now(monitor: RunMonitor, now_s: float) -> str:
-    """What moves while a step is under way."""
+def _format_current_step(monitor: RunMonitor, now_s: float) -> str:
+    """Return what moves while a step is under way."""
     steps = monitor.throughput.steps
     since_s = steps[-1].end_s if steps else monitor.clock.first_s or 0.0
     made = format_number(monitor.throughput.generated)
     return f"this step {format_duration(max(0.0, now_s - since_s))}   {made} tokens of finished requests"
 
 
-def _roles(monitor: RunMonitor) -> Table:
-    """What each role is doing, a few to a row."""
+def _make_role_grid(monitor: RunMonitor) -> Table:
+    """Return what each role is doing, a few to a row."""
     table = Table.grid(padding=(0, 3))
-    cells = [f"{_SIGNS.get(state, '!')} {who} {state}" for who, state in monitor.usage.states.items()]
+    cells = [f"{_STATE_SIGNS.get(state, '!')} {who} {state}" for who, state in monitor.usage.states.items()]
     busy, engines = monitor.usage.engines_busy
     if engines:
         cells.append(f"● engines {busy} of {engines} busy, {monitor.usage.open_requests} requests")

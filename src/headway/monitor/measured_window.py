@@ -1,22 +1,24 @@
 """The measured window: the part of a run that averages are taken over.
 
-A run starts with empty channels and cold engines; its first steps say little about the others. The window opens
-at the end of warm-up step k and closes at the last step end seen so far. A run that has not come that far is
-measured whole, from its first event to its last, so that a report always has something to say.
+A run starts with empty channels and cold engines, so its first steps say little about the others. The window opens at
+the end of warm-up step k and closes at the last step end seen so far. A run that has not come that far is measured
+whole, from its first event to its last, so a report always has numbers.
 
-One rule for every number of this package: counts and maxima are of the whole run, because promises hold from the
-first sample on; means, shares and rates are of the window.
+One rule holds for every number of this package: counts and maxima cover the whole run, because promises hold from the
+first sample on; means, shares and rates cover the window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headway.monitor.event_log import LoggedEvent
+from headway.monitor.events import Event, StepEnd
 
-EventHandler = Callable[[LoggedEvent], None]
+EventHandler = Callable[[float, Any], None]
+"""Takes the time of an event and the event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +30,11 @@ class MeasuredWindow:
     steps: int
     """Training steps that ended inside it."""
     warmed_up: bool
-    """False when the run was too short for its warm-up and is measured whole."""
+    """False if the run was too short for its warm-up and is measured whole."""
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Length of the window."""
         return self.end_s - self.start_s
 
 
@@ -43,28 +45,23 @@ class WindowClock:
 
     def __init__(self, warmup_steps: int = 1) -> None:
         self.warmup_steps = warmup_steps
-        self.steps = 0
-        self.events = 0
+        self.steps = self.events = 0
         self.first_s: float | None = None
-        """Time of the first event: where every stage is taken to have been in its first state."""
+        """Time of the first event; every stage counts as having been in its first state since then."""
         self.last_s = 0.0
         self.opened_s = 0.0
-        """When the window opened; the first event until it has."""
+        """When the window opened; the time of the first event until it has."""
         self._end_s = 0.0
 
-    def begin(self, time_s: float) -> None:
-        """The first event of the run."""
-        self.first_s = self.opened_s = self.last_s = time_s
-
-    def step_end(self, event: LoggedEvent) -> None:
-        """A training step ended."""
+    def end_step(self, time_s: float, event: StepEnd) -> None:
+        """Count a training step that ended."""
         self.steps += 1
         if self.steps == self.warmup_steps:
-            self.opened_s = event.time_s
-        self._end_s = event.time_s
+            self.opened_s = time_s
+        self._end_s = time_s
 
     @property
-    def opens(self) -> bool:
+    def is_opening(self) -> bool:
         """Whether the step end just seen opened the window."""
         return self.steps == self.warmup_steps
 
@@ -74,7 +71,7 @@ class WindowClock:
         return self.steps > self.warmup_steps
 
     def window(self) -> MeasuredWindow:
-        """The window so far."""
+        """Return the window so far."""
         if self.warmed_up:
             steps = self.steps - self.warmup_steps
             return MeasuredWindow(start_s=self.opened_s, end_s=self._end_s, steps=steps, warmed_up=True)
@@ -82,33 +79,33 @@ class WindowClock:
 
 
 class EventRecorder(Protocol):
-    """A part of the monitor: which kinds of events it takes, and what it does with each."""
+    """A part of the monitor: the events that it takes, and what it does with each."""
 
     @property
-    def handlers(self) -> Mapping[str, EventHandler]: ...
+    def handlers(self) -> Mapping[type[Event], EventHandler]: ...
 
 
 class MeasuringSink:
-    """Hands every event to the recorders that asked for its kind, and keeps their common clock.
+    """Hands every event to the recorders that take it, and keeps their common clock.
 
-    This is the hot path of a run: one dictionary look-up an event, and nothing for kinds nobody takes.
+    This is the hot path of a run: one dictionary look-up per event, and nothing for events that no recorder takes.
     """
 
     def __init__(self, clock: WindowClock, *recorders: EventRecorder) -> None:
         self.clock = clock
         # The clock goes first, so that recorders find the window already moved.
-        handlers: dict[str, list[EventHandler]] = {"step.end": [clock.step_end]}
+        handlers: dict[type[Event], list[EventHandler]] = {StepEnd: [clock.end_step]}
         for recorder in recorders:
-            for kind, handler in recorder.handlers.items():
-                handlers.setdefault(kind, []).append(handler)
-        self._handlers = {kind: tuple(takers) for kind, takers in handlers.items()}
+            for event_type, handler in recorder.handlers.items():
+                handlers.setdefault(event_type, []).append(handler)
+        self._handlers = {event_type: tuple(takers) for event_type, takers in handlers.items()}
 
-    def __call__(self, event: LoggedEvent) -> None:
+    def __call__(self, logged: LoggedEvent) -> None:
         clock = self.clock
+        time_s, event = logged
         if clock.first_s is None:
-            clock.begin(event.time_s)
-        time_s, kind = event.time_s, event.kind
+            clock.first_s = clock.opened_s = time_s
         clock.last_s = time_s
         clock.events += 1
-        for handler in self._handlers.get(kind, ()):
-            handler(event)
+        for handler in self._handlers.get(type(event), ()):
+            handler(time_s, event)

@@ -1,23 +1,25 @@
-"""A run in the trace format of Chrome and Perfetto, for ui.perfetto.dev or chrome://tracing.
+"""Writes a run in the trace format of Chrome and Perfetto, for ui.perfetto.dev or chrome://tracing.
 
-One process for the flow, with a thread for each stage and one for the training steps; one process for each engine,
-with its requests as asynchronous slices, because they overlap; one process for the worker pools; counters for the
+The flow is one process, with a thread for each stage and one for the training steps. Each engine is a process, with
+its requests as asynchronous slices, because they overlap; the worker pools share one process. Counters show the
 outstanding groups, the two versions and the requests of each engine. Drops and faults are instants.
 
-Rows come out in the order of the events, so a trace can be written while it is read. Times are microseconds.
+Rows come out in the order of the events, so a trace can be written while a log is read. Times are microseconds.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
+from headway.monitor import events
 from headway.monitor.event_log import LoggedEvent
+from headway.monitor.events import Event
 from headway.monitor.run_report import to_plain_json
 from headway.monitor.sample_lag import VersionTracker
-from headway.monitor.timeline_lanes import MARKER_KINDS
+from headway.monitor.timeline_lanes import MARKER_EVENTS
 
 TraceRow = dict[str, Any]
 
@@ -28,172 +30,152 @@ STEPS_TID = 1
 
 
 class PerfettoTraceBuilder:
-    """Turns events into rows of a trace, one call an event."""
+    """Turns events into rows of a trace, one call per event."""
 
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
         self._tids: dict[str, int] = {}
         self._states: dict[str, tuple[float, str]] = {}
-        self._requests: dict[str, set[object]] = {}
+        self._requests: dict[str, set[str]] = {}
         self._spans: dict[str, str] = {}
         self._first_s: float | None = None
         self._last_s = 0.0
-        self._step: tuple[float, int] | None = None
+        self._step_begun_s: float | None = None
         self._outstanding = OutstandingGroups()
 
-    def rows(self, event: LoggedEvent) -> Iterator[TraceRow]:
-        """What one event adds to the trace."""
+    def rows(self, logged: LoggedEvent) -> Iterator[TraceRow]:
+        """Yield what one event adds to the trace."""
+        time_s, event = logged
         if self._first_s is None:
-            self._first_s = event.time_s
-            yield from self._open()
-        self._last_s = event.time_s
-        kind = event.kind
-        if kind == "state":
-            yield from self._state(event)
-        elif kind.startswith("request."):
-            yield from self._request(event)
-        elif kind.startswith("span."):
-            yield from self._span(event)
-        elif kind.startswith("step."):
-            yield from self._train(event)
-        elif kind == "sample.end" and event.data["end"] == "dropped":
-            yield self._instant(event, f"drop: {event.data.get('reason', 'unknown')}")
-        elif kind in MARKER_KINDS:
-            yield self._instant(event, kind)
-            yield from self._lose(event)
-        if self._outstanding.take(event):
-            yield from self._counters(event.time_s)
+            self._first_s = time_s
+            yield _make_name_row("process_name", FLOW_PID, 0, "flow")
+            yield _make_name_row("process_name", POOLS_PID, 0, "worker pools")
+            yield _make_name_row("thread_name", FLOW_PID, STEPS_TID, "training steps")
+        self._last_s = time_s
+        match event:
+            case events.StateChange():
+                yield from self._change_state(time_s, event)
+            case events.RequestStart() | events.RequestEnd():
+                yield from self._count_request(time_s, event)
+            case events.SpanBegin() | events.SpanEnd():
+                yield from self._add_span(time_s, event)
+            case events.StepBegin():
+                self._step_begun_s = time_s
+            case events.StepEnd():
+                if self._step_begun_s is not None:
+                    row = _make_slice(self._step_begun_s, time_s, f"step {event.trained}", STEPS_TID)
+                    yield {**row, "args": event.to_data()}
+                    self._step_begun_s = None
+            case events.SampleEnd(end="dropped"):
+                yield self._make_instant(time_s, event, f"drop: {event.reason or 'unknown'}")
+            case _ if isinstance(event, MARKER_EVENTS):
+                yield self._make_instant(time_s, event, event.kind)
+                yield from self._clear_requests(time_s, event)
+        if self._outstanding.observe(event):
+            yield from self._count_groups_and_versions(time_s)
 
     def finish(self) -> Iterator[TraceRow]:
-        """What was still open at the last event."""
+        """Yield what was still open at the last event."""
         for who, (since_s, state) in self._states.items():
-            yield self._slice(since_s, self._last_s, state, FLOW_PID, self._tids[who])
+            yield _make_slice(since_s, self._last_s, state, self._tids[who])
 
-    def _open(self) -> Iterator[TraceRow]:
-        yield _name("process_name", FLOW_PID, 0, "flow")
-        yield _name("process_name", POOLS_PID, 0, "worker pools")
-        yield _name("thread_name", FLOW_PID, STEPS_TID, "training steps")
-
-    def _thread(self, who: str) -> Iterator[TraceRow]:
+    def _change_state(self, time_s: float, event: events.StateChange) -> Iterator[TraceRow]:
+        who = event.who
         if who not in self._tids:
             self._tids[who] = STEPS_TID + 1 + len(self._tids)
-            yield _name("thread_name", FLOW_PID, self._tids[who], who)
-
-    def _process(self, engine: str) -> Iterator[TraceRow]:
-        if engine not in self._pids:
-            self._pids[engine] = FIRST_ENGINE_PID + len(self._pids)
-            self._requests[engine] = set()
-            yield _name("process_name", self._pids[engine], 0, engine)
-
-    def _state(self, event: LoggedEvent) -> Iterator[TraceRow]:
-        time_s, who, data = event.time_s, event.who, event.data
-        yield from self._thread(who)
-        since_s, state = self._states.get(who, (self._first_s or 0.0, data["old"]))
+            yield _make_name_row("thread_name", FLOW_PID, self._tids[who], who)
+        since_s, state = self._states.get(who, (self._first_s or 0.0, event.old))
         if time_s > since_s:
-            yield self._slice(since_s, time_s, state, FLOW_PID, self._tids[who])
-        self._states[who] = (time_s, data["new"])
+            yield _make_slice(since_s, time_s, state, self._tids[who])
+        self._states[who] = (time_s, event.new)
 
-    def _request(self, event: LoggedEvent) -> Iterator[TraceRow]:
-        time_s, kind, who, data = event.time_s, event.kind, event.who, event.data
-        yield from self._process(who)
+    def _count_request(self, time_s: float, event: events.RequestStart | events.RequestEnd) -> Iterator[TraceRow]:
+        who = event.who
+        if who not in self._pids:
+            self._pids[who] = FIRST_ENGINE_PID + len(self._pids)
+            self._requests[who] = set()
+            yield _make_name_row("process_name", self._pids[who], 0, who)
         pid, pending = self._pids[who], self._requests[who]
-        phase = "b" if kind == "request.start" else "e"
-        if phase == "b":
-            pending.add(data["request"])
+        if isinstance(event, events.RequestStart):
+            phase = "b"
+            pending.add(event.request)
         else:
-            pending.discard(data["request"])
-        yield _async(phase, time_s, "request", "request", f"{who}:{data['request']}", pid, data)
-        yield _counter(time_s, "requests", pid, {"open": len(pending)})
+            phase = "e"
+            pending.discard(event.request)
+        yield _make_async_row(phase, time_s, "request", "request", f"{who}:{event.request}", pid, event.to_data())
+        yield _make_counter(time_s, "requests", pid, {"open": len(pending)})
 
-    def _lose(self, event: LoggedEvent) -> Iterator[TraceRow]:
-        """An engine that is down, or of a process that is gone, holds no requests; they have no end in the trace."""
-        lost = {"down": [event.who], "run.begin": list(self._requests)}.get(event.kind, [])
-        for engine in lost:
-            if self._requests.get(engine):
-                self._requests[engine].clear()
-                yield _counter(event.time_s, "requests", self._pids[engine], {"open": 0})
+    def _clear_requests(self, time_s: float, event: Event) -> Iterator[TraceRow]:
+        """Set the counters of engines to 0 that are down or belong to an earlier process of the run."""
+        if isinstance(event, events.BackendDown | events.RunBegin):
+            for engine in [event.who] if isinstance(event, events.BackendDown) else self._requests:
+                if self._requests.get(engine):
+                    self._requests[engine].clear()
+                    yield _make_counter(time_s, "requests", self._pids[engine], {"open": 0})
 
-    def _span(self, event: LoggedEvent) -> Iterator[TraceRow]:
-        time_s, kind, who, data = event.time_s, event.kind, event.who, event.data
-        key = f"{who}:{data['span']}"
-        if kind == "span.begin":
-            name = self._spans[key] = f"{who}: {data.get('name', '')}"
-            yield _async("b", time_s, name, who, key, POOLS_PID, data)
+    def _add_span(self, time_s: float, event: events.SpanBegin | events.SpanEnd) -> Iterator[TraceRow]:
+        key = f"{event.who}:{event.span}"
+        if isinstance(event, events.SpanBegin):
+            name = self._spans[key] = f"{event.who}: {event.name}"
+            yield _make_async_row("b", time_s, name, event.who, key, POOLS_PID, event.to_data())
         elif key in self._spans:
-            yield _async("e", time_s, self._spans.pop(key), who, key, POOLS_PID, data)
+            yield _make_async_row("e", time_s, self._spans.pop(key), event.who, key, POOLS_PID, event.to_data())
 
-    def _train(self, event: LoggedEvent) -> Iterator[TraceRow]:
-        if event.kind == "step.begin":
-            self._step = (event.time_s, event.data["trained"])
-        elif self._step is not None:
-            row = self._slice(self._step[0], event.time_s, f"step {event.data['trained']}", FLOW_PID, STEPS_TID)
-            yield {**row, "args": event.data}
-            self._step = None
+    def _count_groups_and_versions(self, time_s: float) -> Iterator[TraceRow]:
+        yield _make_counter(time_s, "outstanding", FLOW_PID, {"groups": self._outstanding.groups})
+        versions = self._outstanding.versions
+        if versions.trained is not None:
+            yield _make_counter(time_s, "trained", FLOW_PID, {"version": versions.trained})
+        if versions.served is not None:
+            yield _make_counter(time_s, "served", FLOW_PID, {"version": versions.served})
 
-    def _counters(self, time_s: float) -> Iterator[TraceRow]:
-        held = self._outstanding
-        yield _counter(time_s, "outstanding", FLOW_PID, {"groups": held.groups})
-        if held.versions.trained is not None:
-            yield _counter(time_s, "trained", FLOW_PID, {"version": held.versions.trained})
-        if held.versions.served is not None:
-            yield _counter(time_s, "served", FLOW_PID, {"version": held.versions.served})
-
-    def _instant(self, event: LoggedEvent, name: str) -> TraceRow:
-        pid = self._pids.get(event.who, FLOW_PID)
-        tid = self._tids.get(event.who, 0)
-        args = {"who": event.who, **event.data}
-        return {"ph": "i", "ts": _us(event.time_s), "name": name, "pid": pid, "tid": tid, "s": "p", "args": args}
-
-    def _slice(self, begin_s: float, end_s: float, name: str, pid: int, tid: int) -> TraceRow:
-        return {
-            "ph": "X", "ts": _us(begin_s), "dur": _us(end_s) - _us(begin_s), "name": name, "pid": pid, "tid": tid,
-        }  # fmt: skip
+    def _make_instant(self, time_s: float, event: Event, name: str) -> TraceRow:
+        pid, tid = self._pids.get(event.who, FLOW_PID), self._tids.get(event.who, 0)
+        args = {"who": event.who, **event.to_data()}
+        return {"ph": "i", "ts": _to_us(time_s), "name": name, "pid": pid, "tid": tid, "s": "p", "args": args}
 
 
 class OutstandingGroups:
-    """Groups that hold a slot: started, and neither dropped nor both trained and served."""
+    """Counts groups that hold a slot: started, and neither dropped nor both trained and served."""
 
     def __init__(self) -> None:
         self.versions = VersionTracker()
         self.groups = 0
         self._unserved: Counter[int] = Counter()
-        """Trained groups by the version that holds what they taught."""
+        """Trained groups by the version that they went into."""
 
-    def take(self, event: LoggedEvent) -> bool:
-        """Whether this event changed anything."""
-        kind, data = event.kind, event.data
-        if kind == "group.start":
-            self.groups += 1
-        elif kind == "group.drop":
-            self.groups -= 1
-        elif kind == "group.train":
-            self._unserved[data["trained"] + 1] += 1
-            return False
-        elif self.versions.take(event):
-            self._release()
-        else:
-            return False
+    def observe(self, event: Event) -> bool:
+        """Follow an event; return whether it changed anything."""
+        match event:
+            case events.GroupStart():
+                self.groups += 1
+            case events.GroupDrop():
+                self.groups -= 1
+            case events.GroupTrain():
+                self._unserved[event.trained + 1] += 1
+                return False
+            case _:
+                if not self.versions.observe(event):
+                    return False
+                served = self.versions.served
+                for version in [version for version in self._unserved if served is not None and version <= served]:
+                    self.groups -= self._unserved.pop(version)
         return True
 
-    def _release(self) -> None:
-        served = self.versions.served
-        for version in [version for version in self._unserved if served is not None and version <= served]:
-            self.groups -= self._unserved.pop(version)
+
+def make_trace_rows(logged_events: Iterable[LoggedEvent]) -> Iterator[TraceRow]:
+    """Yield every row of the trace of a run."""
+    builder = PerfettoTraceBuilder()
+    for logged in logged_events:
+        yield from builder.rows(logged)
+    yield from builder.finish()
 
 
-def make_trace_rows(events: Iterable[LoggedEvent]) -> Iterator[TraceRow]:
-    """Every row of the trace of a run."""
-    writer = PerfettoTraceBuilder()
-    for event in events:
-        yield from writer.rows(event)
-    yield from writer.finish()
-
-
-def write_perfetto_trace(events: Iterable[LoggedEvent], stream: IO[str]) -> int:
-    """Write the trace as JSON, one row a line; returns how many rows."""
+def write_perfetto_trace(logged_events: Iterable[LoggedEvent], stream: IO[str]) -> int:
+    """Write the trace as JSON, one row per line; return the number of rows."""
     stream.write('{"displayTimeUnit":"ms","traceEvents":[')
     count = 0
-    for row in make_trace_rows(events):
+    for row in make_trace_rows(logged_events):
         stream.write(",\n" if count else "\n")
         stream.write(_encode(row))
         count += 1
@@ -204,24 +186,29 @@ def write_perfetto_trace(events: Iterable[LoggedEvent], stream: IO[str]) -> int:
 def _encode(row: TraceRow) -> str:
     try:
         return json.dumps(row, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        # A metric that is not a number: rare, and JSON has no word for it.
+    except ValueError:  # a metric that is not finite, which JSON cannot express
         return json.dumps(to_plain_json(row), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _us(time_s: float) -> int:
+def _to_us(time_s: float) -> int:
     return round(time_s * 1e6)
 
 
-def _name(what: str, pid: int, tid: int, name: str) -> TraceRow:
+def _make_name_row(what: str, pid: int, tid: int, name: str) -> TraceRow:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _counter(time_s: float, name: str, pid: int, args: dict[str, int]) -> TraceRow:
-    return {"ph": "C", "ts": _us(time_s), "name": name, "pid": pid, "args": args}
+def _make_slice(begin_s: float, end_s: float, name: str, tid: int) -> TraceRow:
+    ts = _to_us(begin_s)
+    return {"ph": "X", "ts": ts, "dur": _to_us(end_s) - ts, "name": name, "pid": FLOW_PID, "tid": tid}
 
 
-def _async(phase: str, time_s: float, name: str, category: str, key: str, pid: int, args: dict[str, Any]) -> TraceRow:
-    return {
-        "ph": phase, "ts": _us(time_s), "name": name, "cat": category, "id": key, "pid": pid, "tid": 0, "args": args,
-    }  # fmt: skip
+def _make_counter(time_s: float, name: str, pid: int, args: Mapping[str, int]) -> TraceRow:
+    return {"ph": "C", "ts": _to_us(time_s), "name": name, "pid": pid, "args": args}
+
+
+def _make_async_row(
+    phase: str, time_s: float, name: str, category: str, key: str, pid: int, args: Mapping[str, Any]
+) -> TraceRow:
+    ts = _to_us(time_s)
+    return {"ph": phase, "ts": ts, "name": name, "cat": category, "id": key, "pid": pid, "tid": 0, "args": args}

@@ -1,7 +1,7 @@
-"""Which curves a report page draws, and their numbers, few enough to draw.
+"""Which curves the report page draws, and their numbers, few enough to draw.
 
 A chart is shown if one of its curves has a number that is not zero. Above `_MOST_POINTS` neighbouring steps are
-averaged (their maximum where the curve is one of maxima), so that a long run keeps its shape.
+averaged (or their maximum taken, if the curve is one of maxima), so that a long run keeps its shape.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.monitor.trackers.scalar_series import HELD_OUT_REWARD, ScalarPoint
+from headway.monitor.scalar_series import HELD_OUT_REWARD, ScalarPoint
 
 _MOST_POINTS = 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportChart:
-    """One picture. The first curve is the one that is compared between runs."""
+    """One chart. Its first curve is the one that is compared between runs."""
 
     title: str
     curves: tuple[tuple[str, str], ...]
-    """Name of the series, and what it is called on the page."""
+    """Name of the series, and its label on the page."""
     note: str = ""
     kind: str = "line"
-    """`line`; `reward` with the held-out points; `lag` with the bound; `bars` stacked, of every series with the
-    prefix."""
+    """`line`, `reward` (with the held-out points), `lag` (with the bound), or `bars`, stacked from every series that
+    begins with the name."""
     from_zero: bool = True
 
 
@@ -76,12 +76,12 @@ _PREFIXES = tuple(name for chart in CHARTS for name, _ in chart.curves)
 
 
 def make_chart_columns(points: Iterable[ScalarPoint]) -> dict[str, Any]:
-    """Steps, times and a column for every drawn series; None where a step has no number."""
+    """Return steps, times and a column for every drawn series, with None for a step without a number."""
     rows = sorted(points, key=lambda point: point.step)
     size = -(-len(rows) // _MOST_POINTS) or 1
     buckets = [rows[first : first + size] for first in range(0, len(rows), size)]
     names = dict.fromkeys(name for row in rows for name in row.values if name.startswith(_PREFIXES))
-    series = {name: [_joined(name, bucket) for bucket in buckets] for name in names}
+    series = {name: [_merge_points(name, bucket) for bucket in buckets] for name in names}
     return {
         "step": [bucket[-1].step for bucket in buckets],
         "time": [round(bucket[-1].time_s, 3) for bucket in buckets],
@@ -91,7 +91,7 @@ def make_chart_columns(points: Iterable[ScalarPoint]) -> dict[str, Any]:
 
 
 def make_held_out_series(points: Iterable[ScalarPoint]) -> dict[str, Any]:
-    """The held-out rewards, all of them."""
+    """Return all held-out rewards."""
     rows = sorted(points, key=lambda point: point.step)
     return {
         "step": [row.step for row in rows],
@@ -100,7 +100,7 @@ def make_held_out_series(points: Iterable[ScalarPoint]) -> dict[str, Any]:
     }
 
 
-def _joined(name: str, bucket: Sequence[ScalarPoint]) -> float | None:
+def _merge_points(name: str, bucket: Sequence[ScalarPoint]) -> float | None:
     known = [value for point in bucket if (value := point.values.get(name)) is not None and math.isfinite(value)]
     if not known:
         return None

@@ -1,10 +1,10 @@
-"""The report page: one HTML file about one run or several, that opens from a disk and on a phone.
+"""The report page: one HTML file about one run or several, which opens from a disk and on a phone.
 
-    Path("report.html").write_text(report_page(Path("runs/one")), encoding="utf-8")
+    Path("report.html").write_text(render_report_page(Path("runs/one")), encoding="utf-8")
 
-What ran, what came of it, curves over steps or over time, pictures and answers early and late, what went wrong, the
-timeline, and the tables of the terminal. Several runs are laid over each other, with what is configured differently.
-As on the timeline, data travels in a block that its text cannot leave, is written as text only, and nothing comes from
+It shows what ran, the results, curves over steps or over time, images and answers early and late, faults, the timeline,
+and the tables of the terminal. Several runs are laid over each other, with the options they set differently. As on the
+timeline, data travels in a JSON block that its text cannot leave, is written as text only, and nothing is loaded from
 outside.
 """
 
@@ -23,24 +23,24 @@ from headway.monitor.run_report import FAULT_KINDS, to_plain_json
 from headway.monitor.timeline_page import draw_timeline, render_template
 
 _MOST_FAULTS = 300
-_UNTOLD = ("output_dir", "checkpoint_dir", "exp_name", "resume")
-"""Keys that differ between any two runs and say nothing."""
+_IGNORED_DIFFERENCES = ("output_dir", "checkpoint_dir", "exp_name", "resume")
+"""Keys that differ between any two runs and explain nothing."""
 
 
 def render_report_page(run: Path | RunRecord, *, compare: Sequence[Path | RunRecord] = ()) -> str:
-    """The page about a run's directory (or event log, or record), with others laid over it."""
+    """Return the page about a run's directory, event log or record, with other runs laid over it."""
     records = [one if isinstance(one, RunRecord) else read_run_record(one) for one in (run, *compare)]
     return render_template("page.html", make_report_page_data(records))
 
 
 def make_report_page_data(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """What the page shows, the first run in full."""
-    first, names = records[0], _distinct([record.name for record in records])
+    """Return what the page shows, the first run in full."""
+    first, names = records[0], _make_distinct([record.name for record in records])
     timeline = draw_timeline(first.lanes, first.report, title=first.name) | {"embedded": True}
     data = {
-        "runs": [_run(record, name) for record, name in zip(records, names, strict=True)],
+        "runs": [_make_run_data(record, name) for record, name in zip(records, names, strict=True)],
         "charts": CHARTS,
-        "differences": _differences(records) if len(records) > 1 else [],
+        "differences": _find_differences(records) if len(records) > 1 else [],
         "timeline": render_template("timeline.html", timeline) if first.lanes.states or first.lanes.engines else "",
     }
     plain = to_plain_json(data)
@@ -48,7 +48,7 @@ def make_report_page_data(records: Sequence[RunRecord]) -> dict[str, Any]:
     return plain
 
 
-def _run(record: RunRecord, name: str) -> dict[str, Any]:
+def _make_run_data(record: RunRecord, name: str) -> dict[str, Any]:
     faults = [row for row in record.lanes.markers if row[1] in FAULT_KINDS]
     return {
         "name": name,
@@ -58,9 +58,9 @@ def _run(record: RunRecord, name: str) -> dict[str, Any]:
         "steps": make_chart_columns(record.curves.steps.values()),
         "held_out": make_held_out_series(record.curves.held_out.values()),
         "alpha": record.config.get("async_generation_ratio"),
-        "resumed": [(part.begin.get("trained", 0), part.begun_s) for part in record.parts[1:]],
+        "resumed": [(segment.begin.trained, segment.begun_s) for segment in record.segments[1:]],
         "answers": record.answers,
-        "pictures": record.pictures,
+        "pictures": record.images,
         "faults": [(format_duration(time_s), kind, who, text) for time_s, kind, who, text in faults[:_MOST_FAULTS]],
         "faults_left_out": max(0, len(faults) - _MOST_FAULTS),
         "tables": format_report_text(record.report),
@@ -68,28 +68,33 @@ def _run(record: RunRecord, name: str) -> dict[str, Any]:
 
 
 def describe_run_state(record: RunRecord) -> tuple[str, str]:
-    """How the run stands, in a word and with the small print: `going`, `done`, `stopped`, `silent` or nothing."""
-    if not record.parts:
+    """Return the state of a run and a description of it.
+
+    The state is `going`, `done`, `stopped`, `silent` (the log has no end and is not written to), or empty for logs
+    that do not say.
+    """
+    if not record.segments:
         return "", ""
-    end = record.parts[-1].end
+    end = record.segments[-1].end
     if end is None:
         return ("going", "still running") if record.is_alive else ("silent", "ended without a word, perhaps killed")
-    if end.get("finished", not end.get("reason")):
+    if not end.reason if end.finished is None else end.finished:
         return "done", "finished"
-    return "stopped", f"ended early: {end.get('reason') or 'no reason given'}"
+    return "stopped", f"ended early: {end.reason or 'no reason given'}"
 
 
 def list_run_facts(record: RunRecord) -> list[tuple[str, str]]:
-    """What ran, in words; nothing that is not known."""
-    begin = record.parts[-1].begin if record.parts else {}
-    facts = _configured(record) if record.config else []
-    facts += [(key, str(begin[key])) for key in ("machine", "headway") if key in begin]
-    if len(record.parts) > 1:
-        facts.append(("resumed", f"{len(record.parts) - 1} ×"))
+    """Return names and values of what is known about the configuration and the machine."""
+    facts = _list_configured_facts(record) if record.config else []
+    if record.segments:
+        begin = record.segments[-1].begin
+        facts += [("machine", begin.machine or ""), ("headway", begin.headway or "")]
+    if len(record.segments) > 1:
+        facts.append(("resumed", f"{len(record.segments) - 1} ×"))
     return [(name, text) for name, text in facts if text]
 
 
-def _configured(record: RunRecord) -> list[tuple[str, str]]:
+def _list_configured_facts(record: RunRecord) -> list[tuple[str, str]]:
     config = {**dict(list_leaves(Config())), **record.config}
     data = config.get("actor_train.data_args.file_name") or config.get("train_env_manager.tags") or ""
     alpha = config["async_generation_ratio"]
@@ -107,16 +112,16 @@ def _configured(record: RunRecord) -> list[tuple[str, str]]:
     ]
 
 
-def _differences(records: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
-    """Options that the runs have set differently, with the value of each run."""
+def _find_differences(records: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
+    """Return the options that the runs set differently, with the value of each run."""
     if not all(record.config for record in records):
         return []
-    usual = dict(list_leaves(Config()))
+    defaults = dict(list_leaves(Config()))
     keys = dict.fromkeys(key for record in records for key in record.config)
-    rows = [(key, [str(record.config.get(key, usual.get(key))) for record in records]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1 and key not in _UNTOLD]
+    rows = [(key, [str(record.config.get(key, defaults.get(key))) for record in records]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1 and key not in _IGNORED_DIFFERENCES]
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Names that tell the runs apart also where directories are called the same."""
+def _make_distinct(names: Sequence[str]) -> list[str]:
+    """Return names that tell runs apart even if their directories have the same name."""
     return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, start=1)]

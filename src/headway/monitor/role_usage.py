@@ -1,26 +1,26 @@
 """Where the time of every role went: seconds by state, and how full the engines were.
 
-Three kinds of roles, told apart by the events they send:
+Three kinds of roles are told apart by the events they emit:
 
-* a stage (`state`) is in one state at a time; its seconds by state add up to the window exactly;
-* an engine (`request.start`, `request.end`) serves several requests at once: it is busy while it has one;
-* a worker pool (`span.begin`, `span.end`) is busy while a span is open. A stage that also has spans is judged by
-  them: its state says what its loop does, the spans say what its workers do. Scores being computed
-  (`score.start`, `score.end`) are such a pool of their own, `scoring`: they run beside the reward stage.
+* a stage (`StateChange`) is in one state at a time; its seconds by state add up to the window exactly;
+* an engine (`RequestStart`, `RequestEnd`) serves several requests at once and is busy while it has one;
+* a worker pool (`SpanBegin`, `SpanEnd`) is busy while a span is open. A stage that also has spans is measured by them:
+  its state says what its loop does, the spans say what its workers do. Scores being computed (`ScoreStart`, `ScoreEnd`)
+  are a pool of their own, `scoring`, because they run beside the reward stage.
 
-The *bubble* of a role is the share of the window in which it was not busy.
-
-It does not judge: a stage that waits may be healthy, and a busy engine may be computing what will be dropped.
+The *bubble* of a role is the share of the window in which it was not busy. A bubble is no verdict: a stage that waits
+may be healthy, and a busy engine may compute what will be dropped.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headway.monitor.event_log import LoggedEvent
+from headway.monitor import events
+from headway.monitor.events import Event
 from headway.monitor.measured_window import EventHandler, MeasuredWindow, WindowClock
 
 STATES = ("idle", "waiting", "running", "emitting", "recovering", "degraded", "stopped", "failed")
@@ -40,7 +40,7 @@ class RoleUsage:
     concurrency: float
     """Spans open at once, time-weighted."""
     busy: float
-    """Share of the window with an open span, or in state running where the role has no spans."""
+    """Share of the window with an open span, or in state running if the role has no spans."""
     waiting: float
     """Share of the window in state waiting or idle: nothing to do."""
     blocked: float
@@ -66,9 +66,9 @@ class EngineUsage:
     requests: int
     """Requests ended, in the whole run."""
     actions: int
-    """Actions made by them, in the whole run."""
+    """Actions generated for them, in the whole run."""
     actions_per_s: float
-    """Actions of requests that ended in the window, by its length."""
+    """Actions of requests that ended in the window, divided by its length."""
 
     @property
     def bubble(self) -> float:
@@ -86,8 +86,8 @@ class UsageSummary:
     """Mean share and summed counts of all engines; None without engines."""
 
 
-class _Reading(NamedTuple):
-    """What an `_Occupancy` had counted up to some moment."""
+class _OccupancyTotals(NamedTuple):
+    """What an `_Occupancy` had added up to at some moment."""
 
     busy_s: float = 0.0
     area_s: float = 0.0
@@ -97,49 +97,41 @@ class _Reading(NamedTuple):
 class _Occupancy:
     """How many things are open at once, integrated over time."""
 
-    __slots__ = ("_area_s", "_busy_s", "_open", "_since_s", "actions", "done", "peak")
+    __slots__ = ("_area_s", "_busy_s", "_since_s", "actions", "done", "open", "peak")
 
     def __init__(self) -> None:
-        self._open: set[object] = set()
-        self._since_s = 0.0
-        self._busy_s = 0.0
-        self._area_s = 0.0
-        self.done = 0
-        self.actions = 0
-        self.peak = 0
-
-    @property
-    def open(self) -> int:
-        return len(self._open)
+        self.open: set[object] = set()
+        self._since_s = self._busy_s = self._area_s = 0.0
+        self.done = self.actions = self.peak = 0
 
     def begin(self, time_s: float, key: object) -> None:
-        self._settle(time_s)
-        self._open.add(key)
-        if len(self._open) > self.peak:
-            self.peak = len(self._open)
+        self._integrate_until(time_s)
+        self.open.add(key)
+        if len(self.open) > self.peak:
+            self.peak = len(self.open)
 
-    def end(self, time_s: float, key: object, actions: int) -> None:
-        self._settle(time_s)
-        self._open.discard(key)
+    def end(self, time_s: float, key: object, actions: int = 0) -> None:
+        self._integrate_until(time_s)
+        self.open.discard(key)
         self.done += 1
         self.actions += actions
 
-    def lose_all(self, time_s: float) -> None:
-        """Its owner went down: what was open will not be ended by anybody."""
-        self._settle(time_s)
-        self._open.clear()
+    def clear(self, time_s: float) -> None:
+        """Close everything because its owner went down: nobody else will."""
+        self._integrate_until(time_s)
+        self.open.clear()
 
-    def _settle(self, time_s: float) -> None:
-        count = len(self._open)
+    def _integrate_until(self, time_s: float) -> None:
+        count = len(self.open)
         if count:
             passed_s = time_s - self._since_s
             self._busy_s += passed_s
             self._area_s += count * passed_s
         self._since_s = time_s
 
-    def read(self, time_s: float) -> _Reading:
-        self._settle(time_s)
-        return _Reading(self._busy_s, self._area_s, self.actions)
+    def totals(self, time_s: float) -> _OccupancyTotals:
+        self._integrate_until(time_s)
+        return _OccupancyTotals(self._busy_s, self._area_s, self.actions)
 
 
 class _StateClock:
@@ -158,39 +150,40 @@ class _StateClock:
         self.state = state
         self._since_s = time_s
 
-    def read(self, time_s: float) -> dict[str, float]:
+    def totals(self, time_s: float) -> dict[str, float]:
         self.change(time_s, self.state)
         return dict(self._seconds)
 
 
-class _Edge(NamedTuple):
-    """Everything at one edge of the window."""
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """Totals of every role at one edge of the window."""
 
-    states: dict[str, dict[str, float]]
-    engines: dict[str, _Reading]
-    spans: dict[str, _Reading]
+    states: dict[str, dict[str, float]] = field(default_factory=dict)
+    engines: dict[str, _OccupancyTotals] = field(default_factory=dict)
+    spans: dict[str, _OccupancyTotals] = field(default_factory=dict)
 
 
 class UsageRecorder:
-    """Accumulates usage from `state`, `request.*`, `span.*` and `down` events."""
+    """Accumulates usage from states, requests, spans and scores."""
 
     def __init__(self, clock: WindowClock) -> None:
         self._clock = clock
         self._stages: dict[str, _StateClock] = {}
         self._engines: defaultdict[str, _Occupancy] = defaultdict(_Occupancy)
         self._spans: defaultdict[str, _Occupancy] = defaultdict(_Occupancy)
-        self._start = self._end = _Edge({}, {}, {})
-        self.handlers: Mapping[str, EventHandler] = {
-            "state": self._state,
-            "request.start": self._request_start,
-            "request.end": self._request_end,
-            "span.begin": self._span_begin,
-            "span.end": self._span_end,
-            "score.start": self._score_start,
-            "score.end": self._score_end,
-            "down": self._down,
-            "run.begin": self._run_begin,
-            "step.end": self._step_end,
+        self._start, self._end = _Totals(), _Totals()
+        self.handlers: Mapping[type[Event], EventHandler] = {
+            events.StateChange: self._change_state,
+            events.RequestStart: lambda time_s, event: self._engines[event.who].begin(time_s, event.request),
+            events.RequestEnd: lambda time_s, event: self._engines[event.who].end(time_s, event.request, event.actions),
+            events.SpanBegin: lambda time_s, event: self._spans[event.who].begin(time_s, event.span),
+            events.SpanEnd: lambda time_s, event: self._spans[event.who].end(time_s, event.span),
+            events.ScoreStart: lambda time_s, event: self._spans[SCORING].begin(time_s, event.sample),
+            events.ScoreEnd: lambda time_s, event: self._spans[SCORING].end(time_s, event.sample),
+            events.BackendDown: self._close_all_of_backend,
+            events.RunBegin: self._close_all,
+            events.StepEnd: self._end_step,
         }
 
     @property
@@ -206,98 +199,79 @@ class UsageRecorder:
     @property
     def open_requests(self) -> int:
         """Requests being served now."""
-        return sum(engine.open for engine in self._engines.values())
+        return sum(len(engine.open) for engine in self._engines.values())
 
-    def _state(self, event: LoggedEvent) -> None:
-        time_s, who, data = event.time_s, event.who, event.data
-        stage = self._stages.get(who)
+    def _change_state(self, time_s: float, event: events.StateChange) -> None:
+        stage = self._stages.get(event.who)
         if stage is None:
-            stage = self._stages[who] = self._first_heard(who, data["old"])
-        stage.change(time_s, data["new"])
+            stage = self._stages[event.who] = self._add_stage(event.who, event.old)
+        stage.change(time_s, event.new)
 
-    def _first_heard(self, who: str, state: str) -> _StateClock:
-        """A stage that speaks for the first time was in its old state from the start of the run, so that its
-        seconds add up; where the window is open already, the part before it is noted at the window's edge."""
+    def _add_stage(self, who: str, state: str) -> _StateClock:
+        """Return the clock of a stage that emits its first event.
+
+        It counts as having been in its old state from the start of the run, so that its seconds add up. If the window
+        is open already, the part before the window is noted at the window's edge.
+        """
         first_s = self._clock.first_s or 0.0
         if self._clock.steps >= self._clock.warmup_steps > 0:
             self._start.states[who] = {state: self._clock.opened_s - first_s}
         return _StateClock(state, first_s)
 
-    def _request_start(self, event: LoggedEvent) -> None:
-        self._engines[event.who].begin(event.time_s, event.data["request"])
-
-    def _request_end(self, event: LoggedEvent) -> None:
-        time_s, who, data = event.time_s, event.who, event.data
-        self._engines[who].end(time_s, data["request"], data.get("actions", 0))
-
-    def _span_begin(self, event: LoggedEvent) -> None:
-        self._spans[event.who].begin(event.time_s, event.data["span"])
-
-    def _span_end(self, event: LoggedEvent) -> None:
-        self._spans[event.who].end(event.time_s, event.data["span"], 0)
-
-    def _score_start(self, event: LoggedEvent) -> None:
-        self._spans[SCORING].begin(event.time_s, event.data["sample"])
-
-    def _score_end(self, event: LoggedEvent) -> None:
-        self._spans[SCORING].end(event.time_s, event.data["sample"], 0)
-
-    def _down(self, event: LoggedEvent) -> None:
+    def _close_all_of_backend(self, time_s: float, event: events.BackendDown) -> None:
         for pool in (self._engines, self._spans):
             if event.who in pool:
-                pool[event.who].lose_all(event.time_s)
+                pool[event.who].clear(time_s)
 
-    def _run_begin(self, event: LoggedEvent) -> None:
-        """A new process: nobody ends what the one before it had open."""
-        for pool in (self._engines, self._spans):
-            for occupancy in pool.values():
-                occupancy.lose_all(event.time_s)
+    def _close_all(self, time_s: float, event: events.RunBegin) -> None:
+        """Close what an earlier process of the run had open: nobody else will."""
+        for occupancy in (*self._engines.values(), *self._spans.values()):
+            occupancy.clear(time_s)
 
-    def _step_end(self, event: LoggedEvent) -> None:
-        if self._clock.opens:
-            self._start = self._read(event.time_s)
+    def _end_step(self, time_s: float, event: events.StepEnd) -> None:
+        if self._clock.is_opening:
+            self._start = self._totals(time_s)
         elif self._clock.warmed_up:
-            self._end = self._read(event.time_s)
+            self._end = self._totals(time_s)
 
-    def _read(self, time_s: float) -> _Edge:
-        return _Edge(
-            {who: stage.read(time_s) for who, stage in self._stages.items()},
-            {who: engine.read(time_s) for who, engine in self._engines.items()},
-            {who: span.read(time_s) for who, span in self._spans.items()},
+    def _totals(self, time_s: float) -> _Totals:
+        return _Totals(
+            {who: stage.totals(time_s) for who, stage in self._stages.items()},
+            {who: engine.totals(time_s) for who, engine in self._engines.items()},
+            {who: span.totals(time_s) for who, span in self._spans.items()},
         )
 
     def usage(self) -> UsageSummary:
-        """What the window shows so far."""
+        """Return what the window shows so far."""
         window = self._clock.window()
-        if window.warmed_up:
-            start, end = self._start, self._end
-        else:
-            start, end = _Edge({}, {}, {}), self._read(window.end_s)
+        start, end = (self._start, self._end) if window.warmed_up else (_Totals(), self._totals(window.end_s))
         names = dict.fromkeys([*end.states, *end.spans])
-        roles = tuple(self._role(name, start, end, window) for name in names)
-        engines = tuple(self._engine(name, start, end, window) for name in sorted(end.engines, key=natural_sort_key))
-        return UsageSummary(roles=roles, engines=engines, pool=_pool(engines))
+        roles = tuple(self._summarize_role(name, start, end, window) for name in names)
+        engines = tuple(
+            self._summarize_engine(name, start, end, window) for name in sorted(end.engines, key=natural_sort_key)
+        )
+        return UsageSummary(roles=roles, engines=engines, pool=_summarize_pool(engines))
 
-    def _role(self, name: str, start: _Edge, end: _Edge, window: MeasuredWindow) -> RoleUsage:
+    def _summarize_role(self, name: str, start: _Totals, end: _Totals, window: MeasuredWindow) -> RoleUsage:
         length_s = window.seconds or 1.0
-        states = _state_seconds(name, start, end)
+        before_s = start.states.get(name, {})
+        states = {state: total_s - before_s.get(state, 0.0) for state, total_s in end.states.get(name, {}).items()}
         share = {state: seconds / length_s for state, seconds in states.items()}
         spans = self._spans.get(name)
-        before, after = start.spans.get(name, _Reading()), end.spans.get(name, _Reading())
-        span_busy = (after.busy_s - before.busy_s) / length_s
+        before, after = start.spans.get(name, _OccupancyTotals()), end.spans.get(name, _OccupancyTotals())
         return RoleUsage(
             role=name,
             states=states,
             spans=spans.done if spans else 0,
             concurrency=(after.area_s - before.area_s) / length_s,
-            busy=span_busy if spans else share.get(BUSY_STATE, 0.0),
+            busy=(after.busy_s - before.busy_s) / length_s if spans else share.get(BUSY_STATE, 0.0),
             waiting=share.get("waiting", 0.0) + share.get("idle", 0.0),
             blocked=share.get("emitting", 0.0),
         )
 
-    def _engine(self, name: str, start: _Edge, end: _Edge, window: MeasuredWindow) -> EngineUsage:
+    def _summarize_engine(self, name: str, start: _Totals, end: _Totals, window: MeasuredWindow) -> EngineUsage:
         length_s = window.seconds or 1.0
-        before, after = start.engines.get(name, _Reading()), end.engines[name]
+        before, after = start.engines.get(name, _OccupancyTotals()), end.engines[name]
         engine = self._engines[name]
         return EngineUsage(
             engine=name,
@@ -310,27 +284,21 @@ class UsageRecorder:
         )
 
 
-def _state_seconds(name: str, start: _Edge, end: _Edge) -> dict[str, float]:
-    before = start.states.get(name, {})
-    return {state: seconds - before.get(state, 0.0) for state, seconds in end.states.get(name, {}).items()}
-
-
-def _pool(engines: Iterable[EngineUsage]) -> EngineUsage | None:
-    every = tuple(engines)
-    if not every:
+def _summarize_pool(engines: Sequence[EngineUsage]) -> EngineUsage | None:
+    if not engines:
         return None
     return EngineUsage(
         engine="engines",
-        busy=sum(engine.busy for engine in every) / len(every),
-        concurrency=sum(engine.concurrency for engine in every),
-        peak=max(engine.peak for engine in every),
-        requests=sum(engine.requests for engine in every),
-        actions=sum(engine.actions for engine in every),
-        actions_per_s=sum(engine.actions_per_s for engine in every),
+        busy=sum(engine.busy for engine in engines) / len(engines),
+        concurrency=sum(engine.concurrency for engine in engines),
+        peak=max(engine.peak for engine in engines),
+        requests=sum(engine.requests for engine in engines),
+        actions=sum(engine.actions for engine in engines),
+        actions_per_s=sum(engine.actions_per_s for engine in engines),
     )
 
 
 def natural_sort_key(name: str) -> tuple[str, int]:
-    """Sorts `engine/2` before `engine/10`."""
+    """Return a key that sorts `engine/2` before `engine/10`."""
     head, _, tail = name.rpartition("/")
     return (head, int(tail)) if tail.isdecimal() else (name, -1)

@@ -1,20 +1,19 @@
 """A run as it was left behind: its directory read once, whatever state it is in.
 
-    record = read_run(Path("runs/one"))        # or: record_of(events, name="one")
+    record = read_run_record(Path("runs/one"))
 
-The event log is all that is needed. `config.yaml` says what ran, `samples.jsonl` what the policy answered and
-`images.jsonl` what it drew, where they are there. A run that still goes on, was killed, or has hardly begun reads like
-any other: what is not there is not shown. Steps that were lost in a crash and trained again count once in the curves,
-with what they became.
+Only the event log is required. `config.yaml` says what ran, `samples.jsonl` what the policy answered and `images.jsonl`
+what it drew, if they exist. A run that still goes on, was killed, or has hardly begun reads like any other; what is
+missing is not shown. Steps that were lost in a crash and trained again count once in the curves, as what they became.
 
-One pass over the log and nothing kept for every event: a log of a million events is read in seconds.
+The log is read in one pass and nothing is kept per event, so a log of a million events is read in seconds.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +21,29 @@ import yaml
 
 from headway.errors import HeadwayError
 from headway.monitor.event_log import LoggedEvent, read_events
+from headway.monitor.events import RunBegin, RunEnd
 from headway.monitor.run_report import RunMonitor, RunReport
 from headway.monitor.sample_excerpts import AnswerExcerpts, ImageExcerpts, read_answers, read_images
+from headway.monitor.scalar_series import HELD_OUT_REWARD, ScalarMeter, ScalarPoint
 from headway.monitor.timeline_lanes import LaneCollector, TimelineLanes
-from headway.monitor.trackers.scalar_series import HELD_OUT_REWARD, ScalarMeter, ScalarPoint
 
 LOG_FILE = "events.jsonl"
 CONFIG_FILE = "config.yaml"
 SAMPLES_FILE = "samples.jsonl"
 IMAGES_FILE = "images.jsonl"
 _ALIVE_S = 120.0
-"""A log without an end that was written to this recently is of a run that goes on."""
+"""A log without an end that was written to this recently belongs to a run that goes on."""
 
 
 @dataclass(slots=True)
 class RunCurves:
-    """The points of a run by step, those of lost steps taken back."""
+    """The points of a run by step, without those of lost steps."""
 
     steps: dict[int, ScalarPoint] = field(default_factory=dict)
     held_out: dict[int, ScalarPoint] = field(default_factory=dict)
 
     def add(self, point: ScalarPoint) -> None:
-        """Take a point, in the order of the log."""
+        """Add a point, in the order of the log."""
         if point.rewind:
             for points in (self.steps, self.held_out):
                 for step in [step for step in points if step >= point.step]:
@@ -56,13 +56,12 @@ class RunCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSegment:
-    """What one process did for a run: a run that was resumed has several."""
+    """What one process did for a run; a run that was resumed has several."""
 
     begun_s: float
-    begin: Mapping[str, Any]
-    """What `run.begin` said."""
-    end: Mapping[str, Any] | None = None
-    """What `run.end` said; None where there is none."""
+    begin: RunBegin
+    end: RunEnd | None = None
+    """None if the process did not report its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,96 +72,53 @@ class RunRecord:
     report: RunReport
     lanes: TimelineLanes
     curves: RunCurves
-    parts: tuple[RunSegment, ...]
-    """Empty for logs that do not say when they begin, as those of the simulator."""
-    config: Mapping[str, Any]
-    """Dotted keys; empty where it was not kept."""
-    answers: AnswerExcerpts
-    pictures: ImageExcerpts = field(default_factory=ImageExcerpts)
+    segments: tuple[RunSegment, ...]
+    """Empty for logs without `RunBegin`, such as those of the simulator."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted keys; empty if the run has no configuration file."""
+    answers: AnswerExcerpts = field(default_factory=AnswerExcerpts)
+    images: ImageExcerpts = field(default_factory=ImageExcerpts)
     is_alive: bool = False
-    """The log has no end and was written to a moment ago."""
+    """Whether the log has no end and was written to a moment ago."""
 
 
-class RunRecordCollector:
-    """Builds a `RunRecord` in one pass."""
-
-    def __init__(self, warmup_steps: int = 1) -> None:
-        self._monitor, self._lanes, self._meter = RunMonitor(warmup_steps), LaneCollector(), ScalarMeter()
-        self._curves = RunCurves()
-        self._parts: list[RunSegment] = []
-
-    def __call__(self, event: LoggedEvent) -> None:
-        self._monitor(event)
-        self._lanes(event)
-        point = self._meter(event)
+def make_run_record(events: Iterable[LoggedEvent], *, name: str = "run", warmup_steps: int = 1) -> RunRecord:
+    """Return the record of events, in one pass over them."""
+    monitor, lanes, meter = RunMonitor(warmup_steps), LaneCollector(), ScalarMeter()
+    curves, segments = RunCurves(), list[RunSegment]()
+    for logged in events:
+        monitor(logged)
+        lanes(logged)
+        point = meter(logged)
         if point is not None:
-            self._curves.add(point)
-        if event.kind == "run.begin":
-            self._parts.append(RunSegment(begun_s=event.time_s, begin=event.data))
-        elif event.kind == "run.end" and self._parts:
-            last = self._parts[-1]
-            self._parts[-1] = RunSegment(begun_s=last.begun_s, begin=last.begin, end=event.data)
-
-    def record(
-        self,
-        name: str,
-        *,
-        config: Mapping[str, Any],
-        answers: AnswerExcerpts,
-        pictures: ImageExcerpts | None = None,
-        is_recent: bool = False,
-    ) -> RunRecord:
-        """What has been read."""
-        parts = tuple(self._parts)
-        return RunRecord(
-            name=name,
-            report=self._monitor.report(),
-            lanes=self._lanes.finish(),
-            curves=self._curves,
-            parts=parts,
-            config=flatten_mapping(config),
-            answers=answers,
-            pictures=pictures or ImageExcerpts(),
-            is_alive=is_recent and bool(parts) and parts[-1].end is None,
-        )
-
-
-def make_run_record(
-    events: Iterable[LoggedEvent],
-    *,
-    name: str = "run",
-    config: Mapping[str, Any] | None = None,
-    answers: AnswerExcerpts | None = None,
-    warmup_steps: int = 1,
-) -> RunRecord:
-    """The record of events from anywhere."""
-    collector = RunRecordCollector(warmup_steps)
-    for event in events:
-        collector(event)
-    return collector.record(name, config=config or {}, answers=answers or AnswerExcerpts())
+            curves.add(point)
+        if isinstance(logged.event, RunBegin):
+            segments.append(RunSegment(begun_s=logged.time_s, begin=logged.event))
+        elif isinstance(logged.event, RunEnd) and segments:
+            segments[-1] = replace(segments[-1], end=logged.event)
+    report = monitor.report()
+    return RunRecord(name=name, report=report, lanes=lanes.finish(), curves=curves, segments=tuple(segments))
 
 
 def read_run_record(path: Path, *, warmup_steps: int = 1) -> RunRecord:
-    """The record of a run's directory, or of an event log alone."""
+    """Return the record of a run's directory, or of an event log alone. Raises `HeadwayError`."""
     directory, log = (path, path / LOG_FILE) if path.is_dir() else (path.parent, path)
-    collector = RunRecordCollector(warmup_steps)
     try:
         with log.open(encoding="utf-8", errors="replace") as lines:
-            for event in read_events(lines):
-                collector(event)
+            record = make_run_record(read_events(lines), name=directory.resolve().name, warmup_steps=warmup_steps)
         age_s = time.time() - log.stat().st_mtime
     except OSError as error:
         raise HeadwayError(f"{path}: no run to report on ({error.strerror}: {log.name})") from error
-    return collector.record(
-        directory.resolve().name,
-        config=_config(directory / CONFIG_FILE),
+    return replace(
+        record,
+        config=flatten_mapping(_read_config(directory / CONFIG_FILE)),
         answers=read_answers(directory / SAMPLES_FILE),
-        pictures=read_images(directory / IMAGES_FILE),
-        is_recent=age_s < _ALIVE_S,
+        images=read_images(directory / IMAGES_FILE),
+        is_alive=age_s < _ALIVE_S and bool(record.segments) and record.segments[-1].end is None,
     )
 
 
-def _config(path: Path) -> Mapping[str, Any]:
+def _read_config(path: Path) -> Mapping[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -173,7 +129,7 @@ def _config(path: Path) -> Mapping[str, Any]:
 
 
 def flatten_mapping(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys."""
+    """Return nested mappings as one mapping with dotted keys."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:

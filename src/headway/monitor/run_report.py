@@ -1,11 +1,11 @@
 """The report of a run: one frozen tree of numbers, assembled by one sink.
 
-    monitor = Monitor(warmup_steps=2)
-    log.attach(monitor)            # or: report_of(read_events(lines))
+    monitor = RunMonitor(warmup_steps=2)
+    log.attach(monitor)            # or: make_run_report(read_events(lines))
     monitor.report().to_dict()
 
-A report can be asked for at any time of the run. `to_dict` gives plain JSON values in a fixed order, numbers that
-are not finite as None, so that reports of equal event logs are equal texts.
+A report can be asked for at any time of the run. `to_dict` gives plain JSON values in a fixed order, with None for
+numbers that are not finite, so reports of equal event logs are equal texts.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any
 
 from headway.monitor.episode_outcomes import EpisodeOutcomes, EpisodeRecorder
 from headway.monitor.event_log import LoggedEvent
+from headway.monitor.events import EVENT_TYPES, CheckpointSave, Event, FaultEvent, ValidateEnd
 from headway.monitor.measured_window import EventHandler, MeasuredWindow, MeasuringSink, WindowClock
 from headway.monitor.role_usage import UsageRecorder, UsageSummary
 from headway.monitor.sample_lag import LagRecorder, LagSummary, SampleEndCounts
 from headway.monitor.throughput import ThroughputRecorder, ThroughputSummary
 
-FAULT_KINDS = ("error", "retry", "restart", "down", "up", "join", "leave", "degrade", "restore", "stall")
-"""Whatever changes what the run has to work with, and what goes wrong."""
+FAULT_KINDS = tuple(kind for kind, event_type in EVENT_TYPES.items() if issubclass(event_type, FaultEvent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationResult:
-    """One pass of the validation flow."""
+    """One validation."""
 
     trained: int
-    """The policy that was judged."""
+    """Version that was validated."""
     time_s: float
     reward: float | None
     samples: int
@@ -41,10 +41,10 @@ class ValidationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """Everything there is to say about a run, so far or at its end."""
+    """All numbers of a run, so far or at its end."""
 
     duration_s: float
-    """From the first event to the last."""
+    """Time between the first event and the last."""
     events: int
     window: MeasuredWindow
     throughput: ThroughputSummary
@@ -56,46 +56,43 @@ class RunReport:
     checkpoints: int
     validations: tuple[ValidationResult, ...]
     episodes: tuple[EpisodeOutcomes, ...] = ()
-    """By step, where the run plays in environments."""
+    """One entry per step, if the run plays in environments."""
     held_out_episodes: tuple[EpisodeOutcomes, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, in the order of the fields."""
+        """Return plain JSON values, in the order of the fields."""
         plain = to_plain_json(self)
         assert isinstance(plain, dict)
         return plain
 
 
 class IncidentRecorder:
-    """Counts what went wrong, and keeps the validations."""
+    """Counts faults and checkpoints, and keeps the validations."""
 
     def __init__(self) -> None:
         self.faults: Counter[str] = Counter()
         self.checkpoints = 0
         self.validations: list[ValidationResult] = []
-        self.handlers: Mapping[str, EventHandler] = {
-            **dict.fromkeys(FAULT_KINDS, self._fault),
-            "checkpoint": self._checkpoint,
-            "validate.end": self._validated,
+        self.handlers: Mapping[type[Event], EventHandler] = {
+            **{EVENT_TYPES[kind]: self._count_fault for kind in FAULT_KINDS},
+            CheckpointSave: self._count_checkpoint,
+            ValidateEnd: self._end_validation,
         }
 
-    def _fault(self, event: LoggedEvent) -> None:
+    def _count_fault(self, time_s: float, event: Event) -> None:
         self.faults[event.kind] += 1
 
-    def _checkpoint(self, event: LoggedEvent) -> None:
+    def _count_checkpoint(self, time_s: float, event: CheckpointSave) -> None:
         self.checkpoints += 1
 
-    def _validated(self, event: LoggedEvent) -> None:
-        time_s, data = event.time_s, event.data
+    def _end_validation(self, time_s: float, event: ValidateEnd) -> None:
         self.validations.append(
-            ValidationResult(
-                trained=data["trained"], time_s=time_s, reward=data.get("reward"), samples=data.get("samples", 0)
-            )
+            ValidationResult(trained=event.trained, time_s=time_s, reward=event.reward, samples=event.samples)
         )
 
 
 class RunMonitor(MeasuringSink):
-    """The sink that knows everything: usage, lag, throughput and incidents of a run."""
+    """The sink that measures everything: usage, lag, throughput and incidents of a run."""
 
     def __init__(self, warmup_steps: int = 1) -> None:
         clock = WindowClock(warmup_steps)
@@ -107,7 +104,7 @@ class RunMonitor(MeasuringSink):
         super().__init__(clock, self.usage, self.lag, self.throughput, self.incidents, self.episodes)
 
     def report(self) -> RunReport:
-        """What is known so far."""
+        """Return what is known so far."""
         faults = self.incidents.faults
         return RunReport(
             duration_s=self.clock.last_s - (self.clock.first_s or 0.0),
@@ -126,7 +123,7 @@ class RunMonitor(MeasuringSink):
 
 
 def make_run_report(events: Iterable[LoggedEvent], *, warmup_steps: int = 1) -> RunReport:
-    """The report of a recorded run."""
+    """Return the report of a recorded run."""
     monitor = RunMonitor(warmup_steps)
     for event in events:
         monitor(event)
@@ -134,7 +131,7 @@ def make_run_report(events: Iterable[LoggedEvent], *, warmup_steps: int = 1) -> 
 
 
 def to_plain_json(value: object) -> object:
-    """`value` with records as objects (their derived shares included) and no number that JSON does not have."""
+    """Return `value` as JSON values: records as objects with their properties, None for numbers JSON does not have."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         names += [name for name, member in vars(type(value)).items() if isinstance(member, property)]
@@ -144,7 +141,7 @@ def to_plain_json(value: object) -> object:
     if isinstance(value, list | tuple):
         return [to_plain_json(item) for item in value]
     if isinstance(value, float):
-        # Nanoseconds and parts per billion: below that only the noise of adding up is left.
+        # Below nanoseconds and parts per billion only rounding noise is left.
         return round(value, 9) if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value

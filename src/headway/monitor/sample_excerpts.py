@@ -1,8 +1,9 @@
-"""What the policy answered, early and late, from `samples.jsonl`: `prompt`, `answer`, `reward`, `step` a line.
+"""A few samples to look at: what the policy answered (`samples.jsonl`) and drew (`images.jsonl`), early and late.
 
-A prompt that was answered at different steps shows best what was learned, so those come first, as pairs; without any,
-the first and the last answers are shown. Lines that are torn or lack an answer are passed over. However long the
-file, only a few answers are kept.
+A prompt that came at different steps shows best what was learned, so answers are shown as pairs of one prompt; a run
+without such a prompt shows its first and its last answers. Images always come in pairs: validation draws the same
+prompts from the same noise, and `ImageLog` writes a line with `step`, `prompt`, `reward` and `png` (base64) for each of
+its first images. Lines that are torn or incomplete are skipped. Only a few samples are kept, however long the file is.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import base64
 import binascii
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_SHOWN = 4
-_PROMPTS = 256
-_LETTERS = 2400
+_SHOWN_ANSWERS = 4
+_MOST_ANSWERED_PROMPTS = 256
+_MOST_CHARACTERS = 2400
+_MOST_IMAGE_PROMPTS = 48
+_MOST_IMAGE_BYTES = 1 << 20
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,147 +40,135 @@ class AnswerExcerpts:
     """A few answers to look at."""
 
     pairs: tuple[tuple[AnswerExcerpt, AnswerExcerpt], ...] = ()
-    """The same prompt, early and late."""
+    """Answers to the same prompt, early and late."""
     early: tuple[AnswerExcerpt, ...] = ()
     late: tuple[AnswerExcerpt, ...] = ()
-    """Where no prompt was answered twice."""
+    """First and last answers, if no prompt was answered at two steps."""
 
 
 def read_answers(path: Path) -> AnswerExcerpts:
-    """The answers of a file; nothing where it is not there."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            return select_answers(lines)
-    except OSError:
-        return AnswerExcerpts()
+    """Return the answers of a file to show; none if the file does not exist."""
+    return select_answers(_read_lines(path))
 
 
 def select_answers(lines: Iterable[str]) -> AnswerExcerpts:
-    """The few that are shown."""
+    """Return the answers to show."""
     first: list[AnswerExcerpt] = []
-    last: deque[AnswerExcerpt] = deque(maxlen=_SHOWN)
-    twice: dict[str, tuple[AnswerExcerpt, AnswerExcerpt]] = {}
+    last: deque[AnswerExcerpt] = deque(maxlen=_SHOWN_ANSWERS)
+    by_prompt: dict[str, tuple[AnswerExcerpt, AnswerExcerpt]] = {}
     for line in lines:
-        answer = _answer(line)
+        answer = _parse_answer(line)
         if answer is None:
             continue
-        if len(first) < _SHOWN:
+        if len(first) < _SHOWN_ANSWERS:
             first.append(answer)
         last.append(answer)
-        if answer.prompt in twice:
-            twice[answer.prompt] = (twice[answer.prompt][0], answer)
-        elif len(twice) < _PROMPTS:
-            twice[answer.prompt] = (answer, answer)
-    pairs = [pair for pair in twice.values() if pair[0].step < pair[1].step]
+        if answer.prompt in by_prompt:
+            by_prompt[answer.prompt] = (by_prompt[answer.prompt][0], answer)
+        elif len(by_prompt) < _MOST_ANSWERED_PROMPTS:
+            by_prompt[answer.prompt] = (answer, answer)
+    pairs = [pair for pair in by_prompt.values() if pair[0].step < pair[1].step]
     if pairs:
         newest = max(pair[1].step for pair in pairs)
         pairs.sort(key=lambda pair: (newest - pair[1].step, pair[0].step))
-        return AnswerExcerpts(pairs=tuple(pairs[:_SHOWN]))
-    return AnswerExcerpts(early=tuple(first), late=tuple(one for one in last if one not in first))
+        return AnswerExcerpts(pairs=tuple(pairs[:_SHOWN_ANSWERS]))
+    return AnswerExcerpts(early=tuple(first), late=tuple(answer for answer in last if answer not in first))
 
 
-def _answer(line: str) -> AnswerExcerpt | None:
+def _parse_answer(line: str) -> AnswerExcerpt | None:
     try:
         row = json.loads(line)
-        reward = row.get("reward")
         return AnswerExcerpt(
-            prompt=_text(row.get("prompt", "")),
-            answer=_text(row["answer"]),
-            reward=float(reward) if isinstance(reward, int | float) else None,
+            prompt=_shorten(row.get("prompt", "")),
+            answer=_shorten(row["answer"]),
+            reward=_parse_reward(row),
             step=int(row.get("step", 0)),
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _text(value: Any) -> str:
-    """Text as it is, a conversation turn by turn; the middle of a very long one is left out."""
+def _shorten(value: Any) -> str:
+    """Return a text, or a conversation turn by turn, without the middle of a very long one."""
     if isinstance(value, list):
         value = "\n".join(f"{turn.get('role', '')}: {turn.get('content', '')}" for turn in value)
-    text = str(value)
-    half = _LETTERS // 2
-    return text if len(text) <= _LETTERS else f"{text[:half]}\n […]\n{text[-half:]}"
+    text, half = str(value), _MOST_CHARACTERS // 2
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]}\n […]\n{text[-half:]}"
 
 
-_PICTURES_PROMPTS = 48
-_MOST_BYTES = 1 << 20
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+def _parse_reward(row: dict[str, Any]) -> float | None:
+    reward = row.get("reward")
+    return float(reward) if isinstance(reward, int | float) else None
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            yield from lines
+    except OSError:
+        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageExcerpt:
-    """One picture of the policy."""
+    """One image of the policy."""
 
     prompt: str
     step: int
     reward: float | None
     png: str
-    """In base64."""
+    """PNG file in base64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageExcerpts:
-    """The pictures to look at."""
+    """The images to look at."""
 
     pairs: tuple[tuple[ImageExcerpt, ImageExcerpt], ...] = ()
-    """The same prompt, first and last."""
+    """First and last image of each prompt."""
 
 
 class ImageLog:
-    """Adds to `images.jsonl`. A disk that is full stops this log, not the run."""
+    """Adds images to `images.jsonl`. A full disk stops this log, not the run."""
 
-    def __init__(self, path: Path, *, prompts: int = _PICTURES_PROMPTS) -> None:
+    def __init__(self, path: Path, *, prompts: int = _MOST_IMAGE_PROMPTS) -> None:
         self._path, self._prompts = path, prompts
 
-    def __call__(self, step: int, drawn: Iterable[tuple[str, str, float | None]]) -> None:
-        """Prompt, PNG in base64 and reward of each picture of a validation; those beyond the first few are let go."""
-        rows = [{"step": step, "prompt": p, "reward": r, "png": png} for p, png, r in drawn][: self._prompts]
+    def __call__(self, step: int, images: Iterable[tuple[str, str, float | None]]) -> None:
+        """Write prompt, PNG in base64 and reward of the first images of a validation."""
+        rows = [{"step": step, "prompt": p, "reward": r, "png": png} for p, png, r in images][: self._prompts]
         try:
             with self._path.open("a", encoding="utf-8") as log:
                 log.write("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
         except OSError:
-            return  # the ledger and the event log say what is wrong with the disk
+            return  # the ledger and the event log report what is wrong with the disk
 
 
 def read_images(path: Path) -> ImageExcerpts:
-    """The pictures of a file; none where it is not there."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            return select_images(lines)
-    except OSError:
-        return ImageExcerpts()
+    """Return the images of a file to show; none if the file does not exist."""
+    return select_images(_read_lines(path))
 
 
 def select_images(lines: Iterable[str]) -> ImageExcerpts:
-    """Of each prompt the picture of the lowest and of the highest step; of steps that came again, the later line."""
+    """Return the images of the lowest and highest step of each prompt; the later line wins if a step came again."""
     found: dict[str, tuple[ImageExcerpt, ImageExcerpt]] = {}
     for line in lines:
-        picture = _picture(line)
-        if picture is None:
+        image = _parse_image(line)
+        if image is None or (image.prompt not in found and len(found) >= _MOST_IMAGE_PROMPTS):
             continue
-        if picture.prompt not in found:
-            if len(found) < _PICTURES_PROMPTS:
-                found[picture.prompt] = (picture, picture)
-            continue
-        first, last = found[picture.prompt]
-        first = picture if picture.step <= first.step else first
-        last = picture if picture.step >= last.step else last
-        found[picture.prompt] = (first, last)
+        first, last = found.get(image.prompt, (image, image))
+        first = image if image.step <= first.step else first
+        last = image if image.step >= last.step else last
+        found[image.prompt] = (first, last)
     return ImageExcerpts(pairs=tuple(found.values()))
 
 
-def _picture(line: str) -> ImageExcerpt | None:
+def _parse_image(line: str) -> ImageExcerpt | None:
     try:
         row: Any = json.loads(line)
         png = row["png"]
-        if len(png) > _MOST_BYTES or not base64.b64decode(png, validate=True).startswith(_SIGNATURE):
+        if len(png) > _MOST_IMAGE_BYTES or not base64.b64decode(png, validate=True).startswith(_PNG_SIGNATURE):
             return None
-        reward = row.get("reward")
-        return ImageExcerpt(
-            prompt=str(row["prompt"]),
-            step=int(row["step"]),
-            reward=float(reward) if isinstance(reward, int | float) else None,
-            png=png,
-        )
+        return ImageExcerpt(prompt=str(row["prompt"]), step=int(row["step"]), reward=_parse_reward(row), png=png)
     except (ValueError, TypeError, KeyError, AttributeError, binascii.Error):
         return None

@@ -1,8 +1,8 @@
-"""How far off-policy the run is: the lag of what was trained, the distance between served and trained, the drops.
+"""How far off-policy a run is: the lag of trained samples, how far served is behind trained, and the drops.
 
-The lag of a sample is `trained − oldest` at the moment of consumption, never judged against `served`. It has two
-parts: versions that passed while the sample was being made (in flight), and while it waited in the line (in
-queue). Histograms count samples, not groups, and cover the whole run: the bound is a promise about every sample.
+The lag of a sample is `trained − oldest` at the moment of training, never measured against `served`. It has two parts:
+versions that passed while the sample was generated (in flight) and while it waited to be trained on (in queue).
+Histograms count samples, not groups, and cover the whole run, because the bound is a promise about every sample.
 
 `behind` is how many versions the slowest live engine serves behind the trainer, weighted by time.
 """
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from headway.monitor.event_log import LoggedEvent
+from headway.monitor import events
+from headway.monitor.events import Event
 from headway.monitor.measured_window import EventHandler, WindowClock
 
 VALIDATION_ROLE = "validate"
-"""Who starts samples that are judged and never trained: they have no end, and are not counted."""
+"""Role that starts samples for validation only: they are never trained on and are not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,14 @@ class LagBin:
     samples: int
     """Samples whose whole lag was `lag` versions."""
     in_flight: int
-    """Samples that got `lag` versions older while they were made."""
+    """Samples that got `lag` versions older while they were generated."""
     in_queue: int
     """Samples that got `lag` versions older while they waited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagSummary:
-    """Off-policyness of a run."""
+    """How far off-policy a run is."""
 
     histogram: tuple[LagBin, ...]
     """One bin for every lag from 0 to the largest, gaps included."""
@@ -72,20 +73,20 @@ class SampleEndCounts:
 
 
 class VersionTracker:
-    """The trained version, and the oldest version that any live engine serves.
+    """Follows the trained version and the oldest version that any live engine serves.
 
-    An engine that works without having reported is taken to serve what the slowest other one does, and before any
-    has reported what the trainer started from.
+    An engine that works without having reported a version counts as serving what the slowest other one does, and
+    before any engine has reported as serving what the trainer started from.
     """
 
-    __slots__ = ("_engines", "_serving", "served", "trained")
+    __slots__ = ("_engine_counts", "_engines", "served", "trained")
 
     def __init__(self) -> None:
         self.trained: int | None = None
         self.served: int | None = None
         self._engines: dict[str, int] = {}
         # Engines by version: the minimum is over the few versions in service, not over thousands of engines.
-        self._serving: Counter[int] = Counter()
+        self._engine_counts: Counter[int] = Counter()
 
     @property
     def behind(self) -> int:
@@ -94,70 +95,68 @@ class VersionTracker:
             return 0
         return max(0, self.trained - self.served)
 
-    def take(self, event: LoggedEvent) -> bool:
-        """Follow an event; whether it was one about versions."""
-        kind, who, data = event.kind, event.who, event.data
-        if who == "trainer":
-            return False
-        if kind == "served" or (kind == "up" and "version" in data):
-            if self.trained is None and "trained" in data:
-                self.trains(data["trained"])
-            self.serves(who, data["version"])
-        elif kind == "step.begin":
-            self.trains(data["trained"])
-        elif kind == "step.end":
-            if self.trained is None:
-                self.trains(data["trained"] - 1)
-            self.trains(data["trained"])
-        elif kind in ("down", "leave"):
-            self.loses(who)
-        elif kind == "run.begin":
-            self.forget_engines()
-        else:
-            return False
+    def observe(self, event: Event) -> bool:
+        """Follow an event; return whether it was about versions."""
+        match event:
+            case events.BackendUp(who="trainer") | events.BackendDown(who="trainer"):
+                return False
+            case events.WeightsServed(who=engine, version=version):
+                if self.trained is None and event.trained is not None:
+                    self.set_trained(event.trained)
+                self.set_served(engine, version)
+            case events.BackendUp(who=engine, version=int(version)):
+                self.set_served(engine, version)
+            case events.StepBegin():
+                self.set_trained(event.trained)
+            case events.StepEnd():
+                if self.trained is None:
+                    self.set_trained(event.trained - 1)
+                self.set_trained(event.trained)
+            case events.BackendDown() | events.EngineLeave():
+                self.remove_engine(event.who)
+            case events.RunBegin():  # a new process, whose engines report what they serve
+                self._engines.clear()
+                self._engine_counts.clear()
+            case _:
+                return False
         return True
 
-    def trains(self, trained: int) -> None:
-        """The trainer holds this version."""
+    def set_trained(self, trained: int) -> None:
+        """Record that the trainer holds this version."""
         if self.trained is None:
-            self.served = min(self._serving, default=trained)
+            self.served = min(self._engine_counts, default=trained)
         self.trained = trained
 
-    def meets(self, engine: str) -> None:
-        """An engine is at work that may not have reported a version."""
+    def add_engine(self, engine: str) -> None:
+        """Record that an engine works, which may not have reported a version."""
         if engine not in self._engines:
-            self.serves(engine, self.served or 0)
+            self.set_served(engine, self.served or 0)
 
-    def serves(self, engine: str, version: int) -> None:
-        """An engine answers with this version from now on."""
-        self._leave(engine)
+    def set_served(self, engine: str, version: int) -> None:
+        """Record that an engine serves this version from now on."""
+        self._forget(engine)
         self._engines[engine] = version
-        self._serving[version] += 1
-        self.served = min(self._serving)
+        self._engine_counts[version] += 1
+        self.served = min(self._engine_counts)
 
-    def loses(self, engine: str) -> None:
-        """An engine is down: nobody waits for its version."""
-        self._leave(engine)
-        self.served = min(self._serving, default=self.served)
+    def remove_engine(self, engine: str) -> None:
+        """Record that an engine is down, so that nobody waits for its version."""
+        self._forget(engine)
+        self.served = min(self._engine_counts, default=self.served)
 
-    def forget_engines(self) -> None:
-        """A new process: its engines say what they serve."""
-        self._engines.clear()
-        self._serving.clear()
-
-    def _leave(self, engine: str) -> None:
+    def _forget(self, engine: str) -> None:
         version = self._engines.pop(engine, None)
         if version is None:
             return
-        if self._serving[version] > 1:
-            self._serving[version] -= 1
+        if self._engine_counts[version] > 1:
+            self._engine_counts[version] -= 1
         else:
-            del self._serving[version]
+            del self._engine_counts[version]
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Lag of all samples so far, times samples."""
+class _LagSums:
+    """Lag of all samples so far, added up over samples."""
 
     samples: int = 0
     lag: int = 0
@@ -166,7 +165,7 @@ class _Sums:
 
 
 class LagRecorder:
-    """Accumulates lag from `group.train`, `step.*`, `served` and the ends of samples."""
+    """Accumulates lag from trained groups, versions and the ends of samples."""
 
     def __init__(self, clock: WindowClock) -> None:
         self._clock = clock
@@ -174,25 +173,25 @@ class LagRecorder:
         self._lags: Counter[int] = Counter()
         self._in_flight: Counter[int] = Counter()
         self._in_queue: Counter[int] = Counter()
-        self._sums = _Sums()
-        self._sums_at_start = _Sums()
-        self._behind_s = 0.0
-        self._behind_since_s = 0.0
-        self._behind_at_start_s = 0.0
-        self._behind_at_end_s = 0.0
+        self._sums, self._sums_at_start = _LagSums(), _LagSums()
+        self._behind_s = self._behind_since_s = self._behind_at_start_s = self._behind_at_end_s = 0.0
         self._behind_max = 0
-        self._started = 0
-        self._finished = 0
+        self._started = self._finished = 0
         self._ends: Counter[str] = Counter()
         self._drops: Counter[str] = Counter()
-        self.handlers: Mapping[str, EventHandler] = {
-            "group.train": self._group_train,
-            **dict.fromkeys(("step.begin", "served", "up", "down", "leave", "run.begin"), self._follow),
-            "step.end": self._step_end,
-            "request.start": self._request_start,
-            "sample.start": self._sample_start,
-            "sample.finish": self._sample_finish,
-            "sample.end": self._sample_end,
+        self.handlers: Mapping[type[Event], EventHandler] = {
+            events.StepBegin: self._follow_versions,
+            events.WeightsServed: self._follow_versions,
+            events.BackendUp: self._follow_versions,
+            events.BackendDown: self._follow_versions,
+            events.EngineLeave: self._follow_versions,
+            events.RunBegin: self._follow_versions,
+            events.GroupTrain: self._train_group,
+            events.StepEnd: self._end_step,
+            events.RequestStart: self._start_request,
+            events.SampleStart: self._start_sample,
+            events.SampleFinish: self._finish_sample,
+            events.SampleEnd: self._end_sample,
         }
 
     @property
@@ -200,61 +199,58 @@ class LagRecorder:
         """Samples dropped so far."""
         return self._ends["dropped"]
 
-    def _group_train(self, event: LoggedEvent) -> None:
-        data = event.data
-        samples = data.get("samples", 1)
-        lag, in_flight, in_queue = data["trained"] - data["oldest"], data["in_flight"], data["in_queue"]
+    def _train_group(self, time_s: float, event: events.GroupTrain) -> None:
+        samples, lag = event.samples, event.trained - event.oldest
         self._lags[lag] += samples
-        self._in_flight[in_flight] += samples
-        self._in_queue[in_queue] += samples
+        self._in_flight[event.in_flight] += samples
+        self._in_queue[event.in_queue] += samples
         sums = self._sums
         sums.samples += samples
         sums.lag += samples * lag
-        sums.in_flight += samples * in_flight
-        sums.in_queue += samples * in_queue
+        sums.in_flight += samples * event.in_flight
+        sums.in_queue += samples * event.in_queue
 
-    def _follow(self, event: LoggedEvent) -> None:
-        self._settle(event.time_s)
-        self.versions.take(event)
+    def _follow_versions(self, time_s: float, event: Event) -> None:
+        self._add_behind_until(time_s)
+        self.versions.observe(event)
         self._behind_max = max(self._behind_max, self.versions.behind)
 
-    def _step_end(self, event: LoggedEvent) -> None:
-        self._follow(event)
-        if self._clock.opens:
+    def _end_step(self, time_s: float, event: events.StepEnd) -> None:
+        self._follow_versions(time_s, event)
+        if self._clock.is_opening:
             self._behind_at_start_s = self._behind_s
-            self._sums_at_start = _Sums(self._sums.samples, self._sums.lag, self._sums.in_flight, self._sums.in_queue)
+            self._sums_at_start = replace(self._sums)
         self._behind_at_end_s = self._behind_s
 
-    def _request_start(self, event: LoggedEvent) -> None:
-        self.versions.meets(event.who)
+    def _start_request(self, time_s: float, event: events.RequestStart) -> None:
+        self.versions.add_engine(event.who)
 
-    def _settle(self, time_s: float) -> None:
+    def _add_behind_until(self, time_s: float) -> None:
         self._behind_s += self.versions.behind * (time_s - self._behind_since_s)
         self._behind_since_s = time_s
 
-    def _sample_start(self, event: LoggedEvent) -> None:
+    def _start_sample(self, time_s: float, event: events.SampleStart) -> None:
         self._started += event.who != VALIDATION_ROLE
 
-    def _sample_finish(self, event: LoggedEvent) -> None:
+    def _finish_sample(self, time_s: float, event: events.SampleFinish) -> None:
         self._finished += event.who != VALIDATION_ROLE
 
-    def _sample_end(self, event: LoggedEvent) -> None:
-        end = event.data["end"]
-        self._ends[end] += 1
-        if end == "dropped":
-            self._drops[event.data.get("reason", "unknown")] += 1
+    def _end_sample(self, time_s: float, event: events.SampleEnd) -> None:
+        self._ends[event.end] += 1
+        if event.end == "dropped":
+            self._drops[event.reason or "unknown"] += 1
 
     def lag(self) -> LagSummary:
-        """What is known so far."""
+        """Return what is known so far."""
         window = self._clock.window()
         if window.warmed_up:
             first, behind_s = self._sums_at_start, self._behind_at_end_s - self._behind_at_start_s
         else:
-            self._settle(window.end_s)
-            first, behind_s = _Sums(), self._behind_s
+            self._add_behind_until(window.end_s)
+            first, behind_s = _LagSums(), self._behind_s
         samples = max(1, self._sums.samples - first.samples)
         return LagSummary(
-            histogram=self._histogram(),
+            histogram=self._make_histogram(),
             samples=self._sums.samples,
             max=max(self._lags, default=0),
             mean=(self._sums.lag - first.lag) / samples,
@@ -264,24 +260,20 @@ class LagRecorder:
             behind_mean=behind_s / (window.seconds or 1.0),
         )
 
-    def _histogram(self) -> tuple[LagBin, ...]:
-        columns = (self._lags, self._in_flight, self._in_queue)
-        seen = [lag for column in columns for lag in column]
-        if not seen:
-            return ()
+    def _make_histogram(self) -> tuple[LagBin, ...]:
+        seen = [0, *self._lags, *self._in_flight, *self._in_queue]
         return tuple(
-            LagBin(lag=lag, samples=columns[0][lag], in_flight=columns[1][lag], in_queue=columns[2][lag])
-            for lag in range(min(0, *seen), max(seen) + 1)
+            LagBin(lag=lag, samples=self._lags[lag], in_flight=self._in_flight[lag], in_queue=self._in_queue[lag])
+            for lag in range(min(seen), max(seen) + 1 if self._lags else 0)
         )
 
     def ends(self) -> SampleEndCounts:
-        """How the samples ended so far."""
-        drops = dict(sorted(self._drops.items(), key=lambda item: (-item[1], item[0])))
+        """Return how the samples ended so far."""
         return SampleEndCounts(
             started=self._started,
             finished=self._finished,
             trained=self._ends["trained"],
             dropped=self._ends["dropped"],
             saved=self._ends["saved"],
-            drops=drops,
+            drops=dict(sorted(self._drops.items(), key=lambda item: (-item[1], item[0]))),
         )

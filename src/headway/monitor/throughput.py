@@ -1,11 +1,11 @@
-"""How fast the run is: steps, seconds per step, samples and actions a second, reward per step.
+"""How fast a run is: steps, seconds per step, samples and actions per second, reward per step.
 
-Seconds per step are between one step end and the next, which is what a user waits for; `train_s` is the part of it
-from the step's begin to its end. Samples and actions are counted where they are trained, so what is dropped does
-not look like progress. One small record is kept for every step, nothing for every sample.
+Seconds per step run from one step end to the next, which is what a user waits for; `train_s` is the part of it from
+the step's begin to its end. Samples and actions are counted when they are trained on, so dropped ones do not look like
+progress. One small record is kept per step, and nothing per sample.
 
-The reward of a step is what `step.end` reports as `reward`; where it does not, the mean over its samples of the group
-rewards that were announced (`group.ready`).
+The reward of a step is what `StepEnd` reports; without one it is the mean over its samples of the group rewards that
+`GroupReady` announced.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.monitor.event_log import LoggedEvent
+from headway.monitor.events import Event, GroupDrop, GroupReady, GroupTrain, RequestEnd, RunBegin, StepBegin, StepEnd
 from headway.monitor.measured_window import EventHandler, WindowClock
 
-_APART = "train/behaviour_kl"
 MISMATCH_LIMIT = 0.02
-"""Rounding to bf16 makes a thousandth, in fp32 a millionth."""
+"""KL per token between trainer and engines above which something is wrong; rounding to bf16 makes a thousandth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +37,24 @@ class StepRecord:
     actions: int
     reward: float | None
     generated: int = 0
-    """Actions of the requests that ended since the end of the step before, validation's included."""
+    """Actions of the requests that ended since the end of the step before, those of validation included."""
     lag: float = 0.0
     """Mean over its samples, in versions."""
     replaced: int = 0
-    """Groups with equal rewards that others were made for."""
+    """Groups with equal rewards that were replaced by others."""
     filled: int = 0
-    """Such groups that it was trained on, for want of others."""
+    """Groups with equal rewards that it was trained on because there were too few others."""
     tflop: float = 0.0
-    """What its mathematics needed, in 10¹² operations, where the trainer says so."""
+    """Operations that its mathematics needed, in 10¹², if the trainer reports them."""
     peak_tflops: float = 0.0
-    """What the chip could do in a second; 0: not known."""
+    """Operations per second that the chip can do, in 10¹²; 0 if not known."""
     mismatch: float | None = None
-    """KL of the trainer from the engines under the same weights, a token: only where all samples have lag 0 and one
-    optimizer step was made, so that nothing else can be behind it."""
+    """KL per token of the trainer from the engines under the same weights. Known only if all samples have lag 0 and
+    one optimizer step was made, so that nothing else can cause it."""
 
     @property
-    def torn(self) -> bool:
-        """The engines answered with something else than the policy that is trained."""
+    def is_mismatched(self) -> bool:
+        """Whether the engines answered with something else than the policy that is trained."""
         return self.mismatch is not None and self.mismatch > MISMATCH_LIMIT
 
 
@@ -74,9 +73,9 @@ class ThroughputSummary:
     step_p95_s: float
     train_mean_s: float
     train_tflops: float
-    """10¹² operations a second while it trains; 0: not known."""
+    """10¹² operations per second while it trains; 0 if not known."""
     mfu: float
-    """The share of what the chip could do; 0: not known."""
+    """Share of what the chip can do; 0 if not known."""
     samples_per_s: float
     actions_per_s: float
     reward_first: float | None
@@ -85,8 +84,8 @@ class ThroughputSummary:
 
 
 @dataclass(slots=True)
-class _OpenStep:
-    """What has been consumed for a step that has not ended."""
+class _StepSums:
+    """Sums over the groups of a step that has not ended."""
 
     groups: int = 0
     samples: int = 0
@@ -97,117 +96,117 @@ class _OpenStep:
 
 
 class ThroughputRecorder:
-    """Accumulates one record a step from `group.ready`, `group.train` and `step.*`."""
+    """Accumulates one record per step."""
 
     def __init__(self, clock: WindowClock) -> None:
         self._clock = clock
         self.steps: list[StepRecord] = []
-        self._rewards: dict[object, float] = {}
-        self._open: dict[int, _OpenStep] = {}
+        self._group_rewards: dict[int, float] = {}
+        self._open_steps: dict[int, _StepSums] = {}
+        """Sums of the steps that have not ended, by the version before the step."""
         self._begun_s: float | None = None
         self._resumed_s: float | None = None
         self.generated = 0
-        """Actions made since the end of the last step."""
-        self.handlers: Mapping[str, EventHandler] = {
-            "run.begin": self._run_begin,
-            "request.end": self._request_end,
-            "group.ready": self._group_ready,
-            "group.drop": self._group_drop,
-            "group.train": self._group_train,
-            "step.begin": self._step_begin,
-            "step.end": self._step_end,
+        """Actions generated since the end of the last step."""
+        self.handlers: Mapping[type[Event], EventHandler] = {
+            RunBegin: self._begin_run,
+            RequestEnd: self._end_request,
+            GroupReady: self._make_group_ready,
+            GroupDrop: self._drop_group,
+            GroupTrain: self._train_group,
+            StepBegin: self._begin_step,
+            StepEnd: self._end_step,
         }
 
-    def _run_begin(self, event: LoggedEvent) -> None:
-        """A new process: the step that was under way is made again, and the pause between the two is no step's."""
-        self._open.clear()
+    def _begin_run(self, time_s: float, event: RunBegin) -> None:
+        """Forget the step under way, which the new process makes again; the pause between the two is no step's."""
+        self._open_steps.clear()
         self._begun_s = None
-        self._resumed_s = event.time_s
+        self._resumed_s = time_s
 
-    def _request_end(self, event: LoggedEvent) -> None:
-        self.generated += event.data.get("actions", 0)
+    def _end_request(self, time_s: float, event: RequestEnd) -> None:
+        self.generated += event.actions
 
-    def _group_ready(self, event: LoggedEvent) -> None:
-        reward = _number(event.data.get("reward"))
+    def _make_group_ready(self, time_s: float, event: GroupReady) -> None:
+        reward = _finite(event.reward)
         if reward is not None:
-            self._rewards[event.data["group"]] = reward
+            self._group_rewards[event.group] = reward
 
-    def _group_drop(self, event: LoggedEvent) -> None:
-        self._rewards.pop(event.data["group"], None)
+    def _drop_group(self, time_s: float, event: GroupDrop) -> None:
+        self._group_rewards.pop(event.group, None)
 
-    def _group_train(self, event: LoggedEvent) -> None:
-        data = event.data
-        samples = data.get("samples", 1)
-        step = self._open.get(data["trained"])
-        if step is None:
-            step = self._open[data["trained"]] = _OpenStep()
-        step.groups += 1
-        step.samples += samples
-        step.actions += data.get("actions", 0)
-        step.lag += samples * (data["trained"] - data["oldest"])
-        reward = self._rewards.pop(data["group"], None)
+    def _train_group(self, time_s: float, event: GroupTrain) -> None:
+        sums = self._open_steps.get(event.trained)
+        if sums is None:
+            sums = self._open_steps[event.trained] = _StepSums()
+        sums.groups += 1
+        sums.samples += event.samples
+        sums.actions += event.actions
+        sums.lag += event.samples * (event.trained - event.oldest)
+        reward = self._group_rewards.pop(event.group, None)
         if reward is not None:
-            step.rewarded += samples
-            step.reward += samples * reward
+            sums.rewarded += event.samples
+            sums.reward += event.samples * reward
 
-    def _step_begin(self, event: LoggedEvent) -> None:
-        self._begun_s = event.time_s
+    def _begin_step(self, time_s: float, event: StepBegin) -> None:
+        self._begun_s = time_s
 
-    def _step_end(self, event: LoggedEvent) -> None:
-        time_s, data = event.time_s, event.data
-        step = self._close(data["trained"])
-        before_s = self._before_s()
-        reported = _number(data.get("reward"))
-        record = StepRecord(
-            trained=data["trained"],
-            end_s=time_s,
-            seconds=time_s - before_s,
-            train_s=time_s - (before_s if self._begun_s is None else self._begun_s),
-            groups=step.groups,
-            samples=step.samples,
-            actions=step.actions,
-            reward=step.reward / step.rewarded if reported is None and step.rewarded else reported,
-            generated=self.generated,
-            lag=step.lag / max(1, step.samples),
-            replaced=data.get("replaced", 0),
-            filled=data.get("filled", 0),
-            tflop=_number(data.get("train/tflop")) or 0.0,
-            peak_tflops=_number(data.get("train/peak_tflops")) or 0.0,
-            mismatch=None if step.lag or data.get("train/optimizer_steps") != 1 else _number(data.get(_APART)),
+    def _end_step(self, time_s: float, event: StepEnd) -> None:
+        sums, metrics = self._take_sums(event.trained), event.metrics
+        before_s, reported = self._find_previous_end_s(), _finite(event.reward)
+        has_mismatch = not sums.lag and metrics.get("train/optimizer_steps") == 1
+        self.steps.append(
+            StepRecord(
+                trained=event.trained,
+                end_s=time_s,
+                seconds=time_s - before_s,
+                train_s=time_s - (before_s if self._begun_s is None else self._begun_s),
+                groups=sums.groups,
+                samples=sums.samples,
+                actions=sums.actions,
+                reward=sums.reward / sums.rewarded if reported is None and sums.rewarded else reported,
+                generated=self.generated,
+                lag=sums.lag / max(1, sums.samples),
+                replaced=event.replaced or 0,
+                filled=event.filled or 0,
+                tflop=_finite(metrics.get("train/tflop")) or 0.0,
+                peak_tflops=_finite(metrics.get("train/peak_tflops")) or 0.0,
+                mismatch=_finite(metrics.get("train/behaviour_kl")) if has_mismatch else None,
+            )
         )
         self._begun_s = self._resumed_s = None
         self.generated = 0
-        self.steps.append(record)
 
-    def _before_s(self) -> float:
-        """What the step under way is counted from."""
+    def _find_previous_end_s(self) -> float:
+        """Return the time that the seconds of the step under way are counted from."""
         if self._resumed_s is not None:
             return self._resumed_s
         return self.steps[-1].end_s if self.steps else self._clock.first_s or 0.0
 
-    def _close(self, trained: int) -> _OpenStep:
-        """What was consumed below this version; usually the step before it, more after a failed one."""
-        total = _OpenStep()
-        for version in [version for version in self._open if version < trained]:
-            step = self._open.pop(version)
-            total.groups += step.groups
-            total.samples += step.samples
-            total.actions += step.actions
-            total.rewarded += step.rewarded
-            total.reward += step.reward
-            total.lag += step.lag
+    def _take_sums(self, trained: int) -> _StepSums:
+        """Return the sums of all groups below this version: usually one step's, more after a failed step."""
+        total = _StepSums()
+        for version in [version for version in self._open_steps if version < trained]:
+            sums = self._open_steps.pop(version)
+            total.groups += sums.groups
+            total.samples += sums.samples
+            total.actions += sums.actions
+            total.rewarded += sums.rewarded
+            total.reward += sums.reward
+            total.lag += sums.lag
         return total
 
     def throughput(self) -> ThroughputSummary:
-        """What is known so far."""
+        """Return what is known so far."""
         window = self._clock.window()
         measured = self.steps[-window.steps :] if window.steps else []
         seconds = sorted(step.seconds for step in measured)
         length_s = window.seconds or 1.0
-        first, last = _reward_ends(self.steps)
         train_s = sum(step.train_s for step in measured)
         tflops = sum(step.tflop for step in measured) / (train_s or 1.0)
         peak = max((step.peak_tflops for step in measured), default=0.0)
+        rewards = [step.reward for step in self.steps if step.reward is not None]
+        tenth = max(1, len(rewards) // 10)
         return ThroughputSummary(
             steps=tuple(self.steps),
             samples=sum(step.samples for step in self.steps),
@@ -220,13 +219,13 @@ class ThroughputRecorder:
             mfu=tflops / peak if peak else 0.0,
             samples_per_s=sum(step.samples for step in measured) / length_s,
             actions_per_s=sum(step.actions for step in measured) / length_s,
-            reward_first=first,
-            reward_last=last,
+            reward_first=_mean(rewards[:tenth]) if rewards else None,
+            reward_last=_mean(rewards[-tenth:]) if rewards else None,
         )
 
 
 def compute_quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between neighbours; 0 for nothing."""
+    """Return a quantile of sorted values, linear between neighbours; 0 without any values."""
     if not ordered:
         return 0.0
     place = share * (len(ordered) - 1)
@@ -235,17 +234,9 @@ def compute_quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def _reward_ends(steps: Sequence[StepRecord]) -> tuple[float | None, float | None]:
-    rewards = [step.reward for step in steps if step.reward is not None]
-    if not rewards:
-        return None, None
-    tenth = max(1, len(rewards) // 10)
-    return _mean(rewards[:tenth]), _mean(rewards[-tenth:])
-
-
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _number(value: object) -> float | None:
+def _finite(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,13 +1,12 @@
-"""A run as one HTML page that opens from a file: no network, no library, no server.
+"""The timeline: a run as one HTML page that opens from a file, without network, library or server.
 
     Path("timeline.html").write_text(timeline_page(events, title="my run"), encoding="utf-8")
 
 The page shows a lane for every stage and engine, numbered training steps, trained and served versions, drops and
-faults, the curves and the lag histogram. Data travels in a JSON block whose text cannot end the block or start
-markup, whatever names and error messages contain; the page writes it as text only and forbids itself every
-outside source.
+faults, the curves and the lag histogram. Data travels in a JSON block whose text cannot end the block or start markup,
+whatever names and error messages contain; the page writes it as text only and forbids itself every outside source.
 
-It is made after the run from the event list; for a running flow see `live`.
+It is made after the run from the list of events; `live_display` shows a run that goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from headway.monitor.timeline_lanes import MOST_MARKERS, LaneCollector, Timeline
 T = TypeVar("T")
 
 DATA_MARK = "@@HEADWAY_DATA@@"
-_BUDGET = 40_000
+_DRAWING_BUDGET = 40_000
 _DROP_BINS = 400
 _CURVE_POINTS = 2000
 _STEP_BOXES = 4000
@@ -35,25 +34,25 @@ _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u202
 
 
 def render_timeline_page(events: Iterable[LoggedEvent], *, title: str = "Headway run", warmup_steps: int = 1) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     return render_template("timeline.html", make_timeline_data(events, title=title, warmup_steps=warmup_steps))
 
 
 def render_template(template: str, data: object) -> str:
-    """A page of this package with its data in it."""
+    """Return an HTML template of this package with its data in it."""
     text = files("headway.monitor").joinpath(template).read_text(encoding="utf-8")
     before, after = text.split(DATA_MARK)
     return before + embed_json(data) + after
 
 
 def embed_json(data: object) -> str:
-    """JSON text that is safe inside a `<script>` block and parses back to the same data."""
+    """Return JSON text that is safe inside a `<script>` block and parses back to the same data."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.translate(_ESCAPES)
 
 
 def make_timeline_data(events: Iterable[LoggedEvent], *, title: str, warmup_steps: int = 1) -> dict[str, Any]:
-    """What the page draws, already small enough to draw."""
+    """Return what the page draws, already small enough to draw."""
     monitor, collector = RunMonitor(warmup_steps), LaneCollector()
     for event in events:
         monitor(event)
@@ -62,29 +61,29 @@ def make_timeline_data(events: Iterable[LoggedEvent], *, title: str, warmup_step
 
 
 def draw_timeline(lanes: TimelineLanes, report: RunReport, *, title: str) -> dict[str, Any]:
-    """The same for a run that has been read already."""
+    """Return what the page draws for a run that has been read already."""
     data = {
         "title": title,
         "start": lanes.start_s,
         "end": lanes.end_s,
         "window": [report.window.start_s, report.window.end_s],
         "states": STATES,
-        "summary": _tiles(report),
-        "lanes": _with_busy(thin_lanes(lanes, _BUDGET), report),
-        "steps": _flat(_every_nth(lanes.steps, _STEP_BOXES)),
-        "versions": _flat(_every_nth(lanes.versions, _STEP_BOXES)),
+        "summary": _make_tiles(report),
+        "lanes": _add_busy_shares(thin_lanes(lanes, _DRAWING_BUDGET), report),
+        "steps": _flatten(_take_every_nth(lanes.steps, _STEP_BOXES)),
+        "versions": _flatten(_take_every_nth(lanes.versions, _STEP_BOXES)),
         "drops": bin_drops(lanes, _DROP_BINS),
         "markers": lanes.markers[:MOST_MARKERS],
         "markers_left_out": max(0, len(lanes.markers) - MOST_MARKERS),
-        **_charts(report),
+        **_make_chart_data(report),
     }
     plain = to_plain_json(data)
     assert isinstance(plain, dict)
     return plain
 
 
-def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
-    """Name, value and the small print of each number at the top."""
+def _make_tiles(report: RunReport) -> list[tuple[str, str, str]]:
+    """Return name, value and small print of each number at the top."""
     speed, lag, ends, pool = report.throughput, report.lag, report.ends, report.usage.pool
     window = report.window
     tiles = [
@@ -105,8 +104,8 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _with_busy(drawn: list[dict[str, Any]], report: RunReport) -> list[dict[str, Any]]:
-    """Lanes with the busy share of their role in the window, which stands beside the name."""
+def _add_busy_shares(drawn: list[dict[str, Any]], report: RunReport) -> list[dict[str, Any]]:
+    """Return the lanes with the busy share of their role in the window, which stands beside the name."""
     roles = {role.role: role for role in report.usage.roles}
     engines = {engine.engine: engine for engine in report.usage.engines}
     for lane in drawn:
@@ -121,8 +120,8 @@ def _with_busy(drawn: list[dict[str, Any]], report: RunReport) -> list[dict[str,
     return drawn
 
 
-def _charts(report: RunReport) -> dict[str, Any]:
-    steps = _every_nth(report.throughput.steps, _CURVE_POINTS)
+def _make_chart_data(report: RunReport) -> dict[str, Any]:
+    steps = _take_every_nth(report.throughput.steps, _CURVE_POINTS)
     return {
         "reward": [(step.trained, step.reward) for step in steps if step.reward is not None],
         "validation": [(v.trained, v.reward) for v in report.validations if v.reward is not None],
@@ -135,12 +134,12 @@ def _charts(report: RunReport) -> dict[str, Any]:
     }
 
 
-def _flat(rows: Iterable[tuple[float, ...]]) -> list[float]:
+def _flatten(rows: Iterable[tuple[float, ...]]) -> list[float]:
     return [round(part, 6) for row in rows for part in row]
 
 
-def _every_nth(rows: Sequence[T], most: int) -> Sequence[T]:
-    """At most about `most` rows, the last one included."""
+def _take_every_nth(rows: Sequence[T], most: int) -> Sequence[T]:
+    """Return at most about `most` rows, the last one included."""
     if len(rows) <= most:
         return rows
     stride = -(-len(rows) // most)

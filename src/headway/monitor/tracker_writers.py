@@ -1,8 +1,10 @@
-"""Trackers that write files into the run's directory: TensorBoard and JSON lines.
+"""Writers of trackers: TensorBoard, JSON lines, Weights & Biases, and trackio, which has the same interface.
 
-Both append to what an earlier process wrote. Steps that are trained again after a crash replace the old ones: in
-TensorBoard by its own mark of a restart, in `metrics.jsonl` by a line `{"rewind": step}`, behind which every earlier
-line of that step or a later one is void. `read_metrics` applies the marks.
+A resumed run goes on in the same files and under the same name at a service. Steps that are trained again after a
+crash replace the old ones: in TensorBoard by its own mark of a restart, in `metrics.jsonl` by a line
+`{"rewind": step}`, which voids every earlier line of that step or a later one (`read_metrics` applies these lines).
+The services cannot take numbers back, so their curves show both; points carry the trained version as `trained`, and
+curves are drawn over it, because validation and steps made again do not come in order.
 """
 
 from __future__ import annotations
@@ -15,30 +17,31 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.monitor.trackers.scalar_series import ScalarPoint
+from headway.monitor.scalar_series import ScalarPoint
 
 METRICS_FILE = "metrics.jsonl"
-_QUEUED = 1000
-"""Points TensorBoard's own thread may be behind before a write has to wait."""
+_TENSORBOARD_QUEUE_SIZE = 1000
+"""Points that TensorBoard's own thread may be behind before a write has to wait."""
+_ID_FILE = "tracker_id"
 
 
 class JsonlWriter:
-    """`{"step": 7, "time_s": 81.2, "reward/train": 0.4, …}`, a line a point; numbers JSON does not have are null."""
+    """Writes lines such as `{"step": 7, "time_s": 81.2, "reward/train": 0.4, …}`; null if a number is not finite."""
 
     def __init__(self, path: Path) -> None:
-        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+        is_torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
         self._stream = path.open("a", encoding="utf-8", newline="\n", buffering=1)
-        if torn:
+        if is_torn:
             self._stream.write("\n")
 
     def write(self, point: ScalarPoint) -> None:
         if point.rewind:
-            self._line({"rewind": point.step})
+            self._write_line({"rewind": point.step})
         if point.values:
             values = {name: value if math.isfinite(value) else None for name, value in point.values.items()}
-            self._line({"step": point.step, "time_s": round(point.time_s, 6), **values})
+            self._write_line({"step": point.step, "time_s": round(point.time_s, 6), **values})
 
-    def _line(self, row: dict[str, Any]) -> None:
+    def _write_line(self, row: dict[str, Any]) -> None:
         self._stream.write(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n")
 
     def close(self) -> None:
@@ -46,7 +49,7 @@ class JsonlWriter:
 
 
 def read_metrics(lines: Iterable[str]) -> dict[int, dict[str, float | None]]:
-    """What `metrics.jsonl` holds, by step, voided lines left out; lines a killed process tore are passed over."""
+    """Return what `metrics.jsonl` holds by step, without voided lines and lines torn by a killed process."""
     found: dict[int, dict[str, float | None]] = {}
     for line in lines:
         try:
@@ -61,7 +64,7 @@ def read_metrics(lines: Iterable[str]) -> dict[int, dict[str, float | None]]:
 
 
 class TensorBoardWriter:
-    """Event files for `tensorboard --logdir`, written by the tensorboard package alone."""
+    """Writes event files for `tensorboard --logdir`, with the tensorboard package alone."""
 
     def __init__(self, directory: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -70,17 +73,17 @@ class TensorBoardWriter:
 
         self._event, self._session, self._summary = Event, SessionLog, Summary
         is_first = not any(directory.glob("events.out.tfevents.*"))
-        self._files = EventFileWriter(str(directory), max_queue_size=_QUEUED, flush_secs=10)
+        self._files = EventFileWriter(str(directory), max_queue_size=_TENSORBOARD_QUEUE_SIZE, flush_secs=10)
         if is_first:
-            self._mark(0)  # the first mark of a start voids nothing, each later one does
+            self._mark_restart(0)  # the first mark of a start voids nothing, each later one does
 
-    def _mark(self, step: int) -> None:
+    def _mark_restart(self, step: int) -> None:
         start = self._session(status=self._session.START)
         self._files.add_event(self._event(wall_time=time.time(), step=step, session_log=start))
 
     def write(self, point: ScalarPoint) -> None:
         if point.rewind:
-            self._mark(point.step)
+            self._mark_restart(point.step)
         if point.values:
             rows = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
             summary = self._summary(value=rows)
@@ -90,19 +93,16 @@ class TensorBoardWriter:
         self._files.close()
 
 
-_ID_FILE = "tracker_id"
-
-
 class WandbWriter:
-    """A run of Weights & Biases."""
+    """Writes to a run of Weights & Biases."""
 
     def __init__(self, directory: Path, project: str, config: Mapping[str, Any]) -> None:
         import wandb
 
-        kept = load_tracker_id(directory)
-        name = f"{directory.name}-{kept}"
+        run_id = load_tracker_id(directory)
+        name = f"{directory.name}-{run_id}"
         self._run = wandb.init(
-            project=project, name=name, id=kept, resume="allow", dir=str(directory), config=dict(config)
+            project=project, name=name, id=run_id, resume="allow", dir=str(directory), config=dict(config)
         )
         self._run.define_metric("trained")
         self._run.define_metric("*", step_metric="trained")
@@ -116,7 +116,7 @@ class WandbWriter:
 
 
 class TrackioWriter:
-    """A run of trackio."""
+    """Writes to a run of trackio."""
 
     def __init__(self, directory: Path, project: str, config: Mapping[str, Any]) -> None:
         import trackio
@@ -133,7 +133,7 @@ class TrackioWriter:
 
 
 def load_tracker_id(directory: Path) -> str:
-    """The name of this run at a service: made once, then read again."""
+    """Return the id of this run at a service; the first call makes it and stores it in the run's directory."""
     path = directory / _ID_FILE
     if not path.exists():
         path.write_text(uuid.uuid4().hex[:8] + "\n", encoding="utf-8")

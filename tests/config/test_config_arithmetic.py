@@ -169,7 +169,7 @@ REFUSALS: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "a reference that is another model",
         {"pretrain": "a", "use_kl_loss": True, "reference.model_args.model_name_or_path": "b"},
-        ["reference.model_args.model_name_or_path = 'b'", "the reference is the policy of the start, which is a"],
+        ["reference.model_args.model_name_or_path = 'b'", "the reference is the initial policy, which is a"],
     ),
     ("inverted bounds", {"tis_lower_bound": 2}, ["2 > tis_upper_bound 1"]),
     (
@@ -206,9 +206,9 @@ def test_an_uncorrected_loss_runs_where_the_user_says_so_or_weights_it() -> None
 def test_devices_may_be_shared_when_asked_or_when_synchronous() -> None:
     assert load_config(
         {"hybrid_engine": True}, {TRAIN: [0, 1], INFER: [1, 2], "async_generation_ratio": 1}
-    ).derived.hybrid
-    assert load_config(None, {TRAIN: [0, 1], INFER: [0, 1]}).derived.hybrid
-    assert not load_config(None, {TRAIN: [0, 1], INFER: [2, 3]}).derived.hybrid
+    ).derived.hybrid_engine
+    assert load_config(None, {TRAIN: [0, 1], INFER: [0, 1]}).derived.hybrid_engine
+    assert not load_config(None, {TRAIN: [0, 1], INFER: [2, 3]}).derived.hybrid_engine
 
 
 def test_shares_that_add_up_to_one_are_disjoint() -> None:

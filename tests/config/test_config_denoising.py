@@ -49,7 +49,11 @@ def test_validation_may_take_more_steps() -> None:
 def test_the_strategies_of_the_seed_document(keys: dict[str, Any], alpha: float, hybrid: bool) -> None:
     dotted = {f"actor_rollout_ref.{key}": value for key, value in keys.items()}
     resolved = load_config({"actor_rollout_ref.rollout.sde_window_size": 3, "data.train_batch_size": 8, **dotted})
-    assert (resolved.derived.pipeline, resolved.derived.alpha, resolved.derived.hybrid) == ("denoising", alpha, hybrid)
+    assert (resolved.derived.pipeline, resolved.derived.async_generation_ratio, resolved.derived.hybrid_engine) == (
+        "denoising",
+        alpha,
+        hybrid,
+    )
     assert resolved.config.denoising is not None and resolved.config.denoising.window_size == 3
     assert resolved.config.with_reward
 

@@ -1,4 +1,4 @@
-"""The second dialect, conflicts between the two, and keys of other frameworks."""
+"""Keys of verl and ROLL, conflicts between keys, and keys of other frameworks without effect."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from headway.config import load_config
-from headway.config.dialects.foreign_keys import FOREIGN_KEYS, ONE_VALUE_KEYS
-from headway.config.dialects.rules import EARLIER_NAMES, KEY_RULES
 from headway.config.field_types import iterate_options
 from headway.config.resolved_config import get_at_key
 from headway.config.schema import Config
+from headway.config.translation import EARLIER_NAMES, FOREIGN_KEYS, KEY_RULES, is_foreign_key
 
 from .factory import only_problem
 
+ROLES = ("actor_train", "actor_infer", "reference", "critic", "validation")
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor."
 
 TRANSLATED: list[tuple[str, Any, str, Any]] = [
@@ -58,7 +58,7 @@ TRANSLATED: list[tuple[str, Any, str, Any]] = [
     ("algorithm.norm_adv_by_std_in_grpo", False, "norm_std_type", "none"),
     ("algorithm.filter_groups.max_num_gen_batches", 3, "max_num_gen_batches", 3),
     ("critic.optim.lr", 1e-5, "critic.training_args.learning_rate", 1e-5),
-    ("critic.strategy", "fsdp", "critic.strategy_args.strategy_name", "fsdp2_train"),
+    (ACTOR + "fsdp_config.optimizer_offload", True, "actor_train.training_args.offload_optimizer", True),
     ("trainer.n_gpus_per_node", 4, "num_gpus_per_node", 4),
     ("trainer.nnodes", 2, "num_nodes", 2),
     ("trainer.total_training_steps", 9, "max_steps", 9),
@@ -84,32 +84,67 @@ def test_a_key_lands_where_it_belongs(key: str, value: Any, target: str, expecte
 
 def test_every_rule_sets_an_option_that_exists() -> None:
     known = {option.key for option in iterate_options(Config)} | set(EARLIER_NAMES.values())
-    targets = {rule.target.replace("*.", "actor_infer.", 1) for rules in KEY_RULES.values() for rule in rules}
-    assert {target for target in targets if target not in known and ".reward_args." not in target} == set()
+    missing = []
+    for rule in (rule for rules in KEY_RULES.values() for rule in rules):
+        keys = [rule.target.replace("*.", f"{role}.", 1) for role in ROLES] if "*" in rule.target else [rule.target]
+        if ".reward_args." not in rule.target and not known.intersection(keys):
+            missing.append(rule.target)
+    assert missing == []
 
 
 def test_no_key_is_both_foreign_and_known() -> None:
-    known = {option.key for option in iterate_options(Config)} | KEY_RULES.keys()
-    roles = ("actor_train.", "actor_infer.", "reference.", "critic.")
-    foreign = {key.replace("*.", role, 1) for key in FOREIGN_KEYS | ONE_VALUE_KEYS for role in roles}
-    assert foreign & known == set()
+    known = [option.key.replace("<name>", "mine").partition("[]")[0] for option in iterate_options(Config)]
+    assert [key for key in known if is_foreign_key(tuple(key.split(".")))] == []
+    assert FOREIGN_KEYS.keys() & KEY_RULES.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("actor_train.generating_args.temperature", "did you mean actor_infer.generating_args.temperature?"),
+        ("actor_train.strategy_args.strategy_config.max_num_seqs", "actor_infer.strategy_args.strategy_config"),
+        ("actor_infer.training_args.learning_rate", "did you mean actor_train.training_args.learning_rate?"),
+        ("reference.training_args.learning_rate", "did you mean actor_train.training_args.learning_rate?"),
+        ("validation.data_args.holdout", "did you mean actor_train.data_args.holdout?"),
+        ("rewards.math.training_arg.learning_rate", "unknown key"),
+    ],
+)
+def test_a_key_that_a_role_does_not_read_is_an_unknown_key_there(key: str, hint: str) -> None:
+    message = only_problem(None, {key: 1})
+    assert "unknown key" in message and hint in message
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "reference.strategy_args.strategy_config.tensor_model_parallel_size",
+        "rewards.math.model_args.model_name_or_path",
+        "critic.training_args.per_device_train_batch_size",
+        "actor_infer.data_args.template",
+    ],
+)
+def test_a_key_that_another_framework_reads_for_the_role_is_noted(key: str) -> None:
+    resolved = load_config(None, {key: 2, "num_return_sequences_in_group": 2})
+    (note,) = resolved.notes
+    assert key.startswith(note.partition(":")[0]) and "changes nothing here" in note
+    assert resolved.derived == load_config(None, {"num_return_sequences_in_group": 2}).derived or "rewards" in key
 
 
 @pytest.mark.parametrize(("steps", "alpha"), [(1, 0), (2, 1), (4, 3)])
 def test_k_steps_ahead_are_a_ratio_of_k_minus_one(steps: int, alpha: int) -> None:
-    assert load_config(None, [f"trainer.generate_ahead_steps={steps}"]).derived.alpha == alpha
+    assert load_config(None, [f"trainer.generate_ahead_steps={steps}"]).derived.async_generation_ratio == alpha
 
 
 @pytest.mark.parametrize("key", [ROLLOUT + "async_strategy", "actor_rollout_ref.async_strategy"])
 def test_both_spellings_of_the_strategy_are_accepted(key: str) -> None:
     derived = load_config(None, [f"{key}=one-step-off"]).derived
-    assert (derived.alpha, derived.hybrid) == (1, False)
+    assert (derived.async_generation_ratio, derived.hybrid_engine) == (1, False)
 
 
 def test_fully_async_keeps_the_bound_it_is_given_and_is_one_otherwise() -> None:
     line = ROLLOUT + "async_strategy=fully-async"
-    assert load_config(None, [line]).derived.alpha == 1
-    assert load_config(None, [line, "async_generation_ratio=3.5"]).derived.alpha == 3.5
+    assert load_config(None, [line]).derived.async_generation_ratio == 1
+    assert load_config(None, [line, "async_generation_ratio=3.5"]).derived.async_generation_ratio == 3.5
     assert "async_generation_ratio > 0" in only_problem(None, [line, "async_generation_ratio=0"])
 
 
@@ -126,7 +161,10 @@ def test_two_keys_with_one_meaning_must_agree() -> None:
     message = only_problem(None, ["async_generation_ratio=2", "trainer.generate_ahead_steps=2"])
     assert "async_generation_ratio = 2" in message
     assert "as 1 (translated from trainer.generate_ahead_steps (override))" in message
-    assert load_config(None, ["async_generation_ratio=1", "trainer.generate_ahead_steps=2"]).derived.alpha == 1
+    assert (
+        load_config(None, ["async_generation_ratio=1", "trainer.generate_ahead_steps=2"]).derived.async_generation_ratio
+        == 1
+    )
 
 
 def test_a_file_and_an_override_in_different_dialects_must_agree_too() -> None:

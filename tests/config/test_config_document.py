@@ -50,9 +50,9 @@ def test_a_key_given_dotted_and_nested_is_given_twice() -> None:
 
 
 def test_anchors_and_merge_keys_work() -> None:
-    text = "actor_train: &a\n  model_args: {dtype: fp32}\nactor_infer:\n  <<: *a\n  infer_batch_size: 4\n"
+    text = "actor_train: &a\n  model_args: {dtype: fp32}\nactor_infer:\n  <<: *a\n  device_mapping: [4]\n"
     config = load_config(io.StringIO(text)).config
-    assert (config.actor_infer.model_args.dtype, config.actor_infer.infer_batch_size) == ("fp32", 4)
+    assert (config.actor_infer.model_args.dtype, config.actor_infer.device_mapping) == ("fp32", (4,))
 
 
 @pytest.mark.parametrize("source", ["1e-6", 1e-6, "0.000001"])

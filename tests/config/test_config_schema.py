@@ -122,4 +122,4 @@ def test_every_field_is_followed_by_its_meaning(module: Any) -> None:
 
 
 def test_the_defaults_alone_can_run() -> None:
-    assert load_config().derived.alpha == 0
+    assert load_config().derived.async_generation_ratio == 0

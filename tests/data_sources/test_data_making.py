@@ -71,7 +71,7 @@ def test_validation_has_data_of_its_own_read_like_those_of_training(tmp_path: Pa
         ({"holdout": 30}, {}, "leave none"),
         ({"holdout": 1.5}, {}, "neither a number of rows nor a share"),
         ({"holdout": 2}, {"file_name": "addition"}, "holdout = 2.0: validation has data of its own: addition"),
-        ({}, {"holdout": 2}, r"validation\.data_args\.holdout = 2\.0: is for training data"),
+        ({}, {"holdout": 2}, r"validation\.data_args\.holdout = 2: unknown key"),
         ({}, {"file_name": "nowhere.jsonl"}, r"validation\.data_args\.file_name = 'nowhere\.jsonl': there is no"),
     ],
 )

@@ -65,7 +65,7 @@ def test_mistakes_are_refused_with_the_key(name: str | None, role: str, settings
 
 def test_pictures_are_not_served() -> None:
     words = {f"{BASE}.strategy_name": "vllm", f"{BASE}.strategy_config.url": URL, "denoising.algorithm": "flow_grpo"}
-    with pytest.raises(ConfigError, match="serves no pictures"):
+    with pytest.raises(ConfigError, match="serves no images"):
         load_config(None, words)
 
 

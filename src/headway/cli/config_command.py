@@ -63,7 +63,7 @@ def run_check(args: argparse.Namespace) -> int:
         return 2
     derived = resolved.derived
     print(
-        f"ok: {derived.pipeline}, α = {derived.alpha:g} (bound {derived.bound}), {derived.slots} slots, "
+        f"ok: {derived.pipeline}, α = {derived.async_generation_ratio:g} (bound {derived.bound}), {derived.slots} slots, "
         f"{derived.groups_per_step} groups × {derived.group_size} = {derived.samples_per_step} samples per step, "
         f"train on {len(derived.devices['actor_train'])} devices, "
         f"generate on {len(derived.devices['actor_infer'])} ({derived.replicas} replicas)"

@@ -120,7 +120,7 @@ def print_introduction(prepared: PreparedRun, done: int, console: Console) -> No
     console.print(
         f"{config.exp_name}: {prepared.policy.parameters / 1e6:,.1f}M parameters from {prepared.policy.path.name}, "
         f"{derived.groups_per_step} {each} × {derived.group_size} {of} a step, {config.max_steps} steps\n"
-        f"headway α = {derived.alpha:g}: a sample is at most {_versions(derived.bound)} old when it is trained; "
+        f"headway α = {derived.async_generation_ratio:g}: a sample is at most {_versions(derived.bound)} old when it is trained; "
         f"loss {config.pg_variant}, advantages {config.adv_estimator}\n"
         f"{prepared.placement.summary}; everything goes to {prepared.directory}",
         soft_wrap=True,

@@ -1,15 +1,17 @@
 """Configuration: one tree of typed dataclasses, complete and checked before anything starts.
 
-    resolved = load("run.yaml", ["async_generation_ratio=2", "+trainer.n_gpus_per_node=8"])
+    resolved = load_config("run.yaml", ["async_generation_ratio=2", "+trainer.n_gpus_per_node=8"])
     resolved.config.actor_train.training_args.learning_rate
     resolved.derived.slots
 
-`load_config` accepts both dialects users have, derives what was not said, and raises `ConfigErrors` with every problem at
-once. Nothing here reads the environment, evaluates text or imports torch.
+`load_config` accepts Headway's own keys and those of ROLL and verl, derives what was not given, and raises
+`ConfigErrors` with every problem at once. Nothing here evaluates text or imports torch, and plugins are the only code
+of the user's that is imported.
 """
 
 from headway.config.config_blocks import (
     CustomEnvConfig,
+    DenoisingConfig,
     EnvManagerConfig,
     ImportanceWeightConfig,
     RatioFilterConfig,
@@ -19,14 +21,18 @@ from headway.config.config_blocks import (
 from headway.config.config_loading import load_config
 from headway.config.resolved_config import DerivedConfig, ResolvedConfig
 from headway.config.roles import (
+    CriticRoleConfig,
     DataArgs,
     GeneratingArgs,
     ModelArgs,
+    OptimizerArgs,
     RewardConfig,
-    RoleConfig,
-    StrategyArgs,
-    StrategyConfig,
+    RolloutRoleConfig,
+    ScoringRoleConfig,
+    TrainedModelArgs,
     TrainingArgs,
+    TrainingDataArgs,
+    TrainingRoleConfig,
     ValidationConfig,
 )
 from headway.config.schema import Config
@@ -37,23 +43,28 @@ __all__ = [
     "Config",
     "ConfigError",
     "ConfigErrors",
+    "CriticRoleConfig",
     "CustomEnvConfig",
     "DataArgs",
+    "DenoisingConfig",
     "DerivedConfig",
     "EnvManagerConfig",
     "GeneratingArgs",
     "ImportanceWeightConfig",
     "ModelArgs",
+    "OptimizerArgs",
     "RatioFilterConfig",
     "ReliabilityConfig",
     "ResolvedConfig",
     "RewardConfig",
-    "RoleConfig",
+    "RolloutRoleConfig",
+    "ScoringRoleConfig",
     "SimulationConfig",
-    "StrategyArgs",
-    "StrategyConfig",
     "TrainInferCorrectionConfig",
+    "TrainedModelArgs",
     "TrainingArgs",
+    "TrainingDataArgs",
+    "TrainingRoleConfig",
     "ValidationConfig",
     "load_config",
 ]

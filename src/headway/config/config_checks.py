@@ -1,11 +1,11 @@
-"""Relations between options that cannot run, each refused with the numbers that show why.
+"""Checks relations between options after everything is derived, and changes nothing.
 
-Called after everything is derived; looks at one complete configuration and changes nothing.
+`check_config` refuses what cannot run, with the numbers that show why. `add_cautions` adds notes about what runs, but
+perhaps not as the user expects. What depends on the machine is checked by `headway.launch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS
@@ -31,8 +31,8 @@ def check_config(draft: ConfigDraft, derived: DerivedConfig) -> None:
     _check_precision(draft)
     _check_lending(draft, derived)
     check_denoising(draft)
-    check_transfer(draft, derived)
-    check_cluster(draft, derived)
+    _check_transfer(draft, derived)
+    _check_cluster(draft, derived)
 
 
 def _check_lending(draft: ConfigDraft, derived: DerivedConfig) -> None:
@@ -81,23 +81,24 @@ def _check_lengths(draft: ConfigDraft, derived: DerivedConfig) -> None:
 
 def _check_headway(draft: ConfigDraft, derived: DerivedConfig) -> None:
     config = draft.config
-    if derived.depth > derived.alpha:
-        problem = f"{derived.depth:g} > async_generation_ratio {derived.alpha:g}"
+    if derived.pipeline_depth > derived.async_generation_ratio:
+        problem = f"{derived.pipeline_depth:g} > async_generation_ratio {derived.async_generation_ratio:g}"
         draft.refuse("pipeline_depth", problem, "groups started deeper than the bound would all be dropped")
     if config.staleness_policy == "window" and derived.staleness_window > derived.slots:
-        slots = f"{derived.slots} slots = ⌊(1 + {derived.depth:g}) × {derived.groups_per_step}⌋"
+        slots = f"{derived.slots} slots = ⌊(1 + {derived.pipeline_depth:g}) × {derived.groups_per_step}⌋"
         problem = f"{derived.staleness_window} groups > {slots}"
         draft.refuse("staleness_window", problem, "a window cannot look further than what is started")
-    if config.staleness_policy != "window" and draft.given("staleness_window"):
+    if config.staleness_policy in ("drop", "wait") and draft.given("staleness_window"):
         draft.refuse("staleness_window", f"is read only by staleness_policy: window, it is {config.staleness_policy}")
     weighted = config.train_infer_correction.is_weight.enabled
     uses_no_logps = config.denoising is not None and config.denoising.algorithm == "diffusion_nft"
     corrected = LOSS_TRAITS.get(config.pg_variant).corrects_off_policy or weighted or uses_no_logps
-    if derived.alpha > 0 and not corrected and not config.allow_uncorrected_async:
+    if derived.async_generation_ratio > 0 and not corrected and not config.allow_uncorrected_async:
         corrected_losses = [name for name in LOSS_TRAITS.names() if LOSS_TRAITS.get(name).corrects_off_policy]
         draft.refuse(
             "pg_variant",
-            f"has no off-policy correction, but async_generation_ratio = {derived.alpha:g} trains on old samples",
+            f"has no off-policy correction, but async_generation_ratio = {config.async_generation_ratio:g} trains on "
+            "old samples",
             f"one of {', '.join(sorted(corrected_losses))}; or train_infer_correction.is_weight.enabled; "
             "or allow_uncorrected_async: true",
         )
@@ -128,7 +129,7 @@ def _check_groups(draft: ConfigDraft, derived: DerivedConfig) -> None:
 
 
 def _check_sampling(draft: ConfigDraft, derived: DerivedConfig) -> None:
-    """Members of a group that are drawn without chance are one answer several times."""
+    """Refuse greedy sampling of groups, whose members would all be the same answer."""
     sampling, base = draft.config.actor_infer.generating_args, "actor_infer.generating_args"
     if derived.pipeline == "denoising" or derived.group_size == 1:
         return
@@ -141,8 +142,7 @@ def _check_sampling(draft: ConfigDraft, derived: DerivedConfig) -> None:
 
 def _check_environments(draft: ConfigDraft) -> None:
     config = draft.config
-    for name in ("train_env_manager", "val_env_manager"):
-        manager = getattr(config, name)
+    for name, manager in (("train_env_manager", config.train_env_manager), ("val_env_manager", config.val_env_manager)):
         if manager is None:
             continue
         parts = manager.num_groups_partition
@@ -161,18 +161,18 @@ def _check_algorithm(draft: ConfigDraft) -> None:
     config = draft.config
     if config.tis_lower_bound > config.tis_upper_bound:
         draft.refuse("tis_lower_bound", f"{config.tis_lower_bound:g} > tis_upper_bound {config.tis_upper_bound:g}")
-    for index, one in enumerate(config.train_infer_correction.filters):
-        if one.ratio_low > one.ratio_high:
+    for index, ratio in enumerate(config.train_infer_correction.filters):
+        if ratio.ratio_low > ratio.ratio_high:
             key = f"train_infer_correction.filters[{index}].ratio_low"
-            draft.problems.append(ConfigError(f"> ratio_high {one.ratio_high:g}", key=key, value=one.ratio_low))
+            draft.problems.append(ConfigError(f"> ratio_high {ratio.ratio_high:g}", key=key, value=ratio.ratio_low))
 
 
 def _check_models(draft: ConfigDraft, derived: DerivedConfig) -> None:
-    """Whoever serves the policy, or keeps how it began, has the model that is trained."""
+    """Refuse a served model or a reference model other than the one that is trained."""
     policy = draft.config.actor_train.model_args.model_name_or_path
     reasons = {"actor_infer": "engines serve the policy that is trained"}
     if derived.needs_reference:
-        reasons["reference"] = "the reference is the policy of the start"
+        reasons["reference"] = "the reference is the initial policy"
     for role, reason in reasons.items():
         key = f"{role}.model_args.model_name_or_path"
         name = get_at_key(draft.config, key)
@@ -187,12 +187,12 @@ def _check_precision(draft: ConfigDraft) -> None:
 
 
 def _check_inflight(draft: ConfigDraft, derived: DerivedConfig) -> None:
-    """Our own engine keeps KV under new weights; those of others fill it anew, whatever is asked for."""
-    foreign = derived.strategies.get("actor_infer") in SERVER_STRATEGIES
-    if draft.config.inflight_update == "recompute" and not foreign:
+    """Compare the wish with what engines do: the native one keeps its KV cache, vLLM and SGLang recompute it."""
+    recomputes = derived.strategies.get("actor_infer") in SERVER_STRATEGIES
+    if draft.config.inflight_update == "recompute" and not recomputes:
         problem = "the native engine goes on with the KV cache that a request has"
         draft.refuse("inflight_update", problem, "keep; vllm and sglang recompute in either case")
-    elif draft.given("inflight_update") and draft.config.inflight_update == "keep" and foreign:
+    elif draft.given("inflight_update") and draft.config.inflight_update == "keep" and recomputes:
         draft.notes.append(
             f"inflight_update: {derived.strategies['actor_infer']} recomputes KV after an update, always"
         )
@@ -201,8 +201,8 @@ def _check_inflight(draft: ConfigDraft, derived: DerivedConfig) -> None:
 def _check_servers(draft: ConfigDraft, derived: DerivedConfig) -> None:
     name, sampling = derived.strategies.get("actor_infer"), draft.config.actor_infer.generating_args
     if name in SERVER_STRATEGIES and derived.pipeline == "denoising":
-        hint = "leave url and launch out: pictures are made by our own engine"
-        draft.refuse("actor_infer.strategy_args.strategy_name", "serves no pictures", hint)
+        hint = "leave url and launch out: Headway's own engine makes images"
+        draft.refuse("actor_infer.strategy_args.strategy_name", "serves no images", hint)
     if name == "sglang" and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0):
         draft.notes.append(
             "actor_infer: SGLang's log-probabilities are those before top_p, top_k and min_p, so that the behaviour "
@@ -210,111 +210,68 @@ def _check_servers(draft: ConfigDraft, derived: DerivedConfig) -> None:
         )
 
 
-_HERE = ("shared_memory", "cuda_ipc")
-"""Ways of weights that do not leave a machine."""
+_WITHIN_MACHINE = ("shared_memory", "cuda_ipc")
+"""Transports that do not reach another machine."""
+_TRANSFER = "weight_transfer"
+_TRANSPORT_OPTIONS = {"directory": "disk", "address": "broadcast"}
+"""Options that one transport alone reads."""
+_SERVER_TRANSPORTS = ("auto", "shared_memory", "disk")
 
 
-def check_cluster(draft: ConfigDraft, derived: DerivedConfig) -> None:
-    """Add what cannot be to `draft.problems`."""
-    config, wanted = draft.config, draft.config.cluster
+def _check_cluster(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    config, cluster = draft.config, draft.config.cluster
     transport = config.weight_transfer.transport
-    if wanted.kind == "local":
-        for name in ("address", "runtime_env"):
-            if getattr(wanted, name):
+    if cluster.kind == "local":
+        for name, value in (("address", cluster.address), ("runtime_env", cluster.runtime_env)):
+            if value:
                 draft.refuse(f"cluster.{name}", "is read only by cluster.kind: ray, it is local")
         if transport == "object_store":
             draft.refuse("weight_transfer.transport", "is Ray's, and cluster.kind is local", "cluster.kind: ray")
         return
     if config.processes is False:
-        draft.refuse("processes", "is false, and the parts of a run on Ray are processes", "true, or leave it out")
-    if transport in _HERE:
+        draft.refuse("processes", "is false, but trainer and engines on Ray are processes", "true, or leave it out")
+    if transport in _WITHIN_MACHINE:
         problem = "does not reach another machine of the Ray cluster"
         draft.refuse("weight_transfer.transport", problem, "auto, object_store, disk or broadcast")
     if derived.strategies.get("actor_infer") in SERVER_STRATEGIES:
-        problem = "servers are not started on Ray, nor fed from there"
+        problem = "servers are not started on Ray, nor given weights from there"
         draft.refuse("cluster.kind", problem, "local, or the strategy of our own engines")
 
 
-BLOCK = "weight_transfer"
-_OWNERS = {"directory": "disk", "address": "broadcast"}
-"""Options that one transport alone reads."""
-_FOR_SERVERS = ("auto", "shared_memory", "disk")
-
-
-def check_transfer(draft: ConfigDraft, derived: DerivedConfig) -> None:
-    """Add what cannot be to `draft.problems`."""
+def _check_transfer(draft: ConfigDraft, derived: DerivedConfig) -> None:
     wanted = draft.config.weight_transfer
-    for name, owner in _OWNERS.items():
-        if getattr(wanted, name) is not None and wanted.transport != owner:
-            draft.refuse(f"{BLOCK}.{name}", f"is read only by transport: {owner}, it is {wanted.transport}")
+    for name, transport in _TRANSPORT_OPTIONS.items():
+        if get_at_key(wanted, name) is not None and wanted.transport != transport:
+            draft.refuse(f"{_TRANSFER}.{name}", f"is read only by transport: {transport}, it is {wanted.transport}")
     if draft.config.processes is False and wanted.transport != "auto":
         problem = "processes is false, and inside one process weights are handed over"
-        draft.refuse(f"{BLOCK}.transport", problem, "auto; or processes: true")
+        draft.refuse(f"{_TRANSFER}.transport", problem, "auto; or processes: true")
     if wanted.delta and (draft.config.processes is False or wanted.transport == "cuda_ipc"):
         why = "processes is false" if draft.config.processes is False else "transport is cuda_ipc"
-        draft.refuse(f"{BLOCK}.delta", f"{why}: nothing travels that could be left out", "false")
+        draft.refuse(f"{_TRANSFER}.delta", f"{why}: nothing travels that could be left out", "false")
     if derived.strategies.get("actor_infer") in SERVER_STRATEGIES:
-        if wanted.transport not in _FOR_SERVERS:
+        if wanted.transport not in _SERVER_TRANSPORTS:
             problem = "servers are given directories to load"
-            draft.refuse(f"{BLOCK}.transport", problem, f"one of {', '.join(_FOR_SERVERS)}")
+            draft.refuse(f"{_TRANSFER}.transport", problem, f"one of {', '.join(_SERVER_TRANSPORTS)}")
         if wanted.delta:
-            draft.refuse(f"{BLOCK}.delta", "servers load whole directories", "false")
-
-
-_STRATEGY = "strategy_args.strategy_config"
-_UNREAD = {
-    "model_args.attn_implementation": "auto",
-    f"{_STRATEGY}.use_distributed_optimizer": True,
-    f"{_STRATEGY}.sequence_parallel": False,
-    f"{_STRATEGY}.recompute_granularity": None,
-    f"{_STRATEGY}.block_size": 16,
-    "infer_batch_size": 1,
-}
-"""Below a role: what nothing reads, and the value with which that makes no difference."""
+            draft.refuse(f"{_TRANSFER}.delta", "servers load whole directories", "false")
 
 
 def add_cautions(draft: ConfigDraft, derived: DerivedConfig) -> None:
-    """Add what is worth knowing to `draft.notes`."""
-    _about_unread(draft)
-    _about_truncation(draft, derived)
-    _about_two_weights(draft)
+    """Add notes on what runs, but perhaps not as the user expects. Each subject is one line."""
+    _note_truncated_sampling(draft, derived)
+    _note_double_weight(draft)
 
 
-def _about_unread(draft: ConfigDraft) -> None:
-    """One line for all keys that are there for files of other frameworks."""
-    said: dict[str, list[str]] = {}
-    for role, key in _unread_of(draft):
-        said.setdefault(key.rpartition(".")[2], []).append(role)
-    names = [f"{name} ({', '.join(roles)})" for name, roles in said.items()]
-    if draft.config.logging_steps != 1:
-        names.append("logging_steps (every step has its line)")
-    if names:
-        draft.notes.append(
-            f"{', '.join(names)}: not read here; trainer and engines choose their kernels, memory and forward batches"
-        )
+def _note_truncated_sampling(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    """Note that truncated sampling shifts the ratio between trainer and engine.
 
-
-def _unread_of(draft: ConfigDraft) -> Iterator[tuple[str, str]]:
-    """Role and key of everything given that nothing reads and that asks for something else than what is done."""
-    roles = ("actor_train", "actor_infer", "reference", "critic", *(f"rewards.{name}" for name in draft.config.rewards))
-    for key, usual in _UNREAD.items():
-        for role in roles:
-            if not draft.given(f"{role}.{key}") or get_at_key(draft.config, f"{role}.{key}") == usual:
-                continue
-            model = get_at_key(draft.config, f"{role}.model_args")
-            whole = key.endswith("recompute_granularity") and not model.disable_gradient_checkpointing
-            if not (whole and get_at_key(draft.config, f"{role}.{key}") == "full"):
-                yield role, key
-
-
-def _about_truncation(draft: ConfigDraft, derived: DerivedConfig) -> None:
-    """Engines say how likely an action was among those left to draw from, the trainer among all.
-
-    The ratio of the two is the share that was left: at least `top_p`, and unknown with `top_k` or `min_p`.
+    Engines report the probability of an action among those left to draw from, the trainer among all. The ratio of the
+    two is the share that was left: at least `top_p`, and unknown with `top_k` or `min_p`.
     """
     config, sampling = draft.config, draft.config.actor_infer.generating_args
     if derived.pipeline == "denoising" or derived.strategies.get("actor_infer") == "sglang":
-        return  # without such a draw, or of all actions as the trainer is
+        return  # denoising draws no tokens, and SGLang reports probabilities among all actions
     unknown = sampling.top_k > 0 or sampling.min_p > 0
     outside = sampling.top_p < 1 - derived.pg_clip_low
     if (config.pg_variant == "ppo" and outside) or (config.pg_variant == "gspo" and (outside or unknown)):
@@ -326,7 +283,7 @@ def _about_truncation(draft: ConfigDraft, derived: DerivedConfig) -> None:
         )
 
 
-def _about_two_weights(draft: ConfigDraft) -> None:
+def _note_double_weight(draft: ConfigDraft) -> None:
     if draft.config.pg_variant == "decoupled_ppo" and draft.config.train_infer_correction.is_weight.enabled:
         draft.notes.append(
             "train_infer_correction.is_weight: decoupled_ppo has the weight exp(ℓ_p − ℓ_b) already, and is weighted by "

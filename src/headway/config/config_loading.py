@@ -17,7 +17,6 @@ from typing import Any
 from headway.config.config_checks import add_cautions, check_config
 from headway.config.config_tree import build_tree
 from headway.config.derivation import derive_config
-from headway.config.dialects.foreign_keys import is_foreign_key, set_foreign_keys_aside
 from headway.config.document import (
     DOTTED_ROOTS,
     ConfigEntries,
@@ -31,7 +30,7 @@ from headway.config.field_types import get_fields
 from headway.config.resolved_config import ConfigDraft, ResolvedConfig, get_at_key, list_leaves
 from headway.config.schema import Config
 from headway.config.strategies import BUILT_IN_STRATEGIES
-from headway.config.translation import suggest_dialect_key, translate
+from headway.config.translation import is_foreign_key, set_foreign_keys_aside, suggest_dialect_key, translate
 from headway.errors import ConfigError, ConfigErrors
 from headway.plugins import find_plugin, load_plugins
 

@@ -1,7 +1,7 @@
-"""From entries to the typed tree: names, types, ranges and choices are judged here, each against its field.
+"""Builds the typed tree from entries and checks names, types, ranges and choices, each against its field.
 
-Every problem is collected, none hides another; a field with a problem keeps its default, so that the rest is still
-judged. Relations between fields are not looked at here.
+Every problem is collected and none hides another: a field with a problem keeps its default, so that the rest is still
+checked. Relations between fields are checked in `config_checks`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _RANGE_TEXT = re.compile(r"(?:list\s*\(\s*)?range\s*\(\s*([0-9,\s]*)\)\s*\)?")
 
 
 def build_tree(block: type[T], entries: ConfigEntries, problems: list[ConfigError]) -> tuple[T, dict[str, str]]:
-    """The tree, and where each given leaf came from."""
+    """Return the tree, and where each given leaf came from."""
     builder = _Builder(problems)
     tree: T = builder.block(block, nest_entries(entries), ())
     return tree, builder.provenance
 
 
 def nest_entries(entries: ConfigEntries) -> dict[str, Any]:
-    """Entries as sections within sections."""
+    """Return the entries as sections within sections."""
     tree: dict[str, Any] = {}
     for path, entry in entries.items():
         spot = tree
@@ -48,26 +48,26 @@ def nest_entries(entries: ConfigEntries) -> dict[str, Any]:
 
 
 def node_to_value(node: TreeNode) -> Any:
-    """The values of a node without where they came from."""
+    """Return the values of a node without where they came from."""
     return {key: node_to_value(child) for key, child in node.items()} if isinstance(node, dict) else node.value
 
 
 def get_origin(node: TreeNode) -> str:
-    """Where a node was given; of a section, where its first value was."""
+    """Return where a node was given. A section was given where its first value was."""
     while isinstance(node, dict):
         node = next(iter(node.values()), ConfigEntry(None, "nowhere"))
     return node.origin
 
 
 class _Builder:
-    """One pass over the tree; holds what is collected on the way."""
+    """Makes one pass over the tree and holds what is collected on the way."""
 
     def __init__(self, problems: list[ConfigError]) -> None:
         self._problems = problems
         self.provenance: dict[str, str] = {}
 
     def block(self, block: type, section: Mapping[str, TreeNode], path: KeyPath) -> Any:
-        """A dataclass from its section."""
+        """Make a dataclass from its section."""
         known = get_fields(block)
         values: dict[str, Any] = {}
         for name, node in section.items():
@@ -163,7 +163,7 @@ class _Builder:
         return _BAD
 
     def _unknown(self, block: type, path: KeyPath, node: TreeNode) -> None:
-        hint = suggest_key(path, block)
+        hint = suggest_key(path, block, node)
         self._problems.append(
             ConfigError(f"unknown key [{get_origin(node)}]", key=join_key(path), value=node_to_value(node), hint=hint)
         )
@@ -178,26 +178,38 @@ def _as_node(value: Any, origin: str) -> TreeNode:
     return ConfigEntry(value, origin)
 
 
-def suggest_key(path: KeyPath, block: type) -> str:
-    """What an unknown key of `block` may have been meant to be."""
+def suggest_key(path: KeyPath, block: type, node: TreeNode) -> str:
+    """Return a hint which key an unknown key of `block` may have been meant to be."""
     names = list(get_fields(block))
     if len(path) == 1 and path[0] in TRL_NAMES:
         return f"TRL's {path[0]} is {TRL_NAMES[path[0]]} here"
-    if elsewhere := _elsewhere(path):
-        return f"did you mean {elsewhere}?"
+    leaf = path
+    while isinstance(node, dict) and node:
+        name, node = next(iter(node.items()))
+        leaf = (*leaf, name)
+    if similar := _find_key_with_same_ending(leaf):
+        return f"did you mean {similar}?"
     if close := get_close_matches(path[-1], names, 1, 0.6):
         return f"did you mean {join_key((*path[:-1], close[0]))}?"
     return f"known here: {', '.join(names)}" if len(names) <= 12 else "`headway config explain` lists every key"
 
 
-def _elsewhere(path: KeyPath) -> str | None:
-    """The key with the same last part: below the same role where there is one, else of the role that samples."""
+def _find_key_with_same_ending(path: KeyPath) -> str | None:
+    """Return the known key with the same last part.
+
+    A key below the same role is preferred, then one that differs in the role alone, then one of actor_infer's sampling.
+    """
     found = [option.key for option in iterate_options(Config) if option.key.rpartition(".")[2] == path[-1]]
-    return max(found, key=lambda key: (key.startswith(f"{path[0]}."), key.startswith(_SAMPLING)), default=None)
+    below_role = "." + join_key(path[1:])
+    return max(
+        found,
+        key=lambda key: (key.startswith(f"{path[0]}."), key.endswith(below_role), key.startswith(_SAMPLING)),
+        default=None,
+    )
 
 
 def _scalar(shape: FieldShape, value: Any) -> Any:
-    """`value` as the shape's Python type, or `_BAD`."""
+    """Return `value` as the shape's Python type, or `_BAD`."""
     if shape.kind == "any":
         return value
     if shape.kind == "bool":
@@ -228,7 +240,7 @@ def _number(whole: bool, value: Any) -> Any:
 
 
 def parse_devices(text: str) -> tuple[int, ...] | None:
-    """`list(range(a,b))`, `range(a,b,step)` or `[0, 1]` as numbers, without evaluating anything."""
+    """Parse `list(range(a,b))`, `range(a,b,step)` or `[0, 1]` without evaluating anything."""
     match = _RANGE_TEXT.fullmatch(text.strip())
     if match and text.count("(") == text.count(")"):
         parts = [part.strip() for part in match.group(1).split(",")]

@@ -1,7 +1,7 @@
-"""What follows from what was said: lengths, groups, headway, normalisation, back ends.
+"""Derives what the user did not give: lengths, groups, headway, normalisation, back ends.
 
-Only fills in what is null; a value the user gave is never changed. `devices` and `batch` do their parts of it;
-`checks` judges the result.
+Derivation fills in nulls and never changes a value that the user gave. `device_layout` places roles on devices and
+cuts the batch, `denoising_defaults` does what is special to denoising models, and `config_checks` judges the result.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from headway.config.device_layout import GroupSizes, compute_step_sizes, place_r
 from headway.config.document import ConfigEntry
 from headway.config.resolved_config import ConfigDraft, DerivedConfig, get_at_key
 from headway.config.roles import GeneratingArgs
-from headway.config.strategies import (
-    choose_strategy,
-    find_server_problems,
-    get_default_strategy,
-    uses_server,
-)
+from headway.config.strategies import DEFAULT_STRATEGIES, choose_strategy, find_server_problems, uses_server
 from headway.errors import ConfigError
 
 _DEFAULT_LENGTH = 1024
@@ -34,29 +29,33 @@ NormScope = Literal["group", "batch", "none"]
 
 
 def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None, available: Collection[str]) -> DerivedConfig:
-    """All derived values; afterwards `draft` has the tree with nulls filled in, and the problems."""
+    """Return all derived values. Afterwards `draft` has the tree with nulls filled in, and the problems found.
+
+    `mini_batch` is the size of an optimizer step in prompts where verl's key gives it, and `available` names the back
+    ends that can be used.
+    """
     derive_denoising(draft)
     _derive_lengths(draft)
     groups = _derive_groups(draft)
     _derive_headway(draft, groups.per_step)
-    problems = len(draft.problems)
+    before = len(draft.problems)
     devices = place_roles(draft)
-    misplaced = len(draft.problems)
+    placed = len(draft.problems)
     step = compute_step_sizes(draft, devices, groups, mini_batch)
-    if misplaced > problems:
-        del draft.problems[misplaced:]  # Arithmetic on devices that are wrong says nothing new.
+    if placed > before:
+        del draft.problems[placed:]  # arithmetic on wrong devices would only repeat the problem
     _derive_algorithm(draft, groups.size)
     _derive_filter(draft, groups.size)
     _derive_sampling(draft, groups.size)
     _derive_names(draft)
-    strategies = _chosen_strategies(draft, available)
+    strategies = _choose_strategies(draft, available)
     config, correction = draft.config, draft.config.train_infer_correction
     depth = config.pipeline_depth or 0.0
     return DerivedConfig(
-        pipeline=_pipeline(draft),
-        alpha=config.async_generation_ratio,
+        pipeline=_get_pipeline(draft),
+        async_generation_ratio=config.async_generation_ratio,
         bound=math.floor(config.async_generation_ratio),
-        depth=depth,
+        pipeline_depth=depth,
         slots=count_slots(depth, groups.per_step),
         groups_per_step=groups.per_step,
         group_size=groups.size,
@@ -69,7 +68,7 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None, available:
         sequence_length=config.sequence_length or 1,
         max_new_tokens=config.actor_infer.generating_args.max_new_tokens or 1,
         devices=devices,
-        hybrid=bool(config.hybrid_engine),
+        hybrid_engine=bool(config.hybrid_engine),
         num_nodes=config.num_nodes or 1,
         num_gpus_per_node=config.num_gpus_per_node or 1,
         replicas=step.replicas,
@@ -90,14 +89,14 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None, available:
     )
 
 
-def _pipeline(draft: ConfigDraft) -> Literal["rlvr", "agentic", "denoising"]:
+def _get_pipeline(draft: ConfigDraft) -> Literal["rlvr", "agentic", "denoising"]:
     if draft.config.denoising is not None:
         return "denoising"
     return "rlvr" if draft.config.train_env_manager is None else "agentic"
 
 
 def count_slots(depth: float, groups_per_step: int) -> int:
-    """⌊(1 + depth)·B⌋, not thrown off by the last bit of a fraction."""
+    """Return ⌊(1 + depth)·B⌋; a rounding error in the last bit of `depth` does not change it."""
     return math.floor((1 + depth) * groups_per_step + 1e-9)
 
 
@@ -123,7 +122,7 @@ def _derive_lengths(draft: ConfigDraft) -> None:
 
 
 def _derive_groups(draft: ConfigDraft) -> GroupSizes:
-    """B and the group: prompts and their members, or trajectories and their environments."""
+    """Derive how many groups a step has and how large they are, from prompts or from trajectories."""
     config, manager, key = draft.config, draft.config.train_env_manager, "num_return_sequences_in_group"
     additional = _derive_additional(draft)
     if manager is None:
@@ -148,14 +147,14 @@ def _derive_groups(draft: ConfigDraft) -> GroupSizes:
 
 
 def _derive_additional(draft: ConfigDraft) -> int:
-    """Redundant prompts: the switch and the number, either of which may be given alone."""
+    """Return the number of redundant prompts. Either the switch or the number may be given alone."""
     config = draft.config
     if config.is_use_additional_prompts and config.max_additional_running_prompts == 0:
         draft.derive("max_additional_running_prompts", _DEFAULT_ADDITIONAL_PROMPTS, "is_use_additional_prompts")
-    wanted = draft.config.max_additional_running_prompts
+    prompts = draft.config.max_additional_running_prompts
     if config.is_use_additional_prompts is None:
-        draft.derive("is_use_additional_prompts", wanted > 0, f"max_additional_running_prompts is {wanted}")
-    return wanted if draft.config.is_use_additional_prompts else 0
+        draft.derive("is_use_additional_prompts", prompts > 0, f"max_additional_running_prompts is {prompts}")
+    return prompts if draft.config.is_use_additional_prompts else 0
 
 
 def _derive_headway(draft: ConfigDraft, per_step: int) -> None:
@@ -193,19 +192,19 @@ def _derive_algorithm(draft: ConfigDraft, group_size: int) -> None:
 
 
 def _derive_filter(draft: ConfigDraft, group_size: int) -> None:
-    """Groups with equal rewards are replaced where they teach nothing; where they do teach, only if asked for."""
-    lesson, key = _lesson_of_equals(draft), "filter_zero_variance"
+    """Replace groups with equal rewards where they have no gradient; elsewhere only if the user asks for it."""
+    signal, key = _explain_signal_of_equals(draft), "filter_zero_variance"
     if draft.config.filter_zero_variance is None:
         if group_size == 1:
             draft.derive(key, False, "groups of one")
         else:
-            draft.derive(key, lesson is None, lesson or f"adv_estimator {draft.config.adv_estimator}")
-    elif draft.config.filter_zero_variance and lesson is not None and group_size > 1:
-        draft.notes.append(f"{key}: groups with equal rewards are replaced although they would teach: {lesson}")
+            draft.derive(key, signal is None, signal or f"adv_estimator {draft.config.adv_estimator}")
+    elif draft.config.filter_zero_variance and signal is not None and group_size > 1:
+        draft.notes.append(f"{key}: groups with equal rewards are replaced although they would teach: {signal}")
 
 
-def _lesson_of_equals(draft: ConfigDraft) -> str | None:
-    """Why a group whose rewards are all equal has advantages that are not zero; None where they are."""
+def _explain_signal_of_equals(draft: ConfigDraft) -> str | None:
+    """Return why a group whose rewards are all equal has advantages other than zero, or `None` if it has none."""
     estimator, centre = draft.config.adv_estimator, draft.config.norm_mean_type
     traits = ADVANTAGE_TRAITS.get(estimator)
     if traits.needs_critic:
@@ -218,7 +217,7 @@ def _lesson_of_equals(draft: ConfigDraft) -> str | None:
 
 
 def _derive_sampling(draft: ConfigDraft, group_size: int) -> None:
-    """Answers per prompt, and the sampling of validation."""
+    """Derive the answers per prompt and the sampling of validation."""
     if draft.config.actor_infer.generating_args.num_return_sequences is None:
         agentic = draft.config.train_env_manager is not None
         draft.derive(_ANSWERS, 1 if agentic else group_size, "one answer per turn" if agentic else "the group size")
@@ -233,7 +232,7 @@ def _derive_sampling(draft: ConfigDraft, group_size: int) -> None:
 
 
 def _derive_names(draft: ConfigDraft) -> None:
-    """Models and directories."""
+    """Derive the models of the roles and the directory of checkpoints."""
     config = draft.config
     if config.checkpoint_dir is None:
         draft.derive("checkpoint_dir", f"{config.output_dir.rstrip('/')}/checkpoints", "output_dir")
@@ -247,26 +246,25 @@ def _derive_names(draft: ConfigDraft) -> None:
             draft.derive(f"{role}.model_args.model_name_or_path", name, source)
 
 
-def _chosen_strategies(draft: ConfigDraft, available: Collection[str]) -> dict[str, str]:
-    """Back end of every role; a stand-in becomes a note, an unknown name a problem."""
-    roles = {role: getattr(draft.config, role) for role in _ROLES}
-    roles |= {f"rewards.{domain}": reward for domain, reward in draft.config.rewards.items()}
-    used = {}
-    for role, block in roles.items():
-        name = block.strategy_args.strategy_name
+def _choose_strategies(draft: ConfigDraft, available: Collection[str]) -> dict[str, str]:
+    """Return the back end of each role. A substitute becomes a note, an unknown name a problem."""
+    chosen = {}
+    for role, default in DEFAULT_STRATEGIES.items():
+        name = get_at_key(draft.config, f"{role}.strategy_args.strategy_name")
         if name is None:
-            name = get_default_strategy(role)
+            name = default
             draft.derive(f"{role}.strategy_args.strategy_name", name, "the built-in back end")
-        servers = block.strategy_args.strategy_config
-        draft.problems += find_server_problems(role, name, servers)
-        if uses_server(servers):
-            used[role] = name
-            continue
+        if role == "actor_infer":
+            servers = draft.config.actor_infer.strategy_args.strategy_config
+            draft.problems += find_server_problems(name, servers)
+            if uses_server(servers):
+                chosen[role] = name
+                continue
         try:
-            used[role], note = choose_strategy(role, name, available)
+            chosen[role], note = choose_strategy(role, name, available)
         except ConfigError as problem:
             draft.problems.append(problem)
             continue
         if note is not None:
             draft.notes.append(note)
-    return used
+    return chosen

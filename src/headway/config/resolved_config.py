@@ -17,14 +17,14 @@ class DerivedConfig:
 
     pipeline: Literal["rlvr", "agentic", "denoising"]
     """Agentic when `train_env_manager` is given, denoising when `denoising` is."""
-    alpha: float
-    """α, `async_generation_ratio`."""
+    async_generation_ratio: float
+    """α."""
     bound: int
     """⌊α⌋: most versions a sample may be behind when it is trained."""
-    depth: float
+    pipeline_depth: float
     """Steps' worth of groups started ahead."""
     slots: int
-    """⌊(1 + depth)·B⌋: groups that may be outstanding."""
+    """⌊(1 + pipeline_depth)·B⌋: groups that may be outstanding."""
     groups_per_step: int
     """B."""
     group_size: int
@@ -47,7 +47,7 @@ class DerivedConfig:
     """Longest answer of one turn."""
     devices: Mapping[str, tuple[int, ...]]
     """By role: actor_train, logp, reference, critic, actor_infer, and rewards.<domain> where they have any."""
-    hybrid: bool
+    hybrid_engine: bool
     """actor_train and actor_infer share devices."""
     num_nodes: int
     """Nodes that the devices are on."""

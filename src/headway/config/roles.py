@@ -1,7 +1,13 @@
-"""The roles of a run: who trains, who generates, who judges, and on which devices.
+"""Roles of a run: each has the type of what it reads, so that any other key is an unknown key there.
 
-The shape is `<role>.{model_args, training_args, generating_args, data_args, strategy_args, device_mapping,
-infer_batch_size}`. A role reads the parts that concern it; the rest stay at their defaults.
+    actor_train  TrainingRoleConfig   trains the policy
+    actor_infer  RolloutRoleConfig    generates with it
+    reference    ScoringRoleConfig    scores samples with the initial policy
+    critic       CriticRoleConfig     estimates values
+    rewards      RewardConfig         judges the samples of one domain
+    validation   ValidationConfig     evaluates the policy on held-out prompts
+
+Keys of other frameworks that mean nothing here are listed in `headway.config.dialects`, not here.
 """
 
 from __future__ import annotations
@@ -15,27 +21,39 @@ from headway.config.field_types import Amount, Count, Devices, Discount, Positiv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArgs:
-    """Which model a role holds, and how."""
+    """Which model a role holds."""
 
     model_name_or_path: str | None = None
-    """Directory, hub name, GGUF file or built-in name. null: `pretrain` (`reward_pretrain` for critic and rewards)."""
-    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Of the weights held by this role; bf16 or fp32 for actor_train. On a CPU all are fp32."""
-    attn_implementation: Literal["auto", "fa2", "sdpa", "eager"] = "auto"
-    """Accepted, not read: trainer and engine have attention of their own."""
-    disable_gradient_checkpointing: bool = False
-    """Keep all activations instead of recomputing them: faster, more memory. Read by training roles."""
-    lora_rank: Count | None = None
-    """Train adapters of this rank instead of the weights. null: train the weights. Read for actor_train."""
-    lora_alpha: Positive | None = None
-    """Scale of the adapters. null: twice the rank."""
-    lora_target: tuple[str, ...] = ()
-    """Layers that get adapters, by the last part of their names. Empty: all linear ones but the head."""
+    """Directory, hub name, GGUF file or built-in name. null: `pretrain` (critic: `reward_pretrain` if given)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingArgs:
-    """The optimizer of a training role."""
+class ServedModelArgs(ModelArgs):
+    """Which model engines serve, and how."""
+
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Type of the served weights. On a CPU it is always fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModelArgs(ModelArgs):
+    """Which model is trained, and how."""
+
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Type of the computation: bf16 or fp32. On a CPU it is always fp32."""
+    disable_gradient_checkpointing: bool = False
+    """Keep all activations instead of recomputing them: faster, but needs more memory."""
+    lora_rank: Count | None = None
+    """Train adapters of this rank instead of the weights. null: train the weights."""
+    lora_alpha: Positive | None = None
+    """Scale of the adapters. null: twice the rank."""
+    lora_target: tuple[str, ...] = ()
+    """Layers that get adapters, by the last part of their names. Empty: all linear layers but the head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerArgs:
+    """The optimizer of a role that is trained."""
 
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW."""
@@ -49,16 +67,22 @@ class TrainingArgs:
     """Added to the denominator."""
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this norm."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule of the learning rate after the warm-up."""
+    warmup_steps: Amount = 0
+    """Training steps over which the learning rate rises from zero."""
+    offload_optimizer: bool = False
+    """Keep AdamW's moments in host memory: 8 bytes per parameter less on the GPU, and a slower step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingArgs(OptimizerArgs):
+    """The optimizer of the policy, and how a batch is cut for it."""
+
     per_device_train_batch_size: Count = 1
     """Samples of one micro-batch."""
     gradient_accumulation_steps: Count | None = None
     """Micro-batches of one optimizer step. null: as many as make one optimizer step of the whole batch."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after the warm-up."""
-    warmup_steps: Amount = 0
-    """Training steps over which the learning rate rises from zero."""
-    offload_optimizer: bool = False
-    """Keep AdamW's moments in the memory of the host: 8 bytes a parameter less on the GPU, and a slower step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +92,7 @@ class GeneratingArgs:
     max_new_tokens: Count | None = None
     """Longest answer of one turn. null: `response_length`."""
     temperature: Real = 1.0
-    """Of the softmax; 0 is greedy. Where pictures are made, 0 draws no noise (validation does so by default)."""
+    """Temperature of the softmax; 0 is greedy. A denoising model draws no noise at 0, the default of validation."""
     top_p: Share = 1.0
     """Nucleus: smallest set of actions with at least this probability."""
     top_k: Amount = 0
@@ -78,11 +102,11 @@ class GeneratingArgs:
     stop: tuple[str, ...] = ()
     """Texts that end an answer."""
     num_return_sequences: Count | None = None
-    """Answers per prompt. null: the group size; agentic configurations may also say 1."""
+    """Answers per prompt. null: the group size. Agentic configurations may also give 1."""
     num_inference_steps: Count | None = None
-    """Denoising steps of a picture. null: 10 where pictures are made; in validation as in training."""
+    """Denoising steps of an image. null: 10 for denoising models; in validation the number of training."""
     guidance_scale: Real = 1.0
-    """Classifier-free guidance of pictures, in rollout and in training alike; 1 is none."""
+    """Classifier-free guidance of denoising, in rollout and in training; 1 is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,32 +118,38 @@ class DataArgs:
     dataset_dir: str | None = None
     """Directory that relative file names start from."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """For entries that are not files, such as size and digits; below an entry's name, for that entry alone."""
+    """Options of entries that are not files, such as size and digits; below an entry's name, for that entry alone."""
     template: str | None = None
     """null: the tokenizer's own chat template, which also stands in for other names; `none`: the text as it is."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Variables for the chat template, such as `enable_thinking: false`; those that it does not read change nothing."""
+    """Variables of the chat template, such as `enable_thinking: false`; it ignores those that it does not know."""
     system: str | None = None
-    """System message of prompts that bring none."""
+    """System message of prompts that have none."""
     question_template: str | None = None
-    """Text around the question, which stands in it as `{prompt}`. null: the question alone."""
+    """Text around the question, which it contains as `{prompt}`. null: the question alone."""
     prompt: str = "prompt"
     """Column that holds the prompt, a text or a list of messages; `a.b` is `b` inside of `a`."""
     answer: str | None = "answer"
     """Column that holds what the reward compares with; `a.b` is `b` inside of `a`. null: no reward needs one."""
     too_long: Literal["drop", "error", "truncate"] = "drop"
     """Prompts longer than `prompt_length` are left out, refused, or cut to their end."""
-    holdout: Real | None = None
-    """Rows (from 1) or share of the rows (below 1) kept from training for validation. null: see docs/data.md."""
     shuffle: bool = True
     """Read in an order drawn from `seed`, anew in each pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingDataArgs(DataArgs):
+    """Where the prompts of training come from."""
+
+    holdout: Real | None = None
+    """Rows (from 1) or share of the rows (below 1) kept from training for validation. null: see docs/data.md."""
     domain_interleave_probs: Mapping[str, Probability] = field(default_factory=dict)
     """Share of each domain in a batch. Empty: as in the data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyConfig:
-    """Parallel sizes of a role and the memory of an engine."""
+class TrainingStrategyConfig:
+    """Parallel sizes and threads of the trainer."""
 
     tensor_model_parallel_size: Count = 1
     """Devices that share each layer."""
@@ -129,60 +159,106 @@ class StrategyConfig:
     """Devices that share one sequence."""
     expert_model_parallel_size: Count = 1
     """Devices that share the experts of a layer; inside data parallelism."""
-    use_distributed_optimizer: bool = True
-    """Accepted, not read: the optimizer's state is always sharded over data parallel devices."""
-    sequence_parallel: bool = False
-    """Accepted, not read: see `context_parallel_size`."""
-    recompute_granularity: Literal["full", "selective"] | None = None
-    """Accepted, not read: all is recomputed in the backward pass, unless `disable_gradient_checkpointing`."""
-    gpu_memory_utilization: Share = 0.8
-    """Share of device memory that an engine may take (`mem_fraction_static` is the same)."""
-    block_size: Count = 16
-    """Accepted, not read: the KV cache of our engine has no blocks."""
-    max_num_seqs: Count | None = None
-    """Requests that one replica decodes together. null: as many as fit."""
     num_threads: Count | None = None
-    """CPU threads of one torch operation of the role. null: its share of the cores."""
-    url: tuple[str, ...] = ()
-    """Servers that run already, each an engine. Read for actor_infer with vllm or sglang; see docs/servers.md."""
-    launch: bool = False
-    """Start a vllm or sglang server for each engine, and end it with the run. Read for actor_infer."""
-    in_process: bool = False
-    """Run vllm in each engine's own process instead of a server, without HTTP. Read for actor_infer."""
-    server_python: str | None = None
-    """Interpreter that has vllm or sglang, where we start it. null: the one that runs Headway."""
-    server_args: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of what we start: of its command line, without dashes, or of vllm's engine."""
+    """CPU threads of one torch operation. null: the role's share of the cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyArgs:
-    """Which back end runs a role."""
+class EngineStrategyConfig:
+    """Parallel sizes, memory and threads of engines, and where servers run."""
+
+    tensor_model_parallel_size: Count = 1
+    """Devices that share each layer."""
+    pipeline_model_parallel_size: Count = 1
+    """Devices in a row, each with some of the layers."""
+    gpu_memory_utilization: Share = 0.8
+    """Share of device memory that an engine may take (`mem_fraction_static` is the same)."""
+    max_num_seqs: Count | None = None
+    """Requests that one replica decodes together. null: as many as fit."""
+    num_threads: Count | None = None
+    """CPU threads of one torch operation. null: the role's share of the cores."""
+    url: tuple[str, ...] = ()
+    """Running vllm or sglang servers, each of which is an engine; see docs/servers.md."""
+    launch: bool = False
+    """Start a vllm or sglang server for each engine, and end it with the run."""
+    in_process: bool = False
+    """Run vllm in each engine's own process instead of a server, without HTTP."""
+    server_python: str | None = None
+    """Interpreter that has vllm or sglang, where Headway starts it. null: the one that runs Headway."""
+    server_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of what Headway starts: of its command line, without dashes, or of vllm's engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStrategyArgs:
+    """Which back end trains."""
 
     strategy_name: str | None = None
-    """Back end by name; null takes the built-in one for the role."""
-    strategy_config: StrategyConfig = field(default_factory=StrategyConfig)
+    """Name of the back end. null: the built-in one."""
+    strategy_config: TrainingStrategyConfig = field(default_factory=TrainingStrategyConfig)
     """Its settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleConfig:
-    """One role of the run."""
+class EngineStrategyArgs:
+    """Which back end generates."""
+
+    strategy_name: str | None = None
+    """Name of the back end: a built-in one, or one that a plugin registered. null: the native engine."""
+    strategy_config: EngineStrategyConfig = field(default_factory=EngineStrategyConfig)
+    """Its settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRoleConfig:
+    """The role that trains the policy, and the prompts it trains on."""
+
+    model_args: TrainedModelArgs = field(default_factory=TrainedModelArgs)
+    """Which model it trains."""
+    training_args: TrainingArgs = field(default_factory=TrainingArgs)
+    """Its optimizer."""
+    data_args: TrainingDataArgs = field(default_factory=TrainingDataArgs)
+    """Its prompts."""
+    strategy_args: TrainingStrategyArgs = field(default_factory=TrainingStrategyArgs)
+    """Its back end."""
+    device_mapping: Devices | None = None
+    """Its devices: a list or `list(range(a,b))`. null: by `use_nodes_ratios`, else all or half of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRoleConfig:
+    """The role that generates with the policy."""
+
+    model_args: ServedModelArgs = field(default_factory=ServedModelArgs)
+    """Which model it serves."""
+    generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
+    """Its sampling."""
+    strategy_args: EngineStrategyArgs = field(default_factory=EngineStrategyArgs)
+    """Its back end."""
+    device_mapping: Devices | None = None
+    """Its devices: a list or `list(range(a,b))`. null: by `use_nodes_ratios`, else those of actor_train or the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringRoleConfig:
+    """The role that computes log-probabilities under the initial policy, on the trainer's back end."""
 
     model_args: ModelArgs = field(default_factory=ModelArgs)
     """Which model it holds."""
-    training_args: TrainingArgs = field(default_factory=TrainingArgs)
-    """Its optimizer. Read for actor_train and critic."""
-    generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
-    """Its sampling. Read for actor_infer, and for rewards that generate."""
-    data_args: DataArgs = field(default_factory=DataArgs)
-    """Its data. Read for actor_train."""
-    strategy_args: StrategyArgs = field(default_factory=StrategyArgs)
-    """Its back end."""
     device_mapping: Devices | None = None
-    """Its devices: a list or `list(range(a,b))`. null: by `use_nodes_ratios`, else shared with actor_train."""
-    infer_batch_size: Count = 1
-    """Accepted, not read: forward passes are packed by tokens, as those of training."""
+    """Its devices: a list or `list(range(a,b))`. null: by `use_nodes_ratios`, else those of actor_train."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticRoleConfig:
+    """The role that estimates values, on the trainer's back end."""
+
+    model_args: ModelArgs = field(default_factory=ModelArgs)
+    """Which model it starts from."""
+    training_args: OptimizerArgs = field(default_factory=OptimizerArgs)
+    """Its optimizer; it is trained on the micro-batches of the actor."""
+    device_mapping: Devices | None = None
+    """Its devices: a list or `list(range(a,b))`. null: those of actor_train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,24 +272,14 @@ class RewardConfig:
     tag_included: tuple[str, ...] = ()
     """Tags of the data that belong to this domain. Empty: the domain's own name."""
     weight: Real = 1.0
-    """Of this reward where a sample has several."""
-    model_args: ModelArgs = field(default_factory=ModelArgs)
-    """Model of a learned reward."""
-    generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
-    """Sampling of a reward that generates."""
-    data_args: DataArgs = field(default_factory=DataArgs)
-    """Template of a reward that generates."""
-    strategy_args: StrategyArgs = field(default_factory=StrategyArgs)
-    """Back end of a learned reward."""
+    """Weight of this reward where a sample has several."""
     device_mapping: Devices | None = None
-    """Devices of a learned reward. null: none, it runs on the host."""
-    infer_batch_size: Count = 1
-    """Accepted, not read: samples are judged as they end."""
+    """Devices set apart for a learned reward; they count towards `num_nodes`. null: none, it runs on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationConfig:
-    """What the validation flow does differently from training."""
+    """What validation does differently from training."""
 
     data_args: DataArgs = field(default_factory=DataArgs)
     """Held-out prompts."""

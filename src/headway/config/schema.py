@@ -22,18 +22,28 @@ from headway.config.config_blocks import (
     WeightTransferConfig,
 )
 from headway.config.field_types import (
+    AdvantageEstimatorName,
     Amount,
     Count,
     Discount,
     Factor,
     Nodes,
     NodeSize,
+    PolicyLossName,
     Positive,
     Probability,
     Real,
+    StalenessPolicyName,
     Steps,
 )
-from headway.config.roles import RewardConfig, RoleConfig, ValidationConfig
+from headway.config.roles import (
+    CriticRoleConfig,
+    RewardConfig,
+    RolloutRoleConfig,
+    ScoringRoleConfig,
+    TrainingRoleConfig,
+    ValidationConfig,
+)
 from headway.config.simulation_config import SimulationConfig
 
 
@@ -58,8 +68,6 @@ class Config:
     """Steps between checkpoints. 0: only at the end."""
     save_total_limit: Amount = 5
     """Checkpoints that are kept, the newest ones; older ones are removed when the next is whole. 0: all."""
-    logging_steps: Count = 1
-    """Accepted, not read: every step has its line."""
     track_with: tuple[Literal["tensorboard", "wandb", "trackio", "jsonl"], ...] = ("tensorboard",)
     """Who is given the curves of the run. An empty list: nobody."""
     eval_steps: Amount = 10
@@ -94,7 +102,7 @@ class Config:
     """α: a sample may be at most this many versions old when it is trained. 0 is synchronous."""
     pipeline_depth: Steps | None = None
     """Steps' worth of groups started ahead, at most α. null: α."""
-    staleness_policy: Literal["drop", "wait", "window"] = "drop"
+    staleness_policy: StalenessPolicyName = "drop"
     """A sample that would break the bound is dropped and regenerated; or training waits for stragglers; or for
     those among the next `staleness_window` groups."""
     staleness_window: Count | None = None
@@ -163,7 +171,7 @@ class Config:
     """Engines on actor_train's devices generate while training waits, and make way before each step."""
 
     # Policy loss.
-    pg_variant: Literal["ppo", "decoupled_ppo", "vanilla", "tis", "cispo", "topr", "kimi15", "gspo"] = "ppo"
+    pg_variant: PolicyLossName = "ppo"
     """Policy loss."""
     ppo_epochs: Count = 1
     """Passes over a batch."""
@@ -227,9 +235,7 @@ class Config:
     """Samples over which it adapts."""
 
     # Advantages.
-    adv_estimator: Literal["grpo", "reinforce", "reinforce_plus_plus", "rloo", "gae", "step_reinforce", "gigpo"] = (
-        "grpo"
-    )
+    adv_estimator: AdvantageEstimatorName = "grpo"
     """Advantage estimator; `gae` needs the critic."""
     gamma: Discount = 1.0
     """Discount of later rewards."""
@@ -253,18 +259,18 @@ class Config:
     """Advantages are clipped to ± this. null: off."""
 
     # Roles.
-    actor_train: RoleConfig = field(default_factory=RoleConfig)
+    actor_train: TrainingRoleConfig = field(default_factory=TrainingRoleConfig)
     """Trains the policy."""
-    actor_infer: RoleConfig = field(default_factory=RoleConfig)
+    actor_infer: RolloutRoleConfig = field(default_factory=RolloutRoleConfig)
     """Generates with it."""
-    reference: RoleConfig = field(default_factory=RoleConfig)
-    """Holds the policy of the start, where a KL is asked for."""
-    critic: RoleConfig = field(default_factory=RoleConfig)
+    reference: ScoringRoleConfig = field(default_factory=ScoringRoleConfig)
+    """Holds the initial policy, where a KL needs it."""
+    critic: CriticRoleConfig = field(default_factory=CriticRoleConfig)
     """Estimates values, for gae."""
     rewards: Mapping[str, RewardConfig] = field(default_factory=dict)
     """Judges by domain."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
-    """The validation flow."""
+    """Held-out prompts and the sampling of validation."""
 
     # Environments.
     train_env_manager: EnvManagerConfig | None = None

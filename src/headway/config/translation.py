@@ -1,20 +1,41 @@
-"""The second dialect: `actor_rollout_ref.* / trainer.* / data.* / algorithm.*` onto our tree.
+"""Translates keys of other frameworks onto our tree, by the tables of `headway.config.dialects`.
 
-Plain renames are rows of `dialect_keys`; here are the few keys that only make sense together (how asynchronous the
-run is) and the rule for conflicts: one value given by two keys is fine if it is the same, otherwise an error that
-names both. Nothing wins silently. What a key merely implies gives way to what another key says.
+Keys without effect are set aside and each is named once in a note. Renamed keys are rows of the tables; this module
+has the few keys of verl that only make sense together, such as how asynchronous a run is. One value given by two keys
+is fine if it is the same, otherwise it is an error that names both: no key wins silently. A value that a key merely
+implies gives way to a value that another key gives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from headway.config.dialects.foreign_keys import generalize_path
-from headway.config.dialects.rules import EARLIER_NAMES, KEY_RULES, MAPPING_KEYS, UNSET, VALUE_REWRITES, KeyRule
+from headway.config.dialects import roll, trl, verl
+from headway.config.dialects.rules import UNSET, ForeignKey, KeyRule
 from headway.config.document import DOTTED_ROOTS, ConfigEntries, ConfigEntry, KeyPath, join_key
 from headway.errors import ConfigError
+
+EARLIER_NAMES = {"flow": "denoising"}
+"""Blocks of Headway's own configuration that had another name in an earlier version, and their names now."""
+
+KEY_RULES: Mapping[str, tuple[KeyRule, ...]] = {
+    key: (KeyRule(rule),) if isinstance(rule, str) else (rule,) if isinstance(rule, KeyRule) else rule
+    for key, rule in {**verl.KEY_RULES, **roll.KEY_RULES, **EARLIER_NAMES}.items()
+}
+"""Foreign key → what it sets."""
+FOREIGN_KEYS: Mapping[str, ForeignKey] = {
+    key: ForeignKey(row) if isinstance(row, str) else row
+    for key, row in {**verl.FOREIGN_KEYS, **roll.FOREIGN_KEYS, **trl.FOREIGN_KEYS}.items()
+}
+"""Foreign key → why it has no effect."""
+
+_MAPPING_KEYS = frozenset({verl.CHAT_TEMPLATE_VARIABLES, *EARLIER_NAMES})
+"""Foreign keys whose values have names of their own: what is below them is below what they set."""
+_ROLES = frozenset({"actor_train", "actor_infer", "reference", "critic", "validation", "reward"})
+"""First segments for which a leading `*` stands; below `rewards` it stands for two segments."""
 
 _ALPHA = "async_generation_ratio"
 _HYBRID_KEYS = ("actor_rollout_ref.hybrid_engine", "hybrid_engine")
@@ -25,15 +46,64 @@ _MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 _REWARD_FILE, _REWARD_NAME = "custom_reward_function.path", "custom_reward_function.name"
 _KL_TYPE, _KL_TARGET = "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"
 _GROUPING, _METHOD = "reward_normalization.grouping", "reward_normalization.method"
-_TOGETHER = frozenset(
+_JOINT_KEYS = frozenset(
     {*_STRATEGY_KEYS, _MODE, _PIPELINE, _AHEAD, _MINI_BATCH}
     | {_REWARD_FILE, _REWARD_NAME, _GROUPING, _METHOD, _KL_TYPE, _KL_TARGET}
 )
 
 
+def _generalize_path(path: KeyPath) -> KeyPath:
+    """Return the path as the tables write it: the name of a role, reward or environment becomes `*`."""
+    if path[0] in _ROLES:
+        return ("*", *path[1:])
+    if path[0] == "rewards" and len(path) > 2:
+        return ("*", *path[2:])
+    if path[0] == "custom_envs" and len(path) > 2:
+        return ("custom_envs", "*", *path[2:])
+    return path
+
+
+def _find_foreign_key(path: KeyPath) -> tuple[ForeignKey, KeyPath] | None:
+    """Return the row for `path` or for the longest key above it, and the part of `path` that the row stands for."""
+    domain = ("rewards", "*", *path[2:]) if path[0] == "rewards" and len(path) > 2 else path
+    for name in (path, domain, _generalize_path(path)):
+        for length in range(len(name), 0, -1):
+            if (row := FOREIGN_KEYS.get(join_key(name[:length]))) is not None:
+                return row, path[: length + len(path) - len(name)]
+    return None
+
+
+def is_foreign_key(path: KeyPath) -> bool:
+    """Return whether nothing here reads the key, so that its value cannot matter."""
+    found = _find_foreign_key(path)
+    return found is not None and found[0].only is UNSET and join_key(path) not in KEY_RULES
+
+
+def set_foreign_keys_aside(entries: ConfigEntries, notes: list[str], problems: list[ConfigError]) -> ConfigEntries:
+    """Return the entries without foreign keys. Each of those becomes a note, or a problem where its value matters."""
+    kept: ConfigEntries = {}
+    noted: dict[str, dict[str, None]] = {}
+    for path, entry in entries.items():
+        found = None if join_key(path) in KEY_RULES else _find_foreign_key(path)
+        if found is None:
+            kept[path] = entry
+            continue
+        row, covered = found
+        if entry.value is None or entry.value in row.silent:
+            continue
+        if row.only is UNSET:
+            noted.setdefault(row.reason, {})[join_key(covered)] = None
+        elif entry.value != row.only:
+            problem, hint = f"cannot be done [{entry.origin}]", f"only {row.only!r} is possible: {row.reason}"
+            problems.append(ConfigError(problem, key=join_key(path), value=entry.value, hint=hint))
+    for reason, keys in noted.items():
+        notes.append(f"{', '.join(keys)}: change{'s' if len(keys) == 1 else ''} nothing here; {reason}")
+    return kept
+
+
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """One of our keys, set by one of theirs."""
+    """A value for one of our keys that a foreign key sets."""
 
     target: str
     value: Any
@@ -49,15 +119,15 @@ class _Claim:
 
 @dataclass(slots=True)
 class Translation:
-    """Entries in our own words, and what they could not carry."""
+    """Entries under our own keys, and what they could not carry."""
 
     entries: ConfigEntries = field(default_factory=dict)
     mini_batch_groups: ConfigEntry | None = None
-    """Groups of one optimizer step; `derive` turns it into gradient_accumulation_steps."""
+    """Groups of one optimizer step; derivation turns it into gradient_accumulation_steps."""
 
 
 def translate(entries: ConfigEntries, notes: list[str], problems: list[ConfigError]) -> Translation:
-    """Everything in our own words; unknown keys stay for the schema to refuse."""
+    """Return all entries under our own keys. Unknown keys stay for the schema to refuse."""
     translation = Translation()
     claims: list[_Claim] = []
     by_key = {join_key(path): entry for path, entry in entries.items()}
@@ -65,40 +135,40 @@ def translate(entries: ConfigEntries, notes: list[str], problems: list[ConfigErr
         notes.append(f"{old}: is called {EARLIER_NAMES[old]} now; the old name is still read")
     for path, entry in entries.items():
         key = join_key(path)
-        rules = KEY_RULES.get(key) or KEY_RULES.get(join_key(generalize_path(path))) or _inside(path)
-        if key in _TOGETHER or (rules is None and path[0] in DOTTED_ROOTS and entry.value is None):
+        rules = KEY_RULES.get(key) or KEY_RULES.get(join_key(_generalize_path(path))) or _find_mapping_rules(path)
+        if key in _JOINT_KEYS or (rules is None and path[0] in DOTTED_ROOTS and entry.value is None):
             continue
         if rules is None:
-            translation.entries[path] = _spelt_our_way(path, entry)
+            translation.entries[path] = _rewrite_value(path, entry)
         for rule in rules or ():
-            claims += _claimed(rule, path, entry, problems)
-    claims += _asynchrony(by_key, notes, problems) + _reward_function(by_key)
-    claims += _normalisation(by_key, problems) + _kl_control(by_key, problems)
+            claims += _apply_rule(rule, path, entry, problems)
+    claims += _translate_asynchrony(by_key, notes, problems) + _translate_reward_function(by_key)
+    claims += _translate_normalization(by_key, problems) + _translate_kl_control(by_key, problems)
     translation.mini_batch_groups = by_key.get(_MINI_BATCH)
-    _settle(translation.entries, claims, problems)
+    _settle_claims(translation.entries, claims, problems)
     _check_fully_async(translation.entries, by_key, problems)
     return translation
 
 
-def _inside(path: KeyPath) -> tuple[KeyRule, ...] | None:
-    """Of a name inside one of `MAPPING_KEYS`."""
+def _find_mapping_rules(path: KeyPath) -> tuple[KeyRule, ...] | None:
+    """Return the rules for a name inside one of `_MAPPING_KEYS`."""
     for length in range(1, len(path)):
-        if (mapping := join_key(path[:length])) in MAPPING_KEYS:
+        if (mapping := join_key(path[:length])) in _MAPPING_KEYS:
             return tuple(KeyRule(f"{rule.target}.{join_key(path[length:])}") for rule in KEY_RULES[mapping])
     return None
 
 
-def _spelt_our_way(path: KeyPath, entry: ConfigEntry) -> ConfigEntry:
-    rewrite = VALUE_REWRITES.get(join_key(generalize_path(path)))
+def _rewrite_value(path: KeyPath, entry: ConfigEntry) -> ConfigEntry:
+    rewrite = roll.VALUE_REWRITES.get(join_key(_generalize_path(path)))
     return ConfigEntry(rewrite(entry.value), entry.origin) if rewrite is not None else entry
 
 
-def _claimed(rule: KeyRule, path: KeyPath, entry: ConfigEntry, problems: list[ConfigError]) -> list[_Claim]:
+def _apply_rule(rule: KeyRule, path: KeyPath, entry: ConfigEntry, problems: list[ConfigError]) -> list[_Claim]:
     if entry.value is None:
         return []
     target = rule.target
     if target.startswith("*."):
-        rest = len(generalize_path(path)) - 1
+        rest = len(_generalize_path(path)) - 1
         target = join_key((*path[: len(path) - rest], *target.split(".")[1:]))
     try:
         value = rule.rewrite(entry.value)
@@ -109,33 +179,33 @@ def _claimed(rule: KeyRule, path: KeyPath, entry: ConfigEntry, problems: list[Co
     return [] if value is UNSET else [_Claim(target, value, join_key(path), entry.origin)]
 
 
-def _asynchrony(given: dict[str, ConfigEntry], notes: list[str], problems: list[ConfigError]) -> list[_Claim]:
-    """α and the split of devices, from the five keys that speak about them."""
+def _translate_asynchrony(given: dict[str, ConfigEntry], notes: list[str], problems: list[ConfigError]) -> list[_Claim]:
+    """Translate the five keys about α and the split of devices."""
     claims: list[_Claim] = []
     hybrid = next((given[key].value for key in _HYBRID_KEYS if key in given), None)
     for key in _STRATEGY_KEYS:
         if key in given and given[key].value is not None:
-            claims += _strategy(key, given[key], hybrid, problems)
+            claims += _translate_strategy(key, given[key], hybrid, problems)
     if _AHEAD in given:
-        claims += _ahead(given[_AHEAD], problems)
+        claims += _translate_ahead(given[_AHEAD], problems)
     if _PIPELINE in given:
         entry = given[_PIPELINE]
         if isinstance(entry.value, bool):
             claims.append(_Claim(_ALPHA, int(entry.value), _PIPELINE, entry.origin, implied=entry.value))
         else:
-            problems.append(_refused(_PIPELINE, entry, "true or false"))
+            problems.append(_make_problem(_PIPELINE, entry, "true or false"))
     if _MODE in given:
-        claims += _mode(given[_MODE], hybrid, notes, problems)
+        claims += _translate_mode(given[_MODE], hybrid, notes, problems)
     return claims
 
 
-def _strategy(key: str, entry: ConfigEntry, hybrid: Any, problems: list[ConfigError]) -> list[_Claim]:
+def _translate_strategy(key: str, entry: ConfigEntry, hybrid: Any, problems: list[ConfigError]) -> list[_Claim]:
     if entry.value not in ("one-step-off", "fully-async"):
-        problems.append(_refused(key, entry, "one of one-step-off, fully-async"))
+        problems.append(_make_problem(key, entry, "one of one-step-off, fully-async"))
         return []
     if hybrid is True:
         problems.append(
-            _refused(key, entry, "actor_rollout_ref.hybrid_engine=False, which gives rollout its own devices")
+            _make_problem(key, entry, "actor_rollout_ref.hybrid_engine=False, which gives rollout its own devices")
         )
         return []
     return [
@@ -144,26 +214,26 @@ def _strategy(key: str, entry: ConfigEntry, hybrid: Any, problems: list[ConfigEr
     ]
 
 
-def _ahead(entry: ConfigEntry, problems: list[ConfigError]) -> list[_Claim]:
+def _translate_ahead(entry: ConfigEntry, problems: list[ConfigError]) -> list[_Claim]:
     steps = entry.value
     if isinstance(steps, bool) or not isinstance(steps, int | float) or steps < 1:
-        problems.append(_refused(_AHEAD, entry, "a number ≥ 1; k steps ahead are async_generation_ratio = k − 1"))
+        problems.append(_make_problem(_AHEAD, entry, "a number ≥ 1; k steps ahead are async_generation_ratio = k − 1"))
         return []
     return [_Claim(_ALPHA, steps - 1, _AHEAD, entry.origin)]
 
 
-def _mode(entry: ConfigEntry, hybrid: Any, notes: list[str], problems: list[ConfigError]) -> list[_Claim]:
+def _translate_mode(entry: ConfigEntry, hybrid: Any, notes: list[str], problems: list[ConfigError]) -> list[_Claim]:
     if entry.value not in ("sync", "async"):
-        problems.append(_refused(_MODE, entry, "one of sync, async"))
+        problems.append(_make_problem(_MODE, entry, "one of sync, async"))
     elif entry.value == "async" and hybrid is False:
-        # Decoupled pools run one step off unless something else is asked for.
+        # Separate devices run one step off unless another key asks for something else.
         return [_Claim(_ALPHA, 1, _MODE, entry.origin, implied=True)]
     elif entry.value == "async" and hybrid is not False:
         notes.append(f"{_MODE}: actor and rollout share devices unless actor_rollout_ref.hybrid_engine=False is given")
     return []
 
 
-def _reward_function(given: dict[str, ConfigEntry]) -> list[_Claim]:
+def _translate_reward_function(given: dict[str, ConfigEntry]) -> list[_Claim]:
     file, name = given.get(_REWARD_FILE), given.get(_REWARD_NAME)
     if file is None or file.value is None:
         return []
@@ -171,18 +241,18 @@ def _reward_function(given: dict[str, ConfigEntry]) -> list[_Claim]:
     return [_Claim("rewards.default.reward_fn", f"{file.value}:{function}", _REWARD_FILE, file.origin)]
 
 
-def _kl_control(given: dict[str, ConfigEntry], problems: list[ConfigError]) -> list[_Claim]:
-    """A target only counts with the adaptive controller; the fixed one is theirs by default."""
+def _translate_kl_control(given: dict[str, ConfigEntry], problems: list[ConfigError]) -> list[_Claim]:
+    """Translate the KL target, which only counts with the adaptive controller; verl's default is the fixed one."""
     kind, target = given.get(_KL_TYPE, ConfigEntry("fixed", "default")), given.get(_KL_TARGET)
     if kind.value not in ("fixed", "adaptive"):
-        problems.append(_refused(_KL_TYPE, kind, "one of fixed, adaptive"))
+        problems.append(_make_problem(_KL_TYPE, kind, "one of fixed, adaptive"))
     if kind.value != "adaptive" or target is None or target.value is None:
         return []
     return [_Claim("target_kl", target.value, _KL_TARGET, target.origin)]
 
 
-def _normalisation(given: dict[str, ConfigEntry], problems: list[ConfigError]) -> list[_Claim]:
-    """`reward_normalization`: over what (`grouping`), and how (`method`); the two say nothing alone."""
+def _translate_normalization(given: dict[str, ConfigEntry], problems: list[ConfigError]) -> list[_Claim]:
+    """Translate `reward_normalization`: `grouping` says over what, `method` says how."""
     method = given.get(_METHOD)
     if method is None:
         return []
@@ -190,23 +260,23 @@ def _normalisation(given: dict[str, ConfigEntry], problems: list[ConfigError]) -
     over = {"traj_group_id": "group", "state": "group", "batch": "batch"}.get(str(grouping.value))
     parts = {"identity": (0, 0), "mean": (1, 0), "mean_std": (1, 1)}.get(str(method.value))
     if over is None:
-        problems.append(_refused(_GROUPING, grouping, "one of traj_group_id, state, batch"))
+        problems.append(_make_problem(_GROUPING, grouping, "one of traj_group_id, state, batch"))
     if parts is None:
-        problems.append(_refused(_METHOD, method, "one of identity, mean, mean_std"))
+        problems.append(_make_problem(_METHOD, method, "one of identity, mean, mean_std"))
     if over is None or parts is None:
         return []
     pairs = zip(("norm_mean_type", "norm_std_type"), parts, strict=True)
     return [_Claim(key, over if part else "none", _METHOD, method.origin, implied=True) for key, part in pairs]
 
 
-def _refused(key: str, entry: ConfigEntry, expected: str) -> ConfigError:
+def _make_problem(key: str, entry: ConfigEntry, expected: str) -> ConfigError:
     return ConfigError(
         f"cannot be translated [{entry.origin}]", key=key, value=entry.value, hint=f"expected {expected}"
     )
 
 
-def _settle(entries: ConfigEntries, claims: list[_Claim], problems: list[ConfigError]) -> None:
-    """Put claims into `entries`; two different values for one key are a problem."""
+def _settle_claims(entries: ConfigEntries, claims: list[_Claim], problems: list[ConfigError]) -> None:
+    """Put claims into `entries`. Two different values for one key are a problem."""
     for claim in sorted(claims, key=lambda claim: claim.implied):
         path = tuple(claim.target.split("."))
         present = entries.get(path)
@@ -234,14 +304,14 @@ def _check_fully_async(entries: ConfigEntries, given: dict[str, ConfigEntry], pr
     for key in _STRATEGY_KEYS:
         alpha = entries.get((_ALPHA,))
         if key in given and given[key].value == "fully-async" and alpha is not None and _equal(alpha.value, 0):
-            problems.append(_refused(key, given[key], f"{_ALPHA} > 0 beside it, it is 0 ({alpha.origin})"))
+            problems.append(_make_problem(key, given[key], f"{_ALPHA} > 0 beside it, it is 0 ({alpha.origin})"))
 
 
 def suggest_dialect_key(path: KeyPath) -> str | None:
-    """A key of the second dialect that an unknown one may have been meant to be."""
+    """Return a hint for an unknown key of verl, or `None` for a key of ours."""
     if path[0] not in DOTTED_ROOTS:
         return None
-    close = get_close_matches(join_key(path), [*KEY_RULES, *_TOGETHER], 1, 0.7)
+    close = get_close_matches(join_key(path), [*KEY_RULES, *_JOINT_KEYS], 1, 0.7)
     return (
         f"did you mean {close[0]}?"
         if close

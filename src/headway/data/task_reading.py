@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from headway.config import DataArgs, RewardConfig
+from headway.config import DataArgs, RewardConfig, TrainingDataArgs
 from headway.data.data_entries import DataEntry
 from headway.data.prompts import MISSING, Message, PromptBuilder, PromptTokenizer, get_column
 from headway.data.task_table import TaskTable
@@ -125,7 +125,8 @@ class TaskReader:
                 return value
             if value is not None and column == "domain":
                 raise ConfigError(f"{entry.place(number)}: domain {value!r} is not a text")
-        if entry.label in self._claimed or entry.label in self._args.domain_interleave_probs:
+        shares = self._args.domain_interleave_probs if isinstance(self._args, TrainingDataArgs) else {}
+        if entry.label in self._claimed or entry.label in shares:
             return entry.label
         return next(iter(self._claimed)) if len(self._claimed) == 1 else FALLBACK_DOMAIN
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Protocol
 
-from headway.config import DataArgs, ResolvedConfig
+from headway.config import DataArgs, ResolvedConfig, TrainingDataArgs
 from headway.data.data_entries import (
     DatasetPart,
     entry_options,
@@ -28,7 +28,7 @@ from headway.errors import ConfigError
 from headway.seeding import make_rng
 
 _TRAIN, _VALIDATION = "actor_train.data_args", "validation.data_args"
-_OWN = frozenset({"domain_interleave_probs", "file_name", "holdout", "options"})
+_OWN = frozenset({"file_name", "options"})
 """Options that validation does not take over from training as they are."""
 _SMALLEST_SHARE = 0.001
 
@@ -108,9 +108,6 @@ class _Reader:
 def resolve_validation_args(resolved: ResolvedConfig) -> DataArgs:
     """`validation.data_args`, with what is not said there as in training."""
     train, given = resolved.config.actor_train.data_args, resolved.config.validation.data_args
-    if given.holdout is not None:
-        hint = f"{_TRAIN}.holdout keeps rows of the training data for validation"
-        raise ConfigError("is for training data", key=f"{_VALIDATION}.holdout", value=given.holdout, hint=hint)
     if given.file_name and train.holdout:
         problem = f"validation has data of its own: {', '.join(given.file_name)}"
         raise ConfigError(problem, key=f"{_TRAIN}.holdout", value=train.holdout, hint="one of the two")
@@ -166,7 +163,7 @@ def _note_twins(table: TaskTable, validation: TaskTable, notes: list[str]) -> No
         notes.append(f"{_VALIDATION}: {twins} of {len(validation)} prompts are also trained on")
 
 
-def _ordered(tasks: TaskSelection, args: DataArgs, seed: int) -> SizedSource:
+def _ordered(tasks: TaskSelection, args: TrainingDataArgs, seed: int) -> SizedSource:
     shares = args.domain_interleave_probs
     if not shares:
         return ListSource(tasks, seed=seed, epochs=None, shuffle=args.shuffle)
@@ -178,7 +175,7 @@ def _ordered(tasks: TaskSelection, args: DataArgs, seed: int) -> SizedSource:
     return InterleavedSource(sources, shares)
 
 
-def _check_shares(args: DataArgs, domains: Sequence[str]) -> None:
+def _check_shares(args: TrainingDataArgs, domains: Sequence[str]) -> None:
     key, shares = f"{_TRAIN}.domain_interleave_probs", args.domain_interleave_probs
     for name in sorted(shares.keys() - set(domains)):
         close = get_close_matches(name, domains, 1)

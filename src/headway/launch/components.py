@@ -286,7 +286,7 @@ def make_backends(
         ref_logp=components.ref_logp,
         critic=components.critic,
         decode=make_decoder(policy.tokenizer),
-        devices={"train": (0,), "generate": (0,) if resolved.derived.hybrid else (1,)},
+        devices={"train": (0,), "generate": (0,) if resolved.derived.hybrid_engine else (1,)},
     )
 
 

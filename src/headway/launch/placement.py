@@ -134,7 +134,7 @@ def _plan_on_machine(resolved: ResolvedConfig, machine: Machine) -> Placement:
     engines = derived.replicas if device == "cuda" or config.actor_infer.device_mapping is not None else 1
     replicas = len(urls) or engines
     threads_per_engine = max((machine.cores // 2) // replicas, 1)
-    share_all = derived.hybrid or (machine.cores <= _FEW_CORES and replicas == 1)
+    share_all = derived.hybrid_engine or (machine.cores <= _FEW_CORES and replicas == 1)
     gpus = _assign_gpus(resolved, machine) if device == "cuda" and config.processes is not False else {}
     _check_lending(resolved, device, gpus)
     train = machine.cores if share_all or urls else max(machine.cores - threads_per_engine * replicas, 1)
@@ -175,7 +175,7 @@ def _assign_gpus(resolved: ResolvedConfig, machine: Machine) -> dict[str, int]:
     """Give components a GPU each; nothing where there is one GPU, or trainer and engines are not mapped apart."""
     config, devices = resolved.config, resolved.derived.devices
     mapped = config.actor_infer.device_mapping is not None and config.actor_train.device_mapping is not None
-    if machine.gpus < 2 or not mapped or resolved.derived.hybrid:
+    if machine.gpus < 2 or not mapped or resolved.derived.hybrid_engine:
         return {}
     by_url = bool(config.actor_infer.strategy_args.strategy_config.url)
     for role in ("actor_train",) if by_url else ("actor_train", "actor_infer"):

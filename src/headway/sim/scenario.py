@@ -23,7 +23,7 @@ def make_scenario(resolved: ResolvedConfig) -> Scenario:
         settings=replace(make_run_settings(resolved), max_steps=config.simulation.steps),
         simulation=_simulation(resolved),
         train_devices=devices["actor_train"],
-        infer_devices=devices["actor_train"] if resolved.derived.hybrid else devices["actor_infer"],
+        infer_devices=devices["actor_train"] if resolved.derived.hybrid_engine else devices["actor_infer"],
         lend=config.lend_idle_trainer,
         seed=config.seed,
     )

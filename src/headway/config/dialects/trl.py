@@ -1,10 +1,13 @@
-"""What TRL's GRPO trainer calls our options, for the hint where somebody writes one of its names.
+"""TRL and AReaL: names of their options, as tables.
 
-Nothing is translated: these are arguments of Python's, and some mean two of our keys. Names that lead to a key with the
-same last part (`learning_rate`, `temperature`) need no row.
+TRL's names are not translated, because they are arguments of Python functions and some mean two of our keys. They are
+used for the hint when somebody writes one of them. Names that lead to a key with the same last part
+(`learning_rate`, `temperature`) need no row.
 """
 
 from __future__ import annotations
+
+from headway.config.dialects.rules import IN_LEDGER, OWN_TRACKING, ForeignKeys
 
 _RANK = "actor_train.model_args.lora_rank"
 _DATA = "actor_train.data_args.file_name"
@@ -41,4 +44,17 @@ TRL_NAMES: dict[str, str] = {
     "run_name": "exp_name",
     "report_to": "track_with",
     "resume_from_checkpoint": "resume",
+}
+"""TRL's name → our key, as the hint shows it."""
+
+FOREIGN_KEYS: ForeignKeys = {
+    "report_to": OWN_TRACKING,
+    "run_name": "see exp_name",
+    "use_vllm": "see actor_infer.strategy_args.strategy_name",
+    "vllm_mode": "see actor_infer.strategy_args.strategy_name",
+    "log_completions": IN_LEDGER,
+    "trial_name": "see exp_name",
+    "stats_logger": OWN_TRACKING,
+    "recover": "see resume",
+    "launcher": "workers are started by the run itself",
 }

@@ -8,7 +8,7 @@ from typing import Literal
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS
 from headway.algorithms import AdvantageSettings, PolicyObjective, make_advantage_settings, make_objective
-from headway.config import ModelArgs, ResolvedConfig, TrainingArgs
+from headway.config import OptimizerArgs, ResolvedConfig, TrainedModelArgs
 from headway.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp64"]
@@ -129,14 +129,14 @@ def make_local_settings(
     )
 
 
-def _lora_of(args: ModelArgs, seed: int) -> LoraSettings | None:
+def _lora_of(args: TrainedModelArgs, seed: int) -> LoraSettings | None:
     if args.lora_rank is None:
         return None
     alpha = args.lora_alpha or 2.0 * args.lora_rank
     return LoraSettings(rank=args.lora_rank, alpha=alpha, targets=args.lora_target, seed=seed)
 
 
-def _optimizer_of(args: TrainingArgs, max_steps: int) -> OptimizerSettings:
+def _optimizer_of(args: OptimizerArgs, max_steps: int) -> OptimizerSettings:
     return OptimizerSettings(
         learning_rate=args.learning_rate,
         weight_decay=args.weight_decay,

@@ -48,7 +48,7 @@ def test_our_own_engine_stands_in_unless_it_is_said_where_the_server_is(name: st
     [
         ("native", "actor_infer", {"url": URL}, "this is no server"),
         (None, "actor_infer", {"launch": True}, "this is no server"),
-        ("vllm", "reference", {"url": URL}, "only engines can be servers"),
+        ("fsdp2_train", "actor_train", {"url": URL}, "unknown key"),
         ("vllm", "actor_infer", {"url": URL, "launch": True}, "either runs already or is started by us"),
         ("vllm", "actor_infer", {"url": "127.0.0.1:8000"}, "no address of a server"),
         ("vllm", "actor_infer", {"url": "http://host:port"}, "no address of a server"),

@@ -89,3 +89,11 @@ STAGES: Registry[Any] = Registry(
     ),
 )
 """Values of `stages.*.name`; built-in ones are what a stage can stand behind."""
+REWARDS: Registry[Any] = Registry(
+    "reward",
+    built_in=(
+        *("code", "compressibility", "environment", "exact", "format", "ifeval", "image_server", "judge"),
+        *("math", "numeric", "ocr", "reasoning_gym", "regex", "vision_judge"),
+    ),
+)
+"""Values of `rewards.*.reward_fn`: functions `(text, task_data, **reward_args)`, or classes with `score(episode)`."""

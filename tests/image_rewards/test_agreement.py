@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.rewards.images.ocr_reward import fold_text, levenshtein_distance, measure_agreement
+from headway.rewards.images.ocr_reward import _fold, levenshtein_distance, measure_agreement
 
 
 def test_the_rule() -> None:
@@ -18,7 +18,7 @@ def test_the_rule() -> None:
     assert measure_agreement("4711", "88888888888888") == 0.0
     assert measure_agreement("Hello World", "HELLOWORLD") == 1.0
     assert measure_agreement("ab", "a") == 0.5
-    assert fold_text(" A\tb\nC ") == "abc"
+    assert _fold(" A\tb\nC ") == "abc"
 
 
 def test_an_empty_target_is_no_target() -> None:

@@ -18,7 +18,7 @@ from headway.errors import ConfigError, RewardError
 from headway.rewards import reward_client
 from headway.rewards.images.image_reward import png_base64_to_image
 from headway.rewards.images.image_server_reward import make_image_server_reward
-from headway.rewards.judge_rewards import make_vision_judge_reward
+from headway.rewards.judge_rewards import VisionJudgeReward
 from headway.types import Score
 from tests.image_rewards.factory import episode, scored, written
 
@@ -56,7 +56,7 @@ def test_a_vision_model_sees_the_picture_and_the_words() -> None:
         return {"choices": [{"message": {"content": "Fine.\nScore: 7"}}]}
 
     with server(respond) as url:
-        reward = make_vision_judge_reward(base_url=f"{url}/v1", model="m")
+        reward = VisionJudgeReward(base_url=f"{url}/v1", model="m")
         assert scored(reward, PICTURE, prompt="draw 4711", answer="4711").value == 0.7
     image, text = seen[0]["messages"][0]["content"]
     kind, _, data = image["image_url"]["url"].partition(",")
@@ -66,7 +66,7 @@ def test_a_vision_model_sees_the_picture_and_the_words() -> None:
 
 def test_a_vision_model_without_a_score_gives_no_verdict() -> None:
     with server(lambda body: {"choices": [{"message": {"content": "Lovely."}}]}) as url:
-        reward = make_vision_judge_reward(base_url=f"{url}/v1", model="m", retries=1, pause_s=0.001)
+        reward = VisionJudgeReward(base_url=f"{url}/v1", model="m", retries=1, pause_s=0.001)
         with pytest.raises(RewardError, match="vision judge m: no score"):
             scored(reward, PICTURE, prompt="x")
 
@@ -151,7 +151,7 @@ def test_what_a_connection_needs_is_made_once_not_for_every_question(monkeypatch
     monkeypatch.setattr(
         reward_client.urllib.request, "build_opener", lambda *handlers: made.append(1) or make(*handlers)
     )
-    reward_client._opener.cache_clear()
+    reward_client._make_opener.cache_clear()
     with server(lambda body: {"scores": [0.5] * len(body["samples"])}) as url:
         for _ in range(3):
             assert scored(make_image_server_reward(url=url), PICTURE).value == 0.5

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError, RewardError
 from headway.rewards.answer_extraction import extract_boxed, final_text, make_extractor
-from headway.rewards.answer_rewards import make_exact_reward, make_numeric_reward, parse_number
-from headway.rewards.pattern_rewards import make_format_reward, make_regex_reward
+from headway.rewards.text_rewards import (
+    make_exact_reward,
+    make_format_reward,
+    make_numeric_reward,
+    make_regex_reward,
+    parse_number,
+)
 from tests.rewards.factory import episode, judge_all, judged
 
 # -- text

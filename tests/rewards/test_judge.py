@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.judge_rewards import ScoreParser, fill_template, make_judge_reward
+from headway.rewards.judge_rewards import JudgeReward, ScoreParser, fill_template
 from tests.rewards.factory import episode, judged
 
 Answer = tuple[int, dict[str, str], str]
@@ -63,7 +63,7 @@ def test_the_judge_sees_question_reference_and_answer(monkeypatch: pytest.Monkey
 
     monkeypatch.setenv("JUDGE_KEY", "k")
     with server(respond) as url:
-        reward = make_judge_reward(base_url=url + "/", model="m", api_key_env="JUDGE_KEY")
+        reward = JudgeReward(base_url=url + "/", model="m", api_key_env="JUDGE_KEY")
         assert judged(reward, "forty {two}", prompt="6*7?", answer=42) == 0.75
     body, headers = seen[0]
     content = body["messages"][0]["content"]
@@ -89,7 +89,7 @@ def test_a_busy_server_is_asked_again() -> None:
         return answers[len(times) - 1]
 
     with server(respond) as url:
-        assert judged(make_judge_reward(base_url=url, model="m", retries=4, pause_s=0.01), "x") == 1
+        assert judged(JudgeReward(base_url=url, model="m", retries=4, pause_s=0.01), "x") == 1
     assert len(times) == 5 and times[1] - times[0] >= 0.05
 
 
@@ -114,13 +114,13 @@ def test_no_score_is_no_verdict(answer: Answer | str, calls: int, message: str) 
         return answer
 
     with server(respond) as url, pytest.raises(RewardError, match=message):
-        judged(make_judge_reward(base_url=url, model="m", retries=2, pause_s=0.001), "x")
+        judged(JudgeReward(base_url=url, model="m", retries=2, pause_s=0.001), "x")
     assert len(asked) == calls
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(RewardError, match=r"127\.0\.0\.1:9.*refused"):
-        judged(make_judge_reward(base_url="http://127.0.0.1:9/v1", model="m", retries=1, pause_s=0.001), "x")
+        judged(JudgeReward(base_url="http://127.0.0.1:9/v1", model="m", retries=1, pause_s=0.001), "x")
 
 
 def test_a_server_that_hangs_is_given_up() -> None:
@@ -132,7 +132,7 @@ def test_a_server_that_hangs_is_given_up() -> None:
 
     with server(respond) as url:
         with pytest.raises(RewardError, match="timed out"):
-            judged(make_judge_reward(base_url=url, model="m", retries=0, timeout_s=0.1), "x")
+            judged(JudgeReward(base_url=url, model="m", retries=0, timeout_s=0.1), "x")
         release.set()
 
 
@@ -149,7 +149,7 @@ def test_judgements_run_side_by_side_up_to_the_limit() -> None:
         return "Score: 5"
 
     async def scene(url: str) -> list[float]:
-        reward = make_judge_reward(base_url=url, model="m", concurrency=4)
+        reward = JudgeReward(base_url=url, model="m", concurrency=4)
         return [score.value for score in await asyncio.gather(*(reward.score(episode("x")) for _ in range(12)))]
 
     with server(respond) as url:
@@ -159,12 +159,12 @@ def test_judgements_run_side_by_side_up_to_the_limit() -> None:
 
 def test_scores_are_read_from_json_or_by_pattern() -> None:
     as_json = ScoreParser("(x)", "grade", 1, 5)
-    assert as_json.read('Sure:\n```json\n{"why": "{", "grade": 3}\n```') == 0.5
-    assert as_json.read('{"grade": "5"}') == 1
+    assert as_json.parse('Sure:\n```json\n{"why": "{", "grade": 3}\n```') == 0.5
+    assert as_json.parse('{"grade": "5"}') == 1
     for reply in ('{"grade": true}', '{"note": 3}', "3", '{"grade": null}', "[" * 50_000):
         with pytest.raises(ValueError, match="grade"):
-            as_json.read(reply)
-    assert ScoreParser(r"\[\[(\d)\]\]", None, 0, 1).read("[[0]] … [[1]]") == 1
+            as_json.parse(reply)
+    assert ScoreParser(r"\[\[(\d)\]\]", None, 0, 1).parse("[[0]] … [[1]]") == 1
 
 
 def test_what_the_answer_says_is_never_a_field() -> None:
@@ -183,4 +183,4 @@ def test_what_the_answer_says_is_never_a_field() -> None:
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_judge_reward(**{"base_url": "http://localhost/v1", "model": "m", **wrong})
+        JudgeReward(**{"base_url": "http://localhost/v1", "model": "m", **wrong})

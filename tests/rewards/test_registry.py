@@ -12,9 +12,10 @@ import pytest
 
 from headway.config import RewardConfig
 from headway.errors import ConfigError, RewardError
+from headway.registry import REWARDS
 from headway.rewards.function_reward import FunctionReward
 from headway.rewards.reward_composition import RewardTerm, RoutedReward, WeightedSum
-from headway.rewards.reward_registry import make_reward, make_rewards, register_reward, reward_names
+from headway.rewards.reward_registry import BUILT_IN_REWARDS, make_reward, make_rewards
 from headway.types import Episode, Score
 from tests.rewards.factory import episode, judged, scored
 
@@ -42,17 +43,7 @@ class Fixed:
 
 
 def test_rewards_are_found_by_name() -> None:
-    assert set(reward_names()) >= {
-        "code",
-        "environment",
-        "exact",
-        "format",
-        "ifeval",
-        "judge",
-        "math",
-        "numeric",
-        "regex",
-    }
+    assert set(BUILT_IN_REWARDS) == set(REWARDS.built_in)
     assert judged(make_reward("numeric", {"tolerance": 1}), "42", answer=43) == 1
     assert judged(make_reward("numeric", answer="solution"), "42", solution=42) == 1
     assert judged(make_reward("numeric", {"answer": "gold"}, answer="solution"), "42", gold=42) == 1
@@ -62,7 +53,7 @@ def test_rewards_are_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
-        ("numerc", {}, "did you mean 'numeric'"),
+        ("numerc", {}, "did you mean numeric"),
         ("numeric", {"tolerence": 1}, "arguments of numeric: answer, part, take, tolerance"),
         ("regex", {}, "pattern"),
         (f"{USER}:absent", {}, "has no 'absent'"),
@@ -152,14 +143,22 @@ def test_a_call_that_hangs_costs_one_slot_only() -> None:
     asyncio.run(scene())
 
 
-def test_names_are_given_once() -> None:
-    @register_reward("test_registry_own")
-    def own(*, value: float = 1.0) -> Fixed:
-        return Fixed(value)
+def test_registered_functions_and_classes_are_rewards_by_name() -> None:
+    def count(text: str, task_data: dict[str, Any], *, each: float = 1.0) -> float:
+        return each * len(text)
 
-    assert judged(make_reward("test_registry_own", {"value": 4}), "x") == 4
-    with pytest.raises(ConfigError, match="taken"):
-        register_reward("numeric")(own)
+    try:
+        REWARDS.register("test_count", count)
+        REWARDS.register("test_fixed", Fixed)
+        assert judged(make_reward("test_count", {"each": 2}), "xyz") == 6
+        assert judged(make_reward("test_fixed", {"value": 4}), "x") == 4
+        with pytest.raises(ConfigError, match="arguments of test_count: each"):
+            make_reward("test_count", {"many": 2})
+    finally:
+        REWARDS.unregister("test_count")
+        REWARDS.unregister("test_fixed")
+    with pytest.raises(ConfigError, match="built-in"):
+        REWARDS.register("numeric", count)
 
 
 # -- composition
@@ -253,5 +252,5 @@ def test_without_rewards_the_environment_decides() -> None:
 
 
 def test_a_mistake_in_a_configuration_names_its_reward() -> None:
-    with pytest.raises(ConfigError, match=r"rewards\.math2.*is no reward, did you mean 'math'"):
+    with pytest.raises(ConfigError, match=r"rewards\.math2.*is no reward .did you mean math"):
         make_rewards({"math2": RewardConfig()})

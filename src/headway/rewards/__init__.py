@@ -1,1 +1,1 @@
-"""Rewards: a verdict on one finished episode."""
+"""Rewards: functions and services that score finished episodes."""

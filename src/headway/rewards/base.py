@@ -1,4 +1,7 @@
-"""The reward protocol. A reward that fails raises; it never answers zero for 'I do not know'."""
+"""The reward protocol, and group-relative advantages without a tensor library.
+
+A reward that fails raises an error; it never returns zero for an unknown score.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from headway.types import Episode, Score
 
 
 class Reward(Protocol):
-    """Scores one episode, concurrently with others. Blocking work sits behind a thread or process."""
+    """Scores episodes concurrently. Blocking work belongs on a thread or in a process."""
 
     async def score(self, episode: Episode) -> Score:
-        """Raises `RewardError` when there is no verdict."""
+        """Score one episode. Raises `RewardError` if there is no score."""
         ...
 
 
 class EpisodeReturn:
-    """The sum of what the environment gave: the reward of agentic tasks that need no other judge."""
+    """The sum of the environment's own rewards, for agentic tasks that need no other reward."""
 
     __slots__ = ()
 
@@ -27,12 +30,12 @@ class EpisodeReturn:
 
 
 def group_relative_advantages(rewards: Sequence[float]) -> list[float]:
-    """(R − mean) / (std + 1e-6) over the members of one group."""
+    """Return (R − mean) / (std + 1e-6) over the members of one group."""
     mean = sum(rewards) / len(rewards)
     std = sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
     return [(reward - mean) / (std + 1e-6) for reward in rewards]
 
 
 def has_zero_variance(rewards: Sequence[float]) -> bool:
-    """All members got the same reward."""
+    """Return whether all members of a group have the same reward, so that the group teaches nothing."""
     return all(reward == rewards[0] for reward in rewards)

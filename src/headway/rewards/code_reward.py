@@ -1,12 +1,12 @@
 """Programs that a model wrote, run against tests in the sandbox.
 
-Two kinds of tests, both judged out here, so that a program never meets the answer it is compared with:
+There are two kinds of tests. Both are judged outside the sandbox, so a program never sees the answer:
 
-* functions: `{"call": "add(1, 2)", "expected": 3}`, or the text `assert add(1, 2) == 3`, which is read as one;
+* functions: `{"call": "add(1, 2)", "expected": 3}`, or the text `assert add(1, 2) == 3`, which means the same;
 * whole programs: `{"input": "1 2", "output": "3"}`, stdin and stdout.
 
-A program that fails, loops or is cut off has failed its tests: a score of zero. Only a sandbox that cannot run it
-gives no verdict.
+A program that fails, loops or exceeds a limit has failed its tests and scores zero. There is no score only if the
+sandbox itself cannot run it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from headway.errors import ConfigError, RewardError
 from headway.rewards.answer_extraction import get_expected_answer
-from headway.rewards.function_reward import AsyncReward
+from headway.rewards.function_reward import BuiltInReward
 from headway.sandbox import ProgramEnding, Sandbox, SandboxBroken, SandboxLimits, SandboxRefused
 from headway.sandbox.probe import find_quick_problem
 
@@ -32,7 +32,7 @@ _OPEN_FENCE = re.compile(r"^[ \t]*```[ \t]*(?:python|py)?[^\n]*\n(.*)\Z", re.DOT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTest:
-    """An expression over the program's functions, and its value."""
+    """An expression that calls the program's functions, and its value."""
 
     setup: str = ""
     expression: str
@@ -41,7 +41,7 @@ class CallTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTest:
-    """What the whole program reads, and what it should print."""
+    """The input of the whole program, and the output it should print."""
 
     stdin: str
     stdout: str
@@ -57,34 +57,35 @@ def make_code_reward(
     concurrency: int | None = None,
     packages: Sequence[str] = (),
     sandbox: Sandbox | None = None,
-) -> AsyncReward:
-    """1 where the last fenced program of the text passes all `tests` of its task, else 0.
+) -> BuiltInReward:
+    """Score 1 if the last fenced program of the text passes all `tests` of its task, else 0.
 
-    `partial`: the share of tests passed. `most_tests`: only so many, evenly chosen; 0 for all. `timeout_s`: for all
-    functions together, for each whole program alone. `packages`: folders that programs may import from.
+    `partial`: score the share of tests passed. `most_tests`: use only so many, evenly chosen; 0 for all. `timeout_s`:
+    for all functions together, and for each whole program. `packages`: folders that programs may import from.
     """
     problem = "" if sandbox else find_quick_problem()
     if problem:
         raise ConfigError(problem, key="reward_fn", value="code")
-    place = sandbox or Sandbox(concurrency=concurrency, packages=packages)
+    runner = sandbox or Sandbox(concurrency=concurrency, packages=packages)
     limits = SandboxLimits(wall_s=timeout_s, cpu_s=max(int(timeout_s) + 1, 1), memory_mb=memory_mb, output_kb=1024)
 
-    async def judge(text: str, data: Mapping[str, Any]) -> float:
-        asked = choose_tests([parse_test(one) for one in _listed(get_expected_answer(data, tests))], most_tests)
+    async def score(text: str, data: Mapping[str, Any]) -> float:
+        listed = _list_tests(get_expected_answer(data, tests))
+        chosen = choose_tests([parse_test(one) for one in listed], most_tests)
         program = extract_program(text)
         if not program.strip():
             return 0.0
         try:
-            passed = await _passed(place, program, asked, limits, partial)
+            passed = await _count_passed(runner, program, chosen, limits, partial)
         except (SandboxRefused, SandboxBroken) as error:
             raise RewardError(f"code: {error}") from error
-        return passed / len(asked) if partial else float(passed == len(asked))
+        return passed / len(chosen) if partial else float(passed == len(chosen))
 
-    return AsyncReward("code", judge)
+    return BuiltInReward("code", score)
 
 
 def extract_program(text: str) -> str:
-    """The last fenced block, one of Python if there is any; an unfenced text is a program itself."""
+    """Return the last fenced block, of Python if there is any; a text without fences is a program itself."""
     blocks: list[tuple[str, str]] = _FENCE.findall(text)
     python = [block for language, block in blocks if language.lower() in ("python", "py", "python3")]
     if blocks:
@@ -94,42 +95,43 @@ def extract_program(text: str) -> str:
 
 
 def parse_test(test: Any) -> CallTest | StreamTest:
-    """One test as the task spells it. Raises `RewardError` where it is none."""
+    """Parse one test of a task. Raises `RewardError` if it is not a test."""
     if isinstance(test, str):
-        return _read_assert(test)
+        return _parse_assert(test)
     if isinstance(test, Mapping) and "call" in test and "expected" in test:
         return CallTest(setup=str(test.get("setup", "")), expression=str(test["call"]), expected=test["expected"])
     if isinstance(test, Mapping) and "input" in test and "output" in test:
-        return StreamTest(stdin=_joined(test["input"]), stdout=_joined(test["output"]))
+        return StreamTest(stdin=_join_lines(test["input"]), stdout=_join_lines(test["output"]))
     raise RewardError(f"{str(test)[:200]!r} is no test: give call and expected, input and output, or an assert")
 
 
 def choose_tests(tests: list[CallTest | StreamTest], most: int) -> list[CallTest | StreamTest]:
-    """At most `most` tests, evenly over the list."""
+    """Return at most `most` tests, evenly over the list."""
     if not most or len(tests) <= most:
         return tests
-    return [tests[place * len(tests) // most] for place in range(most)]
+    return [tests[number * len(tests) // most] for number in range(most)]
 
 
-async def _passed(
+async def _count_passed(
     sandbox: Sandbox, program: str, tests: Sequence[CallTest | StreamTest], limits: SandboxLimits, partial: bool
 ) -> int:
+    """Count the tests passed; unless `partial`, return 0 after the first failure."""
     calls = [test for test in tests if isinstance(test, CallTest)]
     streams = [test for test in tests if isinstance(test, StreamTest)]
-    passed = await _calls(sandbox, program, calls, limits) if calls else 0
+    passed = await _run_calls(sandbox, program, calls, limits) if calls else 0
     if passed < len(calls) and not partial:
         return 0
     if partial:
-        return passed + sum(await asyncio.gather(*(_stream(sandbox, program, test, limits) for test in streams)))
-    for test in streams:  # one after the other: the first failure settles it
-        if not await _stream(sandbox, program, test, limits):
+        return passed + sum(await asyncio.gather(*(_run_stream(sandbox, program, test, limits) for test in streams)))
+    for test in streams:  # one after the other: the first failure decides
+        if not await _run_stream(sandbox, program, test, limits):
             return 0
         passed += 1
     return passed
 
 
-async def _calls(sandbox: Sandbox, program: str, tests: Sequence[CallTest], limits: SandboxLimits) -> int:
-    """All function tests in one process: how many it passed before it ended or was cut off."""
+async def _run_calls(sandbox: Sandbox, program: str, tests: Sequence[CallTest], limits: SandboxLimits) -> int:
+    """Run all function tests in one process; return how many passed before it ended or exceeded a limit."""
     cases = json.dumps([[test.setup, test.expression] for test in tests])
     outcome = await sandbox.run_python(HARNESS, stdin=cases, files={"solution.py": program}, limits=limits)
     values: dict[int, Any] = {}
@@ -137,37 +139,37 @@ async def _calls(sandbox: Sandbox, program: str, tests: Sequence[CallTest], limi
         try:
             index, value = json.loads(line)
         except (ValueError, TypeError, RecursionError):
-            continue  # not ours, or cut off
+            continue  # written by the program itself, or truncated
         if isinstance(index, int):
             values.setdefault(index, value)
-    return sum(place in values and is_same_value(values[place], test.expected) for place, test in enumerate(tests))
+    return sum(at in values and is_same_value(values[at], test.expected) for at, test in enumerate(tests))
 
 
-async def _stream(sandbox: Sandbox, program: str, test: StreamTest, limits: SandboxLimits) -> bool:
+async def _run_stream(sandbox: Sandbox, program: str, test: StreamTest, limits: SandboxLimits) -> bool:
     outcome = await sandbox.run_python(program, stdin=test.stdin, limits=limits)
     return outcome.ending is ProgramEnding.EXITED and outcome.ok and is_same_output(outcome.stdout, test.stdout)
 
 
-def _read_assert(text: str) -> CallTest:
-    """`assert call == literal` becomes a call and its value; of any other assert the truth must be `True`."""
+def _parse_assert(text: str) -> CallTest:
+    """Turn `assert call == literal` into a call and its value; any other assert must be `True` inside the sandbox."""
     try:
         *setup, last = ast.parse(text.strip()).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RewardError(f"{text[:200]!r} is no test: {error}") from error
     if not isinstance(last, ast.Assert):
         raise RewardError(f"{text[:200]!r} is no test: it does not end with an assert")
-    before = "\n".join(ast.unparse(line) for line in setup)
+    setup_code = "\n".join(ast.unparse(line) for line in setup)
     match last.test:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             try:
-                return CallTest(setup=before, expression=ast.unparse(left), expected=ast.literal_eval(right))
+                return CallTest(setup=setup_code, expression=ast.unparse(left), expected=ast.literal_eval(right))
             except ValueError:
                 pass
-    return CallTest(setup=before, expression=f"bool({ast.unparse(last.test)})", expected=True)
+    return CallTest(setup=setup_code, expression=f"bool({ast.unparse(last.test)})", expected=True)
 
 
-def _listed(tests: Any) -> list[Any]:
-    """Tests as a list; data sets also have JSON in a text, or `{"inputs": […], "outputs": […]}`."""
+def _list_tests(tests: Any) -> list[Any]:
+    """Return tests as a list; data sets also have JSON in a text, or `{"inputs": […], "outputs": […]}`."""
     if isinstance(tests, str):
         try:
             tests = json.loads(tests)
@@ -180,25 +182,25 @@ def _listed(tests: Any) -> list[Any]:
     return list(tests)
 
 
-def _joined(lines: Any) -> str:
+def _join_lines(lines: Any) -> str:
     return "\n".join(map(str, lines)) if isinstance(lines, list | tuple) else str(lines)
 
 
-_RELATIVE = 1e-6
+_RELATIVE_TOLERANCE = 1e-6
 
 
 def is_same_value(found: Any, wanted: Any) -> bool:
-    """Whether `found`, as the harness writes values, is `wanted`. Lists and tuples are alike, floats are near."""
+    """Return whether `found`, as the harness writes values, is `wanted`. Lists equal tuples; floats may be near."""
     if isinstance(wanted, bool) or wanted is None or isinstance(wanted, str):
         return type(found) is type(wanted) and bool(found == wanted)
     if isinstance(wanted, int | float | complex):
-        return _same_number(_number(found), wanted)
+        return _is_same_number(_parse_number(found), wanted)
     if not isinstance(found, dict) or len(found) != 1:
         return False
     ((kind, content),) = found.items()
     if isinstance(wanted, bytes):
         return bool(kind == "bytes" and content == wanted.hex())
-    if not isinstance(content, list):  # a program may write to the channel of the harness what it likes
+    if not isinstance(content, list):  # a program may write anything to the channel of the harness
         return False
     if isinstance(wanted, list | tuple) and kind == "list":
         return len(content) == len(wanted) and all(map(is_same_value, content, wanted))
@@ -206,11 +208,11 @@ def is_same_value(found: Any, wanted: Any) -> bool:
         return len(content) == len(wanted) and all(
             any(is_same_value(one, other) for one in content) for other in wanted
         )
-    return isinstance(wanted, dict) and kind == "dict" and _same_dict(content, wanted)
+    return isinstance(wanted, dict) and kind == "dict" and _is_same_dict(content, wanted)
 
 
-def _same_dict(pairs: list[Any], wanted: dict[Any, Any]) -> bool:
-    """JSON has only texts as keys: the key `1` of a program is the `"1"` of a data set."""
+def _is_same_dict(pairs: list[Any], wanted: dict[Any, Any]) -> bool:
+    """Compare dicts. JSON has only texts as keys, so the key `1` of a program equals the `"1"` of a data set."""
     if len(pairs) != len(wanted) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         return False
     return all(
@@ -219,7 +221,7 @@ def _same_dict(pairs: list[Any], wanted: dict[Any, Any]) -> bool:
     )
 
 
-def _number(found: Any) -> int | float | complex | None:
+def _parse_number(found: Any) -> int | float | complex | None:
     if isinstance(found, int) and not isinstance(found, bool):
         return found
     try:
@@ -233,46 +235,37 @@ def _number(found: Any) -> int | float | complex | None:
     return None
 
 
-def _same_number(found: int | float | complex | None, wanted: int | float | complex) -> bool:
+def _is_same_number(found: int | float | complex | None, wanted: int | float | complex) -> bool:
     if found is None:
         return False
     if isinstance(found, int) and isinstance(wanted, int):
         return found == wanted
     if isinstance(found, complex) or isinstance(wanted, complex):
-        return abs(complex(found) - complex(wanted)) <= _RELATIVE * max(abs(complex(wanted)), 1e-6)
+        return abs(complex(found) - complex(wanted)) <= _RELATIVE_TOLERANCE * max(abs(complex(wanted)), 1e-6)
     if found != found or wanted != wanted:
         return found != found and wanted != wanted
     try:
-        return isclose(found, wanted, rel_tol=_RELATIVE, abs_tol=1e-9)
+        return isclose(found, wanted, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-9)
     except OverflowError:
         return False
 
 
 def is_same_output(found: str, wanted: str) -> bool:
-    """Line by line without trailing white space; where texts differ, numbers may be near."""
-    mine, theirs = _lines(found), _lines(wanted)
-    if mine == theirs:
-        return True
-    if len(mine) != len(theirs):
-        return False
-    for one, other in zip(mine, theirs, strict=True):
-        words, others = one.split(), other.split()
-        if len(words) != len(others) or not all(map(_same_word, words, others)):
-            return False
-    return True
+    """Compare line by line without trailing white space; numbers that are not whole may differ slightly."""
+    found_lines, wanted_lines = ([line.split() for line in text.rstrip().splitlines()] for text in (found, wanted))
+    return len(found_lines) == len(wanted_lines) and all(
+        len(one) == len(other) and all(map(_is_same_word, one, other))
+        for one, other in zip(found_lines, wanted_lines, strict=True)
+    )
 
 
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
-
-
-def _same_word(one: str, other: str) -> bool:
+def _is_same_word(one: str, other: str) -> bool:
     if one == other:
         return True
     if "." not in other and "e" not in other.lower():
-        return False  # whole numbers must be the same
+        return False  # whole numbers must be equal
     try:
-        return isclose(float(one), float(other), rel_tol=_RELATIVE, abs_tol=1e-9)
+        return isclose(float(one), float(other), rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-9)
     except ValueError:
         return False
 
@@ -321,4 +314,9 @@ for index, (setup, expression) in enumerate(cases):
     answers.write(line + "\\n")
     answers.flush()
 os._exit(0)
+"""
+"""Program that calls a solution's functions inside the sandbox; its text is sent there.
+
+It evaluates expressions and prints their values. Neither it nor the solution knows the expected values: whatever the
+solution does to the interpreter, it can only cheat by guessing right.
 """

@@ -1,7 +1,15 @@
-"""A reward from a function `(text, task_data) -> float | dict`, the user's own or one of ours.
+"""Rewards from functions `(text, task_data) -> float | dict`: built-in ones, users' own, and those of verl or TRL.
 
-Guarantees: whatever the function raises or returns that is not a finite number becomes a `RewardError` that names the
-function and the value. Functions of the user that are not `async` run on threads, so that a slow one holds up nobody.
+Guarantees: if a function raises, or returns something that is not a finite number, that becomes a `RewardError` that
+names the function and the value. Users' functions that are not `async` run on threads, so a slow one delays no other.
+
+Functions that were written for verl or TRL are recognised by the names of their parameters and called as they expect:
+
+    verl    compute_score(data_source, solution_str, ground_truth, extra_info=None) -> a number, or a dict with `score`
+    TRL     reward(prompts, completions, <column>, …, **kwargs) -> a list of numbers
+
+One call is about one answer, so TRL's lists have one element; the answer to a list of messages is a message too. A
+function gets only the parameters it asks for. Tokens (`completion_ids`) and the trainer's state are not available.
 """
 
 from __future__ import annotations
@@ -17,53 +25,44 @@ from headway.rewards.answer_extraction import final_text
 from headway.rewards.thread_limiter import ThreadLimiter
 from headway.types import Episode, Score
 
-TextScorer = Callable[[str, Mapping[str, Any]], Any]
+ScoringFunction = Callable[[Any, Mapping[str, Any]], Any]
+"""A quick function, or a coroutine function, of what a reward looks at and the task's data."""
+UserFunction = Callable[..., Any]
 
 
-class InlineReward:
-    """A function that is done in microseconds: called in place."""
+class BuiltInReward:
+    """A function of ours that is done in microseconds or is `async`. `view` picks what it sees of an episode."""
 
-    __slots__ = ("_judge", "_name")
+    __slots__ = ("_function", "_name", "_view")
 
-    def __init__(self, name: str, judge: TextScorer) -> None:
-        self._name, self._judge = name, judge
-
-    async def score(self, episode: Episode) -> Score:
-        return result_to_score(self._name, self._judge(final_text(episode), episode.task.data))
-
-
-class AsyncReward:
-    """A coroutine function of ours that waits for a process or a server."""
-
-    __slots__ = ("_judge", "_name")
-
-    def __init__(self, name: str, judge: TextScorer) -> None:
-        self._name, self._judge = name, judge
+    def __init__(self, name: str, function: ScoringFunction, *, view: Callable[[Episode], Any] = final_text) -> None:
+        self._name, self._function, self._view = name, function, view
 
     async def score(self, episode: Episode) -> Score:
-        return result_to_score(self._name, await self._judge(final_text(episode), episode.task.data))
+        result = self._function(self._view(episode), episode.task.data)
+        return result_to_score(self._name, await result if inspect.isawaitable(result) else result)
 
 
 class FunctionReward:
-    """A function of the user's own, `async` or not, with `arguments` by keyword. It sees what `shown` gives."""
+    """A user's function, `async` or not, with `arguments` by keyword. `view` picks what it sees of an episode."""
 
-    __slots__ = ("_arguments", "_function", "_name", "_shown", "_threads")
+    __slots__ = ("_arguments", "_function", "_name", "_threads", "_view")
 
     def __init__(
         self,
         name: str,
-        function: Callable[..., Any],
+        function: UserFunction,
         arguments: Mapping[str, Any],
         *,
         concurrency: int = 8,
-        shown: Callable[[Episode], Any] = final_text,
+        view: Callable[[Episode], Any] = final_text,
     ) -> None:
         self._name, self._function, self._arguments = name, function, dict(arguments)
-        self._shown = shown
+        self._view = view
         self._threads = ThreadLimiter(concurrency, f"reward {name}")
 
     async def score(self, episode: Episode) -> Score:
-        answer, data = self._shown(episode), dict(episode.task.data)
+        answer, data = self._view(episode), dict(episode.task.data)
         try:
             if inspect.iscoroutinefunction(self._function):
                 result = await self._function(answer, data, **self._arguments)
@@ -74,69 +73,69 @@ class FunctionReward:
         except RewardError:
             raise
         except Exception as error:
-            where = _place(error)
+            where = _locate(error)
             problem = f"{self._name} raised {type(error).__name__}: {error}{where} ({episode.sample_id})"
             raise RewardError(problem) from error
         return result_to_score(self._name, result)
 
 
 def result_to_score(name: str, result: Any) -> Score:
-    """A function's result as a score: a finite number, or a dict with one under `score` and more beside it."""
+    """Convert a function's result: a finite number, or a dict with a number under `score` and more beside it."""
     if isinstance(result, Mapping):
         if "score" not in result:
-            raise RewardError(f"{name} returned a dict without 'score': {_shown(result)}")
-        parts = {str(key): _number(f"{name}[{key!r}]", value) for key, value in result.items() if key != "score"}
-        return Score(value=_number(f"{name}['score']", result["score"]), parts=parts)
-    return Score(value=_number(name, result))
+            raise RewardError(f"{name} returned a dict without 'score': {_shorten(result)}")
+        parts = {str(key): _to_number(f"{name}[{key!r}]", value) for key, value in result.items() if key != "score"}
+        return Score(value=_to_number(f"{name}['score']", result["score"]), parts=parts)
+    return Score(value=_to_number(name, result))
 
 
-def _number(name: str, value: Any) -> float:
+def _to_number(name: str, value: Any) -> float:
     if not isinstance(value, Real) and type(value).__module__ != "numpy":
-        raise RewardError(f"{name} returned {_shown(value)} ({type(value).__name__}), not a number")
+        raise RewardError(f"{name} returned {_shorten(value)} ({type(value).__name__}), not a number")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise RewardError(f"{name} returned {_shown(value)} ({type(value).__name__}): {error}") from error
+        raise RewardError(f"{name} returned {_shorten(value)} ({type(value).__name__}): {error}") from error
     if not isfinite(number):
         raise RewardError(f"{name} returned {number}, which is no reward")
     return number
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-def _place(error: BaseException) -> str:
-    """File and line that raised it: the last frame of the traceback."""
+def _locate(error: BaseException) -> str:
+    """Return the file and line that raised the error: the last frame of the traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
 
 
-UserFunction = Callable[..., Any]
-
-
 def adapt_foreign_function(function: UserFunction, answer: str) -> UserFunction | None:
-    """`function` as one of `(text, task_data, **reward_args)`, where it is one of theirs. `answer` names a column."""
+    """Wrap a function of verl or TRL as `(text, task_data, **reward_args)`; return None for any other function.
+
+    `answer` names the column of the task's answer.
+    """
     try:
-        takes = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None
-    everything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
 
-    def asked(offered: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in offered.items() if everything or name in takes}
+    def select(offered: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in offered.items() if takes_all or name in parameters}
 
-    if {"solution_str", "ground_truth"} <= takes.keys():
-        return lambda text, data, **more: function(**{**asked(_for_verl(text, data, answer)), **more})
-    if "completions" in takes:
-        return lambda text, data, **more: _only(function(**{**asked(_for_trl(text, data)), **more}))
+    if {"solution_str", "ground_truth"} <= parameters.keys():
+        return lambda text, data, **more: function(**{**select(_verl_arguments(text, data, answer)), **more})
+    if "completions" in parameters:
+        return lambda text, data, **more: _unwrap_single(function(**{**select(_trl_arguments(text, data)), **more}))
     return None
 
 
-def _for_verl(text: str, data: Mapping[str, Any], answer: str) -> dict[str, Any]:
+def _verl_arguments(text: str, data: Mapping[str, Any], answer: str) -> dict[str, Any]:
     model = data.get("reward_model")
     truth = model["ground_truth"] if isinstance(model, Mapping) and "ground_truth" in model else data[answer]
     return {
@@ -147,18 +146,18 @@ def _for_verl(text: str, data: Mapping[str, Any], answer: str) -> dict[str, Any]
     }
 
 
-def _for_trl(text: str, data: Mapping[str, Any]) -> dict[str, Any]:
+def _trl_arguments(text: str, data: Mapping[str, Any]) -> dict[str, Any]:
     prompt = data.get("prompt")
-    said = [{"role": "assistant", "content": text}] if isinstance(prompt, list) else text
-    return {**{name: [value] for name, value in data.items()}, "prompts": [prompt], "completions": [said]}
+    completion = [{"role": "assistant", "content": text}] if isinstance(prompt, list) else text
+    return {**{name: [value] for name, value in data.items()}, "prompts": [prompt], "completions": [completion]}
 
 
-def _only(result: Any) -> Any:
-    """The one verdict of a list; what is no list is for others to complain about."""
+def _unwrap_single(result: Any) -> Any:
+    """Return the only element of a list; return anything else unchanged, for `result_to_score` to reject."""
     if inspect.isawaitable(result):
-        return _awaited(result)
+        return _await_single(result)
     return result[0] if isinstance(result, list | tuple) and len(result) == 1 else result
 
 
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return _only(await result)
+async def _await_single(result: Awaitable[Any]) -> Any:
+    return _unwrap_single(await result)

@@ -1,23 +1,24 @@
-"""Mathematical answers, equal in value: `math-verify` in worker processes.
+"""Mathematical answers compared by value, with `math-verify` in worker processes.
 
-That library parses with regular expressions and asks a computer algebra system, both of which can take for ever on
-the wrong text, and its own time limits are signals, which do not work beside an event loop. So its limits are off and
-ours are on: a call that takes too long or too much memory has no verdict.
+That library parses with regular expressions and calls a computer algebra system. Both can take for ever on some texts,
+and the library's own time limits are signals, which do not work beside an event loop. So its limits are off, and the
+worker's limits apply: a call that takes too long or too much memory has no score.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from headway.errors import ConfigError
 from headway.rewards.answer_extraction import get_expected_answer, make_extractor
-from headway.rewards.function_reward import AsyncReward
+from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 
-_LONGEST = 20_000
-"""Characters of the text's end that are looked at."""
+_MAX_CHARACTERS = 20_000
+"""Only so many characters at the end of the text are parsed."""
 
 
 def make_math_reward(
@@ -28,8 +29,8 @@ def make_math_reward(
     strict: bool = True,
     timeout_s: float = 5.0,
     concurrency: int = 2,
-) -> AsyncReward:
-    """1 where the answer in the text (`\\boxed{…}`, LaTeX or plain) equals the task's in value, else 0.
+) -> BuiltInReward:
+    """Score 1 if the answer in the text (`\\boxed{…}`, LaTeX or plain) equals the task's in value, else 0.
 
     `precision`: decimals that count. `strict`: variables and intervals must be written alike.
     """
@@ -37,12 +38,33 @@ def make_math_reward(
         raise ConfigError("needs math-verify", key="reward_fn", value="math", hint="pip install 'headway[math]'")
     extract, workers = make_extractor(part), RewardWorkerPool(concurrency)
 
-    async def judge(text: str, data: Mapping[str, Any]) -> float:
-        gold, said = str(get_expected_answer(data, answer)), extract(text)
-        if said is None:
+    async def score(text: str, data: Mapping[str, Any]) -> float:
+        expected, found = str(get_expected_answer(data, answer)), extract(text)
+        if found is None:
             return 0.0
-        said = said if part == "all" else f"${said.strip().strip('$')}$"
-        args = (gold, said[-_LONGEST:], precision, strict)
-        return float(await workers.call("headway.rewards.math_worker:is_equal_value", *args, timeout_s=timeout_s))
+        found = found if part == "all" else f"${found.strip().strip('$')}$"
+        args = (expected, found[-_MAX_CHARACTERS:], precision, strict)
+        return float(await workers.call(f"{__name__}:is_equal_value", *args, timeout_s=timeout_s))
 
-    return AsyncReward("math", judge)
+    return BuiltInReward("math", score)
+
+
+def prepare() -> None:
+    """Import and compile in the worker what the first call needs, before its time starts."""
+    logging.disable(logging.CRITICAL)  # the library warns that its own limits are off
+    is_equal_value("$\\frac{1}{2}$", "\\boxed{0.5} is 1/2", 6, True)
+
+
+def is_equal_value(expected: str, text: str, precision: int, strict: bool) -> bool:
+    """Return whether the answer in `text` equals `expected`. Runs in a worker."""
+    from math_verify import parse, verify
+
+    gold = parse(expected, parsing_timeout=None)
+    if not gold or ("\\" in expected and "$" not in expected and "boxed" not in expected):
+        gold = parse(f"${expected}$", parsing_timeout=None) or gold
+    if not gold:
+        raise ValueError(f"the task's answer {expected[:200]!r} is no mathematics that can be read")
+    found = parse(text, parsing_timeout=None)
+    return bool(found) and bool(
+        verify(gold, found, float_rounding=precision, strict=strict, timeout_seconds=None, raise_on_error=False)
+    )

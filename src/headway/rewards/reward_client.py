@@ -1,26 +1,33 @@
-"""One question to a server, over the OpenAI protocol or in plain JSON; blocking, with the standard library.
+"""HTTP requests to reward servers, over the OpenAI protocol or in plain JSON, with the standard library.
 
-Follows no redirect (the key would go along), uses no proxy that was not asked for, reads no more than a megabyte.
+Requests block and belong on a thread. They follow no redirect (the API key would go along), use no proxy that the
+configuration does not name, and read at most a megabyte. `retry_with_backoff` repeats what may succeed later.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
-_MOST_BYTES = 1 << 20
+from headway.errors import ConfigError, RewardError
+
+T = TypeVar("T")
+
+_MAX_BYTES = 1 << 20
 
 
 class RewardServerError(Exception):
-    """No answer. `again_in_s`: when the server wants to be asked again; `None` where asking again cannot help."""
+    """A request without an answer. `retry_in_s` is the wait that the server asks for; `None`: a retry cannot help."""
 
-    def __init__(self, problem: str, again_in_s: float | None) -> None:
+    def __init__(self, problem: str, retry_in_s: float | None) -> None:
         super().__init__(problem)
-        self.again_in_s = again_in_s
+        self.retry_in_s = retry_in_s
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -28,25 +35,61 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+def normalise_url(url: str, key: str) -> str:
+    """Return a server's address without a slash at its end. Raises `ConfigError` if it is not HTTP."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError("must begin with http:// or https://", key=key, value=url)
+    return url.rstrip("/")
+
+
+def read_api_key(variable: str | None) -> str | None:
+    """Return the key in a variable of the environment. Raises `ConfigError` if it is not set."""
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise ConfigError("is not set", key="api_key_env", value=variable, hint=f"export {variable}=…")
+    return os.environ[variable]
+
+
+async def retry_with_backoff(attempt: Callable[[], Awaitable[T]], name: str, *, retries: int, pause_s: float) -> T:
+    """Return the result of `attempt`, repeated with growing pauses if that may help. Raises `RewardError`."""
+    problem = ""
+    for number in range(retries + 1):
+        pause = pause_s * 2**number
+        try:
+            return await attempt()
+        except RewardServerError as failed:
+            problem = str(failed)
+            if failed.retry_in_s is None:
+                break
+            pause = max(pause, failed.retry_in_s)
+        except ValueError as error:
+            problem = str(error)
+        if number < retries:
+            await asyncio.sleep(pause)
+    raise RewardError(f"{name}: {problem}")
+
+
 def request_completion(
     url: str, body: Mapping[str, Any], *, key: str | None, timeout_s: float, proxy: str | None
 ) -> str:
-    """The text of the first choice. Raises `RewardServerError`."""
-    return _content(url, post_json(url, body, key=key, timeout_s=timeout_s, proxy=proxy))
+    """Return the text of the first choice. Raises `RewardServerError`."""
+    return _parse_completion(url, post_json(url, body, key=key, timeout_s=timeout_s, proxy=proxy))
 
 
 def post_json(url: str, body: Mapping[str, Any], *, key: str | None, timeout_s: float, proxy: str | None) -> bytes:
-    """What the server answers to `body` as JSON. Raises `RewardServerError`."""
+    """Return the server's answer to `body`. Raises `RewardServerError`."""
     headers = {"Content-Type": "application/json", "User-Agent": "headway"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        with _opener(proxy).open(request, timeout=timeout_s) as response:
-            payload: bytes = response.read(_MOST_BYTES)
+        with _make_opener(proxy).open(request, timeout=timeout_s) as response:
+            payload: bytes = response.read(_MAX_BYTES)
     except urllib.error.HTTPError as error:
         detail = error.read(500).decode(errors="replace").strip()
-        raise RewardServerError(f"{url} answered {error.code} {error.reason}: {detail}", _wait(error)) from error
+        problem = f"{url} answered {error.code} {error.reason}: {detail}"
+        raise RewardServerError(problem, _retry_delay(error)) from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise RewardServerError(f"{url}: {reason}", 0.0) from error
@@ -54,14 +97,14 @@ def post_json(url: str, body: Mapping[str, Any], *, key: str | None, timeout_s: 
 
 
 @cache
-def _opener(proxy: str | None) -> urllib.request.OpenerDirector:
-    """Made once: since Python 3.12 each one reads the certificates of the machine, tens of milliseconds."""
+def _make_opener(proxy: str | None) -> urllib.request.OpenerDirector:
+    """Return the cached opener: since Python 3.12 each new one reads the machine's certificates, for milliseconds."""
     proxies = {"http": proxy, "https": proxy} if proxy else {}
     return urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirect)
 
 
-def _wait(error: urllib.error.HTTPError) -> float | None:
-    """Overload and failures of the server pass; a wrong request does not."""
+def _retry_delay(error: urllib.error.HTTPError) -> float | None:
+    """Return the delay for overload and server failures, which pass; `None` for a wrong request, which does not."""
     if error.code not in (408, 409, 425, 429) and error.code < 500:
         return None
     try:
@@ -70,12 +113,12 @@ def _wait(error: urllib.error.HTTPError) -> float | None:
         return 0.0
 
 
-def _content(url: str, payload: bytes) -> str:
+def _parse_completion(url: str, payload: bytes) -> str:
     try:
         content = json.loads(payload)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        shown = payload[:200].decode(errors="replace")
-        raise RewardServerError(f"{url} answered something else than a chat completion: {shown}", 0.0) from None
+        start = payload[:200].decode(errors="replace")
+        raise RewardServerError(f"{url} answered something else than a chat completion: {start}", 0.0) from None
     if not isinstance(content, str):
         raise RewardServerError(f"{url} answered without a text", 0.0)
     return content

@@ -1,4 +1,4 @@
-"""Rewards by name, from `module:function` or from `file.py:function`, and whole configurations of them.
+"""Rewards by name, by `module:function` or by `file.py:function`, and whole configurations of them.
 
 Everything that can be wrong about a name, a function's signature or its arguments is a `ConfigError` here, before
 anything starts.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any, cast
 
 from headway.config import RewardConfig
 from headway.errors import ConfigError
+from headway.registry import REWARDS
 from headway.rewards.answer_extraction import final_text
-from headway.rewards.answer_rewards import make_exact_reward, make_numeric_reward
 from headway.rewards.base import EpisodeReturn, Reward
 from headway.rewards.code_reward import make_code_reward
 from headway.rewards.function_reward import FunctionReward, adapt_foreign_function
@@ -22,17 +21,20 @@ from headway.rewards.ifeval_reward import make_ifeval_reward
 from headway.rewards.images.image_reward import get_episode_image, image_to_array, make_compressibility_reward
 from headway.rewards.images.image_server_reward import make_image_server_reward
 from headway.rewards.images.ocr_reward import make_ocr_reward
-from headway.rewards.judge_rewards import make_judge_reward, make_vision_judge_reward
+from headway.rewards.judge_rewards import JudgeReward, VisionJudgeReward
 from headway.rewards.math_reward import make_math_reward
-from headway.rewards.pattern_rewards import make_format_reward, make_regex_reward
 from headway.rewards.reasoning_reward import make_reasoning_gym_reward
 from headway.rewards.reward_composition import RewardTerm, RoutedReward
+from headway.rewards.text_rewards import (
+    make_exact_reward,
+    make_format_reward,
+    make_numeric_reward,
+    make_regex_reward,
+)
 from headway.types import Episode
 from headway.user_code import import_object
 
-RewardFactory = Callable[..., Reward]
-
-_FACTORIES: dict[str, RewardFactory] = {
+BUILT_IN_REWARDS: dict[str, Callable[..., Reward]] = {
     "code": make_code_reward,
     "compressibility": make_compressibility_reward,
     "environment": EpisodeReturn,
@@ -40,87 +42,72 @@ _FACTORIES: dict[str, RewardFactory] = {
     "format": make_format_reward,
     "ifeval": make_ifeval_reward,
     "image_server": make_image_server_reward,
-    "judge": make_judge_reward,
+    "judge": JudgeReward,
     "math": make_math_reward,
     "numeric": make_numeric_reward,
     "ocr": make_ocr_reward,
     "reasoning_gym": make_reasoning_gym_reward,
     "regex": make_regex_reward,
-    "vision_judge": make_vision_judge_reward,
+    "vision_judge": VisionJudgeReward,
 }
-
-
-def register_reward(name: str) -> Callable[[RewardFactory], RewardFactory]:
-    """Make a factory of rewards known by name; its keyword parameters are the `reward_args`."""
-
-    def register(factory: RewardFactory) -> RewardFactory:
-        if name in _FACTORIES:
-            raise ConfigError("is taken by another reward", key="reward_fn", value=name)
-        _FACTORIES[name] = factory
-        return factory
-
-    return register
-
-
-def reward_names() -> tuple[str, ...]:
-    """Every registered name."""
-    return tuple(sorted(_FACTORIES))
+"""Factories of the names that `REWARDS` lists as built in; their keyword parameters are the `reward_args`."""
 
 
 def make_reward(reward_fn: str, reward_args: Mapping[str, Any] | None = None, *, answer: str | None = None) -> Reward:
-    """One reward. `answer`: the data's answer column, for rewards that compare and are not told another."""
-    given = dict(reward_args or {})
-    if ":" in reward_fn:
-        return _users(reward_fn, given, answer or "answer")
-    factory = _FACTORIES.get(reward_fn)
-    if factory is None:
-        close = get_close_matches(reward_fn, _FACTORIES, n=1)
-        meant = f", did you mean {close[0]!r}?" if close else ""
-        hint = f"one of {', '.join(reward_names())}, or module:function or file.py:function of your own"
-        raise ConfigError(f"is no reward{meant}", key="reward_fn", value=reward_fn, hint=hint)
-    known = inspect.signature(factory).parameters
-    if answer is not None and "answer" in known:
-        given.setdefault("answer", answer)
-    _check_arguments(factory, reward_fn, (), given)
-    return factory(**given)
+    """Return one reward. `answer` is the data's answer column, the default of rewards that compare with one."""
+    arguments = dict(reward_args or {})
+    if reward_fn not in BUILT_IN_REWARDS:
+        return _make_user_reward(reward_fn, arguments, answer or "answer")
+    factory = BUILT_IN_REWARDS[reward_fn]
+    if answer is not None and "answer" in inspect.signature(factory).parameters:
+        arguments.setdefault("answer", answer)
+    _check_arguments(factory, reward_fn, (), arguments)
+    return factory(**arguments)
 
 
 def make_rewards(rewards: Mapping[str, RewardConfig], *, answer: str | None = None) -> Reward:
-    """The judge of a whole run, from the configuration's `rewards`. None configured: what the environment gave."""
+    """Return the reward of a whole run. Without any configured reward, the environment's own rewards count."""
     if not rewards:
         return EpisodeReturn()
-    parts = {}
+    terms = {}
     for name, config in rewards.items():
         try:
             reward = make_reward(config.reward_fn or name, config.reward_args, answer=answer)
         except ConfigError as error:
             raise ConfigError(f"rewards.{name}{'.' if error.key else ': '}{error}") from error
-        parts[name] = RewardTerm(name=name, reward=reward, weight=config.weight, domains=frozenset(config.tag_included))
-    return RoutedReward(parts)
+        terms[name] = RewardTerm(name=name, reward=reward, weight=config.weight, domains=frozenset(config.tag_included))
+    return RoutedReward(terms)
 
 
-def _users(path: str, given: dict[str, Any], answer: str) -> Reward:
-    """The user's own: a function `(text or image, task_data, **reward_args)`, or a class with `score(episode)`.
+def _make_user_reward(name: str, arguments: dict[str, Any], answer: str) -> Reward:
+    """Return the reward of a function `(text or image, task_data, **reward_args)`, or of a class with `score(episode)`.
 
-    One whose first parameter is called `image` gets the picture, as an array `uint8 [height, width, 3]`. Functions of
-    verl's and TRL's kind are called as they expect.
+    `name` is a path to it, or a name that a plugin registered. A function whose first parameter is called `image` gets
+    the picture, as an array `uint8 [height, width, 3]`. Functions of verl and TRL are called as they expect.
     """
-    concurrency = given.pop("concurrency", 8)
-    found = import_object(path, key="reward_fn", kind="function")
+    found = import_object(name, key="reward_fn", kind="function") if ":" in name else _get_registered(name)
+    concurrency = arguments.pop("concurrency", 8)
     if inspect.isclass(found) and hasattr(found, "score"):
-        _check_arguments(found, path, (), given)
-        return cast(Reward, found(**given))
+        _check_arguments(found, name, (), arguments)
+        return cast(Reward, found(**arguments))
     if not callable(found):
-        raise ConfigError(f"is a {type(found).__name__}, not a function", key="reward_fn", value=path)
-    if (theirs := adapt_foreign_function(found, answer)) is not None:
-        _check_arguments(found, path, (), given, partly=True)
-        return FunctionReward(path, theirs, given, concurrency=concurrency)
-    _check_arguments(found, path, ("text", {}), given)
-    shown = _pixels if _first_parameter(found) == "image" else final_text
-    return FunctionReward(path, found, given, concurrency=concurrency, shown=shown)
+        raise ConfigError(f"is a {type(found).__name__}, not a function", key="reward_fn", value=name)
+    if (adapted := adapt_foreign_function(found, answer)) is not None:
+        _check_arguments(found, name, (), arguments, partial=True)
+        return FunctionReward(name, adapted, arguments, concurrency=concurrency)
+    _check_arguments(found, name, ("text", {}), arguments)
+    view = _view_pixels if _first_parameter(found) == "image" else final_text
+    return FunctionReward(name, found, arguments, concurrency=concurrency, view=view)
 
 
-def _pixels(episode: Episode) -> Any:
+def _get_registered(name: str) -> Any:
+    if name not in REWARDS:
+        hint = f"{REWARDS.hint(name)}; or module:function or file.py:function of your own"
+        raise ConfigError("is no reward", key="reward_fn", value=name, hint=hint)
+    return REWARDS.get(name, key="reward_fn")
+
+
+def _view_pixels(episode: Episode) -> Any:
     return image_to_array(get_episode_image(episode))
 
 
@@ -132,14 +119,15 @@ def _first_parameter(function: Callable[..., Any]) -> str:
 
 
 def _check_arguments(
-    function: Callable[..., Any], name: str, leading: tuple[Any, ...], given: dict[str, Any], *, partly: bool = False
+    function: Callable[..., Any], name: str, leading: tuple[Any, ...], given: dict[str, Any], *, partial: bool = False
 ) -> None:
+    """Raise `ConfigError` if the function does not take the arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # written in C: it will say itself what is wrong
+        return  # a function written in C checks its arguments itself
     try:
-        (signature.bind_partial if partly else signature.bind)(*leading, **given)
+        (signature.bind_partial if partial else signature.bind)(*leading, **given)
     except TypeError as error:
         takes = ", ".join(list(signature.parameters)[len(leading) :]) or "none"
         hint = f"arguments of {name}: {takes}"

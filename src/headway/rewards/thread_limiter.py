@@ -1,7 +1,7 @@
-"""Blocking calls beside the event loop, at most so many at a time.
+"""Blocking calls on threads, with a limit on how many run at a time.
 
-Each call has a thread of its own that never keeps the process alive: a call that hangs costs its slot, not the run.
-A slot is given back when the call is really over, also where nobody waits for it any more.
+Each call has its own daemon thread: a call that hangs costs its slot, but does not stop the run or keep the process
+alive. A slot becomes free when the call has really ended, even if its caller was cancelled.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class ThreadLimiter:
-    """Slots for blocking calls."""
+    """Runs at most `limit` blocking calls at a time, on threads called `name`."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._slots = asyncio.Semaphore(limit)
         self._name = name
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `function`, or what it raised."""
+        """Return the result of `function`, or raise what it raised."""
         await self._slots.acquire()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -32,7 +32,7 @@ class ThreadLimiter:
         def settle(result: T | None, error: BaseException | None) -> None:
             self._slots.release()
             if future.done():
-                return  # the caller has gone
+                return  # the caller was cancelled
             if error is not None:
                 future.set_exception(error)
             else:
@@ -43,10 +43,10 @@ class ThreadLimiter:
             try:
                 result = function(*args, **kwargs)
             except BaseException as raised:
-                # a future may not carry StopIteration, and SystemExit would end the loop's thread
+                # A future cannot carry StopIteration, and SystemExit would end the event loop's thread.
                 ordinary = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
                 error = raised if ordinary else RuntimeError(f"{type(raised).__name__}: {raised}")
-            with suppress(RuntimeError):  # the loop has closed: nobody is left to tell
+            with suppress(RuntimeError):  # the event loop has closed
                 loop.call_soon_threadsafe(settle, result, error)
 
         threading.Thread(target=work, name=self._name, daemon=True).start()

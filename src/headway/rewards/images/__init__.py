@@ -1,1 +1,1 @@
-"""Rewards that look at a picture: the last image of an episode."""
+"""Rewards that look at the last picture of an episode."""

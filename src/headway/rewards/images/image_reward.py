@@ -1,8 +1,8 @@
-"""The picture of an episode, and the forms it takes: array, PNG, JSON.
+"""The picture of an episode, its conversion to arrays, PNG and JSON, and the compressibility reward.
 
-An engine leaves an `Image` with its last denoising step: red, green, blue, a byte each. Rewards get it as an array
-`uint8 [height, width, 3]`, worker processes as JSON, servers as PNG. Guarantees: every form holds the same pixels;
-what comes from outside is checked for its size before it is unpacked.
+An engine returns an `Image` with the last denoising step: red, green, blue, a byte each. Rewards get it as an array
+`uint8 [height, width, 3]`, worker processes as JSON, servers as PNG. Guarantees: every form holds the same pixels; the
+size of a picture from outside is checked before it is unpacked.
 """
 
 from __future__ import annotations
@@ -11,43 +11,28 @@ import base64
 import binascii
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.function_reward import result_to_score
+from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.thread_limiter import ThreadLimiter
-from headway.types import Episode, Image, Score
+from headway.types import Episode, Image
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
 MAX_PIXELS = 4096 * 4096
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
-ImageScorer = Callable[[Image, Mapping[str, Any]], Any]
-"""A coroutine function of the picture and the task's data."""
 ImageJson = tuple[int, int, str]
-"""Height, width, and the bytes in base64: a picture as JSON, without packing it."""
-
-
-class ImageReward:
-    """A coroutine function of ours that judges the picture of an episode."""
-
-    __slots__ = ("_judge", "_name")
-
-    def __init__(self, name: str, judge: ImageScorer) -> None:
-        self._name, self._judge = name, judge
-
-    async def score(self, episode: Episode) -> Score:
-        return result_to_score(self._name, await self._judge(get_episode_image(episode), episode.task.data))
+"""Height, width, and the pixels in base64: a picture as JSON, without compression."""
 
 
 def get_episode_image(episode: Episode) -> Image:
-    """What the policy drew last. An episode without a picture has nothing to judge."""
+    """Return the picture of the last turn. Raises `RewardError` for an episode without a picture."""
     image = episode.turns[-1].generation.image if episode.turns else None
     if image is None:
         raise RewardError(f"{episode.sample_id}: the episode has no picture to judge")
@@ -55,7 +40,7 @@ def get_episode_image(episode: Episode) -> Image:
 
 
 def array_to_image(pixels: NDArray[np.uint8]) -> Image:
-    """The record of an array `uint8 [height, width]`, `[height, width, 1]` or `[height, width, 3]`."""
+    """Return the record of an array `uint8 [height, width]`, `[height, width, 1]` or `[height, width, 3]`."""
     import numpy as np
 
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3)):
@@ -66,7 +51,7 @@ def array_to_image(pixels: NDArray[np.uint8]) -> Image:
 
 
 def image_to_array(image: Image) -> NDArray[np.uint8]:
-    """`uint8 [height, width, 3]`. Raises `ValueError` where the bytes are too many or too few."""
+    """Return `uint8 [height, width, 3]`. Raises `ValueError` if the number of bytes is wrong or too large."""
     import numpy as np
 
     if not 0 < image.height * image.width <= MAX_PIXELS:
@@ -75,36 +60,36 @@ def image_to_array(image: Image) -> NDArray[np.uint8]:
 
 
 def image_to_json(image: Image) -> ImageJson:
-    """For a worker process."""
+    """Return the picture as arguments of a worker process."""
     return image.height, image.width, base64.b64encode(image.pixels).decode("ascii")
 
 
 def json_to_array(height: int, width: int, pixels: str) -> NDArray[np.uint8]:
-    """The array again, there."""
+    """Return the array of what `image_to_json` gave."""
     return image_to_array(Image(height=height, width=width, pixels=_from_base64(pixels)))
 
 
 def encode_png(image: Image) -> bytes:
-    """A PNG file, written by ourselves: what makes pictures need not have a library for them."""
+    """Return a PNG file. It needs no library, so that machines that only draw pictures need none."""
     if len(image.pixels) != 3 * image.height * image.width:
         raise ValueError(f"{len(image.pixels)} bytes are no picture of {image.width} × {image.height} pixels")
     row = 3 * image.width
     rows = b"".join(b"\0" + image.pixels[start : start + row] for start in range(0, len(image.pixels), row))
     header = struct.pack(">IIBBBBB", image.width, image.height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 6)), (b"IEND", b""))
-    return _SIGNATURE + b"".join(_chunk(kind, data) for kind, data in chunks)
+    return _PNG_SIGNATURE + b"".join(_make_png_chunk(kind, data) for kind, data in chunks)
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
+def _make_png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def decode_png(png: bytes) -> Image:
-    """The picture of a PNG file. Raises `ValueError`."""
+    """Return the picture of a PNG file. Raises `ValueError`."""
     import numpy as np
     from PIL import Image as Pillow
 
-    if png[:8] != _SIGNATURE or len(png) < 24:
+    if png[:8] != _PNG_SIGNATURE or len(png) < 24:
         raise ValueError("is no PNG")
     width, height = struct.unpack(">II", png[16:24])
     if not 0 < width * height <= MAX_PIXELS:
@@ -114,12 +99,12 @@ def decode_png(png: bytes) -> Image:
 
 
 def image_to_png_base64(image: Image) -> str:
-    """For a server."""
+    """Return the picture as PNG in base64, as servers get it."""
     return base64.b64encode(encode_png(image)).decode("ascii")
 
 
 def png_base64_to_image(png: str) -> Image:
-    """What `image_to_png_base64` gave. Raises `ValueError`."""
+    """Return the picture of what `image_to_png_base64` gave. Raises `ValueError`."""
     return decode_png(_from_base64(png))
 
 
@@ -130,20 +115,20 @@ def _from_base64(text: str) -> bytes:
         raise ValueError(f"the picture is not base64: {error}") from error
 
 
-def make_compressibility_reward(*, quality: int = 95, concurrency: int = 2) -> ImageReward:
-    """Minus the kilobytes of the picture as JPEG of that quality; with a weight of −1, incompressibility."""
+def make_compressibility_reward(*, quality: int = 95, concurrency: int = 2) -> BuiltInReward:
+    """Score minus the kilobytes of the picture as JPEG of that quality; a weight of −1 gives incompressibility."""
     if not 1 <= quality <= 100:
         raise ConfigError("is no quality of JPEG", key="quality", value=quality, hint="1 to 100")
     threads = ThreadLimiter(concurrency, "reward compressibility")
 
-    async def judge(image: Image, data: Mapping[str, Any]) -> float:
+    async def score(image: Image, data: Mapping[str, Any]) -> float:
         return -await threads.run(measure_jpeg_bytes, image, quality) / 1000
 
-    return ImageReward("compressibility", judge)
+    return BuiltInReward("compressibility", score, view=get_episode_image)
 
 
 def measure_jpeg_bytes(image: Image, quality: int) -> int:
-    """Length of the file. Pillow lets other threads run while it packs."""
+    """Return the length of the JPEG file. Pillow lets other threads run while it compresses."""
     from PIL import Image as Pillow
 
     file = BytesIO()

@@ -1,19 +1,27 @@
-"""Does the picture show the text it was asked for? Read by a recogniser in worker processes, beside generation.
+"""OCR reward: whether a picture shows the text it was asked for.
 
-Two readers: `ppocr`, a few milliseconds a picture, made to be trained against; `tesseract`, slower and of another
-family, to judge what was trained against the first. A reader that fails or takes too long gives no verdict.
+There are two readers. `ppocr` takes a few milliseconds per picture, in worker processes, and is meant for training.
+`tesseract` is slower and of another family: it judges what was trained against the first reader. It needs the program
+`tesseract` on the path (`apt install tesseract-ocr`). A reader that fails or takes too long gives no score.
+
+The score is 1 if the text that was read contains the target, else 1 − min(distance, length)/length of the target,
+with Levenshtein's distance. Case and white space do not count.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping
+from io import BytesIO
 from typing import Any
 
 from headway.errors import ConfigError, RewardError
 from headway.rewards.answer_extraction import get_expected_answer
-from headway.rewards.images import tesseract
-from headway.rewards.images.image_reward import ImageReward, image_to_json
+from headway.rewards.function_reward import BuiltInReward
+from headway.rewards.images.image_reward import get_episode_image, image_to_array, image_to_json
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 from headway.rewards.thread_limiter import ThreadLimiter
 from headway.types import Image
@@ -21,7 +29,11 @@ from headway.types import Image
 READERS = ("ppocr", "tesseract")
 ImageReader = Callable[[Image], Awaitable[str]]
 
-_NEEDED = ("onnxruntime", "rapidocr_onnxruntime", "numpy", "PIL")
+_PPOCR_PACKAGES = ("onnxruntime", "rapidocr_onnxruntime", "numpy", "PIL")
+_MIN_HEIGHT = 64
+"""Pictures less high than this are enlarged: Tesseract was made for scanned pages."""
+_MARGIN = 20
+"""Pixels around the picture: Tesseract does not see letters at the very edge."""
 
 
 def make_ocr_reward(
@@ -31,14 +43,14 @@ def make_ocr_reward(
     alphabet: str = "",
     timeout_s: float = 10.0,
     concurrency: int = 2,
-) -> ImageReward:
-    """1 where the task's text is in the picture, else 1 − min(distance, length)/length, case and blanks aside.
+) -> BuiltInReward:
+    """Score how well the picture shows the task's text.
 
-    `alphabet`: the only letters that there can be (tesseract); `concurrency`: pictures that are read at a time.
+    `alphabet`: the only letters that can occur (tesseract); `concurrency`: pictures that are read at a time.
     """
     read = make_reader(reader, alphabet=alphabet, timeout_s=timeout_s, concurrency=concurrency)
 
-    async def judge(image: Image, data: Mapping[str, Any]) -> dict[str, float]:
+    async def score(image: Image, data: Mapping[str, Any]) -> dict[str, float]:
         target = str(get_expected_answer(data, answer))
         try:
             value = measure_agreement(target, await read(image))
@@ -46,59 +58,105 @@ def make_ocr_reward(
             raise RewardError(f"ocr: {error}") from error
         return {"score": value, "exact": float(value == 1.0)}
 
-    return ImageReward("ocr", judge)
+    return BuiltInReward("ocr", score, view=get_episode_image)
 
 
 def make_reader(reader: str, *, alphabet: str = "", timeout_s: float = 10.0, concurrency: int = 2) -> ImageReader:
-    """A coroutine function that reads one picture. Raises `ConfigError` where it cannot work here."""
+    """Return a coroutine function that reads one picture. Raises `ConfigError` if the reader is not installed."""
     if reader == "ppocr":
         _require_ppocr()
         workers = RewardWorkerPool(concurrency)
 
-        async def by_worker(image: Image) -> str:
+        async def read_in_worker(image: Image) -> str:
             function = "headway.rewards.images.ppocr_worker:read_json_image"
             return str(await workers.call(function, *image_to_json(image), timeout_s=timeout_s))
 
-        return by_worker
+        return read_in_worker
     if reader == "tesseract":
-        program, threads = tesseract.require_tesseract(), ThreadLimiter(concurrency, "reward ocr")
+        program, threads = require_tesseract(), ThreadLimiter(concurrency, "reward ocr")
 
-        async def by_program(image: Image) -> str:
+        async def read_on_thread(image: Image) -> str:
             return await threads.run(
-                tesseract.read_with_tesseract, image, program=program, alphabet=alphabet, timeout_s=timeout_s
+                read_with_tesseract, image, program=program, alphabet=alphabet, timeout_s=timeout_s
             )
 
-        return by_program
+        return read_on_thread
     raise ConfigError("is no reader", key="reader", value=reader, hint=f"one of {', '.join(READERS)}")
 
 
 def _require_ppocr() -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in _PPOCR_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         hint = "pip install 'headway[images]'; pip install --no-deps rapidocr-onnxruntime"
         raise ConfigError(f"needs {', '.join(missing)}", key="reader", value="ppocr", hint=hint)
 
 
+def require_tesseract() -> str:
+    """Return the path of the program. Raises `ConfigError` if it is not installed."""
+    found = shutil.which("tesseract")
+    if found is None:
+        hint = "apt install tesseract-ocr"
+        raise ConfigError("needs the program tesseract", key="reader", value="tesseract", hint=hint)
+    return found
+
+
+def read_with_tesseract(
+    image: Image, *, program: str = "tesseract", alphabet: str = "", timeout_s: float = 20.0
+) -> str:
+    """Return the line of text in the picture; blocking. `alphabet`: the letters that can occur, empty for any."""
+    command = [program, "stdin", "stdout", "--psm", "7"]
+    if alphabet:
+        command += ["-c", f"tessedit_char_whitelist={alphabet}"]
+    environment = {**os.environ, "OMP_THREAD_LIMIT": "1"}
+    try:
+        done = subprocess.run(
+            command, input=_enlarge(image), capture_output=True, env=environment, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RewardError(f"tesseract: no verdict after {timeout_s} s") from None
+    except OSError as error:
+        raise RewardError(f"tesseract: {error}") from error
+    if done.returncode:
+        raise RewardError(f"tesseract: exit code {done.returncode}: {done.stderr[-300:].decode(errors='replace')}")
+    return done.stdout.decode("utf-8", errors="replace").strip()
+
+
+def _enlarge(image: Image) -> bytes:
+    """Return a PNG of the picture, large enough, with a margin in the colour of its corners."""
+    from PIL import Image as Pillow
+
+    pixels = image_to_array(image)
+    times = max(1, -(-_MIN_HEIGHT // image.height))
+    large = Pillow.fromarray(pixels).convert("L")
+    large = large.resize((large.width * times, large.height * times), Pillow.Resampling.BICUBIC)
+    corners = sorted(int(pixels[y, x].mean()) for y in (0, -1) for x in (0, -1))
+    page = Pillow.new("L", (large.width + 2 * _MARGIN, large.height + 2 * _MARGIN), corners[2])
+    page.paste(large, (_MARGIN, _MARGIN))
+    file = BytesIO()
+    page.save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
 def measure_agreement(target: str, found: str) -> float:
-    """0 … 1. Raises `ValueError` for an empty target, which every picture would show."""
-    wanted, read = fold_text(target), fold_text(found)
-    if not wanted:
+    """Return the score of the text that was read, 0 … 1. Raises `ValueError` for a target without letters."""
+    folded_target, folded = _fold(target), _fold(found)
+    if not folded_target:
         raise ValueError(f"the target {target!r} has no letters to look for")
-    if wanted in read:
+    if folded_target in folded:
         return 1.0
-    return 1.0 - min(levenshtein_distance(wanted, read), len(wanted)) / len(wanted)
+    return 1.0 - min(levenshtein_distance(folded_target, folded), len(folded_target)) / len(folded_target)
 
 
-def fold_text(text: str) -> str:
-    """Without case and white space."""
+def _fold(text: str) -> str:
+    """Remove case and white space."""
     return "".join(text.split()).casefold()
 
 
 def levenshtein_distance(one: str, other: str) -> int:
-    """Letters to insert, remove or replace."""
+    """Return how many letters have to be inserted, removed or replaced."""
     row = list(range(len(other) + 1))
     for above, letter in enumerate(one, start=1):
         corner, row[0] = row[0], above
-        for place, against in enumerate(other, start=1):
-            corner, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, corner + (letter != against))
+        for at, against in enumerate(other, start=1):
+            corner, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, corner + (letter != against))
     return row[-1]

@@ -1,8 +1,8 @@
-"""What worker processes do for `ocr`: read one line of text with the recogniser of PP-OCR.
+"""The part of the OCR reward that runs in worker processes: it reads one line of text with PP-OCR.
 
-Imported only there. The network is the `.onnx` file inside the package `rapidocr-onnxruntime`, run by onnxruntime on
-one thread; that package itself is not imported, so that what it needs (OpenCV) need not be installed. Reads a picture
-of one line; does not look for lines in a larger one.
+Only workers import this module. The network is the `.onnx` file inside the package `rapidocr-onnxruntime`, run by
+onnxruntime on one thread. That package itself is not imported, so its dependencies (OpenCV) need not be installed. The
+network reads a picture of one line; it does not look for lines in a larger picture.
 """
 
 from __future__ import annotations
@@ -22,41 +22,40 @@ if TYPE_CHECKING:
 
 PACKAGE = "rapidocr_onnxruntime"
 _MODEL = "models/ch_PP-OCRv4_rec_infer.onnx"
-_HEIGHT = 48
-"""Of a line, in pixels, as the network was trained."""
-_LONGEST = 2400
+_LINE_HEIGHT, _MAX_LINE_WIDTH = 48, 2400
+"""Size of a line in pixels, as the network was trained."""
 
 
 def prepare() -> None:
-    """Load the network, outside the first call's time."""
-    _session()
+    """Load the network before the time of the first call starts."""
+    _load_session()
 
 
 def read_json_image(height: int, width: int, pixels: str) -> str:
-    """The text in a picture that came as JSON."""
+    """Return the text in a picture that came as JSON."""
     return read_text_line(json_to_array(height, width, pixels))
 
 
 def read_text_line(pixels: NDArray[np.uint8]) -> str:
-    """The text in the picture `uint8 [height, width, 3]`; empty where there is none."""
-    session, letters = _session()
-    scores = session.run(None, {session.get_inputs()[0].name: _line(pixels)[None]})[0][0]
+    """Return the text in the picture `uint8 [height, width, 3]`; empty if there is none."""
+    session, letters = _load_session()
+    scores = session.run(None, {session.get_inputs()[0].name: _prepare_line(pixels)[None]})[0][0]
     best = scores.argmax(-1)
-    kept = [index for place, index in enumerate(best) if index and (not place or index != best[place - 1])]
-    return "".join(letters[index] for index in kept)
+    changes = [index for at, index in enumerate(best) if index and (not at or index != best[at - 1])]
+    return "".join(letters[index] for index in changes)
 
 
-def _line(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Three channels, 48 pixels high, −1 … 1."""
+def _prepare_line(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the line with three channels, 48 pixels high, in −1 … 1."""
     height, width = pixels.shape[:2]
-    wide = min(max(round(_HEIGHT * width / height), _HEIGHT), _LONGEST)
-    image = Image.fromarray(pixels).resize((wide, _HEIGHT), Image.Resampling.BILINEAR)
+    line_width = min(max(round(_LINE_HEIGHT * width / height), _LINE_HEIGHT), _MAX_LINE_WIDTH)
+    image = Image.fromarray(pixels).resize((line_width, _LINE_HEIGHT), Image.Resampling.BILINEAR)
     line = np.asarray(image, dtype=np.float32) / 127.5 - 1.0
-    return np.ascontiguousarray(line[:, :, ::-1].transpose(2, 0, 1))  # it was trained on blue, green, red
+    return np.ascontiguousarray(line[:, :, ::-1].transpose(2, 0, 1))  # the network was trained on blue, green, red
 
 
 @cache
-def _session() -> tuple[Any, list[str]]:
+def _load_session() -> tuple[Any, list[str]]:
     import onnxruntime
 
     spec = importlib.util.find_spec(PACKAGE)

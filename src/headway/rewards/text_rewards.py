@@ -1,0 +1,204 @@
+"""Rewards on the text of an answer: exact match, equal numbers, a regular expression, and tags.
+
+Numbers are compared as numbers: `1,234.50` is 1234.5, `3/4` and `\\frac{3}{4}` are 0.75, `#### 42` is 42. Regular
+expressions come from the configuration but meet any text, and some take exponential time on some texts while holding
+the interpreter. So they run in worker processes: one that takes too long is a failed reward, not a stalled run.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, localcontext
+from typing import Any, Literal
+
+from headway.errors import ConfigError, RewardError
+from headway.rewards.answer_extraction import get_expected_answer, make_extractor
+from headway.rewards.function_reward import BuiltInReward
+from headway.rewards.reward_worker_pool import RewardWorkerPool
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = frozenset({"a", "an", "the"})
+_NUMBER = re.compile(
+    r"(?:(?<![\w.,)\]}])[-+])?"  # a sign, unless the character before makes it an operation
+    r"(?:(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+)"
+    r"(?:[eE][-+]?\d+)?"
+    r"(?:\s?/\s?\d+)?"
+)
+_PLAIN_NOTATIONS = (
+    (re.compile("[\N{MINUS SIGN}\N{EN DASH}]"), "-"),
+    (re.compile(r"(?<=\d)(?:\{,\}|,\\!)(?=\d)"), ","),
+    (re.compile(r"(?<![\d}])\\[dt]?frac\{\s*(\d+)\s*\}\{\s*(\d+)\s*\}"), r"\1/\2"),
+    (re.compile(r"-\s?\\?[$€£](?=\d)"), "-"),
+)
+"""Replacements of LaTeX and accounting notation: separators, fractions, a sign before the currency."""
+_ONLY_NUMBER = re.compile(rf"[$€£]?\s?({_NUMBER.pattern})\s?(?:%|\.)?")
+_MAX_NUMBER_CHARACTERS = 60
+"""A longer number is not an answer, and parsing it would cost time."""
+_MAX_EXPONENT = 400
+
+
+def make_exact_reward(
+    *,
+    answer: str = "answer",
+    part: str = "all",
+    ignore_case: bool = False,
+    ignore_space: bool = False,
+    ignore_punctuation: bool = False,
+    ignore_articles: bool = False,
+) -> BuiltInReward:
+    """Score 1 if `part` of the text equals the task's `answer` (or one of them, if it is a list), else 0.
+
+    Outer white space and the Unicode form never count. `ignore_space` makes any run of white space one blank.
+    """
+    extract = make_extractor(part)
+
+    def normalise(text: str) -> str:
+        text = unicodedata.normalize("NFKC", text).strip()
+        text = text.casefold() if ignore_case else text
+        text = text.translate(_NO_PUNCTUATION).strip() if ignore_punctuation else text
+        words = text.split()
+        if ignore_articles:
+            words = [word for word in words if word.casefold() not in _ARTICLES]
+        return " ".join(words) if ignore_space or ignore_articles else text
+
+    def score(text: str, data: Mapping[str, Any]) -> float:
+        expected, found = get_expected_answer(data, answer), extract(text)
+        choices = expected if isinstance(expected, list | tuple) else [expected]
+        return float(found is not None and normalise(found) in {normalise(str(choice)) for choice in choices})
+
+    return BuiltInReward("exact", score)
+
+
+def make_numeric_reward(
+    *,
+    answer: str = "answer",
+    part: str = "all",
+    take: Literal["last", "first", "only"] = "last",
+    tolerance: float = 0.0,
+    relative_tolerance: float = 0.0,
+) -> BuiltInReward:
+    """Score 1 if the number in `part` of the text is the task's `answer`, else 0.
+
+    `take`: the last number (lenient), the first, or only a text that is nothing but a number (strict).
+    """
+    extract = make_extractor(part)
+    if take not in ("last", "first", "only"):
+        raise ConfigError("must be last, first or only", key="take", value=take)
+    for key, value in (("tolerance", tolerance), ("relative_tolerance", relative_tolerance)):
+        if not value >= 0:
+            raise ConfigError("must be at least 0", key=key, value=value)
+
+    def score(text: str, data: Mapping[str, Any]) -> float:
+        expected, extracted = parse_expected_number(get_expected_answer(data, answer)), extract(text)
+        found = None if extracted is None else parse_number(extracted, take)
+        if found is None:
+            return 0.0
+        with localcontext(prec=100) as context:
+            context.clear_traps()
+            allowed = max(Decimal(tolerance), Decimal(relative_tolerance) * abs(expected))
+            return float(abs(found - expected) <= allowed)
+
+    return BuiltInReward("numeric", score)
+
+
+def parse_number(text: str, take: str = "last") -> Decimal | None:
+    """Return the number that `text` names, or `None`."""
+    for notation, plain in _PLAIN_NOTATIONS:
+        text = notation.sub(plain, text)
+    if take == "only":
+        match = _ONLY_NUMBER.fullmatch(text.strip())
+        return _to_decimal(match.group(1)) if match else None
+    found = _NUMBER.findall(text)
+    return _to_decimal(found[-1 if take == "last" else 0]) if found else None
+
+
+def parse_expected_number(value: Any) -> Decimal:
+    """Return the task's answer as a number. Raises `RewardError` if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise RewardError(f"the task's answer {value!r} is not a number")
+    number = parse_number(value if isinstance(value, str) else repr(value))
+    if number is None:
+        raise RewardError(f"the task's answer {value!r} holds no number")
+    return number
+
+
+def _to_decimal(text: str) -> Decimal | None:
+    if len(text) > _MAX_NUMBER_CHARACTERS:
+        return None
+    numerator, _, denominator = text.replace(",", "").replace(" ", "").partition("/")
+    with localcontext(prec=100) as context:
+        context.clear_traps()
+        value = Decimal(numerator) / Decimal(denominator) if denominator else Decimal(numerator)
+    return value if value.is_finite() and abs(value.adjusted()) <= _MAX_EXPONENT else None
+
+
+def make_regex_reward(
+    *,
+    pattern: str,
+    match: Literal["search", "full"] = "search",
+    group: int | str | None = None,
+    answer: str = "answer",
+    ignore_case: bool = False,
+    timeout_s: float = 2.0,
+    concurrency: int = 2,
+) -> BuiltInReward:
+    """Score 1 if `pattern` matches, else 0. `(?s)` and `(?m)` in the pattern change how `.` and `^` see lines.
+
+    With `group`, that group of the last match must also equal the task's `answer`.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"is no regular expression: {error}", key="pattern", value=pattern) from error
+    if group is not None and group not in compiled.groupindex and group not in range(compiled.groups + 1):
+        raise ConfigError("is no group of the pattern", key="group", value=group)
+    if match not in ("search", "full"):
+        raise ConfigError("must be search or full", key="match", value=match)
+    workers = RewardWorkerPool(concurrency)
+
+    async def score(text: str, data: Mapping[str, Any]) -> float:
+        args = (pattern, text, match, group, ignore_case)
+        found = await workers.call(f"{__name__}:find_match", *args, timeout_s=timeout_s)
+        if found is None or group is None:
+            return float(found is not None)
+        return float(found.strip() == str(get_expected_answer(data, answer)).strip())
+
+    return BuiltInReward("regex", score)
+
+
+def find_match(pattern: str, text: str, match: str, group: int | str | None, ignore_case: bool) -> str | None:
+    """Return the group of the last match, or `None`. Runs in a worker."""
+    flags = re.IGNORECASE if ignore_case else 0
+    if match == "full":
+        found = re.fullmatch(pattern, text, flags)
+    elif group is None:
+        found = re.search(pattern, text, flags)
+    else:
+        *_, found = (None, *re.finditer(pattern, text, flags))
+    return None if found is None else found.group(group or 0) or ""
+
+
+def make_format_reward(*, names: Sequence[str] = ("think", "answer"), only: bool = True) -> BuiltInReward:
+    """Score 1 if each `<name>…</name>` stands exactly once and in this order, else 0.
+
+    `only`: nothing but white space may stand outside the tags.
+    """
+    if not names or isinstance(names, str):
+        raise ConfigError("must be a list of tag names", key="names", value=names)
+
+    def score(text: str, data: Mapping[str, Any]) -> float:
+        rest = text
+        for name in names:
+            opening, closing = f"<{name}>", f"</{name}>"
+            if text.count(opening) != 1 or text.count(closing) != 1:
+                return 0.0
+            before, found, rest = rest.partition(opening)
+            _, closed, rest = rest.partition(closing)
+            if not found or not closed or (only and before.strip()):
+                return 0.0
+        return float(not (only and rest.strip()))
+
+    return BuiltInReward("tags", score)

@@ -81,7 +81,7 @@ def test_a_trainer_holds_weights_gradients_and_two_moments_and_recomputing_keeps
         for recomputing in (True, False)
     }
     learner = LocalLearner(make_model(layers=12), LocalSettings())
-    held = sum(one.nbytes for one in learner.trained.optimizer.everything().values() if one.ndim)
+    held = sum(one.nbytes for one in learner.state.optimizer.all_tensors().values() if one.ndim)
     assert trainer[True]["weights"] + trainer[True]["optimizer"] == pytest.approx(held / 1e6)
     assert trainer[True]["activations"] < 0.3 * trainer[False]["activations"]
 

@@ -61,7 +61,9 @@ class Counter:
 
 
 class Plain:
-    """A scorer that cannot follow."""
+    """A scorer whose weights cannot be replaced."""
+
+    receiver = None
 
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
         return []

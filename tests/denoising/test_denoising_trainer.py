@@ -44,7 +44,7 @@ class TestDenoisingTrainer(TrainerContract):
         return batch(trained)
 
     async def crash(self, trainer: Trainer) -> None:
-        trainer.lose("broken")  # type: ignore[attr-defined]
+        trainer.abandon("broken")  # type: ignore[attr-defined]
 
     def contents(self, trainer: Trainer) -> object:
         return {name: one.tolist() for name, one in trainer.learner.policy.weights().items()}  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def test_cutting_a_batch_changes_no_gradient() -> None:
     def after(size: int) -> Any:
         trainer = make_trainer(local=local())
         trainer._denoising = replace(trainer._denoising, micro_batch_samples=size)
-        trainer._learner = trainer._made()  # type: ignore[assignment]
+        trainer._learner = trainer._make_learner()
         metrics = trained(trainer, batch(0))[0]
         return metrics["grad_norm"], metrics["loss"]
 

@@ -124,7 +124,9 @@ def test_a_server_is_started_with_what_a_run_needs(dialect: ServerDialect, wante
     assert all(part in text for part in [*wanted, "/model", "--dtype float32", "--enforce-eager"]), text
     if dialect.name == "vllm":
         path = environment.pop("PYTHONPATH").partition(os.pathsep)[0]
-        assert (Path(path) / "headway_worker.py").exists() and "--worker-extension-cls headway_worker.WeightReloadExtension" in text
+        assert (
+            Path(path) / "headway_worker.py"
+        ).exists() and "--worker-extension-cls headway_worker.WeightReloadExtension" in text
         assert environment == {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         assert "--kv-cache-memory-bytes" not in text, "nobody knows what this model needs"
 

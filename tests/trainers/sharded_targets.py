@@ -14,8 +14,7 @@ from headway.errors import ConfigError, TrainerError
 from headway.trainers.local import LocalSettings, LocalTrainer, LoraSettings, OptimizerSettings
 from headway.trainers.sharded.rank_host import RankSpec
 from headway.trainers.sharded.rank_layout import RankLayout
-from headway.trainers.sharded.sharded_ranks import ShardedRankGroup
-from headway.trainers.sharded.sharded_trainer import RankTrainer
+from headway.trainers.sharded.sharded_trainer import RankTrainer, ShardedRankGroup
 from headway.types import Batch
 from headway.weights.object_store import ObjectArena
 from headway.weights.weight_store import NonPublishingStore, SharedArena, WeightStore
@@ -81,14 +80,14 @@ def rank(args: Mapping[str, Any], kind: type[RankTrainer] = RankTrainer) -> Rank
             RankLayout(ranks=args["ranks"], tensor=args.get("tensor", 1), context=args.get("context", 1)), "cpu"
         )
         model = partial(MODELS[args.get("model", "llama")])
-        return kind(model, settings_of(args), store(args) if ranks.first else NonPublishingStore(None), ranks)
+        return kind(model, settings_of(args), store(args) if ranks.is_first else NonPublishingStore(None), ranks=ranks)
 
     return RankSpec(number=args["rank"], ranks=args["ranks"], device="cpu", make=make)
 
 
 class _Unlucky(RankTrainer):
     async def train(self, batch: Batch) -> Mapping[str, float]:
-        if self._ranks.first:
+        if self._ranks.is_first:
             return await super().train(batch)
         raise TrainerError("not enough memory")
 

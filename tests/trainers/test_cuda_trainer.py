@@ -39,7 +39,7 @@ def test_flash_attention_over_trees(heads: int, kv: int, size: int, window: int 
         PromptTree(start=228, prefix=50, members=(64,)),
         PromptTree(start=342, prefix=0, members=(20, 30)),
     )
-    spans = tree_attention.AttentionSpans.of(trees, GPU)
+    spans = tree_attention.AttentionSpans.of_trees(trees, GPU)
     found, wanted = [], []
     q, k, v = (torch.randn(1, n, 392, size, device=GPU, dtype=torch.bfloat16) for n in (heads, kv, kv))
     weight = torch.randn(1, 392, heads, size, device=GPU)
@@ -120,7 +120,7 @@ def test_weights_go_from_device_to_device_into_a_running_engine() -> None:
 
 
 def test_moments_on_the_host_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.trainers.local.local_optimizer._VISIT_BYTES", 40_000)
+    monkeypatch.setattr("headway.trainers.local.local_optimizer._OFFLOAD_CHUNK_BYTES", 40_000)
 
     def made(offload: bool) -> dict[str, Tensor]:
         torch.manual_seed(0)
@@ -132,10 +132,10 @@ def test_moments_on_the_host_make_the_same_steps(monkeypatch: pytest.MonkeyPatch
         optimizer = Optimizer(live, OptimizerSettings(learning_rate=1e-3, offload=offload))
         for version in range(3):
             sum((one.float() * torch.randn(64, 33, device=GPU)).sum() for one in live.values()).backward()
-            optimizer.ready("a step")
+            optimizer.clip_gradients("a step")
             optimizer.step(version)
-            optimizer.forget()
-        state = optimizer.everything()
+            optimizer.clear_gradients()
+        state = optimizer.all_tensors()
         assert {name for name, tensor in state.items() if not tensor.is_cuda} == {
             name for name in state if offload and name.endswith(("/exp_avg", "/exp_avg_sq"))
         }

@@ -38,10 +38,10 @@ def test_steps_too_small_for_the_parameter_add_up_in_its_master() -> None:
     for version in range(600):
         live.sum().backward()  # type: ignore[no-untyped-call]
         assert live.grad is None
-        optimizer.ready("a step")
+        optimizer.clip_gradients("a step")
         optimizer.step(version)
-        optimizer.forget()
-    assert float(optimizer.tensors()["live/master"].mean()) == pytest.approx(1 - 600e-5, abs=1e-4)
+        optimizer.clear_gradients()
+    assert float(optimizer.state_tensors()["live/master"].mean()) == pytest.approx(1 - 600e-5, abs=1e-4)
     assert float(live.detach().float().mean()) == pytest.approx(1 - 600e-5, abs=4e-3) and float(live.detach()[0, 0]) < 1
 
 
@@ -50,7 +50,7 @@ def test_gradients_are_added_up_in_single_precision() -> None:
     optimizer = Optimizer({"live": live}, OptimizerSettings(max_grad_norm=1e9))
     for _ in range(1000):
         (live * 1.0).sum().backward()  # type: ignore[no-untyped-call]
-    assert optimizer.ready("a step") == pytest.approx(2000.0)  # 256 + 1 is 256 in bf16
+    assert optimizer.clip_gradients("a step") == pytest.approx(2000.0)  # 256 + 1 is 256 in bf16
 
 
 def test_every_mini_batch_begins_without_gradients() -> None:
@@ -67,7 +67,7 @@ def test_every_mini_batch_begins_without_gradients() -> None:
 
 
 def test_moments_on_the_host_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.trainers.local.local_optimizer._VISIT_BYTES", 40_000)
+    monkeypatch.setattr("headway.trainers.local.local_optimizer._OFFLOAD_CHUNK_BYTES", 40_000)
 
     async def weights(offload: bool) -> dict[str, torch.Tensor]:
         made = LocalTrainer(
@@ -75,10 +75,10 @@ def test_moments_on_the_host_make_the_same_steps(monkeypatch: pytest.MonkeyPatch
             LocalSettings(advantages=AdvantageSettings(), optimizer=replace(SLOW, offload=offload)),
             WeightStore(wire=None),
         )
-        assert (len(made.learner.trained.optimizer._adams) > 3) == offload
+        assert (len(made.learner.state.optimizer._adams) > 3) == offload
         for step in range(3):
             await made.train(batch(step))
-        return copy_tensors(made.learner.trained.optimizer.everything())
+        return copy_tensors(made.learner.state.optimizer.all_tensors())
 
     async def scenario() -> None:
         plain, offloaded = await weights(False), await weights(True)
@@ -98,7 +98,7 @@ def test_a_checkpoint_brings_the_masters_back(tmp_path: Path) -> None:
         assert dict(await one.train(batch(2))) == dict(await other.train(batch(2)))
         for made in (one, other):
             assert {tensor.dtype for tensor in made.learner.policy.weights().values()} == {torch.bfloat16}
-        left, right = (made.learner.trained.optimizer.everything() for made in (one, other))
+        left, right = (made.learner.state.optimizer.all_tensors() for made in (one, other))
         assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
     asyncio.run(scenario())
@@ -114,7 +114,7 @@ def test_a_checkpoint_brings_the_masters_back(tmp_path: Path) -> None:
 )
 def test_sequences_see_what_the_tree_lets_them_see(trees: tuple[PromptTree, ...]) -> None:
     size = sum(tree.size for tree in trees)
-    spans = AttentionSpans.of(trees, torch.device("cpu"))
+    spans = AttentionSpans.of_trees(trees, torch.device("cpu"))
     keys = torch.arange(size) if spans.key_K is None else spans.key_K
     seen = torch.zeros(size, size, dtype=torch.bool)
     queries, ends = spans.query_ends.tolist(), spans.key_ends.tolist()

@@ -48,7 +48,7 @@ def trainer(options: LocalSettings | None = None, **model: Any) -> LocalTrainer:
 
 def digest(made: LocalTrainer) -> str:
     """Of weights and moments."""
-    state = {**made.learner.policy.weights(), **made.learner.trained.optimizer.tensors()}
+    state = {**made.learner.policy.weights(), **made.learner.state.optimizer.state_tensors()}
     sums = blake2b()
     for name, tensor in sorted(state.items()):
         sums.update(name.encode() + tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -67,7 +67,7 @@ class TestLocalTrainer(TrainerContract):
 
     async def crash(self, trainer: Trainer) -> None:
         assert isinstance(trainer, LocalTrainer)
-        trainer.lose("a test broke it")
+        trainer.abandon("a test broke it")
 
     def contents(self, trainer: Trainer) -> object:
         assert isinstance(trainer, LocalTrainer)
@@ -162,8 +162,8 @@ def test_a_refusal_in_the_second_of_several_steps_undoes_the_first() -> None:
     async def scenario() -> None:
         made = trainer(settings(epochs=3))
         before, calls = digest(made), [0]
-        optimizer = made.learner.trained.optimizer
-        ready = optimizer.ready
+        optimizer = made.learner.state.optimizer
+        ready = optimizer.clip_gradients
 
         def third(what: str) -> float:
             calls[0] += 1
@@ -172,7 +172,7 @@ def test_a_refusal_in_the_second_of_several_steps_undoes_the_first() -> None:
                 raise TrainerError("not finite")
             return ready(what)
 
-        optimizer.ready = third  # type: ignore[method-assign]
+        optimizer.clip_gradients = third  # type: ignore[method-assign]
         with pytest.raises(TrainerError):
             await made.train(batch(0))
         assert made.version == 0 and digest(made) == before
@@ -234,7 +234,7 @@ def test_an_error_while_weights_move_loses_the_trainer(kind: type[Exception]) ->
         def explode(version: int) -> float:
             raise kind("out of memory")
 
-        made.learner.trained.optimizer.step = explode  # type: ignore[method-assign]
+        made.learner.state.optimizer.step = explode  # type: ignore[method-assign]
         with pytest.raises(TrainerCrashed, match="out of memory"):
             await made.train(batch(0))
         with pytest.raises(TrainerCrashed):

@@ -45,7 +45,7 @@ def gradients(data: Batch, model: Callable[[], Any] = exact, **options: Any) -> 
             found[name] = torch.zeros_like(one) if one.grad is None else one.grad.clone()
         raise Stop
 
-    learner.trained.optimizer.ready = ready  # type: ignore[method-assign]
+    learner.state.optimizer.clip_gradients = ready  # type: ignore[method-assign]
     with pytest.raises(Exception, match="Stop"):
         learner.learn(data, CommitGate())
     return found
@@ -144,7 +144,7 @@ def test_observations_are_read_and_never_trained() -> None:
             for token in turn.generation.actions]  # fmt: skip
     order = pack.action_N.argsort()
     assert pack.chosen_N[order].tolist() == made
-    assert sum(len(row.tokens) for row in rows) > len(made) + sum(row.prompt for row in rows)
+    assert sum(len(row.tokens) for row in rows) > len(made) + sum(row.prompt_length for row in rows)
 
 
 def anew(sample: Sample, shared: int) -> Sample:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from headway.trainers.sharded.rank_host import Rendezvous, _interfaces, find_network_interface
+from headway.trainers.sharded.rank_host import Rendezvous, _list_interfaces, find_network_interface
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.7"])
@@ -25,7 +25,7 @@ def test_rank_0_listens_where_it_was_told_and_nowhere_else(host: str) -> None:
 def test_ranks_speak_over_the_interface_that_has_the_address() -> None:
     loopback = find_network_interface("127.0.0.1")
     assert loopback and find_network_interface("127.0.0.7") == loopback
-    for name, address in _interfaces():
+    for name, address in _list_interfaces():
         assert find_network_interface(str(address)) == name
     assert find_network_interface("203.0.113.1") == "" == find_network_interface("a-name"), (
         "nobody here has it: the library chooses"

@@ -365,9 +365,11 @@ class TestRankedTrainer(Ranked, TrainerContract):
 def test_every_rank_has_a_seat_of_its_own() -> None:
     layout = RankLayout(ranks=12, tensor=2, context=3)
     assert (layout.data, layout.shards) == (2, 6) and layout.text == "data 2 × context 3 × tensor 2"
-    assert len({layout.seat(rank) for rank in range(12)}) == 12
-    assert layout.seat(1) == (0, 0, 1) and layout.seat(2) == (0, 1, 0) and layout.seat(6) == (1, 0, 0)
-    assert layout.together("context")[0] == [0, 2, 4] and layout.together("data")[1] == [1, 7]
+    assert len({layout.coordinates(rank) for rank in range(12)}) == 12
+    assert (
+        layout.coordinates(1) == (0, 0, 1) and layout.coordinates(2) == (0, 1, 0) and layout.coordinates(6) == (1, 0, 0)
+    )
+    assert layout.rank_sets("context")[0] == [0, 2, 4] and layout.rank_sets("data")[1] == [1, 7]
     with pytest.raises(ConfigError, match="do not divide"):
         RankLayout(ranks=4, tensor=3)
 

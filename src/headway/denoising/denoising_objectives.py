@@ -319,8 +319,8 @@ class OldPolicyOptimizer(Optimizer):
         update_old_policy(self.old.values(), self._new.values(), old_policy_decay(version))
         return rate
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {**super().tensors(), **{f"{name}/old": one for name, one in self.old.items()}}
+    def state_tensors(self) -> dict[str, Tensor]:
+        return {**super().state_tensors(), **{f"{name}/old": one for name, one in self.old.items()}}
 
 
 def _split_micro_batches(rows: Sequence[SampleSteps], size: int) -> Iterator[Sequence[SampleSteps]]:

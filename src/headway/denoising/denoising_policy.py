@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ _MAX_CACHED_PROMPTS = 64
 
 
 class DenoisingPolicy:
-    """A `Denoiser` that is trained. `causal` is the name under which checkpoints look for the model's configuration."""
+    """A `Denoiser` that is trained."""
 
     def __init__(self, model: Any, settings: LocalSettings, denoising: DenoisingSettings) -> None:
         dtype = torch.float64 if settings.precision == "fp64" else torch.float32
@@ -43,7 +42,6 @@ class DenoisingPolicy:
         self.has_adapters = settings.lora is not None
         if settings.lora is not None:
             _attach_adapters(self.model, settings.lora)
-        self.causal = _CheckpointConfig(self.model)
         self._device, self._half = settings.device, settings.precision == "bf16"
         self._denoising, self._sampler = denoising, denoising.make_sampler()
         self.make_timesteps = lru_cache(maxsize=8)(lambda steps: denoising.make_timesteps(model, steps))
@@ -123,19 +121,6 @@ class DenoisingPolicy:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.split(":")[0], torch.bfloat16) if self._half else nullcontext()
-
-
-class _CheckpointConfig:
-    """Stands where a checkpoint expects a model of `transformers`: writes the configuration beside the weights."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.config = self
-        self.dtype: Any = None
-
-    def save_pretrained(self, directory: Path) -> None:
-        """Write the configuration of the model."""
-        self._model.save_config(directory)
 
 
 def _attach_adapters(model: nn.Module, settings: LoraSettings) -> None:

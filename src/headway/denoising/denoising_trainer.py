@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -33,11 +33,10 @@ from headway.denoising.denoising_objectives import (
 )
 from headway.denoising.denoising_policy import DenoisingPolicy
 from headway.denoising.settings import DenoisingTrainerSettings
-from headway.errors import ScoringError, TrainerError
-from headway.trainers.local import LocalTrainer
-from headway.trainers.local.local_learner import ScoreKind
+from headway.errors import TrainerError
+from headway.trainers.base import ScoreKind
 from headway.trainers.local.local_optimizer import Optimizer
-from headway.trainers.local.local_trainer import PublishingStore
+from headway.trainers.local.local_trainer import PublishingStore, ThreadedTrainer
 from headway.trainers.local.optimizer_steps import (
     StepLearner,
     apply_optimizer_steps,
@@ -45,27 +44,17 @@ from headway.trainers.local.optimizer_steps import (
     retry_on_oom,
 )
 from headway.trainers.local.policy_update import compute_advantages
-from headway.trainers.local.training_thread import CommitGate, JobAbandoned
+from headway.trainers.local.training_thread import CommitGate
 from headway.types import Batch, SampleGroup
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DenoisingTrainableState:
-    """The state that an update moves and a checkpoint saves. There is no critic."""
-
-    optimizer: Optimizer
-    critic_optimizer: None = None
 
 
 class DenoisingLearner(StepLearner):
     """The policy, and a frozen copy of the initial policy if the settings need one."""
 
     def __init__(self, model: Any, settings: DenoisingTrainerSettings, *, kl: KlController | None = None) -> None:
-        super().__init__()
-        self.settings = settings.local
-        self.kl = kl or KlController(0.0)
+        super().__init__(settings.local, kl)
         needs_reference = settings.kl_coef is not None or (settings.nft is not None and settings.nft.kl_coef > 0)
         frozen = deepcopy(model) if needs_reference and settings.local.lora is None else None
         self.policy = DenoisingPolicy(model, settings.local, settings.denoising)
@@ -78,7 +67,16 @@ class DenoisingLearner(StepLearner):
             if settings.nft is None
             else DiffusionNftObjective(self.policy, settings, settings.nft, self.reference)
         )
-        self.trained = DenoisingTrainableState(self.objective.optimizer)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return [self.objective.optimizer]
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.policy.weights()
+
+    def save_model_config(self, directory: Path) -> None:
+        self.policy.model.save_config(directory)
 
     @property
     def device(self) -> str:
@@ -121,17 +119,10 @@ class DenoisingLearner(StepLearner):
         apply_optimizer_steps([self.objective.optimizer], mini_batches, add_gradients, report, self.version, gate)
         return report
 
-    def score(self, kind: ScoreKind, group: SampleGroup, gate: CommitGate) -> list[list[float]]:
+    def _score(self, kind: ScoreKind, group: SampleGroup, gate: CommitGate) -> list[list[float]]:
         """Return a log-probability for each step of each sample; 0 for steps that are not trained."""
-        try:
-            batch = make_denoising_batch(
-                [group], trained=0, shape=self.policy.shape, ends_only=False, device=self.device
-            )
-            logps = iter(compute_step_logps(self.policy, batch, self.objective.micro_batch_samples, gate).tolist())
-        except JobAbandoned:
-            raise
-        except Exception as error:
-            raise ScoringError(f"group {group.group_id}: {error}") from error
+        batch = make_denoising_batch([group], trained=0, shape=self.policy.shape, ends_only=False, device=self.device)
+        logps = iter(compute_step_logps(self.policy, batch, self.objective.micro_batch_samples, gate).tolist())
         trained = {row.sample.sample_id: set(row.trained) for row in batch.rows}
         return [
             [
@@ -142,7 +133,7 @@ class DenoisingLearner(StepLearner):
         ]
 
 
-class DenoisingTrainer(LocalTrainer):
+class DenoisingTrainer(ThreadedTrainer[DenoisingLearner]):
     """Trains the `Denoiser` that `make_model` returns, the same at every call. The caller closes the store."""
 
     def __init__(
@@ -153,8 +144,8 @@ class DenoisingTrainer(LocalTrainer):
         *,
         make_kl: Callable[[], KlController] | None = None,
     ) -> None:
-        self._denoising = settings
-        super().__init__(make_model, settings.local, store, make_kl=make_kl)
+        self._make_model, self._make_kl, self._denoising = make_model, make_kl, settings
+        super().__init__(settings.local, store)
 
-    def _made(self) -> DenoisingLearner:  # type: ignore[override]
+    def _make_learner(self) -> DenoisingLearner:
         return DenoisingLearner(self._make_model(), self._denoising, kl=self._make_kl() if self._make_kl else None)

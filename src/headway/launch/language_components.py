@@ -217,15 +217,18 @@ def make_local_trainer(args: ComponentArgs, store: WeightStore) -> LocalTrainer:
 
 def make_rank_trainer(args: ComponentArgs, store: WeightStore | None, ranks: int) -> RankTrainer:
     """Make one rank of a trainer whose ranks have connected to each other; rank 0 publishes into `store`."""
-    from headway.trainers.sharded.sharded_ranks import ShardedRankGroup
-    from headway.trainers.sharded.sharded_trainer import RankTrainer
+    from headway.trainers.sharded.sharded_trainer import RankTrainer, ShardedRankGroup
     from headway.weights.weight_store import NonPublishingStore
 
     resolved = args.load_config()
     group = ShardedRankGroup(make_rank_layout(resolved, ranks), args.device)
     own_store = NonPublishingStore(select_wire_dtype(resolved, args.device)) if store is None else store
     return RankTrainer(
-        _make_model_loader(args.model), _make_local_settings(args), own_store, group, **_make_trainer_options(args)
+        _make_model_loader(args.model),
+        _make_local_settings(args),
+        own_store,
+        ranks=group,
+        **_make_trainer_options(args),
     )
 
 

@@ -80,7 +80,7 @@ def estimate_component_needs(
     for number, name in enumerate(make_rank_names(placement.ranks)):
         trainer = _make_needs(name, placement, placement.train_threads, model.estimate_rank(number) if model else {})
         if placement.ranks > 1:
-            rank = RankPlacement(devices=devices[name], coordinates=placement.layout.seat(number))
+            rank = RankPlacement(devices=devices[name], coordinates=placement.layout.coordinates(number))
             trainer = replace(trainer, rank=rank)
         found.append(trainer)
     engine_needs, engines = model.estimate_engine() if model else {}, list(range(placement.replicas))

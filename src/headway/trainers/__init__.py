@@ -1,1 +1,1 @@
-"""Trainers and the scorers that look at samples with a model: log-probabilities, reference, values."""
+"""Trainers, and scorers that compute log-probabilities, reference log-probabilities or values of samples."""

@@ -1,53 +1,56 @@
-"""What the line asks of whoever holds the weights being trained.
+"""The protocols of trainers and scorers, as the flow uses them.
 
-A step is all or nothing: `train` either returns with `version` one higher, or raises with `version` unchanged
-(`TrainerError`), or the trainer is gone (`TrainerCrashed`) and comes back by `restart` with the version of its
-last checkpoint.
+A step is all or nothing: `train` either returns with `version` one higher, or raises `TrainerError` with `version`
+unchanged, or the trainer is lost (`TrainerCrashed`). A lost trainer comes back by `restart` and `load`, with the version
+of its last checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from headway.types import Batch, SampleGroup
 from headway.weights.base import WeightSource
 
+ScoreKind = Literal["policy", "reference", "value"]
+"""Log-probabilities under the current weights, log-probabilities under the initial ones, or values of the critic."""
+
 
 class Trainer(Protocol):
-    """The policy being trained."""
+    """Holds the policy that is trained."""
 
     version: int
-    """Optimizer updates done."""
+    """Number of training steps done."""
 
     @property
     def source(self) -> WeightSource:
-        """Where `param_update` gathers from."""
+        """The source that weight updates gather from."""
         ...
 
     async def train(self, batch: Batch) -> Mapping[str, float]:
-        """One update on `batch`; returns metrics. Afterwards `version == batch.trained + 1`."""
+        """Train one step on `batch` and return metrics. Afterwards `version == batch.trained + 1`."""
         ...
 
     async def save(self, directory: Path) -> None:
-        """Write everything needed to go on from `version` into the empty `directory`."""
+        """Write everything needed to continue from `version` into the empty `directory`."""
         ...
 
     async def load(self, directory: Path) -> None:
-        """Become what `save` wrote."""
+        """Restore the state that `save` wrote."""
         ...
 
     async def start(self) -> None:
         """Bring the trainer up before its first step; a no-op for one that lives in this process.
 
-        Raises `ConfigError` when it cannot run as configured, `TrainerCrashed` when it does not come up; `restart`
-        then tries once more.
+        Raise `ConfigError` if it cannot run as configured and `TrainerCrashed` if it does not come up; `restart` then
+        tries once more.
         """
         ...
 
     async def restart(self) -> None:
-        """Bring a crashed trainer back, holding nothing; `load` follows."""
+        """Bring a crashed trainer back in its initial state; `load` follows."""
         ...
 
     async def close(self) -> None:
@@ -56,16 +59,19 @@ class Trainer(Protocol):
 
 
 class Scorer(Protocol):
-    """One number per action for each sample of a group: log-probs, reference log-probs, or values."""
+    """Computes one number per action for each sample of a group."""
 
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
-        """In the order of `group.samples`; of a policy that moves, `Scores`. Raises `ScoringError`."""
+        """Return the numbers in the order of `group.samples`, as `VersionedScores` if the weights change over time.
+
+        Raise `ScoringError` if they cannot be computed.
+        """
         ...
 
     async def start(self) -> None:
         """Bring the scorer up before its first group; a no-op for one that shares the trainer's process.
 
-        Raises `ConfigError` when it cannot run as configured, else `ScoringError`.
+        Raise `ConfigError` if it cannot run as configured, else `ScoringError`.
         """
         ...
 

@@ -1,11 +1,11 @@
-"""A trainer in one process: any `transformers` decoder, full or by LoRA, with reference and critic.
+"""A trainer in one process: any `transformers` decoder, full or with LoRA, with reference and critic.
 
     store = WeightStore(...)
-    trainer = LocalTrainer(lambda: AutoModelForCausalLM.from_pretrained(path), local_settings_of(resolved), store)
+    trainer = LocalTrainer(lambda: AutoModelForCausalLM.from_pretrained(path), make_local_settings(resolved), store)
 
-`trainer` is the asynchronous face, `learner` everything behind it that a thread does. One step reads top down:
-`tokens` (samples → arrays) → `packing` (arrays → trees without padding) → `model` (trees → log-probabilities)
-→ `update` (losses → gradients → weights).
+`local_trainer` is the asynchronous part, `local_learner` everything that its thread does. One step reads top down:
+`token_batch` (samples → arrays), `tree_packing` (arrays → trees without padding), `policy_model` (trees →
+log-probabilities), `policy_update` (losses → gradients → weights).
 """
 
 from headway.trainers.local.local_scorers import LogpScorer, ReferenceScorer, ValueScorer

@@ -1,9 +1,9 @@
-"""AdamW over named parameters: the clip that refuses, the step, and a state that is plain tensors.
+"""AdamW over named parameters, with checked gradient clipping and a state that is plain tensors.
 
-Guarantees: `ready` changes no weight and raises `TrainerError` where a gradient is NaN or infinite; state round trips
-bit for bit through `tensors` and `overwrite_tensors`. State exists from the start, so a first step allocates nothing new.
-With `offload` moments live in the memory of the host and visit the device a few parameters at a time; the numbers are
-the same.
+Guarantees: `clip_gradients` changes no weight and raises `TrainerError` if a gradient is NaN or infinite. State round
+trips bit for bit through `state_tensors` and `overwrite_tensors`. State exists from the start, so the first step
+allocates nothing new. With `offload` the moments live in host memory and are moved to the device a few parameters at a
+time; the numbers are the same.
 """
 
 from __future__ import annotations
@@ -17,100 +17,102 @@ from torch import Tensor, nn
 from headway.errors import TrainerError
 from headway.trainers.local.settings import OptimizerSettings
 
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-_LARGE = _MOMENTS[1:]
-_VISIT_BYTES = 512 * 1024**2
-"""Of moments that are on the device at a time, where they live on the host."""
+_STATE_NAMES = ("step", "exp_avg", "exp_avg_sq")
+_MOMENTS = _STATE_NAMES[1:]
+_OFFLOAD_CHUNK_BYTES = 512 * 1024**2
+"""Size of the moments that are on the device at a time, where they live on the host."""
 
 
 class Optimizer:
-    """AdamW; decay on matrices only.
+    """AdamW with weight decay on matrices only.
 
-    A parameter in half precision has a master in float32, which is what moves: its gradients are added up there, micro-
-    batch after micro-batch, and the parameter is the master rounded.
+    A parameter in half precision has a master copy in float32, which the optimizer changes: gradients are accumulated
+    there, micro-batch after micro-batch, and the parameter is the master rounded.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> None:
         self._live = dict(parameters)
         self._settings = settings
-        self._parameters = {name: _master(one) for name, one in self._live.items()}
-        visits = _visits(self._parameters.values()) if settings.offload else [list(self._parameters.values())]
-        self._adams = [_adam(visit, settings) for visit in visits]
-        self._state = {one: adam.state[one] for adam, visit in zip(self._adams, visits, strict=True) for one in visit}
+        self._parameters = {name: _make_master(one) for name, one in self._live.items()}
+        chunks = (
+            _group_for_offload(self._parameters.values()) if settings.offload else [list(self._parameters.values())]
+        )
+        self._adams = [_make_adam(chunk, settings) for chunk in chunks]
+        self._state = {one: adam.state[one] for adam, chunk in zip(self._adams, chunks, strict=True) for one in chunk}
 
-    def ready(self, what: str) -> float:
-        """Clip the gradients; returns their norm before. Raises where they are not finite."""
+    def clip_gradients(self, step_name: str) -> float:
+        """Clip the gradients and return their norm before clipping. Raise `TrainerError` if they are not finite."""
         for one in self._parameters.values():
             if one.grad is None:
                 one.grad = torch.zeros_like(one)
-        norm = self._norm()
+        norm = self._gradient_norm()
         if not bool(norm.isfinite()):
-            bad = [name for name, one in self._parameters.items() if not bool(one.grad.isfinite().all())]  # type: ignore[union-attr]
-            raise TrainerError(f"{what}: gradient of {', '.join(bad[:3]) or 'all'} is not finite")
+            invalid = [name for name, one in self._parameters.items() if not bool(one.grad.isfinite().all())]  # type: ignore[union-attr]
+            raise TrainerError(f"{step_name}: gradient of {', '.join(invalid[:3]) or 'all'} is not finite")
         nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
         return float(norm)
 
-    def _norm(self) -> Tensor:
-        """Of all gradients together."""
+    def _gradient_norm(self) -> Tensor:
+        """Return the norm of all gradients together."""
         return nn.utils.get_total_norm([one.grad for one in self._parameters.values() if one.grad is not None])
 
     def step(self, version: int) -> float:
-        """Move the weights, at the rate of `version`, which is returned."""
+        """Update the weights and return the learning rate, which is that of `version`."""
         rate = self._settings.rate_at(version)
         for adam in self._adams:
             for group in adam.param_groups:
                 group["lr"] = rate
-            with _visiting(adam) if self._settings.offload else nullcontext():
+            with _moments_on_device(adam) if self._settings.offload else nullcontext():
                 adam.step()
-        self._round()
+        self._copy_masters()
         return rate
 
     @torch.no_grad()
-    def _round(self) -> None:
-        """Parameters follow their masters."""
+    def _copy_masters(self) -> None:
+        """Copy the master weights into the parameters."""
         pairs = [(live, self._parameters[name]) for name, live in self._live.items()]
-        halves = [(live.data, master.data) for live, master in pairs if live is not master]
-        if halves:
-            torch._foreach_copy_([live for live, _ in halves], [master for _, master in halves])
+        narrow = [(live.data, master.data) for live, master in pairs if live is not master]
+        if narrow:
+            torch._foreach_copy_([live for live, _ in narrow], [master for _, master in narrow])
 
-    def forget(self) -> None:
-        """Let the gradients go."""
+    def clear_gradients(self) -> None:
+        """Drop all gradients."""
         for adam in self._adams:
             adam.zero_grad(set_to_none=True)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The whole state, live, by `<parameter>/<moment>` and `<parameter>/master`."""
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the whole state as live tensors named `<parameter>/<moment>` and `<parameter>/master`."""
         found = {
             f"{name}/{moment}": self._state[one][moment]
             for name, one in self._parameters.items()
-            for moment in _MOMENTS
+            for moment in _STATE_NAMES
         }
         for name, one in self._parameters.items():
             if one is not self._live[name]:
                 found[f"{name}/master"] = one.data
         return found
 
-    def everything(self) -> dict[str, Tensor]:
-        """State and parameters, live: what a step changes."""
-        return {**self.tensors(), **{name: one.data for name, one in self._live.items()}}
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Return state and parameters as live tensors: everything that a step changes."""
+        return {**self.state_tensors(), **{name: one.data for name, one in self._live.items()}}
 
 
-def _visits(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters whose moments are on the device together."""
+def _group_for_offload(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Group parameters whose moments are on the device together."""
     found: list[list[nn.Parameter]] = []
-    room = 0
+    space_left = 0
     for one in parameters:
-        size = len(_LARGE) * one.numel() * one.element_size()
-        if size > room:
+        size = len(_MOMENTS) * one.numel() * one.element_size()
+        if size > space_left:
             found.append([])
-            room = _VISIT_BYTES
+            space_left = _OFFLOAD_CHUNK_BYTES
         found[-1].append(one)
-        room -= size
+        space_left -= size
     return found
 
 
-def _adam(parameters: Sequence[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
-    """With all of its state."""
+def _make_adam(parameters: Sequence[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
+    """Make the optimizer of `parameters` with all of its state."""
     groups = [
         {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
@@ -124,7 +126,7 @@ def _adam(parameters: Sequence[nn.Parameter], settings: OptimizerSettings) -> to
     )
     for one in parameters:
         adam.state[one] = {"step": torch.zeros((), dtype=torch.float32, device=one.device)}
-        adam.state[one] |= {moment: _zeros_like(one, host=settings.offload) for moment in _LARGE}
+        adam.state[one] |= {moment: _zeros_like(one, host=settings.offload) for moment in _MOMENTS}
     return adam
 
 
@@ -135,24 +137,24 @@ def _zeros_like(one: nn.Parameter, *, host: bool) -> Tensor:
 
 
 @contextmanager
-def _visiting(adam: torch.optim.AdamW) -> Iterator[None]:
-    """Moments are on the device inside, and on the host again afterwards."""
-    homes = {one: {moment: state[moment] for moment in _LARGE} for one, state in adam.state.items()}
-    for one, home in homes.items():
-        adam.state[one] |= {moment: tensor.to(one.device, non_blocking=True) for moment, tensor in home.items()}
+def _moments_on_device(adam: torch.optim.AdamW) -> Iterator[None]:
+    """Keep the moments on the device inside the context, and copy them back to the host afterwards."""
+    on_host = {one: {moment: state[moment] for moment in _MOMENTS} for one, state in adam.state.items()}
+    for one, host_moments in on_host.items():
+        adam.state[one] |= {moment: tensor.to(one.device, non_blocking=True) for moment, tensor in host_moments.items()}
     try:
         yield
     finally:
-        for one, home in homes.items():
-            for moment, tensor in home.items():
+        for one, host_moments in on_host.items():
+            for moment, tensor in host_moments.items():
                 tensor.copy_(adam.state[one][moment], non_blocking=True)
-            adam.state[one] |= home
-        if any(one.is_cuda for one in homes):
+            adam.state[one] |= host_moments
+        if any(one.is_cuda for one in on_host):
             torch.cuda.current_stream().synchronize()
 
 
-def _master(live: nn.Parameter) -> nn.Parameter:
-    """What moves in the place of `live`, with its gradients; itself where it is wide enough."""
+def _make_master(live: nn.Parameter) -> nn.Parameter:
+    """Return the float32 master of a half-precision parameter, which collects its gradients; else the parameter itself."""
     if live.dtype not in (torch.bfloat16, torch.float16):
         return live
     master = nn.Parameter(live.detach().float())
@@ -172,12 +174,12 @@ def _master(live: nn.Parameter) -> nn.Parameter:
 
 
 def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By value."""
+    """Copy tensors by value."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def overwrite_tensors(live: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Put `values` into `live`, which must have the same names."""
+    """Copy `values` into `live`, which must have the same names."""
     with torch.no_grad():
         for name, tensor in live.items():
             tensor.copy_(values[name])

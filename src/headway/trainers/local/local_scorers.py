@@ -1,7 +1,9 @@
-"""Scorers that live in a trainer: they share its thread and its models, and take turns with its steps.
+"""Scorers in a trainer's process, and a policy in a process of its own that only scores.
 
-`LogpScorer` scores with the weights of the moment, `ReferenceScorer` with those of the start, `ValueScorer` with the
-critic. A trainer that is down cannot score: that is a `ScoringError`, as every other failure here.
+`LogpScorer`, `ReferenceScorer` and `ValueScorer` share a trainer's thread and models, and take turns with its steps.
+`PolicyScorer` holds a model of its own: the reference, or a copy that follows the weights of a trainer. It scores a
+group under one version, says which one if it follows, and takes in new weights between two groups. Without optimizer
+and gradients it needs the memory of its weights, twice where it follows.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import torch
 from torch import Tensor
 
 from headway.errors import ScoringError, TrainerCrashed
-from headway.trainers.local.local_learner import ScoreKind, score_rows, split_by_sample
+from headway.trainers.base import ScoreKind
+from headway.trainers.local.local_learner import score_rows, split_by_sample
 from headway.trainers.local.local_optimizer import overwrite_tensors
 from headway.trainers.local.local_trainer import LocalTrainer
 from headway.trainers.local.policy_model import PolicyModel
@@ -23,8 +26,10 @@ from headway.trainers.local.training_thread import CommitGate, JobAbandoned, Tra
 from headway.types import SampleGroup, VersionedScores
 from headway.weights.base import WeightReceiver
 
+SwitchWeights = Callable[[int, Mapping[str, Tensor]], Awaitable[None]]
 
-class _Scorer:
+
+class _TrainerScorer:
     kind: ScoreKind
 
     def __init__(self, trainer: LocalTrainer) -> None:
@@ -43,45 +48,40 @@ class _Scorer:
         """Do nothing: the trainer owns the models and the thread."""
 
 
-class LogpScorer(_Scorer):
-    """ℓ_p: under the weights at the moment of asking."""
+class LogpScorer(_TrainerScorer):
+    """VersionedScores with ℓ_p: log-probabilities under the weights at the moment of the call."""
 
     kind: ScoreKind = "policy"
 
 
-class ReferenceScorer(_Scorer):
-    """ℓ_ref: under the weights of the start."""
+class ReferenceScorer(_TrainerScorer):
+    """VersionedScores with ℓ_ref: log-probabilities under the initial weights."""
 
     kind: ScoreKind = "reference"
 
 
-class ValueScorer(_Scorer):
-    """What the critic expects before each action."""
+class ValueScorer(_TrainerScorer):
+    """VersionedScores with the critic's value before each action."""
 
     kind: ScoreKind = "value"
 
 
-SwitchWeights = Callable[[int, Mapping[str, Tensor]], Awaitable[None]]
-
-
 class PolicyScorer:
-    """A `Scorer` of log-probabilities. `receiver` makes what takes the weights in, given how to switch to them."""
+    """A `Scorer` of log-probabilities. `receiver` gets the function that switches weights, and returns the receiver."""
 
     def __init__(
         self, model: Any, settings: LocalSettings, receiver: Callable[[SwitchWeights], WeightReceiver] | None = None
     ) -> None:
-        for one in model.parameters():
-            one.requires_grad_(False)
+        model.requires_grad_(False)
         self._policy = PolicyModel(model, settings, adapters=False)
         self._settings = settings
         self._version: int | None = None
-        """What it follows with; None: it does not, or has not begun to."""
-        self._worker = TrainingThread(settings.threads, "scorer", settings.device)
-        if receiver is not None:
-            self.receiver = receiver(self._switch)
+        """Version of the weights; None until the first weights of a trainer have arrived."""
+        self._thread = TrainingThread(settings.threads, "scorer", settings.device)
+        self.receiver = None if receiver is None else receiver(self._switch_weights)
 
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
-        return await self._worker.call(lambda gate: self._score(group, gate))
+        return await self._thread.call(lambda gate: self._score(group, gate))
 
     def _score(self, group: SampleGroup, gate: CommitGate) -> Sequence[Sequence[float]]:
         try:
@@ -94,17 +94,17 @@ class PolicyScorer:
         found = split_by_sample(group, iter(found_N.tolist()))
         return found if self._version is None else VersionedScores(rows=found, version=self._version)
 
-    async def _switch(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+    async def _switch_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         def work(gate: CommitGate) -> None:
             with torch.no_grad():
                 overwrite_tensors(self._policy.weights(), dict(tensors))
             self._version = version
 
-        await self._worker.call(work)
+        await self._thread.call(work)
 
     async def start(self) -> None:
         """Do nothing: the first group starts the thread."""
 
     async def close(self) -> None:
         """Release the thread. Idempotent."""
-        self._worker.abandon("the scorer was closed")
+        self._thread.abandon("the scorer was closed")

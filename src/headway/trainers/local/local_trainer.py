@@ -1,112 +1,99 @@
-"""The asynchronous face of a learner: a `Trainer` whose work is done by one thread.
+"""Trainers whose work is done by one thread of this process.
 
-Guarantees: the event loop never blocks. A step changes everything or nothing; cancelled, it has either changed nothing
-or is completed. Each version is copied into the store before its step is reported. A trainer that was broken while it
-moved weights, or that `lose` gave up, raises `TrainerCrashed` until `restart`, which brings back what it was first
-given; the thread of a hung step is left behind, and what it computes goes nowhere.
+`ThreadedTrainer` is the asynchronous part that all of them share; `LocalTrainer` is the one for language models.
+
+Guarantees: the event loop never blocks. A step changes everything or nothing; a cancelled step has either changed
+nothing or is completed. Each version is copied into the store before its step is reported. A trainer that broke while
+it changed weights, or that was abandoned, raises `TrainerCrashed` until `restart`, which brings the initial model back.
+The thread of a hung step is left behind, and its result is ignored.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from headway.algorithms.kl import KlController
 from headway.errors import BackendError, TrainerCrashed, TrainerError
-from headway.trainers.local import local_checkpoint
-from headway.trainers.local.local_learner import LocalLearner, ScoreKind
+from headway.trainers.base import ScoreKind
+from headway.trainers.local.local_checkpoint import load_checkpoint, save_checkpoint
+from headway.trainers.local.local_learner import LocalLearner
+from headway.trainers.local.optimizer_steps import StepLearner
 from headway.trainers.local.rank_group import SINGLE_RANK, RankGroup
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.training_thread import CommitGate, TrainingThread
 from headway.types import Batch, SampleGroup, VersionedScores
 from headway.weights.base import WeightSource
 
-_LEAVE_S = 10.0
-"""How long a restart waits for the thread before it: two sets of weights at once are dear."""
+_RESTART_WAIT_S = 10.0
+"""How long a restart waits for the old thread, because two sets of weights at once may not fit into memory."""
 
 
 class PublishingStore(WeightSource, Protocol):
-    """A source that versions are published into."""
+    """A weight source that versions are published into."""
 
-    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Hold a copy of `tensors` as `version`."""
+    def publish(self, version: int, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor] | None = None) -> None:
+        """Hold a copy of `tensors` as `version`; with `read`, of what it returns for each of their names in order."""
         ...
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Drop every version."""
         ...
 
 
-class LocalTrainer:
-    """Trains what `make_model` gives: a causal language model of `transformers`, the same at every call.
+L = TypeVar("L", bound=StepLearner)
 
-    `make_critic` gives the critic's decoder (else a copy of the policy's), `make_kl` who steers the token penalty.
-    `tokenizer`, where given, is saved beside the model. The store stays the caller's to close.
-    """
 
-    def __init__(
-        self,
-        make_model: Callable[[], Any],
-        settings: LocalSettings,
-        store: PublishingStore,
-        *,
-        make_critic: Callable[[], Any] | None = None,
-        make_kl: Callable[[], KlController] | None = None,
-        tokenizer: Any = None,
-        team: RankGroup = SINGLE_RANK,
-    ) -> None:
-        self._make_model, self._make_critic, self._make_kl = make_model, make_critic, make_kl
+class ThreadedTrainer(ABC, Generic[L]):
+    """A `Trainer` around a learner that one thread runs. The caller closes the store."""
+
+    def __init__(self, settings: LocalSettings, store: PublishingStore, tokenizer: Any = None) -> None:
         self._settings = settings
         self._store = store
         self._tokenizer = tokenizer
-        self._team = team
         self.source: WeightSource = store
         self.version = 0
-        self._worker = TrainingThread(settings.threads, device=settings.device)
+        self._thread = TrainingThread(settings.threads, device=settings.device)
         self._publishing = threading.Lock()
-        self._learner: LocalLearner | None = None
-        self._take(self._made())
+        self._learner: L | None = None
+        self._use_learner(self._make_learner())
 
-    def _made(self) -> LocalLearner:
-        return LocalLearner(
-            self._make_model(),
-            self._settings,
-            critic_model=self._make_critic() if self._make_critic and self._settings.critic else None,
-            kl=self._make_kl() if self._make_kl else None,
-            team=self._team,
-        )
+    @abstractmethod
+    def _make_learner(self) -> L:
+        """Return a new learner in the initial state."""
+
+    def _publish_weights(self, learner: L) -> None:
+        self._store.publish(learner.version, learner.weights())
+
+    def _save(self, learner: L, directory: Path) -> None:
+        save_checkpoint(learner, directory, self._tokenizer)
+
+    def _load(self, learner: L, directory: Path) -> None:
+        load_checkpoint(learner, directory)
 
     @property
-    def learner(self) -> LocalLearner:
-        """What is behind. Raises `TrainerCrashed` when there is nothing."""
+    def learner(self) -> L:
+        """The learner. Raises `TrainerCrashed` while the trainer is down."""
         if self._learner is None:
             raise TrainerCrashed("the trainer is down")
         return self._learner
 
-    def _take(self, learner: LocalLearner) -> None:
+    def _use_learner(self, learner: L) -> None:
         self._learner = learner
         self._store.clear()
         self._publish(learner)
 
-    def _publish(self, learner: LocalLearner) -> None:
-        """Hold a copy of what `learner` knows, unless it was given up meanwhile."""
+    def _publish(self, learner: L) -> None:
+        """Publish the weights of `learner`, unless it was abandoned meanwhile."""
         with self._publishing:
             if learner is self._learner:
-                self._hand_over(learner)
+                self._publish_weights(learner)
                 self.version = learner.version
-
-    def _hand_over(self, learner: LocalLearner) -> None:
-        self._store.publish(learner.version, learner.policy.weights())
-
-    def _write(self, learner: LocalLearner, directory: Path) -> None:
-        local_checkpoint.save_checkpoint(learner, directory, self._tokenizer)
-
-    def _read(self, learner: LocalLearner, directory: Path) -> None:
-        local_checkpoint.load_checkpoint(learner, directory)
 
     async def train(self, batch: Batch) -> Mapping[str, float]:
         learner = self.learner
@@ -121,51 +108,83 @@ class LocalTrainer:
             return metrics
 
         try:
-            return await self._worker.call(work)
+            return await self._thread.call(work)
         except TrainerError as error:
             if not learner.broken:
                 raise
-            self.lose(f"weights are half moved: {error}")
+            self.abandon(f"weights are half moved: {error}")
             raise TrainerCrashed(str(error)) from error
 
     async def score(self, kind: ScoreKind, group: SampleGroup) -> Sequence[Sequence[float]]:
-        """Log-probabilities or values of a group, between two steps."""
+        """Return log-probabilities or values of a group, computed between two steps."""
         learner = self.learner
 
         def work(gate: CommitGate) -> Sequence[Sequence[float]]:
             rows = learner.score(kind, group, gate)
             return VersionedScores(rows=rows, version=learner.version) if kind == "policy" else rows
 
-        return await self._worker.call(work)
+        return await self._thread.call(work)
 
     async def save(self, directory: Path) -> None:
         learner = self.learner
-        await self._worker.call(lambda gate: self._write(learner, directory))
+        await self._thread.call(lambda gate: self._save(learner, directory))
 
     async def load(self, directory: Path) -> None:
         learner = self.learner
 
         def work(gate: CommitGate) -> None:
-            self._read(learner, directory)
-            self._take(learner)
+            self._load(learner, directory)
+            self._use_learner(learner)
 
-        await self._worker.call(work)
+        await self._thread.call(work)
 
     async def start(self) -> None:
         """Do nothing: the first call starts the training thread."""
 
     async def restart(self) -> None:
-        self.lose("the trainer was restarted")
-        await self._worker.ended(_LEAVE_S)
-        self._worker = TrainingThread(self._settings.threads, device=self._settings.device)
-        await self._worker.call(lambda gate: self._take(self._made()))
+        self.abandon("the trainer was restarted")
+        await self._thread.wait_for_end(_RESTART_WAIT_S)
+        self._thread = TrainingThread(self._settings.threads, device=self._settings.device)
+        await self._thread.call(lambda gate: self._use_learner(self._make_learner()))
 
     async def close(self) -> None:
-        self.lose("the trainer was closed")
+        self.abandon("the trainer was closed")
 
-    def lose(self, reason: str) -> None:
-        """Give everything up: whoever waits is told, and no weights can be had. Idempotent."""
-        self._worker.abandon(reason)
+    def abandon(self, reason: str) -> None:
+        """Give up the learner: raise `reason` to everybody who waits, and clear the store. Idempotent."""
+        self._thread.abandon(reason)
         self._learner = None
         with self._publishing:
             self._store.clear()
+
+
+class LocalTrainer(ThreadedTrainer[LocalLearner]):
+    """Trains the causal language model of `transformers` that `make_model` returns, the same at every call.
+
+    `make_critic` returns the critic's decoder (a copy of the policy's without it), `make_kl` the controller of the
+    token penalty. `tokenizer`, if given, is saved beside the model. `ranks` are the processes that compute together.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], Any],
+        settings: LocalSettings,
+        store: PublishingStore,
+        *,
+        make_critic: Callable[[], Any] | None = None,
+        make_kl: Callable[[], KlController] | None = None,
+        tokenizer: Any = None,
+        ranks: RankGroup = SINGLE_RANK,
+    ) -> None:
+        self._make_model, self._make_critic, self._make_kl = make_model, make_critic, make_kl
+        self._ranks = ranks
+        super().__init__(settings, store, tokenizer)
+
+    def _make_learner(self) -> LocalLearner:
+        return LocalLearner(
+            self._make_model(),
+            self._settings,
+            critic_model=self._make_critic() if self._make_critic and self._settings.critic else None,
+            kl=self._make_kl() if self._make_kl else None,
+            ranks=self._ranks,
+        )

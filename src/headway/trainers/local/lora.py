@@ -1,7 +1,7 @@
-"""LoRA through `peft`, which is needed only where adapters are asked for.
+"""LoRA adapters through `peft`, which is imported only where adapters are configured.
 
-Guarantees: only adapters train; what is merged has the names and shapes of the model without them. Adapters begin as
-the identity, so the model with fresh adapters is the model it was.
+Guarantees: only adapters train. Merged weights have the names and shapes of the model without adapters. Adapters start
+as the identity, so a model with fresh adapters computes what it computed before.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from headway.errors import ConfigError
 from headway.trainers.local.settings import LoraSettings
 
 ADAPTER_NAME = "default"
-"""What `peft` calls the only one."""
+"""The name that `peft` gives to the only adapter."""
 
 
 def attach_adapters(model: Any, settings: LoraSettings) -> Any:
-    """Put adapters into `model`; returns what can switch them off."""
+    """Put adapters into `model` and return the `peft` model, which can switch them off."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
@@ -42,7 +42,7 @@ def attach_adapters(model: Any, settings: LoraSettings) -> Any:
 
 
 def _check_head(model: Any, settings: LoraSettings) -> None:
-    """Log-probabilities are made with the head's own weights: an adapter there would never be trained."""
+    """Refuse adapters on the head: log-probabilities use its plain weights, so they would never be trained."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = head.weight.data_ptr() == embedding.weight.data_ptr()
     if hasattr(head, "get_delta_weight") or (tied and hasattr(embedding, "get_delta_weight")):
@@ -52,9 +52,9 @@ def _check_head(model: Any, settings: LoraSettings) -> None:
 
 
 def merge_adapters(model: Any) -> dict[str, Tensor]:
-    """Weights with their adapters added, by the names they have without adapters.
+    """Return the weights with their adapters added, by the names they have without adapters.
 
-    Experts, several weights in one module, have one adapter around the other.
+    Expert layers, which have several weights in one module, have one adapter around the other.
     """
     around = find_adapted_modules(model)
     found = {}
@@ -70,7 +70,7 @@ def merge_adapters(model: Any) -> dict[str, Tensor]:
 
 
 def find_adapted_modules(model: Any) -> dict[str, Any]:
-    """What adapters are around, by the names that the weights have without them."""
+    """Return the modules that have adapters, by the names that their weights have without them."""
     return {
         f"{strip_adapter_name(name)}.{getattr(module, 'parameter_name', 'weight')}": module
         for name, module in model.named_modules()
@@ -79,12 +79,12 @@ def find_adapted_modules(model: Any) -> dict[str, Any]:
 
 
 def strip_adapter_name(name: str) -> str:
-    """As it was before adapters were put around it."""
+    """Return the name that a weight had before adapters were attached."""
     return name.replace(".base_layer", "")
 
 
 def drop_tied_duplicates(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without second names for the same memory: tied embeddings travel and are saved once."""
+    """Drop second names of the same memory, so that tied embeddings are published and saved once."""
     seen: set[tuple[int, tuple[int, ...]]] = set()
     found = {}
     for name, tensor in state.items():

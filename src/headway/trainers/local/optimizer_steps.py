@@ -1,37 +1,58 @@
-"""What every learner does alike, whatever it learns from: all or nothing, one optimizer step after the other.
+"""The base of all learners, and the optimizer steps of one batch: all of them happen, or none.
 
-Guarantees: any error before the weights are touched is a `TrainerError`; one that strikes while they are moved leaves
-`broken` set, and whoever owns the learner must throw it away. Nothing is changed before `CommitGate.commit`, and behind it
-only by optimizer steps. Where a batch makes several, a copy from before the first is put back if a later one fails.
+A learner is what the thread of a trainer runs: models, optimizers, updates and scores. It knows no event loop.
+
+Guarantees: an error before weights are changed is a `TrainerError`. An error while they are changed leaves `broken` set,
+and the owner must discard the learner. Nothing is changed before `CommitGate.commit`, and after it only by optimizer
+steps. Where a batch makes several steps, a copy from before the first is restored if a later one fails.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
-from headway.errors import TrainerError
+from headway.algorithms.kl import KlController
+from headway.errors import ScoringError, TrainerError
+from headway.trainers.base import ScoreKind
 from headway.trainers.local.local_optimizer import Optimizer, copy_tensors, overwrite_tensors
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.training_thread import CommitGate, JobAbandoned
-from headway.types import Batch
+from headway.types import Batch, SampleGroup
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class StepLearner(ABC):
-    """Versions, one a batch."""
+    """Trains a policy, one version per batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: LocalSettings, kl: KlController | None) -> None:
+        self.settings = settings
+        self.kl = kl or KlController(0.0)
         self.version = 0
         self.broken = False
 
+    @property
+    @abstractmethod
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizer of the policy, then that of the critic if there is one."""
+
+    @abstractmethod
+    def weights(self) -> dict[str, Tensor]:
+        """Return all weights of the policy by the names of the model, each tensor once and LoRA merged."""
+
+    @abstractmethod
+    def save_model_config(self, directory: Path) -> None:
+        """Write what is needed beside the weights to load the model again."""
+
     def learn(self, batch: Batch, gate: CommitGate) -> dict[str, float]:
-        """One update; `version` is one higher afterwards."""
+        """Train on `batch` and return metrics; `version` is one higher afterwards."""
         if batch.trained != self.version:
             raise TrainerError(f"a batch for version {batch.trained}, the trainer is at {self.version}")
         try:
@@ -42,32 +63,47 @@ class StepLearner(ABC):
             self.broken = gate.committed
             raise TrainerError(f"step {batch.trained + 1}: {type(error).__name__}: {error}") from error
 
+    def score(self, kind: ScoreKind, group: SampleGroup, gate: CommitGate) -> list[list[float]]:
+        """Return one number per action of each sample. Raise `ScoringError` if they cannot be computed."""
+        try:
+            return self._score(kind, group, gate)
+        except JobAbandoned:
+            raise
+        except Exception as error:
+            raise ScoringError(f"group {group.group_id}: {error}") from error
+
     @abstractmethod
     def _learn(self, batch: Batch, gate: CommitGate) -> dict[str, float]: ...
 
+    @abstractmethod
+    def _score(self, kind: ScoreKind, group: SampleGroup, gate: CommitGate) -> list[list[float]]: ...
+
 
 class OptimizerStepReport(Protocol):
-    """What is reported of optimizer steps."""
+    """Metrics that `apply_optimizer_steps` fills in."""
 
     steps: int
     grad_norm: float
     learning_rate: float
 
 
-def retry_on_oom(work: Callable[[], T], shrink: Callable[[str], None], device: str) -> T:
-    """What `work` gives. Where memory runs out, `shrink` is told why and makes it need less, or raises."""
+def retry_on_oom(work: Callable[[], T], reduce_memory: Callable[[str], None], device: str) -> T:
+    """Return the result of `work`, called again after each failure for lack of memory.
+
+    `reduce_memory` gets the error message and makes `work` need less memory, or raises.
+    """
     while True:
         try:
             return work()
         except torch.OutOfMemoryError as error:
             failure = str(error).partition("\n")[0]
-        shrink(failure)  # outside: the error holds on to what is to be freed
+        reduce_memory(failure)  # outside of the handler, because the error keeps the tensors to be freed alive
         if torch.device(device).type == "cuda":
             torch.cuda.empty_cache()
 
 
 def iterate_mini_batches(rows: Sequence[R], settings: LocalSettings) -> Iterator[Sequence[R]]:
-    """The rows of each optimizer step, epoch after epoch."""
+    """Yield the rows of each optimizer step, epoch after epoch."""
     size = settings.mini_batch_samples or len(rows)
     for _ in range(settings.epochs):
         for start in range(0, len(rows), size):
@@ -76,22 +112,22 @@ def iterate_mini_batches(rows: Sequence[R], settings: LocalSettings) -> Iterator
 
 def apply_optimizer_steps(
     optimizers: Sequence[Optimizer],
-    minis: Sequence[Sequence[R]],
-    gradients: Callable[[Sequence[R]], None],
+    mini_batches: Sequence[Sequence[R]],
+    compute_gradients: Callable[[Sequence[R]], None],
     report: OptimizerStepReport,
     version: int,
     gate: CommitGate,
 ) -> None:
-    """All optimizer steps of one batch, or none. `gradients` adds up those of one mini-batch."""
-    backup = [copy_tensors(one.everything()) for one in optimizers] if len(minis) > 1 else []
+    """Do all optimizer steps of one batch, or none. `compute_gradients` accumulates those of one mini-batch."""
+    backup = [copy_tensors(one.all_tensors()) for one in optimizers] if len(mini_batches) > 1 else []
     try:
-        for rows in minis:
-            gradients(rows)
-            norms = [one.ready(f"step {version + 1}") for one in optimizers]
+        for rows in mini_batches:
+            compute_gradients(rows)
+            norms = [one.clip_gradients(f"step {version + 1}") for one in optimizers]
             gate.commit()
             rates = [one.step(version) for one in optimizers]
             for one in optimizers:
-                one.forget()
+                one.clear_gradients()
             report.steps += 1
             report.grad_norm += norms[0]
             report.learning_rate = rates[0]
@@ -99,9 +135,9 @@ def apply_optimizer_steps(
         if gate.committed and not backup:
             raise RuntimeError(f"while weights were moved: {error}") from error
         for one, values in zip(optimizers, backup, strict=False):
-            overwrite_tensors(one.everything(), values)
+            overwrite_tensors(one.all_tensors(), values)
         gate.committed = False
         raise
     finally:
         for one in optimizers:
-            one.forget()
+            one.clear_gradients()

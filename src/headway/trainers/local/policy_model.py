@@ -1,9 +1,13 @@
-"""The model behind the trainer: packed trees in, log-probabilities of chosen tokens out.
+"""The model of a trainer: packed trees in, log-probabilities of chosen tokens out.
 
 Guarantees: no dropout, no padding, no logits beyond a chunk; tied embeddings are one tensor. A model whose packed
-forward pass does not give what its plain one gives (other attention, scaled logits, recurrent layers) is refused when
-it is taken in, by trying it. What it shows to the world are detached tensors by the names `transformers` uses, LoRA
-merged. Legend: L tokens of a pack, N actions, V vocabulary.
+forward pass differs from its plain one (other attention, scaled logits, recurrent layers) is refused when the
+`PolicyModel` is made, by a trial. `weights` are detached tensors under the names of `transformers`, with LoRA merged.
+
+The work of a step is counted as six operations for every active weight and packed token. Recomputation does not count,
+and neither does attention, which is little at the usual lengths. An embedding that is only looked up does not compute.
+
+Legend: L tokens of a pack, N actions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,23 +18,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 from headway.algorithms import TokenLogps, compute_token_logps
 from headway.errors import ConfigError
 from headway.models.model_checks import check_attention
-from headway.trainers.local import lora, norms, tree_attention
+from headway.trainers.local import lora, tree_attention
 from headway.trainers.local.settings import LocalSettings, Precision
 from headway.trainers.local.token_batch import TokenRow
 from headway.trainers.local.tree_packing import TokenPack, pack_rows
 
 COMPUTE_DTYPES: Mapping[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-"""Of the weights that are computed with."""
+"""Types of the weights in forward and backward passes."""
 _LARGEST_DIFFERENCE = 1e-3
-"""Between log-probabilities of the plain and the packed pass, in fp32."""
+"""Largest accepted difference between log-probabilities of the plain and the packed pass, in fp32."""
 
 
 class PolicyModel:
-    """A causal language model that is trained, or scored with."""
+    """A causal language model for training or scoring."""
 
     def __init__(self, model: Any, settings: LocalSettings, *, adapters: bool = True) -> None:
         self.causal = prepare_model(model, settings)
@@ -44,7 +49,7 @@ class PolicyModel:
         self._probe()
 
     def logps(self, pack: TokenPack) -> TokenLogps:
-        """Of every action of `pack`, with gradients where they are on."""
+        """Return log-probabilities and entropies of every action of `pack`."""
         hidden_NH = compute_hidden_states(self.backbone, pack)[pack.before_N]
         return compute_token_logps(
             hidden_NH,
@@ -55,24 +60,24 @@ class PolicyModel:
         )
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What the optimizer moves, by name."""
+        """Return the parameters that the optimizer changes, by name."""
         return {name: one for name, one in self.causal.named_parameters() if one.requires_grad}
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights as `transformers` names them, each tensor once; live ones, or merged copies with LoRA."""
+        """Return all weights by the names of `transformers`, each tensor once; live ones, or merged copies with LoRA."""
         if self._peft is not None:
             return lora.merge_adapters(self.causal)
         return lora.drop_tied_duplicates(self.causal.state_dict())
 
     def without_adapters(self) -> AbstractContextManager[Any]:
-        """Inside, the model is what it was at the start."""
+        """Switch the adapters off inside the context, so that the model is the initial one."""
         if self._peft is None:
             raise ConfigError("only LoRA can be switched off", key="lora", value=None)
         found: AbstractContextManager[Any] = self._peft.disable_adapter()
         return found
 
     def _probe(self) -> None:
-        """Two members after one prompt, packed and plain."""
+        """Raise `ConfigError` unless two members after one prompt have the same log-probabilities packed and plain."""
         lines = [tuple(number % self.vocabulary for number in line) for line in ((3, 1, 4, 1, 5), (3, 1, 9, 2))]
         rows = [
             TokenRow(sample_id="probe", group=0, tokens=line, actions=tuple(range(2, len(line))), first=3 * index)
@@ -108,37 +113,39 @@ class CriticModel(nn.Module):
         nn.init.zeros_(self.value.bias)
 
     def values(self, pack: TokenPack) -> Tensor:
-        """Of the state before every action of `pack`, [N]."""
+        """Return the value of the state before every action of `pack`, [N]."""
         hidden_NH = compute_hidden_states(self.backbone, pack)[pack.before_N]
         found: Tensor = self.value(hidden_NH.to(self.value.weight.dtype)).squeeze(-1)
         return found
 
 
 def prepare_model(model: Any, settings: LocalSettings) -> Any:
-    """In the right precision and place, with our attention, checkpointing if asked for.
+    """Put `model` into the configured precision and place, with tree attention and, if configured, checkpointing.
 
-    Nothing random is left (dropout, jitter of routers): of all modules only those that checkpoint are in training mode.
+    Nothing random is left (dropout, jitter of routers): only modules that checkpoint are in training mode.
     """
     check_attention(model)
     tree_attention.register_tree_attention()
     model.to(device=settings.device)
-    for one in model.parameters():  # buffers stay as they are: angles of rotations do not bear rounding
+    for (
+        one
+    ) in model.parameters():  # buffers keep their type, because the angles of rotary embeddings must not be rounded
         one.data = one.data.to(COMPUTE_DTYPES[settings.precision])
     model.set_attn_implementation(tree_attention.TREE_ATTENTION)
     if torch.device(settings.device).type == "cuda":
-        norms.fuse_rms_norms(model)
+        fuse_rms_norms(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         module.training = bool(getattr(module, "gradient_checkpointing", False))
         for name in [name for name in vars(module) if "dropout" in name]:
-            if isinstance(getattr(module, name), float):  # of layers that checkpoint and drop out themselves
+            if isinstance(getattr(module, name), float):  # layers that checkpoint and apply dropout themselves
                 setattr(module, name, 0.0)
     return model
 
 
 def compute_hidden_states(backbone: Any, pack: TokenPack) -> Tensor:
-    """Last hidden states of all tokens of a pack, [L, H]."""
+    """Return the last hidden states of all tokens of a pack, [L, H]."""
     out = backbone(
         input_ids=pack.token_L[None],
         position_ids=pack.position_L[None],
@@ -159,19 +166,51 @@ PEAK_TFLOPS: Mapping[str, float] = {
     "RTX 4090": 165.0,
     "RTX 3090": 71.0,
 }
-"""Dense TFLOP/s in bf16, by what is in the name of the chip."""
+"""Dense bf16 TFLOP/s of GPUs, by a part of their name."""
 
 
 def count_active_weights(model: Any) -> int:
-    """Weights that every token is multiplied with."""
+    """Return the number of weights that every token is multiplied with."""
     found: int = sum(one.numel() for one in model.parameters())
     inside, outside = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return found if inside is outside else found - int(inside.numel())
 
 
 def peak_tflops(device: str) -> float | None:
-    """Of the chip; None where it is not known."""
+    """Return the peak TFLOP/s of the device; None if it is not known."""
     if torch.device(device).type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+
+
+def fuse_rms_norms(model: nn.Module) -> int:
+    """Replace root-mean-square norms in `model` by one kernel each, and return how many were replaced.
+
+    `transformers` computes a norm in about eight kernels. A norm is replaced only if the single kernel gives the same
+    up to rounding on its weights; norms that add one to their weights, for instance, are left alone.
+    """
+    done = 0
+    for module in model.modules():
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        weight = getattr(module, "weight", None)
+        if type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor) and isinstance(eps, float):
+            done += _replace_if_equal(module, eps)
+    return done
+
+
+@torch.no_grad()
+def _replace_if_equal(module: Any, eps: float) -> bool:
+    generator = torch.Generator(module.weight.device).manual_seed(0)
+    shape = (4, *module.weight.shape)
+    x = torch.randn(shape, generator=generator, device=module.weight.device, dtype=torch.float32) * 3
+    x = x.to(module.weight.dtype)
+
+    def forward(hidden_states: Tensor) -> Tensor:
+        return rms_norm(hidden_states, module.weight.shape, module.weight, eps)
+
+    limit = 4 * torch.finfo(x.dtype).eps
+    if not torch.allclose(forward(x).float(), module(x).float(), rtol=limit, atol=limit):
+        return False
+    module.forward = forward
+    return True

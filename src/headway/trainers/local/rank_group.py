@@ -1,7 +1,7 @@
-"""Who computes a step together: one process alone, or ranks that each have a share of the packs and of the weights.
+"""The processes that compute a step together: a single one, or ranks that each hold a share of packs and weights.
 
-A learner asks its team for everything that depends on the others, and so is the same code for one process and for many.
-`SINGLE_RANK` is the team of one.
+A learner asks its rank group for everything that depends on other ranks, so the same code serves one process and many.
+`SINGLE_RANK` is the group of one process.
 """
 
 from __future__ import annotations
@@ -19,52 +19,62 @@ from headway.trainers.local.tree_packing import TokenPack, pack_rows
 
 
 class RankGroup(Protocol):
-    """Everybody makes the same calls in the same order."""
+    """The ranks as one of them sees them. All ranks make the same calls in the same order."""
 
     size: int
-    """Devices at work."""
+    """Number of ranks, each with a device."""
 
-    def policy(self, model: Any, settings: LocalSettings, *, adapters: bool = True) -> PolicyModel:
-        """`model`, as everybody holds it."""
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes files and publishes weights for all."""
         ...
 
-    def critic(self, model: Any, settings: LocalSettings) -> CriticModel: ...
-
-    def optimizer(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> Optimizer: ...
-
-    def packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> list[TokenPack]:
-        """My share of `rows`, as many packs as everybody has; some may be without actions."""
+    def make_policy(self, model: Any, settings: LocalSettings, *, adapters: bool = True) -> PolicyModel:
+        """Return this rank's part of the policy."""
         ...
 
-    def joined(self, sums: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of all shares: the first added up, of the second the largest."""
+    def make_critic(self, model: Any, settings: LocalSettings) -> CriticModel:
+        """Return this rank's part of the critic."""
         ...
 
-    def out_of_memory(self, failure: str) -> None:
-        """Raise where the others could not follow into smaller packs."""
+    def make_optimizer(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> Optimizer:
+        """Return the optimizer of this rank's part of `parameters`."""
+        ...
+
+    def make_packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> list[TokenPack]:
+        """Return this rank's share of `rows`. All ranks get as many packs; some packs may have no actions."""
+        ...
+
+    def all_reduce(self, sums: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `sums` added up over all shares, and the largest value of each of `maxima`."""
+        ...
+
+    def on_out_of_memory(self, failure: str) -> None:
+        """Raise `TrainerError` if the other ranks could not switch to smaller packs too."""
         ...
 
 
 class _SingleRank:
     size = 1
+    is_first = True
 
-    def policy(self, model: Any, settings: LocalSettings, *, adapters: bool = True) -> PolicyModel:
+    def make_policy(self, model: Any, settings: LocalSettings, *, adapters: bool = True) -> PolicyModel:
         return PolicyModel(model, settings, adapters=adapters)
 
-    def critic(self, model: Any, settings: LocalSettings) -> CriticModel:
+    def make_critic(self, model: Any, settings: LocalSettings) -> CriticModel:
         return CriticModel(model, settings)
 
-    def optimizer(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> Optimizer:
+    def make_optimizer(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> Optimizer:
         return Optimizer(parameters, settings)
 
-    def packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> list[TokenPack]:
+    def make_packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> list[TokenPack]:
         return pack_rows(rows, budget=settings.micro_batch_tokens, share=settings.share_prompts, device=settings.device)
 
-    def joined(self, sums: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-        return sums, largest
+    def all_reduce(self, sums: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor]:
+        return sums, maxima
 
-    def out_of_memory(self, failure: str) -> None:
-        """Smaller packs are nobody else's business."""
+    def on_out_of_memory(self, failure: str) -> None:
+        """Do nothing: a single process can always use smaller packs."""
 
 
 SINGLE_RANK: RankGroup = _SingleRank()

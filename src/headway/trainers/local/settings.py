@@ -1,4 +1,4 @@
-"""What the local trainer needs to know, checked when it is made. `make_local_settings` reads it from a configuration."""
+"""Settings of a local trainer, validated when they are made; `make_local_settings` reads them from a configuration."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from headway.config import OptimizerArgs, ResolvedConfig, TrainedModelArgs
 from headway.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp64"]
-"""What is computed in. Under bf16 the optimizer keeps weights and adds up gradients in fp32."""
+"""Precision of computation. Under bf16 the optimizer keeps weights and accumulates gradients in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """AdamW, its schedule and its clip."""
+    """AdamW with its schedule and gradient clipping."""
 
     learning_rate: float = 1e-6
     weight_decay: float = 0.0
-    """On matrices only: norms and biases keep their size."""
+    """Applied to matrices only, not to norms and biases."""
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     max_grad_norm: float = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = 0
     max_steps: int = 1
-    """Where `linear` and `cosine` reach zero."""
+    """Step at which `linear` and `cosine` reach zero."""
     offload: bool = False
-    """Moments live in the memory of the host, and visit the device for a step."""
+    """Keep moments in host memory and move them to the device for each step."""
 
     def rate_at(self, version: int) -> float:
-        """Learning rate of the step that makes `version + 1`: a function of the version, so it survives restarts."""
+        """Return the learning rate of the step that makes `version + 1`. It depends on the version alone, so it survives restarts."""
         if version < self.warmup_steps:
             return self.learning_rate * (version + 1) / self.warmup_steps
         left = self.max_steps - self.warmup_steps
@@ -44,48 +44,48 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """Low-rank adapters on linear layers; the rest is frozen."""
+    """Low-rank adapters on linear layers; all other weights are frozen."""
 
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] = ()
-    """Names of layers, as their last part. Empty: all linear layers but the head."""
+    """Last parts of the names of layers. Empty means all linear layers but the head."""
     seed: int = 0
-    """Where adapters start."""
+    """Seed of the initial adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
-    """One local trainer."""
+    """Settings of one local trainer."""
 
     objective: PolicyObjective = field(default_factory=lambda: PolicyObjective(pg_variant="ppo"))
     advantages: AdvantageSettings | None = None
-    """How advantages are made from scores; None: each sample's own `advantage`, broadcast."""
+    """How advantages are computed from scores; None broadcasts each sample's own `advantage`."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     critic: OptimizerSettings | None = None
-    """Optimizer of the critic; None: there is none."""
+    """Optimizer of the critic; None means that there is no critic."""
     value_clip: float | None = None
     mask_truncated: bool = False
-    """Samples that a length cut off have no part in the loss; in the statistics of their group they do."""
+    """Leave truncated samples out of the loss; they stay in the statistics of their group."""
     temperature: float = 1.0
-    """What the engines sampled with: log-probabilities are after it."""
+    """Sampling temperature of the engines; log-probabilities are computed after it."""
     epochs: int = 1
     mini_batch_samples: int | None = None
-    """Samples of one optimizer step; None: all of a batch."""
+    """Samples of one optimizer step; None means all of a batch."""
     micro_batch_tokens: int = 4096
-    """Packed tokens of one forward pass; a longer sample has one to itself."""
+    """Packed tokens of one forward pass; a longer sample has a pass to itself."""
     gradient_checkpointing: bool = True
     precision: Precision = "fp32"
     device: str = "cpu"
     threads: int = 1
-    """Of the torch operations of this trainer."""
+    """Number of torch threads of this trainer."""
     lora: LoraSettings | None = None
     reference: bool = False
-    """Hold the policy of the start: a frozen copy, or with LoRA the model without its adapters."""
+    """Hold the initial policy: a frozen copy, or with LoRA the model without its adapters."""
     proximal: bool = False
-    """Compute ℓ_p at the start of a step where samples do not bring it."""
+    """Compute ℓ_p at the start of a step for samples that do not bring it."""
     share_prompts: bool = True
-    """Encode a group's common prompt once."""
+    """Encode the common prompt of a group once."""
 
     def __post_init__(self) -> None:
         for key in ("epochs", "micro_batch_tokens", "threads"):
@@ -105,7 +105,7 @@ def make_local_settings(
     device: str = "cpu",
     threads: int = 1,
 ) -> LocalSettings:
-    """From a configuration; where it runs is the caller's choice."""
+    """Read the settings from a configuration. The caller chooses precision, device and threads."""
     config, derived = resolved.config, resolved.derived
     train, sampling = config.actor_train, config.actor_infer.generating_args
     return LocalSettings(

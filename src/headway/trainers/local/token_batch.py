@@ -1,11 +1,11 @@
-"""From sample groups to arrays: which tokens a sample consists of, which of them the policy chose, and under what.
+"""Sample groups as arrays: the tokens of each sample, which of them the policy chose, and everything known about them.
 
-A sample is the observations and actions of its turns in order. Only actions are trained; observations are read. A turn
-whose context began anew begins another strand of its sample, which sees nothing of those before it.
-All actions of a batch are numbered through, sample after sample: that is the N that losses speak of.
+The tokens of a sample are the observations and actions of its turns in order. Only actions are trained; observations
+are context. A turn that starts a fresh context begins another context segment of its sample, which sees nothing of the
+segments before it. The actions of a batch are numbered consecutively, sample after sample: this is the N of losses.
 
-Guarantees: whatever is inconsistent in a sample (missing log-probabilities, unknown tokens, no prompt, NaN) raises
-`TrainerError` with its name before anything is computed.
+Guarantees: an inconsistent sample (missing log-probabilities, unknown tokens, no prompt, NaN) raises `TrainerError`
+with its name before anything is computed.
 
 Legend: N actions, S samples, K turns.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isfinite
 
 import torch
@@ -36,15 +35,15 @@ class TokenRow:
     """Number of its group in the batch."""
     tokens: tuple[int, ...]
     actions: tuple[int, ...]
-    """Where in `tokens` the policy's own are."""
+    """Indices in `tokens` of those that the policy chose."""
     first: int
     """Number of its first action in the batch."""
     starts: tuple[int, ...] = (0,)
-    """Where in `tokens` a context begins."""
+    """Indices in `tokens` at which a context segment begins."""
 
     @property
-    def strands(self) -> tuple[TokenRow, ...]:
-        """Cut where contexts begin; those without actions teach nothing and are left out."""
+    def context_segments(self) -> tuple[TokenRow, ...]:
+        """One row for each context segment. Segments without actions train nothing and are left out."""
         if len(self.starts) == 1:
             return (self,)
         found, first = [], self.first
@@ -56,8 +55,8 @@ class TokenRow:
         return tuple(found)
 
     @property
-    def prompt(self) -> int:
-        """Tokens before the first action."""
+    def prompt_length(self) -> int:
+        """Number of tokens before the first action."""
         return self.actions[0]
 
 
@@ -70,14 +69,14 @@ class TokenBatch:
     behaviour_N: Tensor
     sequence_N: Tensor
     lag_N: Tensor
-    """Versions that each action is behind `trained`."""
+    """Number of versions by which each action is behind `trained`."""
     reward_S: Tensor | None
     advantage_S: Tensor
     group_S: Tensor
     proximal_N: Tensor | None
-    """Under the weights of now; 0 in rows that are `unscored`. None: no row has them."""
+    """ℓ_p under the current weights, 0 in rows that are `unscored`. None if no row has them."""
     unscored: tuple[TokenRow, ...]
-    """Rows whose ℓ_p no stage has made with the weights of now."""
+    """Rows whose ℓ_p no stage has computed with the current weights."""
     reference_N: Tensor | None
     value_N: Tensor | None
     steps: TurnRewards
@@ -86,39 +85,38 @@ class TokenBatch:
 
 
 def make_token_rows(groups: Sequence[SampleGroup], vocabulary: int) -> tuple[TokenRow, ...]:
-    """The samples of `groups` that have actions, as tokens."""
+    """Return the samples of `groups` that have actions, as tokens."""
     rows: list[TokenRow] = []
     first = 0
     for number, group in enumerate(groups):
         for sample in group.samples:
-            row = _row_of(sample, number, first, vocabulary)
+            row = _make_row(sample, number, first, vocabulary)
             if row.actions:
                 rows.append(row)
                 first += len(row.actions)
     return tuple(rows)
 
 
-def _row_of(sample: Sample, group: int, first: int, vocabulary: int) -> TokenRow:
+def _make_row(sample: Sample, group: int, first: int, vocabulary: int) -> TokenRow:
+    name = f"sample {sample.sample_id}"
     tokens: list[int] = []
     actions: list[int] = []
     starts = [0]
     for index, turn in enumerate(sample.episode.turns):
         if index and turn.fresh:
             starts.append(len(tokens))
-        seen = turn.observation if index or len(turn.observation) else sample.episode.task.prompt
-        tokens += [int(token) for token in seen]
-        made = [int(token) for token in turn.generation.actions]
-        if made and len(tokens) == starts[-1]:
-            raise TrainerError(
-                f"sample {sample.sample_id}: its first action follows nothing; a prompt has at least 1 token"
-            )
-        actions += range(len(tokens), len(tokens) + len(made))
-        tokens += made
+        observation = turn.observation if index or len(turn.observation) else sample.episode.task.prompt
+        tokens += [int(token) for token in observation]
+        chosen = [int(token) for token in turn.generation.actions]
+        if chosen and len(tokens) == starts[-1]:
+            raise TrainerError(f"{name}: its first action follows nothing; a prompt has at least 1 token")
+        actions += range(len(tokens), len(tokens) + len(chosen))
+        tokens += chosen
     if len(actions) != sample.actions:
-        raise TrainerError(f"sample {sample.sample_id}: {len(actions)} actions in its turns, {sample.actions} counted")
-    strange = [token for token in tokens if not 0 <= token < vocabulary]
-    if strange:
-        raise TrainerError(f"sample {sample.sample_id}: token {strange[0]}, the model knows 0 to {vocabulary - 1}")
+        raise TrainerError(f"{name}: {len(actions)} actions in its turns, {sample.actions} counted")
+    unknown = [token for token in tokens if not 0 <= token < vocabulary]
+    if unknown:
+        raise TrainerError(f"{name}: token {unknown[0]}, the model knows 0 to {vocabulary - 1}")
     return TokenRow(
         sample_id=sample.sample_id,
         group=group,
@@ -138,15 +136,19 @@ def make_token_batch(
     device: str,
     mask_truncated: bool = False,
 ) -> TokenBatch:
-    """Everything that training on `groups` reads. `mask_truncated`: samples that were cut off are not trained."""
+    """Return everything that training on `groups` reads. With `mask_truncated`, truncated samples are not trained."""
     rows = make_token_rows(groups, vocabulary)
     samples = [sample for group in groups for sample in group.samples if sample.actions]
 
     def packed(read: Callable[[Sample], Sequence[float] | None], name: str) -> Tensor | None:
-        return _packed(samples, read, name, dtype, device)
+        return _pack_per_action(samples, read, name, dtype, device)
+
+    def proximal(sample: Sample) -> Sequence[float]:
+        current = sample.logps is not None and sample.logps_version == trained
+        return sample.logps if current and sample.logps is not None else RepeatedValue(0.0, sample.actions)
 
     behaviour_N = packed(_behaviour, "behaviour log-probabilities")
-    fresh = [sample.logps is not None and sample.logps_version == trained for sample in samples]
+    current = [sample.logps is not None and sample.logps_version == trained for sample in samples]
     lengths = torch.tensor([sample.actions for sample in samples], dtype=torch.long)
     sequence_N = torch.arange(len(samples)).repeat_interleave(lengths)
     trained_S = torch.tensor([not (mask_truncated and sample.episode.cut_off) for sample in samples], dtype=torch.bool)
@@ -160,19 +162,12 @@ def make_token_batch(
         reward_S=torch.tensor(scores, dtype=dtype, device=device) if len(scores) == len(samples) else None,
         advantage_S=torch.tensor([sample.advantage for sample in samples], dtype=dtype, device=device),
         group_S=torch.tensor([row.group for row in rows], dtype=torch.long, device=device),
-        proximal_N=packed(partial(_proximal, trained), "proximal log-probabilities") if any(fresh) else None,
-        unscored=tuple(row for row, now in zip(rows, fresh, strict=True) if not now),
+        proximal_N=packed(proximal, "proximal log-probabilities") if any(current) else None,
+        unscored=tuple(row for row, scored in zip(rows, current, strict=True) if not scored),
         reference_N=packed(lambda sample: sample.ref_logps, "reference log-probabilities"),
         value_N=packed(lambda sample: sample.values, "values"),
-        steps=_steps_of(samples, [row.group for row in rows], dtype, device),
+        steps=_make_turn_rewards(samples, [row.group for row in rows], dtype, device),
         mask_N=trained_S[sequence_N].to(device),
-    )
-
-
-def _proximal(trained: int, sample: Sample) -> Sequence[float]:
-    """Of `trained`; 0 where there are none, or others."""
-    return (
-        RepeatedValue(0.0, sample.actions) if sample.logps is None or sample.logps_version != trained else sample.logps
     )
 
 
@@ -181,21 +176,21 @@ def _behaviour(sample: Sample) -> Sequence[float]:
 
 
 def _versions(sample: Sample) -> list[int]:
-    """The policy version that made each action."""
+    """Return the policy version that made each action."""
     versions = [run.version for run in sample.episode.runs for _ in range(run.count)]
     if len(versions) != sample.actions:
         raise TrainerError(f"sample {sample.sample_id}: {len(versions)} versions for {sample.actions} actions")
     return versions
 
 
-def _packed(
+def _pack_per_action(
     samples: Sequence[Sample],
     read: Callable[[Sample], Sequence[float] | None],
     name: str,
     dtype: torch.dtype,
     device: str,
 ) -> Tensor | None:
-    """One number per action; None unless every sample has them."""
+    """Return one number per action, or None unless every sample has them."""
     numbers: list[float] = []
     for sample in samples:
         found = read(sample)
@@ -210,8 +205,10 @@ def _packed(
     return torch.tensor(numbers, dtype=dtype, device=device) if samples else None
 
 
-def _steps_of(samples: Sequence[Sample], groups: Sequence[int], dtype: torch.dtype, device: str) -> TurnRewards:
-    """The turns. What a score says beyond the rewards of the turns goes to the last one, so that both agree."""
+def _make_turn_rewards(
+    samples: Sequence[Sample], groups: Sequence[int], dtype: torch.dtype, device: str
+) -> TurnRewards:
+    """Return the turns. What a score says beyond the rewards of the turns goes to the last one, so that both agree."""
     step_N: list[int] = []
     sample_K: list[int] = []
     reward_K: list[float] = []
@@ -223,8 +220,8 @@ def _steps_of(samples: Sequence[Sample], groups: Sequence[int], dtype: torch.dty
             step_N += [len(sample_K)] * len(turn.generation.actions)
             sample_K.append(number)
             reward_K.append(turn.reward)
-            seen = (groups[number], turn.state or tuple(int(token) for token in turn.observation))
-            state_K.append(states.setdefault(seen, len(states)))
+            state = (groups[number], turn.state or tuple(int(token) for token in turn.observation))
+            state_K.append(states.setdefault(state, len(states)))
         if sample.score is not None:
             reward_K[-1] += sample.score.value - sum(turn.reward for turn in turns)
     return TurnRewards(

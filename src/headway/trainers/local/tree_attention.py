@@ -1,12 +1,13 @@
-"""Attention over trees: a prompt sees itself, a member sees the prompt and itself, nobody sees other trees.
+"""Attention over trees: a prompt sees itself, a member sees the prompt and itself, and no tree sees another.
 
-On a GPU in half precision a whole pack is one call of flash attention: a member is a sequence whose keys are the prompt
-and itself. Elsewhere a small tree is one call with a mask, and a large one is a call for the prompt and one for each
-member, so that the cost grows with what is seen and not with the square of the pack; no mask is ever larger than one
-tree.
+On a GPU in half precision a whole pack is one call of flash attention, in which a member is a sequence whose keys are
+the prompt and itself. Elsewhere a small tree is one call with a mask, and a large one is a call for the prompt and one
+for each member. The cost therefore grows with what is seen and not with the square of the pack, and no mask is larger
+than one tree.
 
-Registered with `transformers` under `TREE_ATTENTION`; any decoder that calls its attention through that interface and hands
-unknown keywords on works. Without a tree it is plain causal attention. What it cannot do (soft caps, sinks) raises.
+The function is registered with `transformers` under `TREE_ATTENTION`. It works for every decoder that calls its
+attention through that interface and passes unknown keywords on. Without a tree it is plain causal attention. Options
+that it does not have (soft caps, sinks) raise.
 
 Legend: H heads, L tokens of the pack, D size of a head.
 """
@@ -27,29 +28,29 @@ from headway.trainers.local.tree_packing import AttentionSpans, PromptTree, Toke
 
 TREE_ATTENTION = "headway_tree"
 SMALL_TREE_TOKENS = 512
-"""Tokens up to which a tree is one call."""
-_UNKNOWN = ("softcap", "s_aux", "position_bias")
+"""Size up to which a tree is one call with a mask."""
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 def make_attention_spans(pack: TokenPack, dtype: torch.dtype) -> AttentionSpans | None:
-    """What `tree_attention` is given beside the trees, once for all layers; None: flash attention is not to be had."""
+    """Return the spans for `tree_attention`, made once for all layers; None if flash attention is not available."""
     if not _has_flash(pack.token_L.device, dtype):
         return None
-    return AttentionSpans.of(pack.trees, pack.token_L.device)
+    return AttentionSpans.of_trees(pack.trees, pack.token_L.device)
 
 
 def can_use_flash(query: Tensor) -> bool:
-    """Whether `flash_attention` can be asked about it."""
+    """Return whether `flash_attention` can be used for `query`."""
     return _has_flash(query.device, query.dtype)
 
 
 def _has_flash(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _flash() is not None
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _load_flash() is not None
 
 
 @cache
-def _flash() -> Callable[..., Any] | None:
-    """Attention over sequences of different lengths, causal from their ends; torch has it from 2.11 on."""
+def _load_flash() -> Callable[..., Any] | None:
+    """Return torch's attention over sequences of different lengths, causal from their ends; None before torch 2.11."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -61,7 +62,7 @@ def _flash() -> Callable[..., Any] | None:
 
 
 def register_tree_attention() -> None:
-    """Make `TREE_ATTENTION` known to `transformers`. Idempotent."""
+    """Register `TREE_ATTENTION` with `transformers`. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(TREE_ATTENTION, tree_attention)
@@ -80,7 +81,7 @@ def tree_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The signature is that of the interface; tensors are [1, H, L, D], the result [1, L, H, D]."""
+    """Attend with the signature of the interface: tensors are [1, H, L, D], the result is [1, L, H, D]."""
     check_attention_options(kwargs)
     if headway_spans is not None:
         return flash_attention(query[0], key[0], value[0], headway_spans, sliding_window, scaling)[None], None
@@ -96,8 +97,8 @@ def tree_attention(
 
 
 def check_attention_options(kwargs: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` where a model asks its attention for something that there is not."""
-    for name in _UNKNOWN:
+    """Raise `ConfigError` if a model uses an attention option that is not implemented here."""
+    for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise ConfigError(f"this model's attention uses {name}, which the local trainer does not have")
 
@@ -105,8 +106,8 @@ def check_attention_options(kwargs: Mapping[str, Any]) -> None:
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, spans: AttentionSpans, window: int | None, scaling: float | None
 ) -> Tensor:
-    """[H, L, D] → [L, H, D], all sequences at once."""
-    flash = _flash()
+    """Attend over all spans at once: [H, L, D] → [L, H, D]."""
+    flash = _load_flash()
     assert flash is not None
     q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
     if spans.key_K is not None:
@@ -128,8 +129,8 @@ def flash_attention(
 def _attend_tree(
     query: Tensor, key: Tensor, value: Tensor, tree: PromptTree, window: int | None, scaling: float | None
 ) -> Tensor:
-    here = slice(tree.start, tree.start + tree.size)
-    q, k, v = query[:, :, here], key[:, :, here], value[:, :, here]
+    inside = slice(tree.start, tree.start + tree.size)
+    q, k, v = query[:, :, inside], key[:, :, inside], value[:, :, inside]
     if len(tree.members) == 1:
         return causal_attention(q, k, v, 0, window, scaling)
     if tree.size <= SMALL_TREE_TOKENS and (window is None or tree.size <= window):
@@ -139,15 +140,15 @@ def _attend_tree(
     parts = [causal_attention(q[:, :, :p], shared_k, shared_v, 0, window, scaling)] if p else []
     start = p
     for length in tree.members:
-        own = slice(start, start + length)
-        seen_k, seen_v = torch.cat([shared_k, k[:, :, own]], dim=2), torch.cat([shared_v, v[:, :, own]], dim=2)
-        parts.append(causal_attention(q[:, :, own], seen_k, seen_v, p, window, scaling))
+        member = slice(start, start + length)
+        seen_k, seen_v = torch.cat([shared_k, k[:, :, member]], dim=2), torch.cat([shared_v, v[:, :, member]], dim=2)
+        parts.append(causal_attention(q[:, :, member], seen_k, seen_v, p, window, scaling))
         start += length
     return torch.cat(parts, dim=2)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, before: int, window: int | None, scaling: float | None) -> Tensor:
-    """Causal attention of queries that come `before` keys later."""
+    """Attend causally with queries that come `before` keys after the first key."""
     if window is not None and k.shape[2] <= window:
         window = None
     if before == 0 and window is None:
@@ -162,7 +163,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, before: int, window: int |
 
 @lru_cache(maxsize=64)
 def make_tree_mask(tree: PromptTree) -> Tensor:
-    """Who sees whom, [size, size]."""
+    """Return which query sees which key, [size, size]."""
     owner = torch.cat([torch.full((n,), i) for i, n in enumerate((tree.prefix, *tree.members))])
     causal = torch.ones(tree.size, tree.size, dtype=torch.bool).tril()
     return causal & ((owner[:, None] == owner[None, :]) | (owner[None, :] == 0))

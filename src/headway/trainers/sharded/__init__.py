@@ -1,6 +1,7 @@
-"""A trainer over many ranks: the local learner with a mesh.
+"""A trainer over many ranks: the local learner with its weights, layers and sequences cut over processes.
 
-`layout` says who has what, `ranks` is the team that a learner asks, `model`, `plan` and `context` cut the weights, the
-layers and the sequences, `optimizer` moves pieces, `checkpoint` writes and reads them. `trainer` is what lives in each
-process, behind a `host` that has met the others first (`meeting`), and `remote` what the controller drives.
+`rank_layout` says which rank has what, `sharded_ranks` is the rank group that a learner asks. `sharded_model` and
+`context_parallel` cut weights, layers and sequences, `sharded_optimizer` updates shards, `sharded_checkpoint` writes and
+reads them. `sharded_trainer` lives in each process behind a `rank_host`, and `ranked_trainer` is what the controller
+uses.
 """

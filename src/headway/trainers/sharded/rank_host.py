@@ -1,14 +1,14 @@
-"""Where ranks meet: a store that rank 0 opens on its own machine, and the process group that is made in it.
+"""The child's side of one rank: it joins the other ranks, then serves the calls of a trainer.
 
-    address = meeting.open(host)          rank 0: `host:port`
-    meeting.join(address, host, device)   everybody, rank 0 too
+    address = rendezvous.open(host)           rank 0: `host:port`
+    rendezvous.join(address, host, device)    every rank, rank 0 too
 
-`host` is the address of the machine that a rank is on, as the others reach it; loopback where all are on one.
+`host` is the address of a rank's machine as the others reach it, or loopback if all ranks are on one machine. A rank's
+trainer is made after all ranks have joined, because making it already needs collective calls.
 
-Guarantees: the port is one that was free, and it is held from the moment it is found. Nobody listens on any other
-address of the machine: gloo goes over the interface that has `host`, whatever the name of the machine stands for
-(`GLOO_SOCKET_IFNAME` says otherwise). Whoever does not come, or dies later, is the controller's business, which ends
-all of them.
+Guarantees: the port was free and is held from the moment it is found. Nothing listens on any other address of the
+machine: gloo uses the interface that has `host`, unless `GLOO_SOCKET_IFNAME` says otherwise. The controller ends all
+ranks if one does not join, or dies later.
 """
 
 from __future__ import annotations
@@ -33,72 +33,72 @@ from torch._C._distributed_c10d import Store, TCPStore
 from headway.trainers.base import Trainer
 from headway.trainers.trainer_host import TrainerHost
 
-_PATIENCE = timedelta(hours=2)
-"""Of a collective: those who wait for a dead rank are killed, so that only a slow one is waited for."""
+_TIMEOUT = timedelta(hours=2)
+"""Timeout of collectives. Ranks that wait for a dead one are killed, so only a slow rank is waited for."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 
 
 class Rendezvous:
-    """Of one rank, once in the life of its process."""
+    """Connects one rank to the others, once in the life of its process."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
         self._store: Store | None = None
 
     def open(self, host: str) -> str:
-        """Rank 0: listen on a port that is free here. The address that all of them join at."""
+        """Listen on a free port as rank 0, and return the address at which all ranks join."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, 0), family=family)
-        port = int(listening.getsockname()[1])
+        server = socket.create_server((host, 0), family=family)
+        port = int(server.getsockname()[1])
         self._store = TCPStore(
             host,
             port,
             self._ranks,
             is_master=True,
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
             wait_for_workers=False,
-            master_listen_fd=listening.detach(),
+            master_listen_fd=server.detach(),
         )
         return f"{host}:{port}"
 
     def join(self, address: str, host: str, device: str) -> None:
-        """Returns when all are there."""
+        """Join the process group; return when all ranks have joined."""
         name = find_network_interface(host)
         if name:
             os.environ.setdefault(_INTERFACE, name)
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
             logging.ERROR
-        )  # gathers in two steps are meant
+        )  # gathers in two steps are intended
         cuda = torch.device(device).type == "cuda"
         if cuda:
             torch.cuda.set_device(device)
         dist.init_process_group(
             "nccl" if cuda else "gloo",
-            store=self._store or _joined(address, self._ranks),
+            store=self._store or _connect_store(address, self._ranks),
             rank=self._rank,
             world_size=self._ranks,
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
         )
 
 
-def _joined(address: str, ranks: int) -> Store:
+def _connect_store(address: str, ranks: int) -> Store:
     host, _, port = address.rpartition(":")
-    return TCPStore(host, int(port), ranks, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
+    return TCPStore(host, int(port), ranks, is_master=False, timeout=_TIMEOUT, wait_for_workers=False)
 
 
 def find_network_interface(host: str) -> str:
-    """The network interface with that IPv4 address; any address of loopback is on the one of loopback. Else empty."""
+    """Return the interface with the IPv4 address `host` (loopback for any loopback address), or an empty string."""
     with suppress(ValueError):
         wanted = ipaddress.ip_address(host)
-        for name, found in _interfaces():
+        for name, found in _list_interfaces():
             if found == wanted or (found.is_loopback and wanted.is_loopback):
                 return name
     return ""
 
 
-def _interfaces() -> Iterator[tuple[str, ipaddress.IPv4Address]]:
-    """Of this machine, those that have an address."""
+def _list_interfaces() -> Iterator[tuple[str, ipaddress.IPv4Address]]:
+    """Yield the interfaces of this machine that have an IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
@@ -108,39 +108,32 @@ def _interfaces() -> Iterator[tuple[str, ipaddress.IPv4Address]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """Before it has met the others."""
+    """A rank before it has joined the others."""
 
     number: int
     ranks: int
     device: str
     make: Callable[[], Trainer]
-    """Its trainer. Called when all are there."""
+    """Makes the trainer, after all ranks have joined."""
 
 
-class RankHost:
-    """`open` of rank 0, `meet` of all, then whatever a trainer is asked."""
+class RankHost(TrainerHost):
+    """Joins the other ranks with `open` (rank 0) and `meet`, then serves the calls of a trainer."""
 
     def __init__(self, rank: RankSpec, tell: Callable[[Any], None]) -> None:
-        self._rank, self._tell = rank, tell
-        self._meeting = Rendezvous(rank.number, rank.ranks)
-        self._host: TrainerHost | None = None
+        super().__init__(None, tell)
+        self._rank = rank
+        self._rendezvous = Rendezvous(rank.number, rank.ranks)
 
     async def open(self, host: str) -> str:
-        """The address to meet at, on this machine, which is `host` for the others."""
-        return self._meeting.open(host)
+        """Return the address to join at, on this machine, which the others reach as `host`."""
+        return self._rendezvous.open(host)
 
     async def meet(self, address: str, host: str) -> None:
-        """Returns when all are there and this one has its trainer. On a thread: whoever waits can be told to end."""
-        trainer = await asyncio.to_thread(self._met, address, host)
-        self._host = TrainerHost(trainer, self._tell)
+        """Join the others and make the trainer, on a thread so that the rank can be told to end meanwhile."""
 
-    async def close(self) -> None:
-        if self._host is not None:
-            await self._host.close()
+        def join() -> Trainer:
+            self._rendezvous.join(address, host, self._rank.device)
+            return self._rank.make()
 
-    def __getattr__(self, method: str) -> Any:
-        return getattr(self._host, method)
-
-    def _met(self, address: str, host: str) -> Trainer:
-        self._meeting.join(address, host, self._rank.device)
-        return self._rank.make()
+        self.trainer = await asyncio.to_thread(join)

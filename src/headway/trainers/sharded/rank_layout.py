@@ -1,8 +1,8 @@
-"""How ranks share a training step: who has which samples, which part of a sequence, and which part of a layer.
+"""How ranks share a training step: which rank has which samples, which part of a sequence and which part of a layer.
 
-A rank has three numbers: its share of the packs (data), its part of every sequence (context), its part of every layer
-(tensor). Neighbours share layers, then sequences, as those exchange most. Weights, gradients and moments are cut over
-data × context. Knows no torch.
+A rank has three coordinates: its share of the packs (data), its part of every sequence (context) and its part of every
+layer (tensor). Neighbours share layers, then sequences, because those exchange most. Weights, gradients and moments are
+cut over data × context. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headway.errors import ConfigError
 
 
 class RankCoordinates(NamedTuple):
-    """The numbers of one rank."""
+    """The position of one rank."""
 
     data: int
     context: int
@@ -23,7 +23,7 @@ class RankCoordinates(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """Sizes of one trainer."""
+    """The numbers of ranks of one trainer."""
 
     ranks: int
     tensor: int = 1
@@ -39,42 +39,42 @@ class RankLayout:
 
     @property
     def data(self) -> int:
-        """Copies of the model at work on different packs."""
+        """Number of ranks, or groups of them, that work on different packs."""
         return self.ranks // (self.tensor * self.context)
 
     @property
     def shards(self) -> int:
-        """Into how many pieces weights and moments are cut."""
+        """Number of shards that weights and moments are cut into."""
         return self.data * self.context
 
-    def seat(self, rank: int) -> RankCoordinates:
-        """Of one rank."""
+    def coordinates(self, rank: int) -> RankCoordinates:
+        """Return the coordinates of one rank."""
         shard, tensor = divmod(rank, self.tensor)
         data, context = divmod(shard, self.context)
         return RankCoordinates(data, context, tensor)
 
-    def together(self, *shared: str) -> list[list[int]]:
-        """Ranks that differ in nothing but `shared`, such as `data`; a list for each such set."""
+    def rank_sets(self, *shared: str) -> list[list[int]]:
+        """Return the sets of ranks that differ in nothing but the coordinates `shared`, such as `data`."""
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.ranks):
-            seat = self.seat(rank)._asdict()
-            key = tuple(number for name, number in seat.items() if name not in shared)
+            position = self.coordinates(rank)._asdict()
+            key = tuple(number for name, number in position.items() if name not in shared)
             found.setdefault(key, []).append(rank)
         return list(found.values())
 
     @property
     def sizes(self) -> dict[str, int]:
-        """All of them, by name; `shards` are the pieces that weights are cut into, beside `tensor`."""
+        """All sizes by name; `shards` is the number of shards of the weights, beside `tensor`."""
         cut = {"data": self.data, "context": self.context, "tensor": self.tensor}
         return {"ranks": self.ranks, **cut, "shards": self.shards}
 
     @property
     def text(self) -> str:
-        """One phrase for people."""
+        """The layout as a short phrase."""
         cut = [f"{name} {self.sizes[name]}" for name in ("data", "context", "tensor") if self.sizes[name] > 1]
         return " × ".join(cut) or "one rank"
 
     @property
     def summary(self) -> str:
-        """The same, and what becomes of the weights."""
+        """The layout and the number of shards as a short phrase."""
         return self.text + (f", weights in {self.shards} shards" if self.shards > 1 else "")

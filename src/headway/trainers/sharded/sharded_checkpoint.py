@@ -1,9 +1,9 @@
-"""Checkpoints of a trainer of many ranks: the files of the local trainer, written and read by pieces.
+"""Checkpoints of a trainer of many ranks: the files of the local trainer, written and read shard by shard.
 
-`torch.distributed.checkpoint` writes the pieces of every rank as safetensors, and rank 0 puts them together, file by
-file, without holding more than a piece of them. What is left are `model.safetensors` and `optimizer.safetensors` of
-whole tensors: any number of ranks reads its own pieces from them, the local trainer reads them, `transformers` loads
-them. Nothing is pickled. With LoRA the merged model goes through the memory of rank 0.
+`torch.distributed.checkpoint` writes the shards of every rank as safetensors, and rank 0 assembles them, file by file,
+without holding more than a shard. The result is `model.safetensors` and `optimizer.safetensors` with full tensors: any
+number of ranks can read its own shards from them, and the local trainer and `transformers` can load them. Nothing is
+pickled. With LoRA the merged model goes through the memory of rank 0.
 
 Guarantees: names, shapes and types are checked before the first weight is changed. All ranks succeed or all raise.
 """
@@ -19,12 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_loader import load as load_pieces
-from torch.distributed.checkpoint.state_dict_saver import save as save_pieces
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 
 from headway.errors import TrainerCrashed, TrainerError
@@ -36,62 +35,63 @@ from headway.trainers.local.local_checkpoint import (
     read_completion_mark,
     write_completion_mark,
     write_model_config,
+    write_tensors,
 )
 from headway.trainers.local.local_learner import LocalLearner
+from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.sharded.sharded_model import ShardedPolicy
 from headway.trainers.sharded.sharded_optimizer import ShardedOptimizer
-from headway.trainers.sharded.sharded_ranks import ShardedRankGroup
 
-_PIECES = "pieces"
+_SHARDS = "pieces"
+"""Directory of the shards until they are assembled."""
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def save_sharded_checkpoint(
-    learner: LocalLearner, directory: Path, ranks: ShardedRankGroup, tokenizer: Any = None
-) -> None:
-    """Write everything needed to go on from `learner.version`."""
+def save_sharded_checkpoint(learner: LocalLearner, directory: Path, *, is_first: bool, tokenizer: Any = None) -> None:
+    """Write everything needed to continue from `learner.version`; `is_first` on rank 0."""
 
     def begin() -> None:
         directory.mkdir(parents=True, exist_ok=True)
         write_model_config(learner, directory, tokenizer)
 
     def end() -> None:
-        shutil.rmtree(directory / _PIECES)
+        shutil.rmtree(directory / _SHARDS)
         write_completion_mark(learner, directory)
 
-    _agreed(begin if ranks.first else _nothing, directory)
-    files = _private(learner)
+    _agree(begin if is_first else None, directory)
+    files = _optimizer_files(learner)
     if learner.settings.lora is None:
-        files[MODEL_FILE] = _half(learner, _policy(learner).shards())
+        files[MODEL_FILE] = _round(learner, _policy(learner).shards())
     else:
-        merged = {name: tensor.cpu() for name, tensor in _policy(learner).weights().items()}
-        narrow = {name: tensor.contiguous() for name, tensor in _half(learner, merged).items()}
-        write = lambda: save_file(narrow, directory / MODEL_FILE, metadata={"format": "pt"})  # noqa: E731
-        _agreed(write if ranks.first else _nothing, directory)
+        merged = _round(learner, {name: tensor.cpu() for name, tensor in learner.weights().items()})
+        _agree((lambda: write_tensors(merged, directory / MODEL_FILE)) if is_first else None, directory)
     for name, tensors in files.items():
-        _write(tensors, directory, name, ranks)
-    _agreed(end if ranks.first else _nothing, directory)
+        _write_file(tensors, directory, name, is_first)
+    _agree(end if is_first else None, directory)
 
 
-def load_sharded_checkpoint(learner: LocalLearner, directory: Path, ranks: ShardedRankGroup) -> None:
-    """Become what `save_sharded_checkpoint`, of any number of ranks, or the local trainer wrote; or stay as before and raise."""
-    found: dict[str, Any] = {}
+def load_sharded_checkpoint(learner: LocalLearner, directory: Path) -> None:
+    """Restore a checkpoint of any number of ranks, or of the local trainer.
 
-    def read() -> None:
-        version, kl = read_completion_mark(directory)
-        live = _private(learner)
-        if learner.settings.lora is None:
-            live[MODEL_FILE] = _half(learner, _policy(learner).shards())
+    Raise `TrainerError` and change nothing if that is impossible.
+    """
+    live = _optimizer_files(learner)
+    if learner.settings.lora is None:
+        live[MODEL_FILE] = _round(learner, _policy(learner).shards())
+    mark: list[tuple[int, dict[str, float]]] = []
+
+    def check() -> None:
+        mark.append(read_completion_mark(directory))
         for name, tensors in live.items():
-            check_tensors_match(tensors, _described(directory / name), directory / name)
-        found.update(version=version, kl=kl, live=live)
+            check_tensors_match(tensors, _read_shapes(directory / name), directory / name)
 
-    _agreed(read, directory)
-    for name, tensors in found["live"].items():
-        wanted = {key: tensor for key, tensor in tensors.items() if not _rounded(learner, name, key, tensors)}
-        if wanted:
-            _read(wanted, directory / name)
-    learner.version = found["version"]
-    learner.kl.restore(found["kl"])
+    _agree(check, directory)
+    for name, tensors in live.items():
+        needed = {key: tensor for key, tensor in tensors.items() if not _has_master(learner, name, key, tensors)}
+        if needed:
+            _read_file(needed, directory / name)
+    learner.version, kl = mark[0]
+    learner.kl.restore(kl)
 
 
 def _policy(learner: LocalLearner) -> ShardedPolicy:
@@ -99,93 +99,91 @@ def _policy(learner: LocalLearner) -> ShardedPolicy:
     return learner.policy
 
 
-def _private(learner: LocalLearner) -> dict[str, dict[str, Tensor]]:
-    """What a user of the model does not need, by file, live."""
-    trained = learner.trained
-    files = {OPTIMIZER_FILE: _state(learner, trained.optimizer, weights=learner.settings.lora is not None)}
-    if trained.critic_optimizer is not None:
-        files[CRITIC_FILE] = _state(learner, trained.critic_optimizer, weights=True)
+def _optimizer_files(learner: LocalLearner) -> dict[str, dict[str, Tensor]]:
+    """Return the live tensors of each optimizer by file, with the weights that no other file has."""
+    policy, *critic = learner.optimizers
+    files = {OPTIMIZER_FILE: _optimizer_tensors(learner, policy, weights=learner.settings.lora is not None)}
+    for one in critic:
+        files[CRITIC_FILE] = _optimizer_tensors(learner, one, weights=True)
     return files
 
 
-def _state(learner: LocalLearner, optimizer: Any, *, weights: bool) -> dict[str, Tensor]:
-    """Moments, and masters where the local trainer has them; `weights` too where no other file has them."""
+def _optimizer_tensors(learner: LocalLearner, optimizer: Optimizer, *, weights: bool) -> dict[str, Tensor]:
+    """Return moments, masters where the local trainer has them, and `weights` where no other file has them."""
     assert isinstance(optimizer, ShardedOptimizer)
-    pieces, found = optimizer.pieces, {}
-    for name, tensor in optimizer.tensors().items():
-        owner = name.rpartition("/")[0]
-        found[name] = tensor if not tensor.ndim else pieces[owner].again(tensor)
-    for name, piece in pieces.items():
-        if learner.settings.precision == "bf16":
-            found[f"{name}/master"] = piece.like
+    shards, found = optimizer.shards, {}
+    for name, tensor in optimizer.state_tensors().items():
+        parameter = name.rpartition("/")[0]
+        found[name] = tensor if not tensor.ndim else shards[parameter].with_local(tensor)
+    if learner.settings.precision == "bf16":
+        found |= {f"{name}/master": shard.sharded for name, shard in shards.items()}
     if weights:
-        found |= _half(learner, {name: piece.like for name, piece in pieces.items()})
+        found |= _round(learner, {name: shard.sharded for name, shard in shards.items()})
     return found
 
 
-def _half(learner: LocalLearner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rounded, where the local trainer holds them so."""
+def _round(learner: LocalLearner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Round weights to bf16 where the local trainer holds them so."""
     if learner.settings.precision != "bf16":
         return dict(tensors)
     return {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
 
 
-def _rounded(learner: LocalLearner, file: str, name: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a tensor is a copy of what is in a master, and so not read."""
+def _has_master(learner: LocalLearner, file: str, name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a tensor is a rounded copy of a master, and so need not be read."""
     return learner.settings.precision == "bf16" and (file == MODEL_FILE or f"{name}/master" in tensors)
 
 
-def _write(tensors: dict[str, Tensor], directory: Path, name: str, ranks: ShardedRankGroup) -> None:
-    """One file, by all ranks."""
-    room = directory / _PIECES / name
-    writer = HuggingFaceStorageWriter(str(room), save_distributed=True, enable_consolidation=True)
+def _write_file(tensors: dict[str, Tensor], directory: Path, name: str, is_first: bool) -> None:
+    """Write one file together with all ranks."""
+    place = directory / _SHARDS / name
+    writer = HuggingFaceStorageWriter(str(place), save_distributed=True, enable_consolidation=True)
     try:
-        save_pieces(tensors, storage_writer=writer)
+        save_shards(tensors, storage_writer=writer)
     except CheckpointException as error:
-        raise TrainerError(f"checkpoint {directory}: {_first(error)}") from error
+        raise TrainerError(f"checkpoint {directory}: {_first_failure(error)}") from error
 
-    def name_it() -> None:
-        (whole,) = room.glob("*.safetensors")
-        _write_numbers({key: one for key, one in tensors.items() if not one.ndim}, whole)
-        whole.rename(directory / name)
+    def finish() -> None:
+        (assembled,) = place.glob("*.safetensors")
+        _write_scalars({key: one for key, one in tensors.items() if not one.ndim}, assembled)
+        assembled.rename(directory / name)
 
-    _agreed(name_it if ranks.first else _nothing, directory)
+    _agree(finish if is_first else None, directory)
 
 
-def _write_numbers(numbers: Mapping[str, Tensor], path: Path) -> None:
-    """Into the places that tensors without dimensions have in a file: putting pieces together leaves those out."""
+def _write_scalars(scalars: Mapping[str, Tensor], path: Path) -> None:
+    """Fill in tensors without dimensions, which the assembly of shards leaves out."""
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-        for name, number in numbers.items():
+        for name, scalar in scalars.items():
             file.seek(8 + length + header[name]["data_offsets"][0])
-            file.write(number.detach().cpu().numpy().tobytes())
+            file.write(scalar.detach().cpu().numpy().tobytes())
 
 
-def _read(tensors: dict[str, Tensor], path: Path) -> None:
-    """Pieces by those who hold them, and by every rank what is not cut."""
+def _read_file(tensors: dict[str, Tensor], path: Path) -> None:
+    """Read this rank's shards, and all tensors that are not sharded."""
+    sharded = {name: one for name, one in tensors.items() if isinstance(one, DTensor)}
     try:
-        load_pieces(
-            {name: one for name, one in tensors.items() if isinstance(one, DTensor)}, storage_reader=_OneFile(path)
-        )
+        load_shards(sharded, storage_reader=_SingleFileReader(path))
         with safe_open(path, framework="pt") as file, torch.no_grad():
             for name, one in tensors.items():
-                if not isinstance(one, DTensor):
+                if name not in sharded:
                     one.copy_(file.get_tensor(name))
     except CheckpointException as error:
-        raise TrainerCrashed(f"{path} was read in part: {_first(error)}") from error
+        raise TrainerCrashed(f"{path} was read in part: {_first_failure(error)}") from error
 
 
-class _OneFile(HuggingFaceStorageReader):
-    """Of a directory that has others, too."""
+class _SingleFileReader(HuggingFaceStorageReader):
+    """Reads one file of a directory that has others too."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path.parent))
-        self.fs: Any = _Only(self.fs, str(path))
+        self.fs: Any = _SingleFileSystem(self.fs, str(path))
 
 
-class _Only:
-    """A file system with one file to be found."""
+class _SingleFileSystem:
+    """A file system that lists only one file."""
 
     def __init__(self, files: Any, path: str) -> None:
         self._files, self._path = files, path
@@ -197,24 +195,22 @@ class _Only:
         return getattr(self._files, name)
 
 
-def _described(path: Path) -> dict[str, Tensor]:
-    """Shapes and types of what is in a file, without reading it."""
+def _read_shapes(path: Path) -> dict[str, Tensor]:
+    """Return tensors without memory that have the shapes and types of those in a file."""
     with safe_open(path, framework="pt") as file:
-        names = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         return {
             name: torch.empty(one.get_shape(), dtype=_DTYPES[one.get_dtype()], device="meta")
-            for name, one in names.items()
+            for name, one in slices.items()
         }
 
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-
-
-def _agreed(work: Callable[[], None], directory: Path) -> None:
-    """All have done their part, or all raise."""
+def _agree(work: Callable[[], None] | None, directory: Path) -> None:
+    """Do this rank's `work`, if it has any. Raise `TrainerError` on all ranks if it fails on one."""
     problem = ""
     try:
-        work()
+        if work is not None:
+            work()
     except TrainerError as error:
         problem = str(error)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -226,10 +222,6 @@ def _agreed(work: Callable[[], None], directory: Path) -> None:
         raise TrainerError(first)
 
 
-def _first(error: CheckpointException) -> str:
+def _first_failure(error: CheckpointException) -> str:
     rank, failure = next(iter(error.failures.items()))
     return f"rank {rank}: {failure[0]!r}"
-
-
-def _nothing() -> None:
-    """Others are at work."""

@@ -1,8 +1,15 @@
-"""Which weights of a decoder's layers are cut by columns and which by rows, for ranks that share layers.
+"""Models that are cut over ranks: layers by columns and rows, weights by `fully_shard`, sequences by context.
 
-Queries, keys, values and the way up are cut by columns (heads stay whole), what follows them by rows, and the sum over
-ranks is what the next layer sees. Embeddings, norms and the head are not cut: every rank of the mesh has them whole.
-A layer that has a matrix under any other name is refused.
+Tensor parallelism cuts queries, keys, values, gate and up projections by columns (heads stay whole) and the projections
+after them by rows, and sums over ranks. Embeddings, norms and the head are whole on every rank of the tensor mesh. A
+layer that has a matrix under any other name is refused.
+
+Guarantees: numbers and gradients are those of the whole model, up to rounding, and the same on every rank that computes
+the same pack. Weights are held in float32, like the masters of a single process, and gathered layer by layer in the
+precision of computation. A frozen model is held in that precision. Each rank reads the whole model into host memory
+first and puts its shards onto its device.
+
+Legend: N actions of a pack, n those that follow a token of this rank, H hidden size.
 """
 
 from __future__ import annotations
@@ -19,8 +26,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from headway.algorithms import TokenLogps, compute_token_logps
 from headway.errors import ConfigError
-from headway.trainers.local import lora, norms
-from headway.trainers.local.policy_model import CriticModel, PolicyModel, compute_hidden_states
+from headway.trainers.local import lora
+from headway.trainers.local.policy_model import CriticModel, PolicyModel, compute_hidden_states, fuse_rms_norms
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.tree_packing import TokenPack
 from headway.trainers.sharded import context_parallel
@@ -32,14 +39,14 @@ _KEY = "actor_train.strategy_args.strategy_config.tensor_model_parallel_size"
 
 
 def parallelize_layers(layers: Sequence[nn.Module], config: Any, mesh: DeviceMesh) -> None:
-    """Cut every layer over `mesh`. Raises `ConfigError` where a layer cannot be cut."""
+    """Cut every layer over `mesh`. Raise `ConfigError` if a layer cannot be meshes."""
     check_tensor_parallel(config, mesh.size())
     for layer in layers:
         parallelize_module(layer, mesh, make_parallel_plan(layer, mesh.size()))
 
 
 def make_parallel_plan(layer: nn.Module, size: int) -> dict[str, ParallelStyle]:
-    """How each matrix of a layer is cut. Raises `ConfigError` where it is not known of one."""
+    """Return how each matrix of a layer is meshes. Raise `ConfigError` for a matrix with an unknown name."""
     plan: dict[str, ParallelStyle] = {}
     for name, module in layer.named_modules():
         last = name.rpartition(".")[2]
@@ -55,7 +62,7 @@ def make_parallel_plan(layer: nn.Module, size: int) -> dict[str, ParallelStyle]:
 
 
 def check_tensor_parallel(config: Any, size: int) -> None:
-    """Whether heads and the inner width come out even. Raises `ConfigError`."""
+    """Raise `ConfigError` unless `size` divides the attention heads and the inner width."""
     heads = getattr(config, "num_attention_heads", 0)
     counts = {
         "num_attention_heads": heads,
@@ -70,54 +77,55 @@ def check_tensor_parallel(config: Any, size: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardingMeshes:
-    """How a model is cut."""
+    """The meshes that a model is cut over."""
 
     shard: DeviceMesh
     tensor: DeviceMesh | None
     """Ranks that share layers."""
     context: Any
-    """The group of ranks that share sequences; None: nobody does."""
+    """Process group of the ranks that share sequences; None without context parallelism."""
 
 
 class ShardedForward(nn.Module):
-    """What `fully_shard` sees as one model: from a pack to numbers of its actions.
+    """The module that `fully_shard` treats as one model: it maps a pack to numbers of its actions.
 
-    `numbers` makes them from hidden states and chosen tokens; everything that it reads is gathered meanwhile.
+    `compute_numbers` maps hidden states and chosen tokens to these numbers; the weights that it reads are gathered
+    around the call.
     """
 
     def __init__(
         self,
         model: nn.Module,
         backbone: Any,
-        numbers: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-        cut: ShardingMeshes,
+        compute_numbers: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        meshes: ShardingMeshes,
     ) -> None:
         super().__init__()
         self.model = model
-        self._backbone, self._numbers, self._group = [backbone], numbers, cut.context
+        self._backbone, self._compute_numbers, self._group = [backbone], compute_numbers, meshes.context
 
     def forward(self, pack: TokenPack) -> tuple[Tensor, ...]:
         backbone = self._backbone[0]
         if self._group is None:
-            return self._numbers(compute_hidden_states(backbone, pack)[pack.before_N], pack.chosen_N)
-        part = context_parallel.make_context_shard(pack, self._group)
-        hidden_nH = context_parallel.compute_shard_hidden_states(backbone, part)[part.before_n]
-        found = self._numbers(hidden_nH, pack.chosen_N[part.mine_n])
-        return tuple(context_parallel.scatter_to_all_ranks(one_n, part, pack.chosen_N.numel()) for one_n in found)
+            return self._compute_numbers(compute_hidden_states(backbone, pack)[pack.before_N], pack.chosen_N)
+        shard = context_parallel.make_context_shard(pack, self._group)
+        hidden_nH = context_parallel.compute_shard_hidden_states(backbone, shard)[shard.before_n]
+        found = self._compute_numbers(hidden_nH, pack.chosen_N[shard.number_n])
+        return tuple(context_parallel.scatter_to_all_ranks(one_n, shard, pack.chosen_N.numel()) for one_n in found)
 
 
 class ShardedPolicy(PolicyModel):
-    """A policy of which every rank holds a piece; whole while it is made and tried."""
+    """A policy of which every rank holds a shard. It is whole while it is made and tried."""
 
-    def __init__(self, model: Any, settings: LocalSettings, cut: ShardingMeshes, *, adapters: bool = True) -> None:
+    def __init__(self, model: Any, settings: LocalSettings, meshes: ShardingMeshes, *, adapters: bool = True) -> None:
         self._root: nn.Module | None = None
-        super().__init__(model, _as_held(model, settings), adapters=adapters)
+        super().__init__(model, _host_settings(model, settings), adapters=adapters)
         self._settings = settings
-        self._adapted = _adapted(self.causal)
+        self._adapted = _find_adapted_layers(self.causal)
         if torch.device(settings.device).type == "cuda":
-            norms.fuse_rms_norms(self.causal)
-        self._root = _cut(self.causal, self.backbone, self._numbers, cut, settings)
-        self._shards = dict(self._named())
+            fuse_rms_norms(self.causal)
+        self._root = _shard_model(self.causal, self.backbone, self._compute_numbers, meshes, settings)
+        self._shards = dict(self._named_shards())
 
     def logps(self, pack: TokenPack) -> TokenLogps:
         if self._root is None:
@@ -125,18 +133,18 @@ class ShardedPolicy(PolicyModel):
         logp_N, entropy_N = self._root(pack)
         return TokenLogps(logp_N=logp_N, entropy_N=entropy_N)
 
-    def _numbers(self, hidden_NH: Tensor, chosen_N: Tensor) -> tuple[Tensor, ...]:
+    def _compute_numbers(self, hidden_NH: Tensor, chosen_N: Tensor) -> tuple[Tensor, ...]:
         found = compute_token_logps(
             hidden_NH, self.head.weight, chosen_N, bias_V=self.head.bias, temperature=self._settings.temperature
         )
         return found.logp_N, found.entropy_N
 
     def shards(self) -> dict[str, Tensor]:
-        """All weights by their names, as pieces; with LoRA those of the layers under the adapters."""
+        """Return the shards of all weights by name; with LoRA those of the layers under the adapters."""
         return self._shards
 
-    def whole(self, name: str) -> Tensor:
-        """One of `shards`, gathered and with its adapter; all ranks ask for the same at the same time."""
+    def gather_weight(self, name: str) -> Tensor:
+        """Return the full weight `name` with its adapter added; all ranks must ask for the same one at the same time."""
         found = gather_full_tensor(self._shards[name])
         layer = self._adapted.get(name)
         if layer is None:
@@ -146,37 +154,39 @@ class ShardedPolicy(PolicyModel):
         return found + (more.T if layer.fan_in_fan_out else more).to(found.dtype)
 
     def weights(self) -> dict[str, Tensor]:
-        """All of them at once: for models that a host has room for."""
-        return {name: self.whole(name) for name in self._shards}
+        """Return all full weights at once, for models that fit into host memory."""
+        return {name: self.gather_weight(name) for name in self._shards}
 
-    def _named(self) -> Iterator[tuple[str, Tensor]]:
+    def _named_shards(self) -> Iterator[tuple[str, Tensor]]:
         once = {name for name, _ in self.causal.named_parameters()} | {name for name, _ in self.causal.named_buffers()}
         for name, tensor in self.causal.state_dict().items():
-            if name in once and ".lora_" not in name:  # the second name of a tied weight is not among them
+            if name in once and ".lora_" not in name:  # leaves out the second name of a tied weight
                 yield lora.strip_adapter_name(name), tensor
 
 
 class ShardedCritic(CriticModel):
-    """A critic of which every rank holds a piece."""
+    """A critic of which every rank holds a shard."""
 
     _root: nn.Module
 
-    def __init__(self, model: Any, settings: LocalSettings, cut: ShardingMeshes) -> None:
-        super().__init__(model, _as_held(model, settings))
-        fully_shard(self.value, mesh=cut.shard, reshard_after_forward=True)  # alone: computed in full precision
-        root = _cut(self, self.backbone, self._numbers, cut, settings)
-        object.__setattr__(self, "_root", root)  # not a part of what it is around
+    def __init__(self, model: Any, settings: LocalSettings, meshes: ShardingMeshes) -> None:
+        super().__init__(model, _host_settings(model, settings))
+        fully_shard(
+            self.value, mesh=meshes.shard, reshard_after_forward=True
+        )  # separately, because it is computed in full precision
+        root = _shard_model(self, self.backbone, self._compute_numbers, meshes, settings)
+        object.__setattr__(self, "_root", root)  # not registered as a submodule of what it contains
 
     def values(self, pack: TokenPack) -> Tensor:
         found: tuple[Tensor, ...] = self._root(pack)
         return found[0]
 
-    def _numbers(self, hidden_NH: Tensor, chosen_N: Tensor) -> tuple[Tensor, ...]:
+    def _compute_numbers(self, hidden_NH: Tensor, chosen_N: Tensor) -> tuple[Tensor, ...]:
         return (self.value(hidden_NH.to(torch.promote_types(hidden_NH.dtype, torch.float32))).squeeze(-1),)
 
 
-def _adapted(model: nn.Module) -> dict[str, Any]:
-    """Layers with adapters, by the names of their weights. Raises `ConfigError` where they are not those of a layer."""
+def _find_adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """Return layers with adapters by the names of their weights. Raise `ConfigError` for adapters that cannot be meshes."""
     found = lora.find_adapted_modules(model)
     for name, layer in found.items():
         if hasattr(layer, "parameter_name") or lora.ADAPTER_NAME not in layer.lora_A:
@@ -188,41 +198,41 @@ def _adapted(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _as_held(model: Any, settings: LocalSettings) -> LocalSettings:
-    """On the host, and in full precision where it is trained."""
+def _host_settings(model: Any, settings: LocalSettings) -> LocalSettings:
+    """Return settings for the host, in full precision if the model is trained."""
     trained = any(one.requires_grad for one in model.parameters())
     precision = "fp32" if settings.precision == "bf16" and trained else settings.precision
     return replace(settings, device="cpu", precision=precision)
 
 
-def _cut(
+def _shard_model(
     model: Any,
     backbone: Any,
-    numbers: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-    cut: ShardingMeshes,
+    compute_numbers: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    meshes: ShardingMeshes,
     settings: LocalSettings,
 ) -> ShardedForward:
-    """`model` in pieces, behind what gathers them."""
-    if cut.context is not None:
+    """Cut `model` into shards and return the module that gathers them."""
+    if meshes.context is not None:
         context_parallel.enable_context_attention(backbone)
     layers = find_decoder_layers(backbone)
-    if cut.tensor is not None:
-        parallelize_layers(layers, backbone.config, cut.tensor)
-    root = ShardedForward(model, backbone, numbers, cut)
+    if meshes.tensor is not None:
+        parallelize_layers(layers, backbone.config, meshes.tensor)
+    root = ShardedForward(model, backbone, compute_numbers, meshes)
     half = settings.precision == "bf16"
     policy = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
     )
     for module in (*layers, root):
-        fully_shard(module, mesh=cut.shard, reshard_after_forward=True, mp_policy=policy)
+        fully_shard(module, mesh=meshes.shard, reshard_after_forward=True, mp_policy=policy)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # denominators are those of the whole batch already
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+            module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo has
     return root
 
 
 def find_decoder_layers(backbone: Any) -> list[nn.Module]:
-    """The layers, as the architecture names what must stay on one device."""
+    """Return the layers: the modules that the architecture wants to keep on one device."""
     names = set(backbone._no_split_modules or ())
     return [module for module in backbone.modules() if type(module).__name__ in names]

@@ -1,6 +1,8 @@
-"""Pieces of tensors: what this rank holds of one that is cut over ranks, and the whole of it.
+"""Shards of tensors, and AdamW over them: every rank updates what it holds, and all agree on one gradient norm.
 
-A piece is a box: along every dimension a stretch of the whole. `torch.distributed.tensor` knows where it lies.
+A shard is a box: along every dimension a range of the full tensor. Shards are plain tensors that share memory with what
+the model gathers from, so a step is local and needs no other rank. Guarantees: the norm is that of the whole gradient,
+every element counted once; if it is not finite, all ranks raise.
 """
 
 from __future__ import annotations
@@ -21,37 +23,42 @@ from headway.trainers.local.settings import OptimizerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TensorShard:
-    """Of one tensor."""
+    """This rank's shard of one tensor."""
 
     local: Tensor
-    """What is here; shares memory with the tensor it is a piece of."""
-    like: Any
-    """The tensor as a whole: its shape, its mesh and how it is cut."""
+    """The elements of this rank; shares memory with the sharded tensor."""
+    sharded: Any
+    """The sharded tensor, with the full shape, the mesh and the placements."""
 
     @property
     def holders(self) -> int:
-        """Ranks that hold different pieces, together all of it."""
-        return int(self.like.device_mesh.size())
+        """Number of ranks that hold different shards."""
+        return int(self.sharded.device_mesh.size())
 
-    def again(self, local: Tensor) -> DTensor:
-        """`local` as a piece of a tensor that is cut in the same way, such as a moment."""
-        like = self.like
+    def with_local(self, local: Tensor) -> DTensor:
+        """Return `local` as a shard of a tensor that is cut in the same way, such as a moment."""
+        sharded = self.sharded
         return DTensor.from_local(
-            local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+            local,
+            sharded.device_mesh,
+            sharded.placements,
+            run_check=False,
+            shape=sharded.shape,
+            stride=sharded.stride(),
         )
 
 
 def local_shard(tensor: Tensor) -> TensorShard:
-    """What this rank has of `tensor`."""
+    """Return this rank's shard of `tensor`."""
     if not isinstance(tensor, DTensor):
-        raise TypeError(f"a tensor of {tuple(tensor.shape)} is not cut")
+        raise TypeError(f"a tensor of {tuple(tensor.shape)} is not sharded")
     with torch.no_grad():
-        like: Any = tensor.detach()
-        return TensorShard(local=like.to_local(), like=like)
+        sharded: Any = tensor.detach()
+        return TensorShard(local=sharded.to_local(), sharded=sharded)
 
 
 def gather_full_tensor(tensor: Tensor) -> Tensor:
-    """All of it, gathered; every rank that holds a piece must ask."""
+    """Return the full tensor; every rank that holds a shard must call this."""
     with torch.no_grad():
         found: Any = tensor.detach()
         everything: Tensor = found.full_tensor() if isinstance(tensor, DTensor) else found
@@ -59,42 +66,42 @@ def gather_full_tensor(tensor: Tensor) -> Tensor:
 
 
 PER_HEAD_WEIGHTS = (".q_norm.weight", ".k_norm.weight")
-"""Weights that every rank of a tensor mesh holds whole and uses for its own heads: their gradients are parts."""
+"""Weights that every rank of a tensor mesh holds whole and uses for its own heads, so that gradients are partial sums."""
 
 
 class ShardedOptimizer(Optimizer):
-    """Of parameters that `fully_shard` has cut."""
+    """The optimizer of parameters that `fully_shard` has cut."""
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, tensor: DeviceMesh | None
     ) -> None:
         self._sharded = dict(parameters)
-        self.pieces: dict[str, TensorShard] = {name: local_shard(one) for name, one in parameters.items()}
+        self.shards: dict[str, TensorShard] = {name: local_shard(one) for name, one in parameters.items()}
         self._tensor = tensor
-        super().__init__({name: nn.Parameter(piece.local) for name, piece in self.pieces.items()}, settings)
+        super().__init__({name: nn.Parameter(shard.local) for name, shard in self.shards.items()}, settings)
 
-    def ready(self, what: str) -> float:
+    def clip_gradients(self, step_name: str) -> float:
         for name, one in self._sharded.items():
             if one.grad is not None:
                 grad = local_shard(one.grad).local
                 if self._tensor is not None and name.endswith(PER_HEAD_WEIGHTS):
                     dist.all_reduce(grad, group=self._tensor.get_group())
                 self._parameters[name].grad, one.grad = grad, None
-        return super().ready(what)
+        return super().clip_gradients(step_name)
 
-    def _norm(self) -> Tensor:
+    def _gradient_norm(self) -> Tensor:
         grads = [(name, one.grad) for name, one in self._parameters.items() if one.grad is not None]
         norms = torch.stack(torch._foreach_norm([grad for _, grad in grads])).double()
-        copies = torch.tensor([self._copies(name) for name, _ in grads], dtype=norms.dtype, device=norms.device)
+        copies = torch.tensor([self._count_copies(name) for name, _ in grads], dtype=norms.dtype, device=norms.device)
         square = (norms.square() / copies).sum()
         dist.all_reduce(square)
         return square.sqrt().to(grads[0][1].dtype)
 
-    def _copies(self, name: str) -> int:
-        """Ranks that hold the same piece."""
-        return dist.get_world_size() // self.pieces[name].holders
+    def _count_copies(self, name: str) -> int:
+        """Return the number of ranks that hold the same shard."""
+        return dist.get_world_size() // self.shards[name].holders
 
-    def forget(self) -> None:
-        super().forget()
+    def clear_gradients(self) -> None:
+        super().clear_gradients()
         for one in self._sharded.values():
             one.grad = None

@@ -1,69 +1,119 @@
-"""One rank's trainer: the local trainer's face and thread around a learner whose team are the other ranks.
+"""The trainer of one rank, and the rank group that its learner asks.
 
-Every rank is asked the same in the same order, and answers the same; rank 0 has the store that engines are served from.
-A rank does not restart itself: ranks live and die together, and the controller starts all of them anew.
+Every rank gets the same calls in the same order and returns the same results; rank 0 has the store that engines gather
+from. A rank cannot restart alone: ranks live and die together, and the controller starts all of them again.
+
+Guarantees: every rank makes the same collective calls in the same order, whatever its share of the samples, because
+shares are filled up with packs without actions. A step equals the step of one process, up to rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
-from headway.algorithms.kl import KlController
-from headway.errors import TrainerCrashed
+from headway.errors import TrainerCrashed, TrainerError
 from headway.trainers.local.local_learner import LocalLearner
+from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.local_trainer import LocalTrainer
-from headway.trainers.local.settings import LocalSettings
-from headway.trainers.sharded import sharded_checkpoint
-from headway.trainers.sharded.sharded_model import ShardedPolicy
-from headway.trainers.sharded.sharded_ranks import ShardedRankGroup
-from headway.weights.base import WeightSource
+from headway.trainers.local.policy_model import CriticModel, PolicyModel
+from headway.trainers.local.settings import LocalSettings, OptimizerSettings
+from headway.trainers.local.token_batch import TokenRow
+from headway.trainers.local.tree_packing import PromptTree, TokenPack, pack_rows
+from headway.trainers.sharded.rank_layout import RankLayout
+from headway.trainers.sharded.sharded_checkpoint import load_sharded_checkpoint, save_sharded_checkpoint
+from headway.trainers.sharded.sharded_model import ShardedCritic, ShardedPolicy, ShardingMeshes
+from headway.trainers.sharded.sharded_optimizer import ShardedOptimizer
 
 
-class ShardGatheringStore(WeightSource, Protocol):
-    """A store that asks for tensors by name, one after the other; the same names in the same order on every rank."""
+class ShardedRankGroup:
+    """The `RankGroup` of one rank. It is made once in a process, after all ranks have joined."""
 
-    def publish(self, version: int, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor] | None = None) -> None:
-        """Hold a copy of what `read` gives as `version`; `tensors` says which there are."""
-        ...
+    def __init__(self, layout: RankLayout, device: str) -> None:
+        self.layout, self.size = layout, layout.ranks
+        self.rank = dist.get_rank()
+        self.coordinates = layout.coordinates(self.rank)
+        self._device = device
+        kind = torch.device(device).type
+        mesh = init_device_mesh(kind, (layout.shards, layout.tensor), mesh_dim_names=("shard", "tensor"))
+        self._data = _make_process_group(layout.rank_sets("data"), self.rank)
+        self._meshes = ShardingMeshes(
+            shard=mesh["shard"],
+            tensor=mesh["tensor"] if layout.tensor > 1 else None,
+            context=_make_process_group(layout.rank_sets("context"), self.rank) if layout.context > 1 else None,
+        )
 
-    def clear(self) -> None:
-        """Hold nothing."""
-        ...
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes files and publishes weights for all."""
+        return self.rank == 0
+
+    def make_policy(self, model: Any, settings: LocalSettings, *, adapters: bool = True) -> PolicyModel:
+        return ShardedPolicy(model, settings, self._meshes, adapters=adapters)
+
+    def make_critic(self, model: Any, settings: LocalSettings) -> CriticModel:
+        return ShardedCritic(model, settings, self._meshes)
+
+    def make_optimizer(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> Optimizer:
+        return ShardedOptimizer(parameters, settings, self._meshes.tensor)
+
+    def make_packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> list[TokenPack]:
+        """Return this rank's packs. All ranks get packs of similar size at the same time, so that none waits long."""
+        share, device, ways = settings.share_prompts, settings.device, self.layout.data
+        packs = pack_rows(rows, budget=settings.micro_batch_tokens, share=share, device=device)
+        if len(packs) < ways:
+            tokens = sum(pack.token_L.numel() for pack in packs)
+            packs = pack_rows(rows, budget=max(-(-tokens // ways), 1), share=share, device=device)
+        packs.sort(key=lambda pack: -pack.token_L.numel())
+        packs += [_make_empty_pack(device)] * (-len(packs) % ways)
+        return packs[self.coordinates.data :: ways]
+
+    def all_reduce(self, sums: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor]:
+        found = sums.to(self._device, copy=True), maxima.to(self._device, copy=True)
+        for numbers, operation in zip(found, (dist.ReduceOp.SUM, dist.ReduceOp.MAX), strict=True):
+            if numbers.numel():
+                dist.all_reduce(numbers, operation, group=self._data)
+        return found
+
+    def on_out_of_memory(self, failure: str) -> None:
+        raise TrainerError(
+            f"rank {self.rank} is out of memory ({failure}); a smaller per_device_train_batch_size of actor_train, "
+            "or more ranks, need less"
+        )
+
+
+def _make_process_group(sets: Sequence[Sequence[int]], rank: int) -> Any:
+    """Return the process group that `rank` is in. All ranks must create all groups."""
+    made = [(ranks, dist.new_group(list(ranks))) for ranks in sets]
+    return next(group for ranks, group in made if rank in ranks)
+
+
+def _make_empty_pack(device: str) -> TokenPack:
+    """Return a pack for a rank that has none left while others have."""
+    zero, empty = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(0, dtype=torch.long, device=device)
+    trees = (PromptTree(start=0, prefix=0, members=(1,)),)
+    return TokenPack(token_L=zero, position_L=zero, trees=trees, before_N=empty, chosen_N=empty, action_N=empty)
 
 
 class RankTrainer(LocalTrainer):
-    """Of a process that has met the others. Rank 0 has a store, the others a `weights.elsewhere.Elsewhere`."""
+    """The trainer of a process that has joined the others. Rank 0 has a store, the others a `NonPublishingStore`."""
 
-    def __init__(
-        self,
-        make_model: Callable[[], Any],
-        settings: LocalSettings,
-        store: ShardGatheringStore,
-        ranks: ShardedRankGroup,
-        *,
-        make_critic: Callable[[], Any] | None = None,
-        make_kl: Callable[[], KlController] | None = None,
-        tokenizer: Any = None,
-    ) -> None:
-        self._versions, self._ranks = store, ranks
-        super().__init__(
-            make_model, settings, store, make_critic=make_critic, make_kl=make_kl, tokenizer=tokenizer, team=ranks
-        )
-
-    def _hand_over(self, learner: LocalLearner) -> None:
+    def _publish_weights(self, learner: LocalLearner) -> None:
         policy = learner.policy
         assert isinstance(policy, ShardedPolicy)
-        self._versions.publish(learner.version, policy.shards(), policy.whole)
+        self._store.publish(learner.version, policy.shards(), policy.gather_weight)
 
-    def _write(self, learner: LocalLearner, directory: Path) -> None:
-        sharded_checkpoint.save_sharded_checkpoint(learner, directory, self._ranks, self._tokenizer)
+    def _save(self, learner: LocalLearner, directory: Path) -> None:
+        save_sharded_checkpoint(learner, directory, is_first=self._ranks.is_first, tokenizer=self._tokenizer)
 
-    def _read(self, learner: LocalLearner, directory: Path) -> None:
-        sharded_checkpoint.load_sharded_checkpoint(learner, directory, self._ranks)
+    def _load(self, learner: LocalLearner, directory: Path) -> None:
+        load_sharded_checkpoint(learner, directory)
 
     async def restart(self) -> None:
         raise TrainerCrashed("a rank cannot come back alone: all of them are started anew")

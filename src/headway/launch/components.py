@@ -38,7 +38,7 @@ from headway.trainers.base import Scorer, Trainer
 from headway.weights.base import WeightReceiver, WeightTransport
 
 if TYPE_CHECKING:
-    from headway.trainers.local import LocalTrainer
+    from headway.trainers.local import ThreadedTrainer
     from headway.weights.weight_store import WeightStore
 
 MAX_SLOTS: Mapping[Device, int] = {"cpu": 64, "cuda": 512}
@@ -341,8 +341,8 @@ def read_receiver_end(args: Mapping[str, Any], name: str) -> ReceiverEnd:
 
 
 def make_publishing_trainer(
-    args: Mapping[str, Any], make_trainer: Callable[[ComponentArgs, WeightStore], LocalTrainer]
-) -> LocalTrainer:
+    args: Mapping[str, Any], make_trainer: Callable[[ComponentArgs, WeightStore], ThreadedTrainer[Any]]
+) -> ThreadedTrainer[Any]:
     """Make a trainer that publishes its versions for other processes."""
     component, transport = read_child_args(args)
     resolved = component.load_config()

@@ -9,7 +9,7 @@ log-probabilities), `policy_update` (losses → gradients → weights).
 """
 
 from headway.trainers.local.local_scorers import LogpScorer, ReferenceScorer, ValueScorer
-from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.local_trainer import LocalTrainer, ThreadedTrainer
 from headway.trainers.local.settings import (
     LocalSettings,
     LoraSettings,
@@ -24,6 +24,7 @@ __all__ = [
     "LoraSettings",
     "OptimizerSettings",
     "ReferenceScorer",
+    "ThreadedTrainer",
     "ValueScorer",
     "make_local_settings",
 ]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from headway.config import simulation_config as costs
 from headway.environments.base import Observation, SingleTurnEnvironment
-from headway.flow.backends import Backends
+from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.monitor.events import SampleFinish, SampleStart
@@ -133,11 +133,13 @@ def measure(groups: int, group_size: int, steps: int, wait_s: float = 0.0) -> Ro
             eval_steps=0,
         )
         flow = AsyncTrainingFlow(
-            backends=backends(wait_s),
-            settings=settings,
-            events=EventLog(clock, RunMonitor(), concurrency),
-            run_dir=run_dir,
-            clock=clock,
+            trainer=RunContext(
+                backends=backends(wait_s),
+                settings=settings,
+                events=EventLog(clock, RunMonitor(), concurrency),
+                run_dir=run_dir,
+                clock=clock,
+            )
         )
         summary = await flow.run()
         assert summary.finished, summary.reason

@@ -24,6 +24,7 @@ from typing import Any
 from headway.config import ResolvedConfig, load_config
 from headway.config import simulation_config as costs
 from headway.environments.text_episode import TextEpisode
+from headway.flow.backends import RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.launch.components import PolicyInfo, TrainingComponents, make_backends
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
@@ -177,11 +178,13 @@ async def _played(resolved: ResolvedConfig, policy: PolicyInfo, run_dir: Path, w
     environments, clock = make_environment_pool(resolved, policy), asyncio.get_running_loop().time
     backends = make_backends(resolved, policy, components, make_episode_sources(resolved, policy), environments)
     flow = AsyncTrainingFlow(
-        backends=replace(backends, decode=_always),
-        settings=make_run_settings(resolved),
-        events=EventLog(clock, watch),
-        run_dir=run_dir,
-        clock=clock,
+        trainer=RunContext(
+            backends=replace(backends, decode=_always),
+            settings=make_run_settings(resolved),
+            events=EventLog(clock, watch),
+            run_dir=run_dir,
+            clock=clock,
+        )
     )
     try:
         summary = await flow.run()

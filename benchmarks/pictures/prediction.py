@@ -20,6 +20,7 @@ from headway.config.simulation_config import (
     SimulatedWeightsConfig,
     SimulationConfig,
 )
+from headway.flow.backends import RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.base import Reward
@@ -76,10 +77,12 @@ async def _play(
     backends = make_simulated_backends(scenario, FaultInjector((), engines=1))
     clock = asyncio.get_running_loop().time
     flow = AsyncTrainingFlow(
-        backends=replace(backends, reward=StepGate(scorer, samples) if row.serial else scorer),
-        settings=scenario.settings,
-        events=EventLog(clock, events.append),
-        run_dir=run_dir,
-        clock=clock,
+        trainer=RunContext(
+            backends=replace(backends, reward=StepGate(scorer, samples) if row.serial else scorer),
+            settings=scenario.settings,
+            events=EventLog(clock, events.append),
+            run_dir=run_dir,
+            clock=clock,
+        )
     )
     await flow.run()

@@ -7,7 +7,8 @@ register an entry for each name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
@@ -24,11 +25,14 @@ class Registry(Generic[T]):
         self.built_in = tuple(built_in)
         self._entries: dict[str, T] = {}
 
-    def register(self, name: str, entry: T) -> T:
+    def register(self, name: str, entry: T, *, replace: bool = False) -> T:
         """Add `entry` under `name` and return it. Raise `ConfigError` if the name has another entry already.
 
-        A definition that is executed again, as in a notebook, replaces its former self.
+        A definition that is executed again, as in a notebook, replaces its former self. `replace` allows any other.
         """
+        if replace:
+            self._entries[name] = entry
+            return entry
         module = _identify(entry)[0] or ""
         if name in self.built_in and module.split(".")[0] != "headway":
             raise ConfigError(f"is a built-in {self.kind}", key=self.kind, value=name, hint="choose another name")
@@ -42,6 +46,15 @@ class Registry(Generic[T]):
     def unregister(self, name: str) -> None:
         """Remove the entry of `name`, if there is one."""
         self._entries.pop(name, None)
+
+    @contextmanager
+    def isolate(self) -> Iterator[None]:
+        """Forget at the end of the block whatever was registered inside it."""
+        before = dict(self._entries)
+        try:
+            yield
+        finally:
+            self._entries = before
 
     def names(self) -> tuple[str, ...]:
         """Return every valid name: built-in names first, then registered ones in order of registration."""

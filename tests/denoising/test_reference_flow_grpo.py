@@ -24,7 +24,7 @@ from headway.denoising.denoising_engine import DenoisingEngine
 from headway.denoising.denoising_trainer import DenoisingTrainer
 from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
 from headway.engines.native import NativeSettings
-from headway.flow.backends import Backends
+from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.launch.environment_pool import SingleTurnPool
 from headway.monitor.event_log import EventLog, LoggedEvent
@@ -86,8 +86,7 @@ async def play(options: Any, run_dir: Path) -> tuple[list[Batch], list[dict[str,
     engines = [DenoisingEngine(f"engine/{n}", make_model, DENOISING, NativeSettings(slots=6)) for n in range(2)]
     batches, told = list[Batch](), list[LoggedEvent]()
     clock = asyncio.get_running_loop().time
-    flow = AsyncTrainingFlow(
-        backends=Backends(
+    flow = AsyncTrainingFlow(trainer=RunContext(backends=Backends(
             trainer=trainer,
             engines=engines,
             transport=InProcessTransport(),
@@ -95,8 +94,7 @@ async def play(options: Any, run_dir: Path) -> tuple[list[Batch], list[dict[str,
             environments=SingleTurnPool(),
             reward=Bright(),
             devices={"train": (0,), "generate": (1,)},
-        ),
-        settings=RunSettings(
+        ), settings=RunSettings(
             groups_per_step=options.prompts_per_step,
             group_size=options.group_size,
             max_steps=options.steps,
@@ -106,12 +104,7 @@ async def play(options: Any, run_dir: Path) -> tuple[list[Batch], list[dict[str,
             eval_steps=0,
             seed=0,
             sampling=SamplingParams(max_new_tokens=options.denoising_steps),
-        ),
-        events=EventLog(clock, told.append),
-        run_dir=run_dir,
-        clock=clock,
-        on_trained=lambda batch, trained: batches.append(batch),
-    )
+        ), events=EventLog(clock, told.append), run_dir=run_dir, clock=clock, on_trained=lambda batch, trained: batches.append(batch)))
     try:
         summary = await flow.run()
         assert summary.finished and summary.trained == options.steps, summary

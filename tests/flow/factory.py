@@ -173,8 +173,8 @@ class Scripted:
         number = self._episodes.get(task.position, 0)
         self._episodes[task.position] = number + 1
         lines = self._script.get(task.position, ())
-        line = lines[number] if number < len(lines) else self._otherwise
-        return ScriptedEnvironment(self, line if isinstance(line, tuple) else (line,))
+        pipeline = lines[number] if number < len(lines) else self._otherwise
+        return ScriptedEnvironment(self, pipeline if isinstance(pipeline, tuple) else (pipeline,))
 
     def use(self, flow: AsyncTrainingFlow) -> None:
         """Let a flow that has not started play in these."""
@@ -240,7 +240,7 @@ def make_line(
     backends = make_simulated_backends(scenario, injector)
     reliability = scenario.settings.reliability
     ledger = Ledger(run_dir / "ledger.sqlite")
-    line = Pipeline(
+    pipeline = Pipeline(
         settings=scenario.settings,
         backends=backends,
         events=log,
@@ -254,7 +254,7 @@ def make_line(
         checkpoint_dir=run_dir / "checkpoints",
         clock=clock,
     )
-    return line, events
+    return pipeline, events
 
 
 def audit(run_dir: Path) -> dict[str, int]:

@@ -84,7 +84,7 @@ def random_settings(rng: Rng) -> RunSettings:
     )
 
 
-def spread(rng: Rng, mean: float) -> DistributionConfig:
+def zero_variance(rng: Rng, mean: float) -> DistributionConfig:
     kind = pick(rng, "fixed", "gaussian", "lognormal")
     return DistributionConfig(kind=kind, mean=mean, std=mean * rng.random(), max=mean * 8)  # type: ignore[arg-type]
 
@@ -92,7 +92,7 @@ def spread(rng: Rng, mean: float) -> DistributionConfig:
 def random_simulation(rng: Rng) -> SimulationConfig:
     turns = pick(rng, 1, 1, 3)
     return SimulationConfig(
-        response_tokens=replace(spread(rng, 60.0), min=1),
+        response_tokens=replace(zero_variance(rng, 60.0), min=1),
         prompt_tokens=DistributionConfig(mean=20),
         engine=SimulatedEngineConfig(
             slots=rng.randrange(1, 9),
@@ -109,12 +109,12 @@ def random_simulation(rng: Rng) -> SimulationConfig:
         weights=SimulatedWeightsConfig(buckets=3, gather_s=0.1, send_s=rng.random(), load_s=0.2, flip_s=0.01),
         environment=SimulatedEnvironmentConfig(
             turns=DistributionConfig(mean=float(turns)),  # type: ignore[arg-type]
-            step_s=spread(rng, 0.5 * rng.random()),
+            step_s=zero_variance(rng, 0.5 * rng.random()),
             failure_probability=pick(rng, 0.0, 0.0, 0.05),  # type: ignore[arg-type]
             hang_probability=pick(rng, 0.0, 0.0, 0.01),  # type: ignore[arg-type]
         ),
         reward=SimulatedRewardConfig(
-            latency_s=spread(rng, 0.5 * rng.random()),
+            latency_s=zero_variance(rng, 0.5 * rng.random()),
             zero_variance_share=pick(rng, 0.0, 0.2),  # type: ignore[arg-type]
             failure_probability=pick(rng, 0.0, 0.0, 0.1),  # type: ignore[arg-type]
         ),
@@ -155,7 +155,7 @@ def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:
         simulation=replace(simulation, faults=broken, changes=random_changes(elastic)),
         train_devices=infer if colocated else (0, 1),
         infer_devices=infer,
-        lend=not colocated and elastic.random() < 0.4,
+        lend_devices=not colocated and elastic.random() < 0.4,
         seed=seed,
         tasks=None if rng.random() < 0.8 else 30,
     )
@@ -249,17 +249,17 @@ def check_ends(events: list[LoggedEvent]) -> None:
 
 def check_slots(flow: AsyncTrainingFlow) -> None:
     """No slot is held by anything but a group that is still wanted, and nothing is left behind."""
-    line = flow.line
-    assert line is not None
-    assert line.headway.flying == sum(t.place == "flying" for t in line.headway.tickets.values())
-    assert line.headway.ready_count == sum(t.place == "ready" for t in line.headway.tickets.values())
-    assert line.headway.flying >= 0 <= line.headway.ready_count
-    for ticket in line.headway.tickets.values():
-        waits_to_be_served = ticket.place == "trained" and ticket.made > line.headway.served
-        assert ticket.is_live or waits_to_be_served or ticket.place == "training", f"{ticket.number}: {ticket.place}"
-    assert not line.hub._router._sessions, "sessions are forgotten"
-    assert not line.hub._router.paused, "no lane stays paused"
-    for replica in line.hub.replicas:
+    pipeline = flow.pipeline
+    assert pipeline is not None
+    assert pipeline.headway.in_flight == sum(t.state == "flying" for t in pipeline.headway.group_slots.values())
+    assert pipeline.headway.ready_count == sum(t.state == "ready" for t in pipeline.headway.group_slots.values())
+    assert pipeline.headway.in_flight >= 0 <= pipeline.headway.ready_count
+    for slot in pipeline.headway.group_slots.values():
+        waits_to_be_served = slot.state == "trained" and slot.made > pipeline.headway.served
+        assert slot.is_live or waits_to_be_served or slot.state == "training", f"{slot.number}: {slot.state}"
+    assert not pipeline.hub._router._sessions, "sessions are forgotten"
+    assert not pipeline.hub._router.paused, "no lane stays paused"
+    for replica in pipeline.hub.replicas:
         assert not replica.inflight and not len(replica.bound), replica.name
-        assert replica.holds == int(line.hub._halted), f"{replica.name} is held {replica.holds} times"
-    assert set(line.loop.runs) <= set(line.headway.tickets), "runs of groups that are gone"
+        assert replica.holds == int(pipeline.hub._halted), f"{replica.name} is held {replica.holds} times"
+    assert set(pipeline.loop.runs) <= set(pipeline.headway.group_slots), "runs of groups that are gone"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headway.config import StageConfig
 from headway.config import load_config
 from headway.config.simulation_config import (
     DistributionConfig,
@@ -20,6 +21,7 @@ from headway.config.simulation_config import (
 from headway.errors import ConfigError, InvariantBroken
 from headway.flow.stage import Stage, register_stage
 from headway.flow.staleness_policies import STALENESS_POLICIES, CandidateGroup, DropPolicy, SchedulerSnapshot
+from headway.flow.backends import RunContext
 from headway.flow.training_flow import ROLES, AsyncTrainingFlow
 from headway.monitor.event_log import EventLog, LoggedEvent, encode_event
 from headway.settings import make_run_settings
@@ -142,14 +144,7 @@ def test_a_switch_makes_any_run_synchronous(tmp_path: Path) -> None:
 
 def make_flow(scenario: Scenario, *, engines: bool = True, **how: Any) -> AsyncTrainingFlow:
     backends = make_simulated_backends(scenario, FaultInjector())
-    return AsyncTrainingFlow(
-        backends=backends if engines else replace(backends, engines=()),
-        settings=scenario.settings,
-        events=EventLog(lambda: 0.0),
-        run_dir=Path(),
-        clock=lambda: 0.0,
-        **how,
-    )
+    return AsyncTrainingFlow(trainer=RunContext(backends=backends if engines else replace(backends, engines=()), settings=scenario.settings, events=EventLog(lambda: 0.0), run_dir=Path(), clock=lambda: 0.0, **how))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +257,7 @@ def test_a_sample_that_spans_updates_says_which_version_made_what_and_the_counts
                 return item
 
         scenario = make_scenario(
-            groups_per_step=1, async_generation_ratio=3, max_steps=5, world={"insert": {"witness": "reward"}}
+            groups_per_step=1, async_generation_ratio=3, max_steps=5, world={"stages": (StageConfig(name="witness", after="reward"),)}
         )
         play_through(scenario, tmp_path, prepare=Scripted({0: [350]}).use)
     long = next(group.samples[0] for group in groups if group.group_id == 0)

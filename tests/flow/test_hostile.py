@@ -146,8 +146,8 @@ def test_a_clean_stop_and_a_resume_give_up_no_group(tmp_path: Path) -> None:
         asyncio.get_running_loop().call_later(8.7, flow.stop)
 
     environment = SimulatedEnvironmentConfig(turns=DistributionConfig(mean=3.0), step_s=DistributionConfig(mean=0.5))
-    spread = DistributionConfig(kind="lognormal", mean=60, std=40, min=1, max=400)
-    costs = make_costs(environment=environment, response_tokens=spread)
+    zero_variance = DistributionConfig(kind="lognormal", mean=60, std=40, min=1, max=400)
+    costs = make_costs(environment=environment, response_tokens=zero_variance)
     scenario = make_scenario(
         engines=2, costs=costs, groups_per_step=4, group_size=4, max_steps=8, async_generation_ratio=1.0, save_steps=1
     )
@@ -296,20 +296,20 @@ def test_a_replica_that_comes_back_just_as_the_devices_are_given_back_decodes(tm
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
-            line, _ = make_line(make_scenario(), tmp_path, tasks=tasks)
-            replica = line.hub.replicas[0]
+            pipeline, _ = make_line(make_scenario(), tmp_path, tasks=tasks)
+            replica = pipeline.hub.replicas[0]
             replica.engine = SlowToPause(replica.name, make_engine_cost())
-            await line.updater.push(0, [replica])
-            line.hub.fail(replica, EngineCrashed("just so"))
-            await line.hub.halt_engines()
+            await pipeline.updater.push(0, [replica])
+            pipeline.hub.fail(replica, EngineCrashed("just so"))
+            await pipeline.hub.halt_engines()
             await pausing.wait()  # it is back, and finds that it is to stand still
-            await line.hub.continue_engines()
+            await pipeline.hub.continue_engines()
             await asyncio.sleep(1.0)
             assert replica.health == "up"
             began_s = asyncio.get_running_loop().time()
-            await line.hub.generate(request("a", 10), Progress())
+            await pipeline.hub.generate(request("a", 10), Progress())
             assert asyncio.get_running_loop().time() == pytest.approx(began_s + 0.1)
-            line.books.ledger.close()
+            pipeline.recorder.ledger.close()
 
     pausing = asyncio.Event()
     run_on_virtual_clock(main(), max_time_s=100)

@@ -23,12 +23,12 @@ LENT = "engine/lent-0"
 SPREAD = DistributionConfig(kind="gaussian", mean=100, std=40, min=1)
 
 
-def make_world(*faults: FaultConfig, lend: bool = True, **costs: Any) -> Scenario:
+def make_world(*faults: FaultConfig, lend_devices: bool = True, **costs: Any) -> Scenario:
     """Sixteen answers of a second in two slots: the trainer, which needs a second for a step, waits for seven."""
     weights = SimulatedWeightsConfig(buckets=2, send_s=0.2, load_s=0.1)
     made = make_costs(engine=make_engine_cost(slots=2), weights=weights, **costs)
     settings = {"groups_per_step": 16, "async_generation_ratio": 1, "max_steps": 6}
-    return make_scenario(*faults, engines=1, costs=made, world={"lend": lend}, **settings)
+    return make_scenario(*faults, engines=1, costs=made, world={"lend": lend_devices}, **settings)
 
 
 def step_s(played: Played) -> float:
@@ -37,7 +37,7 @@ def step_s(played: Played) -> float:
 
 
 def test_a_trainer_that_waits_makes_the_run_faster(tmp_path: Path) -> None:
-    alone = play_through(make_world(lend=False), tmp_path / "alone")
+    alone = play_through(make_world(lend_devices=False), tmp_path / "alone")
     lent = play_through(make_world(), tmp_path / "lent")
     assert alone.summary.finished and lent.summary.finished
     assert step_s(alone) == pytest.approx(8.0, abs=0.5)
@@ -79,9 +79,9 @@ def test_what_it_serves_when_it_comes_back_is_never_older_than_what_was_served(t
     served: list[int] = []
 
     def follow(event: Any) -> None:
-        line = flows[0].line
-        if line is not None and line.headway.served >= 0:
-            served.append(line.headway.served)
+        pipeline = flows[0].pipeline
+        if pipeline is not None and pipeline.headway.served >= 0:
+            served.append(pipeline.headway.served)
 
     flows: list[Any] = []
     played = play_through(world, tmp_path, prepare=flows.append, on_event=follow)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headway.config import StageConfig
 from headway.config.simulation_config import DistributionConfig, SimulatedScorerConfig
 from headway.errors import ConfigError
 from headway.flow import stage as stage_module
@@ -109,7 +110,7 @@ def test_a_stage_that_breaks_ends_the_run_with_its_error_and_everything_saved(tm
                 raise ZeroDivisionError("the user's own bug")
             return item
 
-    scenario = make_scenario(max_steps=9, world={"insert": {"broken": "reward"}})
+    scenario = make_scenario(max_steps=9, world={"stages": (StageConfig(name="broken", after="reward"),)})
     flows: list[AsyncTrainingFlow] = []
     with pytest.raises(ZeroDivisionError, match="the user's own bug"):
         play_through(scenario, tmp_path, prepare=flows.append)

@@ -22,7 +22,7 @@ from torch import Tensor
 from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import LossSettings
 from headway.engines.native import NativeEngine, NativeSettings
-from headway.flow.backends import Backends
+from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.launch.environment_pool import SingleTurnPool
 from headway.monitor.event_log import EventLog, LoggedEvent
@@ -131,8 +131,7 @@ async def play(
     engines = [engine_of(reference, options, f"engine/{number}") for number in range(2)]
     batches, told = list[Batch](), list[LoggedEvent]()
     clock = asyncio.get_running_loop().time
-    flow = AsyncTrainingFlow(
-        backends=Backends(
+    flow = AsyncTrainingFlow(trainer=RunContext(backends=Backends(
             trainer=trainer,
             engines=engines,
             transport=InProcessTransport(),
@@ -141,8 +140,7 @@ async def play(
             reward=judge_of(reference, options),
             decode=decode,
             devices={"train": (0,), "generate": (1,)},
-        ),
-        settings=RunSettings(
+        ), settings=RunSettings(
             groups_per_step=options.prompts_per_step,
             group_size=options.group_size,
             max_steps=options.steps,
@@ -152,12 +150,7 @@ async def play(
             eval_steps=0,
             sampling=SamplingParams(max_new_tokens=options.answer_length, temperature=options.temperature),
             seed=options.seed,
-        ),
-        events=EventLog(clock, told.append),
-        run_dir=run_dir,
-        clock=clock,
-        on_trained=lambda batch, trained: batches.append(batch),
-    )
+        ), events=EventLog(clock, told.append), run_dir=run_dir, clock=clock, on_trained=lambda batch, trained: batches.append(batch)))
     try:
         summary = await flow.run()
         assert summary.finished and summary.trained == options.steps, summary

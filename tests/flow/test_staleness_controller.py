@@ -16,13 +16,13 @@ from tests.flow.factory import make_sample_group, make_settings
 
 def make_headway(*, served: int = 0, trained: int = 0, **settings: Any) -> tuple[Headway, list[tuple[int, DropReason]]]:
     """A controller, and what it has let go so far."""
-    headway, evicted = Headway(make_settings(**settings), trained=trained), []
+    evicted: list[tuple[int, DropReason]] = []
 
-    def on_evict(ticket: GroupSlot, reason: DropReason) -> None:
-        evicted.append((ticket.number, reason))
-        headway.drop(ticket)
+    def on_evict(slot: GroupSlot, reason: DropReason) -> None:
+        evicted.append((slot.number, reason))
+        headway.drop(slot)
 
-    headway.on_evict = on_evict
+    headway = Headway(make_settings(**settings), trained=trained, on_evict=on_evict)
     headway.serve(served)
     return headway, evicted
 
@@ -31,7 +31,7 @@ def start_all(headway: Headway) -> list[GroupSlot]:
     """As many groups as may start now."""
     opened = []
     while headway.may_start():
-        number = max(headway.tickets, default=-1) + 1
+        number = max(headway.group_slots, default=-1) + 1
         opened.append(headway.open(number, Task(position=number)))
     return opened
 
@@ -40,14 +40,14 @@ def start(headway: Headway, number: int) -> GroupSlot:
     return headway.open(number, Task(position=number))
 
 
-def make_ready(headway: Headway, *tickets: GroupSlot, version: int = 0) -> list[GroupSlot]:
-    for ticket in tickets:
-        headway.ready(make_sample_group(ticket.number, version))
-    return list(tickets)
+def make_ready(headway: Headway, *group_slots: GroupSlot, version: int = 0) -> list[GroupSlot]:
+    for slot in group_slots:
+        headway.mark_ready(make_sample_group(slot.number, version))
+    return list(group_slots)
 
 
 def train_step(headway: Headway) -> list[GroupSlot]:
-    batch = headway.choose()
+    batch = headway.choose_batch()
     assert batch is not None
     headway.begin_step(batch)
     headway.end_step(batch)
@@ -59,13 +59,13 @@ def train_step(headway: Headway) -> list[GroupSlot]:
 
 def test_a_slot_is_taken_on_start_and_kept_until_the_group_is_trained_and_served() -> None:
     headway, _ = make_headway(groups_per_step=1)
-    (ticket,) = start_all(headway)
+    (slot,) = start_all(headway)
     assert headway.outstanding == 1 and not headway.may_start()
-    make_ready(headway, ticket)
+    make_ready(headway, slot)
     assert headway.outstanding == 1
-    headway.begin_step([ticket])
+    headway.begin_step([slot])
     assert headway.outstanding == 1
-    headway.end_step([ticket])
+    headway.end_step([slot])
     assert headway.outstanding == 1 and not headway.may_start(), "trained, but its weights are not served"
     headway.serve(1)
     assert headway.outstanding == 0 and headway.may_start()
@@ -89,7 +89,7 @@ def test_a_dropped_group_gives_its_slot_back_at_once() -> None:
     headway.drop(first)
     make_ready(headway, second)
     headway.drop(second)
-    assert headway.outstanding == headway.flying == headway.ready_count == 0
+    assert headway.outstanding == headway.in_flight == headway.ready_count == 0
 
 
 @pytest.mark.parametrize(
@@ -116,18 +116,18 @@ def test_as_many_groups_start_as_depth_and_spares_allow(
 
 def test_the_fraction_of_alpha_adds_racing_groups_and_no_staleness() -> None:
     headway, evicted = make_headway(groups_per_step=2, async_generation_ratio=0.5)
-    tickets = start_all(headway)
-    assert len(tickets) == 3 and headway.settings.bound == 0
-    make_ready(headway, *tickets[:2])
+    group_slots = start_all(headway)
+    assert len(group_slots) == 3 and headway.settings.bound == 0
+    make_ready(headway, *group_slots[:2])
     train_step(headway)
     assert [number for number, _ in evicted] == [2], "of version 0, it cannot be trained at 1"
 
 
 def test_a_depth_below_the_bound_leaves_the_bound_as_it_is() -> None:
     headway, evicted = make_headway(groups_per_step=1, async_generation_ratio=2, pipeline_depth=0, trained=2, served=2)
-    (ticket,) = start_all(headway)
-    make_ready(headway, ticket, version=0)
-    assert evicted == [] and headway.choose() == [ticket]
+    (slot,) = start_all(headway)
+    make_ready(headway, slot, version=0)
+    assert evicted == [] and headway.choose_batch() == [slot]
 
 
 @pytest.mark.parametrize("depth", [-0.1, 1.1])
@@ -145,7 +145,7 @@ def test_freshness_is_judged_against_trained_and_not_against_served() -> None:
     make_ready(headway, stale, version=1)  # no lag at all behind what is served
     make_ready(headway, fresh, version=2)
     assert evicted == [(0, DropReason.STALE_IN_FLIGHT)]
-    assert headway.choose() == [fresh]
+    assert headway.choose_batch() == [fresh]
 
 
 def test_nothing_starts_on_weights_that_are_too_old_already() -> None:
@@ -182,7 +182,7 @@ def test_whatever_a_policy_chose_a_stale_group_is_refused_at_the_moment_of_consu
     headway, _ = make_headway(groups_per_step=1, async_generation_ratio=1, trained=2, served=2)
     headway.policy = TakesAnything()  # type: ignore[assignment]
     make_ready(headway, start(headway, 0), version=0)
-    batch = headway.choose()
+    batch = headway.choose_batch()
     assert batch is not None
     with pytest.raises(
         InvariantBroken, match=r"group 0 \(ready\) of versions 0 to 0 has lag 2 at trained = 2, alpha = 1"
@@ -194,16 +194,16 @@ def test_whatever_a_policy_chose_a_stale_group_is_refused_at_the_moment_of_consu
 def test_whatever_a_policy_chose_a_group_that_is_not_ready_is_refused() -> None:
     headway, _ = make_headway(groups_per_step=1)
     headway.policy = TakesAnything()  # type: ignore[assignment]
-    ticket = start(headway, 0)
+    slot = start(headway, 0)
     with pytest.raises(InvariantBroken, match=r"group 0 \(flying\)"):
-        headway.begin_step([ticket])
+        headway.begin_step([slot])
 
 
 def test_what_was_made_by_weights_that_do_not_exist_is_refused() -> None:
     headway, _ = make_headway(groups_per_step=1, async_generation_ratio=1)
-    (ticket,) = make_ready(headway, start(headway, 0), version=1)
+    (slot,) = make_ready(headway, start(headway, 0), version=1)
     with pytest.raises(InvariantBroken, match="versions 1 to 1"):
-        headway.begin_step([ticket])
+        headway.begin_step([slot])
 
 
 def test_one_step_at_a_time() -> None:
@@ -216,10 +216,10 @@ def test_one_step_at_a_time() -> None:
 
 def test_a_group_in_training_cannot_be_dropped() -> None:
     headway, _ = make_headway(groups_per_step=1)
-    (ticket,) = make_ready(headway, *start_all(headway))
-    headway.begin_step([ticket])
+    (slot,) = make_ready(headway, *start_all(headway))
+    headway.begin_step([slot])
     with pytest.raises(InvariantBroken, match="dropped while training"):
-        headway.drop(ticket)
+        headway.drop(slot)
 
 
 # -- letting go
@@ -227,24 +227,24 @@ def test_a_group_in_training_cannot_be_dropped() -> None:
 
 def test_the_moment_a_batch_is_chosen_whatever_can_be_in_no_later_one_is_let_go() -> None:
     headway, evicted = make_headway(groups_per_step=1, async_generation_ratio=1, pipeline_depth=1, additional_groups=3)
-    trained, waiting, flying, late = start_all(headway)[:4]
+    trained, waiting, in_flight, late = start_all(headway)[:4]
     make_ready(headway, trained, waiting)
     train_step(headway)
     headway.serve(1)
     make_ready(headway, start(headway, 10), version=1)
     assert evicted == []
-    headway.begin_step(headway.choose() or [])  # at trained = 1: the next one is at 2
-    assert sorted(number for number, _ in evicted) == [waiting.number, flying.number, late.number, 4]
+    headway.begin_step(headway.choose_batch() or [])  # at trained = 1: the next one is at 2
+    assert sorted(number for number, _ in evicted) == [waiting.number, in_flight.number, late.number, 4]
 
 
 def test_the_reason_says_where_the_group_was_and_whether_it_was_a_spare() -> None:
     headway, evicted = make_headway(groups_per_step=3, additional_groups=1)
-    flying, queued, first, spare = start_all(headway)
+    in_flight, queued, first, spare = start_all(headway)
     queued.finished_at = 0
     make_ready(headway, first, queued, start(headway, 8), start(headway, 9))
-    headway.begin_step([first, headway.tickets[8], headway.tickets[9]])
+    headway.begin_step([first, headway.group_slots[8], headway.group_slots[9]])
     assert evicted == [
-        (flying.number, DropReason.STALE_IN_FLIGHT),
+        (in_flight.number, DropReason.STALE_IN_FLIGHT),
         (queued.number, DropReason.STALE_IN_QUEUE),
         (spare.number, DropReason.SURPLUS_GROUP),
     ]
@@ -254,7 +254,7 @@ def test_what_flies_is_asked_how_old_it_is() -> None:
     headway, evicted = make_headway(groups_per_step=1, async_generation_ratio=0, additional_groups=1, trained=0)
     batch = make_ready(headway, start(headway, 0))
     late = start(headway, 1)
-    late.watch(lambda: 1)  # its members have not begun and will be made by the next version
+    late.track_oldest(lambda: 1)  # its members have not begun and will be made by the next version
     headway.begin_step(batch)
     assert evicted == []
 
@@ -264,8 +264,8 @@ def test_what_flies_is_asked_how_old_it_is() -> None:
 
 def test_a_degraded_run_starts_nothing_ahead_but_keeps_what_is_in_the_line() -> None:
     headway, evicted = make_headway(groups_per_step=2, async_generation_ratio=2, additional_groups=1)
-    tickets = make_ready(headway, *start_all(headway))
-    assert len(tickets) == 7
+    group_slots = make_ready(headway, *start_all(headway))
+    assert len(group_slots) == 7
     headway.degraded = True
     assert headway.slots == 3 and not headway.may_start()
     train_step(headway)
@@ -291,6 +291,6 @@ def test_nothing_starts_while_paused_or_before_anything_is_served() -> None:
 def test_a_run_about_to_stop_starts_nothing_and_chooses_no_further_batch() -> None:
     headway, _ = make_headway(groups_per_step=1, async_generation_ratio=1)
     make_ready(headway, start(headway, 0))
-    assert headway.may_start() and headway.choose()
+    assert headway.may_start() and headway.choose_batch()
     headway.stopping = True
-    assert not headway.may_start() and headway.choose() is None
+    assert not headway.may_start() and headway.choose_batch() is None

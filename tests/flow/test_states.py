@@ -51,7 +51,7 @@ def may(old: S, new: S) -> bool:
 @pytest.mark.parametrize(("old", "new"), [change for change in EVERY_CHANGE if may(*change)], ids=str)
 def test_a_legal_change_is_made_and_reported(old: S, new: S) -> None:
     stage, events = make_stage(old)
-    stage.to(new)
+    stage.change_state(new)
     assert stage.state is new
     assert [(event.kind, event.who, event.data) for event in events] == [
         ("state", "any", {"old": str(old), "new": str(new)})
@@ -62,7 +62,7 @@ def test_a_legal_change_is_made_and_reported(old: S, new: S) -> None:
 def test_an_illegal_change_is_refused_and_changes_nothing(old: S, new: S) -> None:
     stage, events = make_stage(old)
     with pytest.raises(IllegalTransition, match=f"any: {old} → {new}"):
-        stage.to(new)
+        stage.change_state(new)
     assert stage.state is old
     assert events == []
 
@@ -70,7 +70,7 @@ def test_an_illegal_change_is_refused_and_changes_nothing(old: S, new: S) -> Non
 @pytest.mark.parametrize("state", S, ids=str)
 def test_staying_where_one_is_says_nothing(state: S) -> None:
     stage, events = make_stage(state)
-    stage.to(state)
+    stage.change_state(state)
     assert stage.state is state and events == []
 
 

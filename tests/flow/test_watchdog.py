@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.config import StageConfig
 from headway.config.simulation_config import FaultConfig
 from headway.errors import Deadlock
 from headway.flow.channel import Channel
@@ -33,14 +34,14 @@ def register_stuck() -> None:
 
         async def process(self, item: SampleGroup) -> SampleGroup:
             if item.group_id >= 2:
-                with self.line.waits.waiting(self.role, "an answer from the oracle", "oracle"):
+                with self.pipeline.waits.waiting(self.role, "an answer from the oracle", "oracle"):
                     await asyncio.get_running_loop().create_future()
             return item
 
 
 def test_a_stage_that_never_finishes_is_named_in_the_graph_and_the_run_stopped_cleanly(tmp_path: Path) -> None:
     register_stuck()
-    played = play_through(make_scenario(max_steps=9, world={"insert": {"stuck": "reward"}}), tmp_path)
+    played = play_through(make_scenario(max_steps=9, world={"stages": (StageConfig(name="stuck", after="reward"),)}), tmp_path)
     stalls = played.of("stall")
     assert len(stalls) == STALL_WARNINGS
     last_move = max(event.time_s for event in played.events if type(event.event) in PROGRESS_EVENTS - {CheckpointSave})
@@ -59,7 +60,7 @@ def test_a_stage_that_never_finishes_is_named_in_the_graph_and_the_run_stopped_c
 
 def test_what_a_stalled_run_saved_is_trained_when_the_cause_is_gone(tmp_path: Path) -> None:
     register_stuck()
-    play_through(make_scenario(max_steps=4, world={"insert": {"stuck": "reward"}}), tmp_path)
+    play_through(make_scenario(max_steps=4, world={"stages": (StageConfig(name="stuck", after="reward"),)}), tmp_path)
     played = play_through(make_scenario(max_steps=4), tmp_path)
     assert played.summary.finished and len(played.of("sample.reopen")) == 2
     assert audit(tmp_path)["trained"] == 8
@@ -81,7 +82,7 @@ def test_a_stall_that_ends_is_only_reported(tmp_path: Path) -> None:
                 await asyncio.sleep(3.5 * RELIABILITY.stall_timeout_s)
             return item
 
-    played = play_through(make_scenario(world={"insert": {"slow": "reward"}}), tmp_path)
+    played = play_through(make_scenario(world={"stages": (StageConfig(name="slow", after="reward"),)}), tmp_path)
     assert played.summary.finished and 0 < len(played.of("stall")) < STALL_WARNINGS
 
 
@@ -98,9 +99,11 @@ def test_progress_counts_what_means_that_the_run_gets_somewhere() -> None:
 def test_on_the_virtual_clock_a_deadlock_is_an_error_at_once_with_the_graph(tmp_path: Path) -> None:
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
-            line, _ = make_line(make_scenario(costs=make_costs()), tmp_path, tasks=tasks)
-            asyncio.get_running_loop().describe = line.waits.describe  # type: ignore[attr-defined]
-            channel = Channel("reward → train", SampleGroup, 1, producer="reward", consumer="train", waits=line.waits)
+            pipeline, _ = make_line(make_scenario(costs=make_costs()), tmp_path, tasks=tasks)
+            asyncio.get_running_loop().describe = pipeline.waits.describe  # type: ignore[attr-defined]
+            channel = Channel(
+                "reward → train", SampleGroup, 1, producer="reward", consumer="train", waits=pipeline.waits
+            )
             tasks.create_task(channel.receive())
 
     with pytest.raises(Deadlock, match="train waits for reward: an item in reward → train"):

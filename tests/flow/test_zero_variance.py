@@ -18,8 +18,8 @@ from tests.flow.test_checkpoint import last_checkpoint
 class Judge:
     """Only groups of these numbers have spread."""
 
-    def __init__(self, *spread: int) -> None:
-        self._spread = spread
+    def __init__(self, *zero_variance: int) -> None:
+        self._spread = zero_variance
 
     async def score(self, episode: Episode) -> Score:
         group, member = episode.sample_id.split(".")
@@ -67,8 +67,8 @@ def test_one_step_costs_no_more_than_its_batches(most: int, replaced: int, tmp_p
 
 
 def test_without_a_bound_or_a_filter_nothing_is_filled(tmp_path: Path) -> None:
-    spread = tuple(range(30, 34))
-    played = play_judged(Judge(*spread), tmp_path / "unbounded", max_num_gen_batches=0)
+    zero_variance = tuple(range(30, 34))
+    played = play_judged(Judge(*zero_variance), tmp_path / "unbounded", max_num_gen_batches=0)
     assert batches(played) == [[30, 31], [32, 33]] and told(played) == [(30, 0), (0, 0)]
     unfiltered = play_judged(Judge(), tmp_path / "unfiltered", filter_zero_variance=False, max_num_gen_batches=2)
     assert batches(unfiltered) == [[0, 1], [2, 3]] and "replaced" not in unfiltered.first("step.end").data
@@ -107,16 +107,16 @@ def test_ahead_of_a_slow_trainer_the_bound_holds_and_every_batch_is_full(
 
 
 def test_while_a_full_batch_is_ready_or_on_its_way_nothing_is_filled() -> None:
-    spread = ZeroVarianceFilter(make_settings(max_num_gen_batches=1))
-    assert not spread.wants(1, ready=2), "nobody waits"
-    assert spread.wants(2, ready=1)
-    assert not spread.wants(3, ready=1), "the other is on its way"
-    spread.forget(2)
-    assert spread.wants(4, ready=1), "it did not get there"
-    spread.arrived(4)
-    assert not spread.wants(5, ready=2)
-    assert spread.take([0, 4]) == {"replaced": 3, "filled": 1}
-    assert spread.take([]) == {"replaced": 0, "filled": 0}
+    zero_variance = ZeroVarianceFilter(make_settings(max_num_gen_batches=1))
+    assert not zero_variance.keep(1, ready=2), "nobody waits"
+    assert zero_variance.keep(2, ready=1)
+    assert not zero_variance.keep(3, ready=1), "the other is on its way"
+    zero_variance.forget(2)
+    assert zero_variance.keep(4, ready=1), "it did not get there"
+    zero_variance.arrived(4)
+    assert not zero_variance.keep(5, ready=2)
+    assert zero_variance.take([0, 4]) == {"replaced": 3, "filled": 1}
+    assert zero_variance.take([]) == {"replaced": 0, "filled": 0}
 
 
 def test_a_filled_step_is_gone_back_to_like_any_other(tmp_path: Path) -> None:

@@ -126,16 +126,16 @@ class Witness:
         engine.generate = watched  # type: ignore[method-assign]
 
     def check_engines_stand_still(self) -> None:
-        assert self.flow is not None and self.flow.line is not None
-        for replica in self.flow.line.hub.replicas:
+        assert self.flow is not None and self.flow.pipeline is not None
+        for replica in self.flow.pipeline.hub.replicas:
             engine = replica.engine
             assert isinstance(engine, SimulatedEngine)
             dead = replica.health != "up" or replica.version < 0  # perhaps nobody has noticed yet
             assert dead or engine._holds, f"{engine.name} decodes while its devices train"
 
     def check_lent_engines_are_empty(self) -> None:
-        assert self.flow is not None and self.flow.line is not None
-        for replica in self.flow.line.hub.replicas:
+        assert self.flow is not None and self.flow.pipeline is not None
+        for replica in self.flow.pipeline.hub.replicas:
             engine = replica.engine
             assert isinstance(engine, SimulatedEngine)
             if replica.lent and replica.health == "up":
@@ -161,15 +161,15 @@ class Witness:
 
     def check_slots(self) -> None:
         """A group starts only into a free slot: trained and not yet served is not free."""
-        assert self.flow is not None and self.flow.line is not None
+        assert self.flow is not None and self.flow.pipeline is not None
         settings, taken = self.settings, len(self.slots_taken)
         slots = floor((1 + settings.depth) * settings.groups_per_step + 1e-9) + settings.additional_groups
         assert taken <= slots, f"{taken} groups in {slots} slots"
 
     def free_slots(self) -> None:
         """What was trained and is served frees its slot for good, also if the engine dies later."""
-        line = self.flow.line if self.flow is not None else None
-        served = -1 if line is None else max(line.hub.served, line.headway.served)
+        pipeline = self.flow.pipeline if self.flow is not None else None
+        served = -1 if pipeline is None else max(pipeline.hub.served, pipeline.headway.served)
         for group in [group for group, made in self.slots_taken.items() if made is not None and made <= served]:
             del self.slots_taken[group]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.config import load_config
-from headway.flow.backends import Backends
+from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.launch.components import LaunchContext
 from headway.launch.environment_pool import make_chat_template
@@ -80,12 +80,14 @@ async def train(
     )
     clock = asyncio.get_running_loop().time
     flow = AsyncTrainingFlow(
-        backends=backends,
-        settings=make_run_settings(resolved),
-        events=EventLog(clock, events.append),
-        run_dir=directory,
-        clock=clock,
-        on_trained=lambda batch, trained: batches.append(batch),
+        trainer=RunContext(
+            backends=backends,
+            settings=make_run_settings(resolved),
+            events=EventLog(clock, events.append),
+            run_dir=directory,
+            clock=clock,
+            on_trained=lambda batch, trained: batches.append(batch),
+        )
     )
     try:
         await components.start()

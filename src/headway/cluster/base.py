@@ -26,25 +26,31 @@ class ResourceLock:
         self.name = name
         self.owner = ""
         """Who holds it now; empty: nobody."""
-        self.on_busy: Callable[[], Awaitable[None]] | None = None
-        """Awaited when it goes from free to held: whoever else uses the devices steps aside."""
-        self.on_free: Callable[[], Awaitable[None]] | None = None
+        self._when_held: Callable[[], Awaitable[None]] | None = None
+        self._when_free: Callable[[], Awaitable[None]] | None = None
         self._since_s = 0.0
         self._line: deque[asyncio.Future[None]] = deque()
         self._waits, self._clock = waits, clock
+
+    def call_when_held(
+        self, when_held: Callable[[], Awaitable[None]], *, when_free: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Await `when_held` whenever the lock is taken, so that other users of the devices step aside, and `when_free`
+        whenever it is released and nobody waits for it."""
+        self._when_held, self._when_free = when_held, when_free
 
     @asynccontextmanager
     async def hold(self, owner: str, timeout_s: float) -> AsyncIterator[None]:
         """Held for the length of the block. Raises `LockTimeout` when it is not to be had in `timeout_s`."""
         await self._acquire(owner, timeout_s)
         try:
-            if self.on_busy is not None:
-                await self.on_busy()
+            if self._when_held is not None:
+                await self._when_held()
             yield
         finally:
             try:
-                if self.on_free is not None and all(turn.done() for turn in self._line):
-                    await self.on_free()
+                if self._when_free is not None and all(turn.done() for turn in self._line):
+                    await self._when_free()
             finally:
                 self._release()
 

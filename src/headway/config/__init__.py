@@ -16,6 +16,7 @@ from headway.config.config_blocks import (
     ImportanceWeightConfig,
     RatioFilterConfig,
     ReliabilityConfig,
+    StageConfig,
     TrainInferCorrectionConfig,
 )
 from headway.config.config_loading import load_config
@@ -60,6 +61,7 @@ __all__ = [
     "RolloutRoleConfig",
     "ScoringRoleConfig",
     "SimulationConfig",
+    "StageConfig",
     "TrainInferCorrectionConfig",
     "TrainedModelArgs",
     "TrainingArgs",

@@ -1,1 +1,1 @@
-"""The flow: eight stages joined by typed channels, and the controller that says how far rollout may run ahead."""
+"""The scheduler: eight stages joined by typed channels, and the controller that bounds how far rollout runs ahead."""

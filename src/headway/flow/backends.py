@@ -1,37 +1,43 @@
-"""Everything a flow drives, behind protocols: the very same flow runs on real and on simulated ones."""
+"""What a flow works with: its back ends behind protocols, real or simulated, and the context of one run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from headway.config import StageConfig
 from headway.data.task_sources import TaskSource
 from headway.engines.base import Engine
 from headway.environments.base import EnvironmentFactory
+from headway.monitor.event_log import EventLog
 from headway.rewards.base import Reward, group_relative_advantages
 from headway.rollout.environment_agent import Decode
+from headway.rollout.sample_evaluation import EvaluatedSample
+from headway.settings import RunSettings
 from headway.trainers.base import Scorer, Trainer
+from headway.types import Batch
 from headway.weights.base import WeightTransport
 
 Estimator = Callable[[Sequence[float]], Sequence[float]]
-"""Rewards of a group → advantages of its members."""
+"""A function from the rewards of a group to the advantages of its members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReserve:
-    """Where further engines come from."""
+    """Makes further engines while a run is under way."""
 
     make: Callable[[str], Engine]
-    """By name. Not started yet; whoever made it also closes it at the end."""
+    """Makes an engine of the given name, not started yet. The maker also closes it at the end of the run."""
     most: int
-    """Engines that a run on this placement can have."""
+    """Largest number of engines that this placement allows."""
     why: str
-    """It cannot have more, in words."""
+    """Reason for that limit, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backends:
-    """The parts of one run."""
+    """The back ends of one run."""
 
     trainer: Trainer
     engines: Sequence[Engine]
@@ -41,16 +47,35 @@ class Backends:
     reward: Reward
     estimator: Estimator = group_relative_advantages
     logp: Scorer | None = None
-    """Proximal log-probabilities; `None`: the stage passes groups through."""
+    """Scorer of proximal log-probabilities. `None`: the stage passes groups through."""
     ref_logp: Scorer | None = None
     critic: Scorer | None = None
-    """`None`: there is no critic stage."""
+    """Scorer of values. `None`: there is no critic stage."""
     validation_tasks: TaskSource | None = None
     decode: Decode | None = None
-    """Actions as text, for rewards and environments that read; `None`: they do not."""
+    """Turns actions into text, for rewards and environments that read text. `None`: none does."""
     reserve: EngineReserve | None = None
-    """Engines that may join; `None`: it stays with those of the start."""
+    """Makes engines that join later. `None`: none may join."""
     lent: Sequence[Engine] = ()
-    """Engines on the trainer's devices: they work while it waits."""
+    """Engines on the trainer's devices, which work while the trainer waits."""
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Devices of `train`, `logp`, `ref_logp`, `critic`, `generate`; roles that share some take turns."""
+    """Devices of `train`, `logp`, `ref_logp`, `critic` and `generate`. Roles that share devices take turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """Everything that `AsyncTrainingFlow` needs for one run. `headway.open_run` makes it from a configuration."""
+
+    backends: Backends
+    settings: RunSettings
+    events: EventLog
+    run_dir: Path
+    clock: Callable[[], float]
+    checkpoint_dir: Path | None = None
+    """Directory of the checkpoints. `None`: `checkpoints` in `run_dir`."""
+    on_trained: Callable[[Batch, int], None] | None = None
+    """Gets every trained batch with the version that it made."""
+    on_validated: Callable[[int, Sequence[EvaluatedSample]], None] | None = None
+    """Gets the samples of every validation with the validated version."""
+    stages: Sequence[StageConfig] = ()
+    """Stages of the user's own."""

@@ -1,4 +1,4 @@
-"""Typed bounded channels between stages. The end of a stream is `close()`."""
+"""Typed bounded channels between stages. A producer ends its stream with `close()`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Channel(Generic[T]):
         return len(self._items) < self.capacity
 
     def put(self, item: T) -> None:
-        """Add an item to a channel that is known to have room."""
+        """Add an item. Raise `QueueFull` if the channel has no room."""
         self._check(item)
         if len(self._items) >= self.capacity:
             raise asyncio.QueueFull(f"channel {self.name} is full at {self.capacity}")
@@ -48,7 +48,7 @@ class Channel(Generic[T]):
         _wake(self._receivers)
 
     async def send(self, item: T) -> None:
-        """Add an item, waiting for room."""
+        """Wait for room and add an item."""
         self._check(item)
         while len(self._items) >= self.capacity:
             with self._waits.waiting(self.producer, f"room in {self.name} (full at {self.capacity})", self.consumer):
@@ -58,7 +58,7 @@ class Channel(Generic[T]):
         _wake(self._receivers)
 
     async def receive(self) -> T:
-        """The next item. Raises `ChannelClosed` when there will be none."""
+        """Wait for the next item and return it. Raise `ChannelClosed` if there will be none."""
         while not self._items:
             if self._closed:
                 raise ChannelClosed(self.name)
@@ -69,7 +69,7 @@ class Channel(Generic[T]):
         return item
 
     def drain(self) -> list[T]:
-        """Everything that is there now."""
+        """Remove and return all items that are there now."""
         items = list(self._items)
         self._items.clear()
         for _ in items:
@@ -77,7 +77,7 @@ class Channel(Generic[T]):
         return items
 
     def close(self) -> None:
-        """No more sends; receivers get what is left, then the end. Idempotent."""
+        """End the stream: receivers get what is left, then `ChannelClosed`. Calling it twice does no harm."""
         self._closed = True
         for waiter in (*self._receivers, *self._senders):
             if not waiter.done():
@@ -89,23 +89,23 @@ class Channel(Generic[T]):
         if not isinstance(item, self.item):
             raise TypeError(f"channel {self.name} carries {self.item.__name__}, not {type(item).__name__}")
 
-    async def _sleep(self, line: deque[asyncio.Future[None]]) -> None:
+    async def _sleep(self, pipeline: deque[asyncio.Future[None]]) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line.append(waiter)
+        pipeline.append(waiter)
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                _wake(line)  # the wake-up was ours; pass it on
+                _wake(pipeline)  # this waiter consumed the wake-up: pass it on
             raise
         finally:
-            if waiter in line:
-                line.remove(waiter)
+            if waiter in pipeline:
+                pipeline.remove(waiter)
 
 
-def _wake(line: deque[asyncio.Future[None]]) -> None:
-    while line:
-        waiter = line.popleft()
+def _wake(pipeline: deque[asyncio.Future[None]]) -> None:
+    while pipeline:
+        waiter = pipeline.popleft()
         if not waiter.done():
             waiter.set_result(None)
             return

@@ -1,7 +1,14 @@
-"""Checkpoints: the trainer's state and the ledger's word for it, in an order that a kill at any point survives.
+"""Saves checkpoints and removes old ones, in an order that survives a kill at any point.
 
-The directory appears under its name only when it is whole; the ledger names it only after that. A resumed run
-takes the last one that the ledger names. Older ones go only then (`retention`).
+A checkpoint directory gets its final name only when it is complete, and the ledger names it only after that. A resumed
+run takes the last checkpoint that the ledger names.
+
+Each checkpoint has a list of its files with their lengths, and the id of the run that wrote it. A checkpoint that lost
+a file, or the end of one, does not count as complete; one that holds a file of somebody else's is never removed. An old
+checkpoint is removed only when `limit` newer ones are complete and recorded: it is renamed, then forgotten by the
+ledger, then deleted file by file. A kill in between leaves complete checkpoints under their names, names in the ledger
+without a directory, which a resume skips, and leftovers, which the next removal deletes. File contents are not read: a
+flipped bit shows when a checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -20,35 +27,35 @@ from headway.monitor.event_log import EventLog
 from headway.monitor.events import CheckpointRemove, CheckpointSave, ErrorReport
 
 
-async def save_checkpoint(line: Pipeline) -> None:
-    """Write what is needed to go on from here: the trainer, and partial sequences as far as they are known.
+async def save_checkpoint(pipeline: Pipeline) -> None:
+    """Write what is needed to continue from here: the trainer's state and partial sequences.
 
-    Raises `TrainerError` when it cannot be written now, `TrainerCrashed` when the trainer does not answer.
+    Raise `TrainerError` if it cannot be written now, `TrainerCrashed` if the trainer does not answer.
     """
-    trained, ledger = line.headway.trained, line.books.ledger
+    trained, ledger = pipeline.headway.trained, pipeline.recorder.ledger
     last = ledger.last_checkpoint()
     if last is not None and last[0] == trained:
-        line.store_partials()  # nothing was trained since: only what is in flight has changed
+        pipeline.store_partials()  # nothing was trained since: only sequences in flight have changed
         return
     ledger.flush()  # a checkpoint never knows more than the ledger
-    final = line.checkpoint_dir / f"step-{trained:08d}"
+    final = pipeline.checkpoint_dir / f"step-{trained:08d}"
     try:
-        await _write(line, trained, final)
+        await _write(pipeline, trained, final)
     except OSError as error:
         raise TrainerError(f"checkpoint {final} cannot be written: {error}") from error
-    line.store_partials()
-    inside = final.is_relative_to(line.run_dir)
-    ledger.checkpoint(trained, str(final.relative_to(line.run_dir) if inside else final.resolve()))
-    line.events.emit(CheckpointSave(who="flow", trained=trained))
-    root, limit = line.checkpoint_dir, line.settings.save_total_limit
-    for _ in remove_old_checkpoints(ledger, limit, root=root, run_dir=line.run_dir, events=line.events):
+    pipeline.store_partials()
+    inside = final.is_relative_to(pipeline.run_dir)
+    ledger.checkpoint(trained, str(final.relative_to(pipeline.run_dir) if inside else final.resolve()))
+    pipeline.events.emit(CheckpointSave(who="flow", trained=trained))
+    root, limit = pipeline.checkpoint_dir, pipeline.settings.save_total_limit
+    for _ in remove_old_checkpoints(ledger, limit, root=root, run_dir=pipeline.run_dir, events=pipeline.events):
         await asyncio.sleep(0)  # removing a large file takes a while
 
 
-async def _write(line: Pipeline, trained: int, final: Path) -> None:
-    """The trainer's state under its final name, whole or not at all."""
-    trainer, limit_s = line.backends.trainer, line.settings.reliability.train_timeout_s
-    if trainer.version != trained:  # a step that was cut off has gone through after all: nobody knows its samples
+async def _write(pipeline: Pipeline, trained: int, final: Path) -> None:
+    """Write the trainer's state under its final name, completely or not at all."""
+    trainer, limit_s = pipeline.backends.trainer, pipeline.settings.reliability.train_timeout_s
+    if trainer.version != trained:  # a cancelled step went through after all, and its samples are unknown
         raise TrainerCrashed(f"the trainer is at version {trainer.version}, the line at {trained}")
     draft = final.with_name(final.name + ".partial")
     shutil.rmtree(draft, ignore_errors=True)
@@ -58,7 +65,7 @@ async def _write(line: Pipeline, trained: int, final: Path) -> None:
             await trainer.save(draft)
     except TimeoutError:
         raise TrainerCrashed(f"checkpoint of version {trained}: not written after {limit_s} s") from None
-    write_listing(draft, line.books.ledger.run)
+    write_listing(draft, pipeline.recorder.ledger.run)
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
 
@@ -67,15 +74,15 @@ LISTING_FILE = "files.json"
 
 
 class CheckpointListing(NamedTuple):
-    """What a checkpoint said of itself when it was written."""
+    """The list of files that a checkpoint was written with."""
 
     run: str
     files: dict[str, int]
-    """Bytes by name."""
+    """Length in bytes by file name."""
 
 
 def write_listing(directory: Path, run: str) -> None:
-    """What is in `directory` now is all there is, and `run` wrote it."""
+    """Write the list of the files that `directory` holds now, and that `run` wrote them."""
     files = {name: (directory / name).stat().st_size for name in sorted(_file_names(directory))}
     (directory / LISTING_FILE).write_text(json.dumps({"run": run, "files": files}, indent=1), encoding="utf-8")
 
@@ -83,9 +90,9 @@ def write_listing(directory: Path, run: str) -> None:
 def remove_old_checkpoints(
     ledger: Ledger, limit: int, *, root: Path, run_dir: Path, events: EventLog
 ) -> Iterator[None]:
-    """Let go of what is older than the `limit` newest whole checkpoints, one small change at a time. 0: of nothing.
+    """Remove checkpoints that are older than the `limit` newest complete ones, one small change at a time. 0: none.
 
-    Leftovers of a removal that was killed are looked for in `root`. What cannot be removed is an event, and stays.
+    Leftovers of a killed removal are searched for in `root`. What cannot be removed is reported as an event and stays.
     """
     suffix = f".removed-{ledger.run}"
     for leftover in sorted(root.glob(f"*{suffix}")) if limit else ():
@@ -108,12 +115,12 @@ def remove_old_checkpoints(
 
 
 def _older_than_limit(checkpoints: list[tuple[int, str]], limit: int, run_dir: Path) -> list[tuple[int, str]]:
-    """Those that are older than the `limit` newest whole ones."""
+    """Return the checkpoints that are older than the `limit` newest complete ones."""
     whole = 0
-    for place, (_, name) in enumerate(checkpoints if limit else ()):
+    for state, (_, name) in enumerate(checkpoints if limit else ()):
         whole += _is_whole(run_dir / name)
         if whole == limit:
-            return checkpoints[place + 1 :]
+            return checkpoints[state + 1 :]
     return []
 
 
@@ -126,7 +133,7 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _written_by_run(directory: Path, run: str) -> bool:
-    """Written by `run`, and nothing has come to it since."""
+    """Return whether `run` wrote the checkpoint and nobody has added a file since."""
     listing = _read_listing(directory)
     if listing is None or listing.run != run or directory.is_symlink():
         return False
@@ -142,13 +149,13 @@ def _read_listing(directory: Path) -> CheckpointListing | None:
 
 
 def _file_names(directory: Path) -> set[str]:
-    """Of everything that is no directory, below it too."""
+    """Return the names of all files below `directory`."""
     paths = directory.rglob("*")
     return {path.relative_to(directory).as_posix() for path in paths if path.is_symlink() or not path.is_dir()}
 
 
 def _remove_tree(directory: Path, events: EventLog) -> Iterator[None]:
-    """File by file: a large one takes a while, and others have work in between."""
+    """Delete a directory file by file, and yield in between so that other tasks run."""
     try:
         for path in sorted(directory.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -1,11 +1,11 @@
-"""The engines of a run as they come and go.
+"""Adds and removes engines during a run, and lends the trainer's devices to engines while the trainer waits.
 
-Guarantees: a newcomer gets no request before it serves the newest weights; the requests of one that leaves go on
-elsewhere with the tokens they have; the last engine in service does not leave. What is asked for while the trainer is
-away happens in the next line. Engines on lent devices are not counted: they come and go with the trainer's work.
+Guarantees: a new engine gets no request before it serves the newest weights. The requests of an engine that leaves
+continue on others with the tokens they have. The last engine in service does not leave. Requests that come while the
+trainer is down take effect in the next pipeline. Engines on lent devices are not counted.
 
-Does not make engines (`EngineReserve` does), and does not change how far rollout runs ahead: slots are a matter of α and the
-batch. A resumed run begins with the engines of its configuration again.
+The fleet does not make engines (`EngineReserve` does) and does not change how far rollout runs ahead, which follows
+from α and the batch. A resumed run starts with the engines of its configuration again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headway.rollout.replica import Replica
 
 
 class EngineFleet:
-    """Adds engines and sees them off. `reserve` is where `scale` gets them from."""
+    """Adds and removes engines. `scale` takes new ones from `reserve`."""
 
     def __init__(self, hub: InferenceHub, reserve: EngineReserve | None, *, events: EventLog) -> None:
         self._hub, self._reserve, self._events = hub, reserve, events
@@ -35,67 +35,67 @@ class EngineFleet:
         self._tasks: asyncio.TaskGroup | None = None
         self._on_change: Callable[[], None] = lambda: None
         self._leaving: dict[str, Replica] = {}
-        """Let go, and not closed yet."""
+        """Engines that were removed and are not closed yet."""
 
     @property
     def names(self) -> list[str]:
-        """Engines of the run, those that are being started or restarted included."""
-        return [replica.name for replica in self._own()]
+        """Names of the engines of the run, those that are being started or restarted included."""
+        return [replica.name for replica in self._own_replicas()]
 
-    # -- what may be asked
+    # -- requests
 
     def add(self, engine: Engine) -> None:
-        """Have another engine. Raises `ConfigError` where the name is taken."""
+        """Add an engine. Raise `ConfigError` if its name is taken."""
         if engine.name in (*self._leaving, *(replica.name for replica in self._hub.replicas)):
             raise ConfigError("there is one of that name", key="engine", value=engine.name)
         replica = self._hub.add(engine)
         self._events.emit(EngineJoin(who=engine.name, engines=len(self.names)))
         if self._supervisor is not None:
-            self._supervisor.welcome(replica)
+            self._supervisor.bring_into_service(replica)
 
     def remove(self, name: str) -> None:
-        """Let an engine go. Raises `ConfigError` where there is none of that name, or nobody else to do its work."""
-        replica = next((replica for replica in self._own() if replica.name == name), None)
+        """Remove an engine. Raise `ConfigError` if there is none of that name, or no other to do its work."""
+        replica = next((replica for replica in self._own_replicas() if replica.name == name), None)
         if replica is None:
             raise ConfigError("there is no such engine", key="engine", value=name, hint=", ".join(self.names))
-        others = [other for other in self._own() if other is not replica]
+        others = [other for other in self._own_replicas() if other is not replica]
         if not others or (replica.in_service and not any(other.in_service for other in others)):
             raise ConfigError("the last engine in service does not leave", key="engine", value=name)
         self._hub.remove(replica)
         self._leaving[name] = replica
         self._events.emit(EngineLeave(who=name, engines=len(others)))
         self._on_change()
-        self._see_off(replica)
+        self._close_when_empty(replica)
 
     def scale(self, wanted: int) -> tuple[list[str], list[str]]:
-        """Have so many engines; who joins and who leaves. Raises `ConfigError` where that is not possible."""
+        """Add or remove engines until there are `wanted`. Return the names that joined and left. Raise `ConfigError`."""
         before = self.names
         if wanted < 1:
             raise ConfigError("a run has at least one engine", key="engines", value=wanted)
         if wanted > len(before):
             self._grow(wanted)
-        for replica in sorted(self._own(), key=_removal_cost)[: max(len(before) - wanted, 0)]:
+        for replica in sorted(self._own_replicas(), key=_removal_cost)[: max(len(before) - wanted, 0)]:
             self.remove(replica.name)
         return [name for name in self.names if name not in before], [name for name in before if name not in self.names]
 
-    # -- what the flow tells it
+    # -- called by the flow
 
-    def begin_line(
+    def begin_pipeline(
         self, supervisor: ReplicaSupervisor, tasks: asyncio.TaskGroup, on_change: Callable[[], None]
     ) -> None:
-        """From now on this line does the work; what was left undone is its first."""
+        """Work with a new pipeline. Removals that the last one did not finish come first."""
         self._supervisor, self._tasks, self._on_change = supervisor, tasks, on_change
         for replica in list(self._leaving.values()):
-            self._see_off(replica)
+            self._close_when_empty(replica)
 
-    def end_line(self) -> None:
-        """There is no line now."""
+    def end_pipeline(self) -> None:
+        """Note that no pipeline runs now."""
         self._supervisor = self._tasks = None
         self._on_change = lambda: None
 
-    # -- inside
+    # -- internals
 
-    def _own(self) -> Sequence[Replica]:
+    def _own_replicas(self) -> Sequence[Replica]:
         return [replica for replica in self._hub.replicas if not replica.lent]
 
     def _grow(self, wanted: int) -> None:
@@ -112,43 +112,47 @@ class EngineFleet:
         for name in free:
             self.add(self._reserve.make(name))
 
-    def _see_off(self, replica: Replica) -> None:
+    def _close_when_empty(self, replica: Replica) -> None:
         if self._tasks is not None and self._supervisor is not None:
-            spawn_task(self._tasks, self._farewell(replica, self._supervisor), f"leave/{replica.name}")
+            spawn_task(self._tasks, self._close_engine(replica, self._supervisor), f"leave/{replica.name}")
 
-    async def _farewell(self, replica: Replica, supervisor: ReplicaSupervisor) -> None:
+    async def _close_engine(self, replica: Replica, supervisor: ReplicaSupervisor) -> None:
         try:
-            await supervisor.let_go(replica)
+            await supervisor.stop_reviving(replica)
             await self._hub.empty(replica)
-        finally:  # also when the line ends: then nothing runs there any more
+        finally:  # also when the pipeline ends: then no request runs there any more
             await replica.engine.close()
             self._leaving.pop(replica.name, None)
 
 
 def _removal_cost(replica: Replica) -> tuple[bool, int]:
-    """Who goes first: whoever does not serve, then whoever came last."""
+    """Return a sort key: engines out of service are removed first, then the newest."""
     return replica.in_service, -replica.number
 
 
 class DeviceLending:
-    """What the trainer's lock calls when it is taken and when it is free. `on_change`: what is served may be another
-    version than before."""
+    """Lets engines on the trainer's devices work while the trainer waits, and stops them before it goes on.
+
+    It hooks into the lock of the trainer's devices. Before a training step, requests move to other engines with the
+    tokens they have. For the scoring of a group, which is short, they are paused. Weights reach these engines like all
+    others. `on_change` is called when the served version may have changed.
+    """
 
     def __init__(self, hub: InferenceHub, lock: ResourceLock, on_change: Callable[[], None]) -> None:
         self._hub, self._lock, self._on_change = hub, lock, on_change
-        lock.on_busy, lock.on_free = self.take_back, self.lend
+        lock.call_when_held(self.reclaim_devices, when_free=self.lend_devices)
 
-    async def take_back(self) -> None:
-        """The devices are needed now, by whoever owns the lock."""
+    async def reclaim_devices(self) -> None:
+        """Free the devices for the holder of the lock."""
         keep = self._lock.owner != "train"
         lent = [replica for replica in self._hub.replicas if replica.lent]
         for replica in lent:
-            self._hub.recall(replica)
-        await asyncio.gather(*(self._hub.make_way(replica, keep=keep) for replica in lent))
+            self._hub.reclaim(replica)
+        await asyncio.gather(*(self._hub.free_devices(replica, keep=keep) for replica in lent))
         self._on_change()
 
-    async def lend(self) -> None:
-        """Nobody needs them."""
+    async def lend_devices(self) -> None:
+        """Let the engines work on the devices again."""
         lent = [replica for replica in self._hub.replicas if replica.lent]
-        await asyncio.gather(*(self._hub.come_back(replica) for replica in lent))
+        await asyncio.gather(*(self._hub.return_to_service(replica) for replica in lent))
         self._on_change()

@@ -1,6 +1,6 @@
-"""What the stages of one line share: the controller, the hub, the books, and the one way to drop a group.
+"""What the stages of one pipeline share: staleness controller, hub, recorder, and the one way to drop a group.
 
-A line lives from its start to its end or to the loss of the trainer; a new one then goes on from the ledger.
+A pipeline lives until the run ends or the trainer is lost. After a loss, a new pipeline continues from the ledger.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headway.types import Batch, DropReason, EpisodeGroup, Generation, SampleGro
 
 
 class Pipeline:
-    """The shared state of one incarnation of the flow. Stages read it; only its methods change it."""
+    """Shared state of one incarnation of the flow. Stages read it; only its methods change it."""
 
     def __init__(
         self,
@@ -50,34 +50,35 @@ class Pipeline:
         run_dir: Path,
         checkpoint_dir: Path,
         clock: Callable[[], float],
+        on_trained: Callable[[Batch, int], None] | None = None,
+        on_validated: Callable[[int, Sequence[EvaluatedSample]], None] | None = None,
     ) -> None:
+        """`on_trained` gets every trained batch with the version it made, `on_validated` every validation's samples."""
         self.settings, self.backends, self.events, self.waits = settings, backends, events, waits
         self.hub, self.devices, self.tasks = hub, devices, tasks
         self.run_dir, self.checkpoint_dir = run_dir, checkpoint_dir
-        self.books = SampleRecorder(ledger, events)
-        self.headway = Headway(settings, trained=backends.trainer.version)
-        self.headway.on_evict = lambda ticket, reason: self.drop(ticket.number, reason, who="headway")
+        self.recorder = SampleRecorder(ledger, events)
+        self.headway = Headway(
+            settings,
+            trained=backends.trainer.version,
+            on_evict=lambda slot, reason: self.drop(slot.number, reason, who="headway"),
+        )
         self.cursor = TaskCursor(backends.tasks, restored.cursor, restored.pending)
         self.requeued = Signal()
-        """Notified when a position was put back."""
-        self.given_out = 0
-        """Tasks that have left the source and not started yet."""
+        """Notified when the position of a task was put back into the source."""
+        self.tasks_handed_out = 0
+        """Number of tasks that have left the source and have not started yet."""
         self.exhausted = False
-        """The source is at its end and nothing was put back."""
+        """Whether the source is at its end and no position was put back."""
         self.next_group = restored.next_group_id
         self.capacity = settings.slots + settings.additional_groups + len(restored.groups) + 1
-        """Groups that can be in the line at once: no channel of groups is ever full."""
-        self.spread = ZeroVarianceFilter(settings)
-        """Which groups without spread are replaced."""
-        self._given_up = 0
-        self.on_generated: Callable[[EpisodeGroup], None] = lambda group: None
-        """Set by the generate stage: where finished groups go."""
-        self.on_validate: Callable[[int], None] = lambda trained: None
-        """Set by the flow: start a validation of this version beside training."""
-        self.on_trained: Callable[[Batch, int], None] = lambda batch, trained: None
-        """Set by the flow: told of every batch that was trained, and of the version it made."""
-        self.on_validated: Callable[[int, Sequence[EvaluatedSample]], None] = lambda trained, judged: None
-        """Set by the flow: told what came of a validation."""
+        """Largest number of groups in the pipeline at once. Channels are this large, so that none is ever full."""
+        self.zero_variance = ZeroVarianceFilter(settings)
+        self._groups_given_up = 0
+        self.on_trained = on_trained or (lambda batch, trained: None)
+        self.on_validated = on_validated or (lambda trained, samples: None)
+        self._deliver_generated: Callable[[EpisodeGroup], None] = lambda group: None
+        self._start_validation: Callable[[int], None] = lambda trained: None
         self.recovery = DegradationControl(settings.reliability, events=events, on_level=self._degrade)
         self.loop = self._rollout_loop()
         self.updater = WeightUpdater(
@@ -93,7 +94,7 @@ class Pipeline:
             clock=clock,
             on_revived=self.versions_changed,
         )
-        hub.on_failure = self._replica_failed
+        hub.begin_pipeline(on_failure=self._replica_failed)
 
     def _rollout_loop(self) -> RolloutLoop:
         return RolloutLoop(
@@ -102,31 +103,43 @@ class Pipeline:
             reward=self.backends.reward,
             settings=self.settings,
             events=self.events,
-            book=self.books,
+            book=self.recorder,
             tasks=self.tasks,
-            on_group=self._generated,
+            on_group=self._emit_generated,
             on_failed=self._failed,
             decode=self.backends.decode,
         )
 
+    def deliver_generated_groups_to(self, deliver: Callable[[EpisodeGroup], None]) -> None:
+        """Hand every group to `deliver` once all its episodes are over."""
+        self._deliver_generated = deliver
+
+    def validate_with(self, start: Callable[[int], None]) -> None:
+        """Call `start` with the trained version whenever a validation is due."""
+        self._start_validation = start
+
+    def start_validation(self) -> None:
+        """Validate the newest version beside training."""
+        self._start_validation(self.headway.trained)
+
     # -- groups
 
     def start_group(self, task: Task) -> GroupSlot:
-        """Take a slot and let a new group begin."""
+        """Take a slot and start a group of `task` in it."""
         number, self.next_group = self.next_group, self.next_group + 1
-        self.given_out -= 1
-        ticket = self.headway.open(number, task)
-        self.books.start_group(number, task.position, self.headway.served)
-        self._fly(ticket, self.loop.start(number, task))
-        return ticket
+        self.tasks_handed_out -= 1
+        slot = self.headway.open(number, task)
+        self.recorder.start_group(number, task.position, self.headway.served)
+        self._track_in_flight(slot, self.loop.start(number, task))
+        return slot
 
     def restore_groups(self, restored: RestoredRun) -> None:
-        """Take up every group of an earlier process that was neither trained nor dropped."""
+        """Continue every group of an earlier process that was neither trained nor dropped."""
         for old in restored.groups:
             task = self.backends.tasks.task(old.position)
             if task is None:
                 continue
-            ticket = self.headway.open(old.group_id, task, born=self.headway.trained)
+            slot = self.headway.open(old.group_id, task, served_at_start=self.headway.trained)
             for sample_id in (*old.episodes, *old.open):
                 self.events.emit(SampleReopen(who="restore", sample=sample_id))
             run = self.loop.restore(
@@ -137,52 +150,52 @@ class Pipeline:
                 unfinished={sample_id: old.partials.get(sample_id) for sample_id in old.open},
                 scores={sample_id: score for sample_id, (score, _) in old.grades.items()},
             )
-            self._fly(ticket, run)
-            if not self.headway.view(self.settings.bound).usable(ticket.oldest):
+            self._track_in_flight(slot, run)
+            if not self.headway.take_snapshot(self.settings.bound).is_usable(slot.oldest):
                 self.drop(old.group_id, DropReason.LOST_LINEAGE, who="restore")
 
     def is_live(self, group_id: int) -> bool:
-        """Whether a group is still wanted."""
-        ticket = self.headway.tickets.get(group_id)
-        return ticket is not None and ticket.is_live
+        """Return whether a group may still be trained."""
+        slot = self.headway.group_slots.get(group_id)
+        return slot is not None and slot.is_live
 
     def drop(self, group_id: int, reason: DropReason, *, who: str) -> None:
-        """Let a group go, wherever it is: stop its work, record it, free its slot, give its prompt back."""
-        ticket = self.headway.tickets.get(group_id)
-        if ticket is None or not ticket.is_live:
+        """Drop a group wherever it is: stop its work, record the reason, release its slot, put its task back."""
+        slot = self.headway.group_slots.get(group_id)
+        if slot is None or not slot.is_live:
             return
         self.loop.cancel(group_id)
-        self.books.drop_group(group_id, reason, who)
-        self.spread.forget(group_id)
+        self.recorder.drop_group(group_id, reason, who)
+        self.zero_variance.forget(group_id)
         if reason.regenerates:
-            self.cursor.requeue(ticket.task.position)
+            self.cursor.requeue(slot.task.position)
             self.requeued.notify()
-        self.headway.drop(ticket)
+        self.headway.drop(slot)
 
     def replace_member(self, group_id: int, sample_id: str, reason: DropReason) -> None:
-        """A member turned out to be unusable after the group was handed over: it flies again with another."""
-        ticket, run = self.headway.tickets[group_id], self.loop.runs[group_id]
-        ticket.finished_at = -1
+        """Generate another member in place of one that proved unusable after the group had left `generate`."""
+        slot, run = self.headway.group_slots[group_id], self.loop.runs[group_id]
+        slot.finished_at = -1
         self.loop.replace(run, sample_id, reason)
 
-    def stuck_for_good(self) -> bool:
-        """No further batch can ever be made: the source is exhausted and what is left does not fill one."""
-        if not self.exhausted or self.given_out:
+    def cannot_fill_batch(self) -> bool:
+        """Return whether no batch can be made any more: the source is exhausted and the groups left are too few."""
+        if not self.exhausted or self.tasks_handed_out:
             return False
-        return not any(ticket.place is GroupState.FLYING for ticket in self.headway.tickets.values())
+        return not any(slot.state is GroupState.IN_FLIGHT for slot in self.headway.group_slots.values())
 
     def store_partials(self) -> None:
-        """Keep what members still playing have made, without ending them."""
-        self.books.ledger.store_partials(self.partials())
+        """Write the partial sequences of running members to the ledger. The members go on."""
+        self.recorder.ledger.store_partials(self.partials())
 
     def partials(self) -> dict[str, Generation]:
-        """What members still playing have made so far."""
+        """Return the partial sequences of running members by sample id."""
         return {key: value for run in self.loop.runs.values() for key, value in run.partials().items()}
 
     # -- versions
 
     def versions_changed(self) -> None:
-        """Tell the hub what is still useful and the controller what is served."""
+        """Tell the hub which versions are still useful, and the staleness controller which version is served."""
         self.hub.require(self.headway.oldest_useful)
         if self.hub.served != self.headway.served:
             self.headway.serve(self.hub.served)
@@ -197,34 +210,34 @@ class Pipeline:
         self.supervisor.take(replica, error)
         self.versions_changed()
 
-    # -- inside
+    # -- internals
 
-    def _fly(self, ticket: GroupSlot, run: RunningGroup) -> None:
-        ticket.watch(lambda: run.oldest(max(self.headway.served, ticket.born)))
+    def _track_in_flight(self, slot: GroupSlot, run: RunningGroup) -> None:
+        slot.track_oldest(lambda: run.oldest(max(self.headway.served, slot.served_at_start)))
 
-    def _generated(self, run: RunningGroup) -> None:
-        ticket = self.headway.tickets.get(run.group_id)
-        if ticket is not None:
-            ticket.finished_at = self.headway.trained
+    def _emit_generated(self, run: RunningGroup) -> None:
+        slot = self.headway.group_slots.get(run.group_id)
+        if slot is not None:
+            slot.finished_at = self.headway.trained
         episodes = tuple(run.episodes.values())
-        self.on_generated(EpisodeGroup(group_id=run.group_id, task=run.task, episodes=episodes))
+        self._deliver_generated(EpisodeGroup(group_id=run.group_id, task=run.task, episodes=episodes))
 
     def _failed(self, run: RunningGroup, reason: DropReason) -> None:
-        """A group was given up; when that happens to one after another, it is not the groups."""
+        """Drop a group that failed; degrade the run if one group after another fails."""
         self.drop(run.group_id, reason, who="generate")
-        self._given_up += 1
+        self._groups_given_up += 1
         fault = run.fault or str(reason)
         self.recovery.failure("generate", BackendError(f"group {run.group_id} given up: {fault}"))
-        if self._given_up % (2 * self.settings.groups_per_step) == 0:
-            why = f"{self._given_up} groups in a row were given up; the last one: {fault}"
+        if self._groups_given_up % (2 * self.settings.groups_per_step) == 0:
+            why = f"{self._groups_given_up} groups in a row were given up; the last one: {fault}"
             self.recovery.exhausted("generate", BackendError(why))
 
     def group_ready(self, group: SampleGroup) -> None:
-        """A group has come down the whole line."""
-        self._given_up = 0
-        self.spread.arrived(group.group_id)
+        """Accept a group that has passed every stage before `train`."""
+        self._groups_given_up = 0
+        self.zero_variance.group_arrived(group.group_id)
         self.recovery.progress()
-        self.headway.ready(group)
+        self.headway.mark_ready(group)
 
     def _degrade(self, level: DegradationLevel) -> None:
         self.headway.degraded = level >= DegradationLevel.SYNCHRONOUS

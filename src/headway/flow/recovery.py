@@ -1,4 +1,4 @@
-"""What repeated failure does to a run: fewer replicas, then synchronous, then a clean stop; and the way back up."""
+"""Degradation after repeated failures: fewer replicas, then synchronous training, then a clean stop; and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.monitor.events import ErrorReport, RunDegrade, RunRestore
 
 
 class DegradationLevel(IntEnum):
-    """How much of the run is left."""
+    """How far the run is degraded."""
 
     NORMAL = 0
     FEWER_REPLICAS = 1
@@ -21,7 +21,7 @@ class DegradationLevel(IntEnum):
 
 
 class DegradationControl:
-    """Counts failures and moves between levels. `on_level` is told of every change."""
+    """Counts failures and changes the level. Calls `on_level` with every new level."""
 
     def __init__(
         self, reliability: ReliabilityConfig, *, events: EventLog, on_level: Callable[[DegradationLevel], None]
@@ -32,56 +32,56 @@ class DegradationControl:
         self._events = events
         self._on_level = on_level
         self._lost: set[str] = set()
-        self._quiet: asyncio.TimerHandle | None = None
-        self._moved = False
+        self._quiet_timer: asyncio.TimerHandle | None = None
+        self._progressed = False
 
     def failure(self, who: str, error: BaseException) -> None:
-        """Something failed and will be tried again."""
+        """Record a failure that will be retried."""
         self.failures += 1
         self._events.emit(ErrorReport.from_exception(who, error))
         if self.level >= DegradationLevel.SYNCHRONOUS:
-            self._watch_for_quiet()
+            self._start_quiet_timer()
 
     def progress(self) -> None:
-        """Something came out at the end of the line."""
-        self._moved = True
+        """Note that a group has reached the buffer."""
+        self._progressed = True
 
     def exhausted(self, who: str, error: BaseException) -> None:
-        """A retry budget is spent: one level down. Raises `RunStopped` when there is none left."""
+        """Degrade by one level because retries are used up. Raise `RunStopped` at the last level."""
         if self.level >= DegradationLevel.SYNCHRONOUS:
             raise RunStopped(f"{who} keeps failing: {error}") from error
-        self._move(DegradationLevel.SYNCHRONOUS)
-        self._watch_for_quiet()
+        self._change_level(DegradationLevel.SYNCHRONOUS)
+        self._start_quiet_timer()
 
     def replica_lost(self, name: str) -> None:
-        """A replica is given up for now."""
+        """Note that a replica counts as lost."""
         self._lost.add(name)
         if self.level < DegradationLevel.FEWER_REPLICAS:
-            self._move(DegradationLevel.FEWER_REPLICAS)
+            self._change_level(DegradationLevel.FEWER_REPLICAS)
 
     def replica_back(self, name: str) -> None:
-        """A replica serves again."""
+        """Note that a replica serves again."""
         self._lost.discard(name)
         if self.level is DegradationLevel.FEWER_REPLICAS and not self._lost:
-            self._move(DegradationLevel.NORMAL)
+            self._change_level(DegradationLevel.NORMAL)
 
     def close(self) -> None:
-        """Stop watching."""
-        if self._quiet is not None:
-            self._quiet.cancel()
+        """Cancel the timer."""
+        if self._quiet_timer is not None:
+            self._quiet_timer.cancel()
 
-    def _watch_for_quiet(self) -> None:
+    def _start_quiet_timer(self) -> None:
         self.close()
-        self._moved = False
-        self._quiet = asyncio.get_running_loop().call_later(self._reliability.quiet_s, self._climb)
+        self._progressed = False
+        self._quiet_timer = asyncio.get_running_loop().call_later(self._reliability.quiet_s, self._restore_level)
 
-    def _climb(self) -> None:
-        if not self._moved:  # quiet, but only because nothing happens
-            self._watch_for_quiet()
+    def _restore_level(self) -> None:
+        if not self._progressed:  # no failure, but no progress either
+            self._start_quiet_timer()
             return
-        self._move(DegradationLevel.FEWER_REPLICAS if self._lost else DegradationLevel.NORMAL)
+        self._change_level(DegradationLevel.FEWER_REPLICAS if self._lost else DegradationLevel.NORMAL)
 
-    def _move(self, level: DegradationLevel) -> None:
+    def _change_level(self, level: DegradationLevel) -> None:
         event_type = RunDegrade if level > self.level else RunRestore
         self.level = level
         self._events.emit(event_type(who="recovery", level=level.name.lower()))

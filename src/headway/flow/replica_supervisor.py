@@ -1,7 +1,7 @@
-"""Bringing failed replicas back: restart, seed with the newest weights, return to service.
+"""Brings failed replicas back: restart, seed with the newest weights, return to service.
 
-After too many failures in a row a replica is given up, and tried again now and then: when the cause is gone it
-comes back by itself.
+A replica that fails too often in a row counts as lost. It is still probed now and then, and comes back by itself once
+the cause is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.rollout.replica import Replica, ReplicaHealth
 
 
 class ReplicaSupervisor:
-    """One task for each replica that is out of service."""
+    """Runs one revival task for each replica that is out of service."""
 
     def __init__(
         self,
@@ -41,22 +41,22 @@ class ReplicaSupervisor:
         self._reviving: dict[Replica, asyncio.Task[None]] = {}
 
     def take(self, replica: Replica, error: BaseException) -> None:
-        """A replica has failed."""
+        """Count a failure of a replica and start to revive it."""
         if self._clock() - replica.last_failure_s > self._reliability.quiet_s:
             replica.failures = 0
         replica.failures += 1
-        self.welcome(replica)
+        self.bring_into_service(replica)
 
-    def welcome(self, replica: Replica) -> None:
-        """Bring into service a replica that is down, or new. Whoever is at it already goes on."""
+    def bring_into_service(self, replica: Replica) -> None:
+        """Start the revival task of a replica that is down or new. No-op if one is already running."""
         if replica in self._reviving and not self._reviving[replica].done():
             return
         task = spawn_task(self._tasks, self._revive(replica), f"revive/{replica.name}")
         if task is not None:
             self._reviving[replica] = task
 
-    async def let_go(self, replica: Replica) -> None:
-        """It has left: nobody brings it back any more."""
+    async def stop_reviving(self, replica: Replica) -> None:
+        """End the revival task of a replica that has left the run."""
         self._recovery.replica_back(replica.name)
         task = self._reviving.pop(replica, None)
         if task is not None:
@@ -71,9 +71,9 @@ class ReplicaSupervisor:
             try:
                 async with asyncio.timeout(self._reliability.transfer_timeout_s):
                     await replica.engine.restart()
-                    replica.stands_still = False
+                    replica.is_paused = False
                 await self._seed(replica)
-                await replica.settle()
+                await replica.apply_pause()
             except (BackendError, TimeoutError) as error:
                 replica.failures += 1
                 replica.last_failure_s = self._clock()
@@ -85,12 +85,12 @@ class ReplicaSupervisor:
                 self._on_revived()
 
     async def _seed(self, replica: Replica) -> None:
-        """The newest weights, also if a newer version comes while they are on their way."""
+        """Load the newest weights; again, if a newer version appears meanwhile."""
         while replica.version < self._updater.newest or replica.version < 0:
             await self._updater.seed(replica)
 
     def _pause_s(self, replica: Replica) -> float:
-        """Nothing at first, then longer and longer; a replica given up is only probed."""
+        """Return how long to wait before the next restart: longer after each failure. A lost replica is only probed."""
         if replica.failures > self._reliability.replica_restarts:
             if replica.health is ReplicaHealth.DOWN:
                 replica.health = ReplicaHealth.LOST

@@ -1,4 +1,4 @@
-"""The ledger and the event log kept in step: no sample starts or ends in one without the other."""
+"""Records samples in the ledger and in the event log together, so that the two never disagree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.types import DropReason, Episode, SampleGroup
 
 
 class SampleRecorder:
-    """What the line writes down about samples and groups."""
+    """Records the start, the end and the grade of samples and groups."""
 
     def __init__(self, ledger: Ledger, events: EventLog) -> None:
         self.ledger = ledger

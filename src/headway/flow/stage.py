@@ -1,36 +1,43 @@
 """The stage base class: a small state machine with its own consume/produce loop.
 
-A subclass says what it `consumes` and `produces` and implements `process`; the rest is inherited. Ten lines make
-a stage of one's own:
+A subclass says what it `consumes` and `produces` and implements `process`; the rest is inherited. A stage of your own
+takes ten lines. Its constructor's keyword arguments are the `args` of the configuration:
 
     @register_stage("short_only")
     class ShortOnly(Stage[SampleGroup, SampleGroup]):
         consumes = produces = SampleGroup
 
+        def __init__(self, pipeline: Pipeline, *, most_tokens: int = 8192) -> None:
+            super().__init__(pipeline)
+            self.most_tokens = most_tokens
+
         async def process(self, group: SampleGroup) -> SampleGroup | None:
-            if group.actions <= 8192:
+            if group.actions <= self.most_tokens:
                 return group
-            self.line.drop(group.group_id, DropReason.FILTERED, who=self.role)
+            self.pipeline.drop(group.group_id, DropReason.FILTERED, who=self.role)
             return None
 
-    flow = AsyncTrainingFlow(..., insert={"short_only": "rollout"})  # behind the rollout stage
+    stages: [{name: short_only, after: rollout, args: {most_tokens: 4096}}]    # in the configuration
 
-Every change of state goes through `to`, which checks that it is legal and emits an event; nothing else measures
-time. `width` items are worked on at once; the state is that of the busiest of them.
+Every change of state goes through `change_state`, which checks that it is legal and emits an event; nothing else
+measures time. A stage works on up to `width` items at once; its state is that of the busiest item.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from headway.errors import BackendError, ChannelClosed, IllegalTransition
+from headway.flow.backends import RunContext
 from headway.flow.channel import Channel
 from headway.flow.pipeline import Pipeline
 from headway.monitor.events import OperationRetry, StateChange
+from headway.registry import STAGES
 from headway.rollout.concurrency import OrderedTaskGroup
 
 In = TypeVar("In")
@@ -39,68 +46,68 @@ T = TypeVar("T")
 
 
 class Stage(Generic[In, Out]):
-    """One station of the line."""
+    """One station of the pipeline."""
 
     role: ClassVar[str] = ""
     """Name in the registry, in events and in the wait-for graph. Set by `register_stage`."""
     consumes: ClassVar[type[Any]]
     produces: ClassVar[type[Any]]
     width: int = 1
-    """Items worked on at once."""
+    """How many items are processed at once."""
 
-    def __init__(self, line: Pipeline) -> None:
-        self.line = line
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
         self.state = StageState.IDLE
         self.inbound: Channel[In] | None = None
         self.outbound: Channel[Out] | None = None
         self._listening = self._running = self._emitting = self._recovering = 0
 
-    # -- what a subclass writes
+    # -- what a subclass overrides
 
     async def process(self, item: In) -> Out | None:
-        """Turn one item into the next stage's, or into nothing."""
+        """Return the item for the next stage, or `None` if nothing goes on."""
         raise NotImplementedError
 
     async def loop(self) -> None:
-        """Consume, process, produce, until the stream ends."""
+        """Consume, process and produce until the inbound channel is closed."""
         if self.width == 1:
             while (item := await self.next_item()) is not None:
                 await self._handle(item)
             return
-        room = asyncio.Semaphore(self.width)
+        free = asyncio.Semaphore(self.width)
         async with OrderedTaskGroup() as tasks:
             while (item := await self.next_item()) is not None:
-                await room.acquire()
+                await free.acquire()
                 task = tasks.create_task(self._handle(item), name=f"{self.role}/item")
-                task.add_done_callback(lambda _: room.release())
+                task.add_done_callback(lambda _: free.release())
 
-    # -- the machine
+    # -- the state machine
 
     async def run(self) -> None:
-        """The stage's task: `loop` until it ends, then close what it fed."""
+        """Run `loop` until it ends, then close the outbound channel."""
         try:
             await self.loop()
-            self.to(StageState.STOPPED)
+            self.change_state(StageState.STOPPED)
             if self.outbound is not None:
                 self.outbound.close()
         except asyncio.CancelledError:
-            self.to(StageState.STOPPED)
+            self.change_state(StageState.STOPPED)
             raise
         except BaseException:
-            self.to(StageState.FAILED)
+            self.change_state(StageState.FAILED)
             raise
 
-    def to(self, state: StageState) -> None:
-        """Change state, if that is legal."""
+    def change_state(self, state: StageState) -> None:
+        """Change the state and emit an event. Raise `IllegalTransition` if the change is not legal."""
         if state is self.state:
             return
         if state not in LEGAL_TRANSITIONS[self.state]:
             raise IllegalTransition(f"{self.role}: {self.state} → {state}")
         old, self.state = self.state, state
-        self.line.events.emit(StateChange(who=self.role, old=str(old), new=str(state)))
+        self.pipeline.events.emit(StateChange(who=self.role, old=str(old), new=str(state)))
 
     def settle(self, *, listening: int = 0, running: int = 0, emitting: int = 0, recovering: int = 0) -> None:
-        """Count what is going on and take the state that follows, by legal steps."""
+        """Add to the counts of current activities and change to the state that follows from them, by legal steps."""
         self._listening += listening
         self._running += running
         self._emitting += emitting
@@ -115,12 +122,12 @@ class Stage(Generic[In, Out]):
             goal = StageState.WAITING if self._listening else StageState.IDLE
         if goal is not self.state:
             for state in TRANSITION_PATHS[self.state, goal]:
-                self.to(state)
+                self.change_state(state)
 
     async def next_item(self) -> In | None:
-        """The next thing to consume, or `None` at the end of the stream."""
+        """Return the next item, or `None` when the inbound channel is closed."""
         assert self.inbound is not None, f"{self.role} has no inbound channel"
-        if len(self.inbound):  # nothing to wait for: back-to-back items are one stretch of work
+        if len(self.inbound):  # no wait: items that follow each other are one stretch of work
             return await self.inbound.receive()
         self.settle(listening=1)
         try:
@@ -131,7 +138,7 @@ class Stage(Generic[In, Out]):
             self._listening -= 1
 
     async def _handle(self, item: In) -> None:
-        """One item, from received to sent."""
+        """Process one item and send the result on."""
         self.settle(running=1)
         try:
             made = await self.process(item)
@@ -152,8 +159,8 @@ class Stage(Generic[In, Out]):
     async def attempt(
         self, what: str, call: Callable[[], Awaitable[T]], *, retries: int, timeout_s: float | None = None
     ) -> T:
-        """`call` until it succeeds; back-end errors that are not fatal are tried again, a bounded number of times."""
-        backoff_s = self.line.settings.reliability.restart_backoff_s
+        """Await `call`; retry back-end errors that are not fatal, at most `retries` times."""
+        backoff_s = self.pipeline.settings.reliability.restart_backoff_s
         for number in range(retries + 1):
             try:
                 async with asyncio.timeout(timeout_s):
@@ -161,10 +168,10 @@ class Stage(Generic[In, Out]):
             except (BackendError, TimeoutError) as error:
                 late = BackendError(f"{what}: not done after {timeout_s} s")
                 failure = error if isinstance(error, BackendError) else late
-                self.line.recovery.failure(self.role, failure)
+                self.pipeline.recovery.failure(self.role, failure)
                 if failure.fatal or number == retries:
                     raise failure from error
-                self.line.events.emit(OperationRetry(who=self.role, attempt=number + 1))
+                self.pipeline.events.emit(OperationRetry(who=self.role, attempt=number + 1))
             self.settle(recovering=1)
             try:
                 await asyncio.sleep(backoff_s * 2**number)
@@ -174,8 +181,6 @@ class Stage(Generic[In, Out]):
 
 
 StageT = TypeVar("StageT", bound=type[Stage[Any, Any]])
-STAGES: dict[str, type[Stage[Any, Any]]] = {}
-"""Every stage that can be named in a flow."""
 
 
 def register_stage(role: str) -> Callable[[StageT], StageT]:
@@ -183,21 +188,38 @@ def register_stage(role: str) -> Callable[[StageT], StageT]:
 
     def register(stage: StageT) -> StageT:
         stage.role = role
-        STAGES[role] = stage
+        STAGES.register(role, stage, replace=True)
         return stage
 
     return register
 
 
-def create_role_state_machine(role_name: str, *, pipeline: Pipeline, **overrides: object) -> Stage[Any, Any]:
-    """One stage by name, for the given line. `overrides` are set on it as attributes (such as `width`)."""
+def create_role_state_machine(
+    role_name: str,
+    *,
+    pipeline: Pipeline,
+    trainer: RunContext | None = None,
+    use_async_rl: bool | None = None,
+    **args: Any,
+) -> Stage[Any, Any]:
+    """Make the stage registered as `role_name` for a pipeline.
+
+    `args` are keyword arguments of its constructor, or attributes such as `width`. A pipeline has its trainer and its
+    staleness bound already: `trainer` and `use_async_rl` may be given for clarity, and must agree with it.
+    """
     if role_name not in STAGES:
-        raise KeyError(f"no stage {role_name!r}; there are {', '.join(sorted(STAGES))}")
-    stage = STAGES[role_name](pipeline)
-    for name, value in overrides.items():
+        raise KeyError(f"no stage {role_name!r}; there are {', '.join(sorted(STAGES.names()))}")
+    if trainer is not None and trainer.backends is not pipeline.backends:
+        raise ValueError("trainer: the pipeline belongs to another one")
+    if use_async_rl is not None and use_async_rl is not (pipeline.settings.async_generation_ratio > 0):
+        raise ValueError(f"use_async_rl={use_async_rl}: the pipeline has α = {pipeline.settings.async_generation_ratio:g}")
+    stage_class = STAGES.get(role_name)
+    known = inspect.signature(stage_class).parameters
+    stage: Stage[Any, Any] = stage_class(pipeline, **{name: args[name] for name in args if name in known})
+    for name in args.keys() - known.keys():
         if not hasattr(stage, name):
             raise AttributeError(f"stage {role_name!r} has no {name!r}")
-        setattr(stage, name, value)
+        setattr(stage, name, args[name])
     return stage
 
 
@@ -206,14 +228,14 @@ class StageState(StrEnum):
 
     IDLE = "idle"
     WAITING = "waiting"
-    """For something to consume, or for leave to go on."""
+    """Waits for an item, or for permission to go on."""
     RUNNING = "running"
     EMITTING = "emitting"
-    """Done with its item, waiting for room behind it."""
+    """Has processed its item and waits for room in the outbound channel."""
     RECOVERING = "recovering"
-    """Something failed and is being tried again."""
+    """An operation failed and is retried."""
     DEGRADED = "degraded"
-    """Tried as often as it may be; the run goes on smaller."""
+    """Retries are used up; the run goes on with less."""
     STOPPED = "stopped"
     FAILED = "failed"
 
@@ -233,7 +255,7 @@ LEGAL_TRANSITIONS: dict[StageState, frozenset[StageState]] = {
 
 
 def _shortest_path(start: StageState, goal: StageState) -> tuple[StageState, ...]:
-    """The shortest way of legal changes from one state to another, without passing an end."""
+    """Return the shortest sequence of legal changes between two states that passes no end state."""
     ways: deque[tuple[StageState, ...]] = deque([(start,)])
     seen = {start}
     while ways:
@@ -248,4 +270,4 @@ def _shortest_path(start: StageState, goal: StageState) -> tuple[StageState, ...
 
 
 TRANSITION_PATHS = {(start, goal): _shortest_path(start, goal) for start in S for goal in S if start is not goal}
-"""How a stage gets from any state to any other; empty where it cannot."""
+"""Legal changes that lead from any state to any other; empty where there are none."""

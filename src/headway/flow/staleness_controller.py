@@ -1,10 +1,11 @@
-"""The staleness controller: versions, slots and the bound. The one place that decides how far rollout runs ahead.
+"""The staleness controller: the one place that decides how far rollout runs ahead of training.
 
-A *slot* is taken when a group starts and given back when the group was trained and the weights made from it are
-served, or when it was dropped. A sample is trained only while `trained − oldest ≤ alpha`, judged against
+A *slot* is taken when a group starts. It is released when the group was trained and the weights made from it are
+served, or when the group was dropped. A sample is trained only while `trained − oldest ≤ alpha`, judged against
 `trained` at the moment of consumption; `begin_step` refuses anything else, whatever a policy chose.
 
-Knows numbers and order only: no back end, no clock, no asyncio but the wake-up of its waiters.
+The controller knows numbers and order only. It touches no back end and no clock, and uses asyncio only to wake its
+waiters.
 """
 
 from __future__ import annotations
@@ -13,221 +14,233 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from headway.errors import InvariantBroken
-from headway.flow.staleness_policies import (
-    STALENESS_POLICIES,
-    CandidateGroup,
-    SchedulerSnapshot,
-    StalenessPolicy,
-)
+from headway.flow.staleness_policies import CandidateGroup, SchedulerSnapshot, StalenessPolicy
+from headway.registry import STALENESS_POLICIES
 from headway.rollout.concurrency import Signal
 from headway.settings import RunSettings
 from headway.types import DropReason, SampleGroup, Task
 
 
 class GroupState(StrEnum):
-    """Where a group is in its life."""
+    """How far a group has come."""
 
-    FLYING = "flying"
-    """Being generated, or on its way down the line."""
+    IN_FLIGHT = "in flight"
+    """It is being generated, or is on its way through the stages before `train`."""
     READY = "ready"
-    """In the buffer, waiting for a batch."""
+    """It is in the buffer and waits for a batch."""
     TRAINING = "training"
     TRAINED = "trained"
-    """Trained; its slot waits for the weights to be served."""
-    GONE = "gone"
+    """It was trained; its slot waits until the weights made from it are served."""
+    RELEASED = "released"
 
 
 class GroupSlot:
-    """One taken slot."""
+    """One taken slot and the group that holds it."""
 
-    __slots__ = ("_flying_oldest", "born", "finished_at", "group", "made", "number", "place", "spare", "task")
+    __slots__ = (
+        "_in_flight_oldest",
+        "finished_at",
+        "group",
+        "number",
+        "served_at_start",
+        "spare",
+        "state",
+        "task",
+        "trained_version",
+    )
 
-    def __init__(self, number: int, task: Task, *, born: int, spare: bool) -> None:
+    def __init__(self, number: int, task: Task, *, served_at_start: int, spare: bool) -> None:
         self.number = number
-        """The group's id, and its order of starting."""
+        """Id of the group; ids grow in the order in which groups start."""
         self.task = task
-        self.born = born
-        """`served` when it started."""
+        self.served_at_start = served_at_start
+        """Version that was served when the group started."""
         self.spare = spare
-        """Taken beyond the ordinary slots."""
-        self.place = GroupState.FLYING
+        """Whether the slot was taken beyond the ordinary slots, for a redundant group."""
+        self.state = GroupState.IN_FLIGHT
         self.group: SampleGroup | None = None
         self.finished_at = -1
-        """`trained` when its last member came in."""
-        self.made = -1
-        """The version that it helped to make, once trained."""
-        self._flying_oldest: Callable[[], int] = lambda: born
+        """`trained` when the last member was finished; −1 until then."""
+        self.trained_version = -1
+        """Version that the group helped to make; −1 until it was trained."""
+        self._in_flight_oldest: Callable[[], int] = lambda: served_at_start
 
     @property
     def is_ready(self) -> bool:
-        return self.place is GroupState.READY
+        return self.state is GroupState.READY
 
     @property
     def is_live(self) -> bool:
-        """Still on its way to being trained."""
-        return self.place in (GroupState.FLYING, GroupState.READY)
+        """Whether the group may still be trained."""
+        return self.state in (GroupState.IN_FLIGHT, GroupState.READY)
 
     @property
     def oldest(self) -> int:
-        """Oldest version in it, as far as it is known."""
-        return self.group.oldest if self.group is not None else self._flying_oldest()
+        """Oldest version among the tokens of the group, as far as it is known."""
+        return self.group.oldest if self.group is not None else self._in_flight_oldest()
 
-    def watch(self, oldest: Callable[[], int]) -> None:
-        """Ask `oldest` while the group is being generated."""
-        self._flying_oldest = oldest
+    def track_oldest(self, oldest: Callable[[], int]) -> None:
+        """Ask `oldest` for the oldest version while the group is being generated."""
+        self._in_flight_oldest = oldest
 
 
 class Headway:
-    """Tickets, versions and the policy. `on_evict(ticket, reason)` is called for every group that must go."""
+    """Holds slots, versions and the staleness policy. Calls `on_evict(slot, reason)` for every group that must go."""
 
-    def __init__(self, settings: RunSettings, *, trained: int = 0) -> None:
+    def __init__(
+        self, settings: RunSettings, *, on_evict: Callable[[GroupSlot, DropReason], None], trained: int = 0
+    ) -> None:
         self.settings = settings
-        self.policy: StalenessPolicy = STALENESS_POLICIES[settings.staleness_policy](settings)
+        self.policy: StalenessPolicy = STALENESS_POLICIES.get(settings.staleness_policy)(settings)
         self.trained = trained
         self.served = -1
         self.stepping = False
+        """Whether a training step is under way."""
         self.degraded = False
-        """Runs as if alpha were 0: nothing starts ahead. What is already in the line keeps its bound."""
+        """Whether the run behaves as if alpha were 0. Groups that are under way keep their bound."""
         self.paused = False
-        """Nothing starts: validation wants the engines for itself."""
+        """Whether no group may start because validation has the engines for itself."""
         self.stopping = False
-        """Nothing starts and no further batch is chosen: the run is about to stop."""
-        self.tickets: dict[int, GroupSlot] = {}
+        """Whether the run is about to stop: no group starts and no further batch is chosen."""
+        self.group_slots: dict[int, GroupSlot] = {}
         self.changed = Signal()
-        self.on_evict: Callable[[GroupSlot, DropReason], None] = lambda ticket, reason: None
-        self.flying = 0
-        """Groups on their way to the buffer."""
+        self.in_flight = 0
+        """Number of groups on their way to the buffer."""
         self.ready_count = 0
-        """Groups in the buffer."""
+        """Number of groups in the buffer."""
+        self._on_evict = on_evict
 
-    # -- what can be asked
+    # -- queries
 
     @property
     def outstanding(self) -> int:
-        return len(self.tickets)
+        """Number of slots that are taken."""
+        return len(self.group_slots)
 
     @property
     def slots(self) -> int:
-        """Slots there are now, spares included."""
+        """Number of slots that exist now, spare ones included."""
         ordinary = self.settings.groups_per_step if self.degraded else self.settings.slots
         return ordinary + self.settings.additional_groups
 
     @property
     def oldest_useful(self) -> int:
-        """Whatever is older than this can be in no batch any more."""
+        """Oldest version that can still be part of a batch."""
         return self.trained + self.stepping - self.settings.bound
 
-    def view(self, bound: int) -> SchedulerSnapshot:
-        """The line now."""
+    def take_snapshot(self, bound: int) -> SchedulerSnapshot:
+        """Return the numbers that a policy decides by."""
         return SchedulerSnapshot(
             trained=self.trained,
             served=self.served,
             stepping=self.stepping,
             outstanding=self.outstanding,
-            untrained=self.flying + self.ready_count,
+            untrained=self.in_flight + self.ready_count,
             slots=self.slots,
             bound=bound,
         )
 
     def may_start(self) -> bool:
-        """Whether a new group may start now."""
+        """Return whether a new group may start now."""
         if self.paused or self.stopping or self.served < 0:
             return False
-        return self.policy.admit(self.view(0 if self.degraded else self.settings.bound))
+        return self.policy.admit(self.take_snapshot(0 if self.degraded else self.settings.bound))
 
-    # -- the life of a slot
+    # -- life of a slot
 
-    def open(self, number: int, task: Task, *, born: int | None = None) -> GroupSlot:
-        """Take a slot."""
+    def open(self, number: int, task: Task, *, served_at_start: int | None = None) -> GroupSlot:
+        """Take a slot for the group `number`."""
         ordinary = self.slots - self.settings.additional_groups
-        ticket = GroupSlot(number, task, born=self.served if born is None else born, spare=self.outstanding >= ordinary)
-        self.tickets[number] = ticket
-        self.flying += 1
-        return ticket
+        version = self.served if served_at_start is None else served_at_start
+        slot = GroupSlot(number, task, served_at_start=version, spare=self.outstanding >= ordinary)
+        self.group_slots[number] = slot
+        self.in_flight += 1
+        return slot
 
-    def ready(self, group: SampleGroup) -> None:
-        """A group has come down the line and may be trained."""
-        ticket = self.tickets[group.group_id]
-        ticket.group = group
-        ticket.place = GroupState.READY
-        self.flying -= 1
+    def mark_ready(self, group: SampleGroup) -> None:
+        """Put a group that has passed all stages into the buffer."""
+        slot = self.group_slots[group.group_id]
+        slot.group = group
+        slot.state = GroupState.READY
+        self.in_flight -= 1
         self.ready_count += 1
-        self._evict([ticket])
+        self._evict([slot])
         self.changed.notify()
 
-    def drop(self, ticket: GroupSlot) -> None:
-        """Give a slot back without training."""
-        if ticket.place is GroupState.FLYING:
-            self.flying -= 1
-        elif ticket.place is GroupState.READY:
+    def drop(self, slot: GroupSlot) -> None:
+        """Release a slot whose group is not trained."""
+        if slot.state is GroupState.IN_FLIGHT:
+            self.in_flight -= 1
+        elif slot.state is GroupState.READY:
             self.ready_count -= 1
         else:
-            raise InvariantBroken(f"group {ticket.number} dropped while {ticket.place}")
-        ticket.place = GroupState.GONE
-        del self.tickets[ticket.number]
+            raise InvariantBroken(f"group {slot.number} dropped while {slot.state}")
+        slot.state = GroupState.RELEASED
+        del self.group_slots[slot.number]
         self.changed.notify()
 
-    def choose(self) -> list[GroupSlot] | None:
-        """The next batch, if there is one now."""
+    def choose_batch(self) -> list[GroupSlot] | None:
+        """Return the slots of the next batch, or `None` if no batch is ready."""
         if self.stopping or self.ready_count < self.settings.groups_per_step:
             return None
-        chosen = self.policy.select(self._live(), self.view(self.settings.bound))
-        return None if chosen is None else [self.tickets[candidate.number] for candidate in chosen]
+        chosen = self.policy.select(self._live(), self.take_snapshot(self.settings.bound))
+        return None if chosen is None else [self.group_slots[candidate.number] for candidate in chosen]
 
     def begin_step(self, batch: Iterable[GroupSlot]) -> None:
-        """Consume a batch: the moment at which freshness is judged."""
+        """Consume a batch. This is the moment at which freshness is judged."""
         if self.stepping:
             raise InvariantBroken("a training step began before the last one ended")
-        for ticket in batch:
-            lag, newest = self.trained - ticket.oldest, ticket.group.newest if ticket.group is not None else 0
-            if lag > self.settings.async_generation_ratio or newest > self.trained or not ticket.is_ready:
+        for slot in batch:
+            lag, newest = self.trained - slot.oldest, slot.group.newest if slot.group is not None else 0
+            if lag > self.settings.async_generation_ratio or newest > self.trained or not slot.is_ready:
                 raise InvariantBroken(
-                    f"group {ticket.number} ({ticket.place}) of versions {ticket.oldest} to {newest} has lag {lag} "
+                    f"group {slot.number} ({slot.state}) of versions {slot.oldest} to {newest} has lag {lag} "
                     f"at trained = {self.trained}, alpha = {self.settings.async_generation_ratio}"
                 )
-            ticket.place = GroupState.TRAINING
+            slot.state = GroupState.TRAINING
             self.ready_count -= 1
         self.stepping = True
         self.evict()
         self.changed.notify()
 
     def end_step(self, batch: Iterable[GroupSlot]) -> None:
-        """The update is done."""
+        """Count the optimizer update that `batch` made."""
         self.stepping = False
         self.trained += 1
-        for ticket in batch:
-            ticket.place = GroupState.TRAINED
-            ticket.made = self.trained
+        for slot in batch:
+            slot.state = GroupState.TRAINED
+            slot.trained_version = self.trained
         self.release()
         self.changed.notify()
 
     def serve(self, version: int) -> None:
-        """All replicas in service answer with at least `version`."""
+        """Note that all replicas in service answer with at least `version`."""
         self.served = version
         self.release()
         self.changed.notify()
 
     def release(self) -> None:
-        """Give back the slots of groups whose weights are served."""
-        done = [t.number for t in self.tickets.values() if t.place is GroupState.TRAINED and t.made <= self.served]
+        """Release the slots of groups whose weights are served."""
+        slots = self.group_slots.values()
+        done = [s.number for s in slots if s.state is GroupState.TRAINED and s.trained_version <= self.served]
         for number in done:
-            self.tickets.pop(number).place = GroupState.GONE
+            self.group_slots.pop(number).state = GroupState.RELEASED
 
     def evict(self) -> None:
-        """Let go of everything that can be in no batch any more."""
+        """Evict every group that can be part of no batch any more."""
         self._evict(self._live())
 
     def _evict(self, groups: list[CandidateGroup]) -> None:
-        for candidate in self.policy.evict(groups, self.view(self.settings.bound)):
-            ticket = self.tickets.get(candidate.number)
-            if ticket is not None and ticket.is_live:
-                self.on_evict(ticket, _eviction_reason(ticket))
+        for candidate in self.policy.evict(groups, self.take_snapshot(self.settings.bound)):
+            slot = self.group_slots.get(candidate.number)
+            if slot is not None and slot.is_live:
+                self._on_evict(slot, _eviction_reason(slot))
 
     def _live(self) -> list[CandidateGroup]:
-        return [ticket for ticket in self.tickets.values() if ticket.is_live]
+        return [slot for slot in self.group_slots.values() if slot.is_live]
 
 
-def _eviction_reason(ticket: GroupSlot) -> DropReason:
-    if ticket.spare:
+def _eviction_reason(slot: GroupSlot) -> DropReason:
+    if slot.spare:
         return DropReason.SURPLUS_GROUP
-    return DropReason.STALE_IN_FLIGHT if ticket.finished_at < 0 else DropReason.STALE_IN_QUEUE
+    return DropReason.STALE_IN_FLIGHT if slot.finished_at < 0 else DropReason.STALE_IN_QUEUE

@@ -1,10 +1,14 @@
-"""What happens to samples near the staleness bound: three verbs, three policies.
+"""Staleness policies: what happens to groups near the staleness bound.
 
-`admit`: may a new group start? `select`: which groups make the next batch? `evict`: which can no longer be used?
+A policy answers three questions. `admit`: may a new group start? `select`: which groups make the next batch? `evict`:
+which groups can no longer be used? All policies keep the hard bound; they differ in who pays for a straggler:
 
-All three keep the hard bound; they differ in who pays for a straggler. `drop` lets training go on and regenerates
-the straggler's prompt; `wait` starts only what can be trained in time and makes training wait for it; `window`
-trains in the order of starting, looking ahead over a bounded number of groups.
+* `drop`: training goes on, and the prompt of the straggler is generated again.
+* `wait`: only groups that can be trained in time are started, and training waits for them.
+* `window`: groups are trained in the order in which they started, looking ahead over a bounded number of groups.
+
+A policy of your own is a class with these three methods and a constructor that takes the `RunSettings`. Register it
+with `headway.register_policy("name")`; subclassing `DropPolicy` saves most of the work.
 """
 
 from __future__ import annotations
@@ -13,116 +17,122 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from headway.registry import STALENESS_POLICIES
 from headway.settings import RunSettings
 
 
 class CandidateGroup(Protocol):
-    """A group as a policy sees it. Attributes only: policies move nothing."""
+    """A group as a policy sees it. Policies read it and change nothing."""
 
     @property
     def number(self) -> int:
-        """Order of starting."""
+        """Id of the group; ids grow in the order in which groups start."""
         ...
 
     @property
     def oldest(self) -> int:
-        """Oldest version at work in it."""
+        """Oldest version among the tokens of the group."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether it may be trained."""
+        """Whether the group is in the buffer and may be trained."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSnapshot:
-    """The line at one moment."""
+    """The numbers that a policy decides by, at one moment."""
 
     trained: int
     served: int
     stepping: bool
-    """A batch has been chosen and is being trained."""
+    """Whether a batch has been chosen and is being trained."""
     outstanding: int
-    """Slots taken."""
+    """Number of slots that are taken."""
     untrained: int
-    """Of those, groups not yet in a batch."""
+    """Number of groups with a slot that are in no batch yet."""
     slots: int
-    """Slots there are, spares included; fewer while the run is degraded."""
+    """Number of slots that exist, spare ones included; fewer while the run is degraded."""
     bound: int
+    """Largest lag at which a sample may be trained."""
 
     @property
     def earliest(self) -> int:
         """`trained` at the next batch that has not been chosen yet."""
         return self.trained + self.stepping
 
-    def usable(self, oldest: int) -> bool:
-        """Whether something this old can be in that batch."""
+    def is_usable(self, oldest: int) -> bool:
+        """Return whether a group whose oldest version is `oldest` can be part of that batch."""
         return self.earliest - oldest <= self.bound
 
 
 class StalenessPolicy(Protocol):
-    """See the module's docstring."""
+    """The three questions that the module's docstring explains."""
 
-    def admit(self, view: SchedulerSnapshot) -> bool: ...
-    def select(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup] | None: ...
-    def evict(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup]: ...
+    def admit(self, snapshot: SchedulerSnapshot) -> bool: ...
+    def select(
+        self, groups: Sequence[CandidateGroup], snapshot: SchedulerSnapshot
+    ) -> Sequence[CandidateGroup] | None: ...
+    def evict(self, groups: Sequence[CandidateGroup], snapshot: SchedulerSnapshot) -> Sequence[CandidateGroup]: ...
 
 
 class DropPolicy:
-    """Training never waits for a straggler: it takes the first full batch that is fresh enough."""
+    """Never makes training wait for a straggler: takes the first full batch that is fresh enough."""
 
     def __init__(self, settings: RunSettings) -> None:
         self._size = settings.groups_per_step
         self._sign = -1 if settings.selection_order == "freshest" else 1
 
-    def admit(self, view: SchedulerSnapshot) -> bool:
-        return view.outstanding < view.slots and view.usable(view.served)
+    def admit(self, snapshot: SchedulerSnapshot) -> bool:
+        return snapshot.outstanding < snapshot.slots and snapshot.is_usable(snapshot.served)
 
-    def select(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup] | None:
-        ready = [group for group in groups if group.is_ready and view.trained - group.oldest <= view.bound]
+    def select(self, groups: Sequence[CandidateGroup], snapshot: SchedulerSnapshot) -> list[CandidateGroup] | None:
+        ready = [group for group in groups if group.is_ready and snapshot.trained - group.oldest <= snapshot.bound]
         if len(ready) < self._size:
             return None
-        return self.ordered(ready)[: self._size]
+        return self.sort_by_freshness(ready)[: self._size]
 
-    def evict(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup]:
-        return [group for group in groups if not view.usable(group.oldest)]
+    def evict(self, groups: Sequence[CandidateGroup], snapshot: SchedulerSnapshot) -> list[CandidateGroup]:
+        return [group for group in groups if not snapshot.is_usable(group.oldest)]
 
-    def ordered(self, groups: Sequence[CandidateGroup]) -> list[CandidateGroup]:
-        """By freshness as configured, then by order of starting."""
+    def sort_by_freshness(self, groups: Sequence[CandidateGroup]) -> list[CandidateGroup]:
+        """Sort by freshness in the configured order, then by order of starting."""
         return sorted(groups, key=lambda group: (self._sign * group.oldest, group.number))
 
 
 class WaitPolicy(DropPolicy):
-    """Training waits for groups at their deadline; only what fits before its deadline is started."""
+    """Makes training wait for groups at their deadline, and starts only groups that can be trained before theirs."""
 
-    def admit(self, view: SchedulerSnapshot) -> bool:
-        if view.outstanding >= view.slots or not view.usable(view.served):
+    def admit(self, snapshot: SchedulerSnapshot) -> bool:
+        if snapshot.outstanding >= snapshot.slots or not snapshot.is_usable(snapshot.served):
             return False
-        batches = view.served + view.bound - view.earliest + 1  # that may still take a group started now
-        return view.untrained < batches * self._size
+        batches = snapshot.served + snapshot.bound - snapshot.earliest + 1  # that may still take a group started now
+        return snapshot.untrained < batches * self._size
 
-    def select(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup] | None:
-        due = [group for group in groups if view.trained - group.oldest == view.bound]
+    def select(self, groups: Sequence[CandidateGroup], snapshot: SchedulerSnapshot) -> list[CandidateGroup] | None:
+        due = [group for group in groups if snapshot.trained - group.oldest == snapshot.bound]
         if not all(group.is_ready for group in due):
             return None
-        rest = [group for group in groups if group.is_ready and view.trained - group.oldest < view.bound]
-        chosen = [*sorted(due, key=lambda group: group.number), *self.ordered(rest)][: self._size]
+        rest = [group for group in groups if group.is_ready and snapshot.trained - group.oldest < snapshot.bound]
+        chosen = [*sorted(due, key=lambda group: group.number), *self.sort_by_freshness(rest)][: self._size]
         return chosen if len(chosen) == self._size else None
 
 
 class WindowPolicy(DropPolicy):
-    """First started, first trained, with a look-ahead: a batch is chosen from the oldest `window` groups alone."""
+    """Trains in the order of starting: a batch is chosen from the first `window` groups alone."""
 
     def __init__(self, settings: RunSettings) -> None:
         super().__init__(settings)
         self._window = settings.staleness_window
 
-    def select(self, groups: Sequence[CandidateGroup], view: SchedulerSnapshot) -> list[CandidateGroup] | None:
-        usable = [group for group in groups if view.trained - group.oldest <= view.bound]
+    def select(self, groups: Sequence[CandidateGroup], snapshot: SchedulerSnapshot) -> list[CandidateGroup] | None:
+        usable = [group for group in groups if snapshot.trained - group.oldest <= snapshot.bound]
         ahead = sorted(usable, key=lambda group: group.number)[: self._window]
         ready = [group for group in ahead if group.is_ready][: self._size]
         return ready if len(ready) == self._size else None
 
 
-STALENESS_POLICIES: dict[str, type[DropPolicy]] = {"drop": DropPolicy, "wait": WaitPolicy, "window": WindowPolicy}
+STALENESS_POLICIES.register("drop", DropPolicy)
+STALENESS_POLICIES.register("wait", WaitPolicy)
+STALENESS_POLICIES.register("window", WindowPolicy)

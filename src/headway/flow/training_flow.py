@@ -1,26 +1,27 @@
-"""AsyncTrainingFlow: builds the line, runs it, and goes on when part of it is lost.
+"""AsyncTrainingFlow: builds the pipeline, runs it, and continues when part of it is lost.
 
     dataloader → generate → rollout → logp → ref_logp → reward → train → param_update
                     ↑                                                        │
                     └──────────── served policy version, freed slots ────────┘
 
-One way of going on serves every case: a new line is built from the ledger and the trainer's last checkpoint,
-whether the process was killed, was asked to stop, or only its trainer was lost.
+There is one way to continue: a new pipeline is built from the ledger and the trainer's last checkpoint, whether the
+process was killed, was asked to stop, or only lost its trainer.
 
-Guarantees: when `run` returns or raises, every started sample is trained, dropped with a reason, or saved, and
-every slot is free or belongs to a saved group. Does not make back ends; does not know which clock it runs on.
+Guarantees: when `run` returns or raises, every started sample is trained, dropped with a reason, or saved, and every
+slot is free or belongs to a saved group. The flow does not make back ends and does not know which clock it runs on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from headway.cluster.base import DevicePools
+from headway.config import StageConfig
 from headway.errors import (
     BackendError,
     ConfigError,
@@ -32,27 +33,25 @@ from headway.errors import (
     TrainerError,
 )
 from headway.flow import stages as _stages
-from headway.flow.backends import Backends
+from headway.flow.backends import RunContext
 from headway.flow.channel import Channel
 from headway.flow.checkpointing import save_checkpoint
 from headway.flow.engine_fleet import DeviceLending, EngineFleet
 from headway.flow.pipeline import Pipeline
-from headway.flow.stage import STAGES, Stage, create_role_state_machine
+from headway.flow.stage import Stage, create_role_state_machine
 from headway.flow.validation_flow import ValidationFlow
 from headway.flow.watchdog import ProgressWatch, check_replicas, watch_for_stalls
 from headway.ledger import Ledger
-from headway.monitor.event_log import EventLog
 from headway.monitor.events import BackendRestart, BackendUp, ErrorReport, SampleEnd
 from headway.monitor.wait_graph import WaitGraph
+from headway.registry import STAGES
 from headway.rollout.concurrency import OrderedTaskGroup
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import ReplicaHealth
-from headway.rollout.sample_evaluation import EvaluatedSample
-from headway.settings import RunSettings
-from headway.types import Batch, Generation
+from headway.types import Generation
 
 ROLES = ("dataloader", "generate", "rollout", "logp", "ref_logp", "reward", "train", "param_update")
-"""The line as it stands; `critic` goes before `train` where there is one."""
+"""The built-in stages in order; `critic` stands before `train` where there is one."""
 assert _stages  # imported for the roles that it registers
 
 
@@ -62,58 +61,47 @@ class RunSummary:
 
     trained: int
     finished: bool
-    """All steps were done; otherwise `reason` says why not."""
+    """Whether all steps were done; `reason` says why not."""
     reason: str = ""
     restarts: int = 0
-    """How often the line was rebuilt."""
+    """How often the pipeline was rebuilt because the trainer was lost."""
 
 
 class PipelineEnded(HeadwayError):
-    """Raised inside the line's task group to end it: there is nothing left to do."""
+    """Raised inside the task group of a pipeline to end it when all work is done."""
 
 
 class AsyncTrainingFlow:
-    """One run. `insert` puts stages of one's own into the line: role → the role it stands behind."""
+    """One run. `trainer` has its back ends, settings and directory; `headway.open_run` makes it from a configuration.
 
-    def __init__(
-        self,
-        *,
-        backends: Backends,
-        settings: RunSettings,
-        events: EventLog,
-        run_dir: Path,
-        clock: Callable[[], float],
-        checkpoint_dir: Path | None = None,
-        on_trained: Callable[[Batch, int], None] | None = None,
-        on_validated: Callable[[int, Sequence[EvaluatedSample]], None] | None = None,
-        insert: Mapping[str, str] | None = None,
-        enable_async_rl: bool = True,
-    ) -> None:
+    `enable_async_rl=False` trains synchronously, whatever α the settings have.
+    """
+
+    def __init__(self, *, trainer: RunContext, enable_async_rl: bool = True) -> None:
+        backends, settings = trainer.backends, trainer.settings
         if not backends.engines:
             raise ConfigError("there is no engine to generate with", key="actor_infer", value=[])
-        self.settings = (
-            settings if enable_async_rl else replace(settings, async_generation_ratio=0.0, pipeline_depth=None)
-        )
-        self.backends, self.events, self.run_dir = backends, events, run_dir
-        self.checkpoint_dir = checkpoint_dir or run_dir / "checkpoints"
-        self.roles = order_stages(insert or {}, critic=backends.critic is not None)
-        self.waits = WaitGraph(clock)
-        self._on_trained, self._on_validated = on_trained, on_validated
-        self.line: Pipeline | None = None
-        """The line that runs now."""
+        self.context = trainer
+        self.settings = settings if enable_async_rl else replace(settings, async_generation_ratio=0.0, pipeline_depth=None)
+        self.backends, self.events, self.run_dir = backends, trainer.events, trainer.run_dir
+        self.checkpoint_dir = trainer.checkpoint_dir or trainer.run_dir / "checkpoints"
+        self.roles = order_stages(trainer.stages, critic=backends.critic is not None)
+        self.waits = WaitGraph(trainer.clock)
+        self.pipeline: Pipeline | None = None
+        """The pipeline that runs now."""
         self.fleet: EngineFleet | None = None
-        """The engines of the run, once it has begun."""
+        """Adds and removes engines, once the run has begun."""
         self.stages: dict[str, Stage[Any, Any]] = {}
-        self._clock = clock
+        self._clock = trainer.clock
         self._stop: asyncio.Event = asyncio.Event()
         self._stop_reason = ""
         self._restarts = 0
         self._reached = -1
-        """The furthest version at which the trainer was lost."""
+        """Highest version at which the trainer was lost."""
         self._losses = 0
-        """How often it was lost without getting further."""
+        """How often the trainer was lost without getting further."""
         self._progress = ProgressWatch()
-        events.attach(self._progress)
+        self.events.attach(self._progress)
 
     def stop(self, reason: str = "asked to stop") -> None:
         """End the run cleanly at the next opportunity, with a checkpoint."""
@@ -121,7 +109,7 @@ class AsyncTrainingFlow:
         self._stop.set()
 
     async def run(self) -> RunSummary:
-        """Train until the last step. Returns when done or cleanly stopped, raises when something is broken."""
+        """Train until the last step. Return when done or cleanly stopped; raise when something is broken."""
         self.run_dir.mkdir(parents=True, exist_ok=True)
         call_soon = asyncio.get_running_loop().call_soon
         ledger = Ledger(self.run_dir / "ledger.sqlite", defer=lambda flush: call_soon(flush))
@@ -135,7 +123,7 @@ class AsyncTrainingFlow:
             while True:
                 if lost is not None:
                     await self._revive_trainer(ledger, lost)
-                failure = await self._run_line(ledger, hub)
+                failure = await self._run_pipeline(ledger, hub)
                 if not isinstance(failure, TrainerCrashed):
                     return self._summary(failure, self.backends.trainer.version)
                 lost = failure
@@ -145,35 +133,34 @@ class AsyncTrainingFlow:
         finally:
             ledger.close()
 
-    # -- one line
+    # -- one pipeline
 
-    async def _run_line(self, ledger: Ledger, hub: InferenceHub) -> BaseException | None:
-        """From the ledger to the end of the line, and what ended it. State is saved whatever that was."""
+    async def _run_pipeline(self, ledger: Ledger, hub: InferenceHub) -> BaseException | None:
+        """Run one pipeline from the ledger to its end and save its state. Return what ended it early, if anything did."""
         failure: BaseException | None = None
-        line: Pipeline | None = None
+        pipeline: Pipeline | None = None
         try:
             async with OrderedTaskGroup() as tasks:
-                line = self.line = self._build(ledger, hub, tasks)
-                tasks.create_task(self._conduct(line), name="conductor")
+                pipeline = self.pipeline = self._build(ledger, hub, tasks)
+                tasks.create_task(self._conduct(pipeline), name="conductor")
         except* PipelineEnded:
             pass
         except* BaseException as group:
             failure = root_cause(group)
-        if line is None:
-            raise failure or InvariantBroken("a line ended before it was built")
-        line.recovery.close()
+        if pipeline is None:
+            raise failure or InvariantBroken("a pipeline ended before it was built")
+        pipeline.recovery.close()
         if self.fleet is not None:
-            self.fleet.end_line()
-        await self._save(line, failure)
+            self.fleet.end_pipeline()
+        await self._save(pipeline, failure)
         if failure is not None and not isinstance(failure, TrainerCrashed | RunStopped | Stalled):
             raise failure
         return failure
 
     def _build(self, ledger: Ledger, hub: InferenceHub, tasks: asyncio.TaskGroup) -> Pipeline:
-        """A line with its stages and channels, going on from what the ledger holds."""
+        """Build a pipeline with its stages and channels that continues from what the ledger holds."""
         restored = ledger.restore(self.backends.trainer.version)
-        hub.begin_line()
-        line = Pipeline(
+        pipeline = Pipeline(
             settings=self.settings,
             backends=self.backends,
             events=self.events,
@@ -186,87 +173,93 @@ class AsyncTrainingFlow:
             run_dir=self.run_dir,
             checkpoint_dir=self.checkpoint_dir,
             clock=self._clock,
+            on_trained=self.context.on_trained,
+            on_validated=self.context.on_validated,
         )
-        line.on_trained = self._on_trained or line.on_trained
-        line.on_validated = self._on_validated or line.on_validated
-        if line.devices.shared("train", "generate"):
-            lock = line.devices.locks["train"]
-            lock.on_busy, lock.on_free = hub.halt_engines, hub.continue_engines
+        if pipeline.devices.shared("train", "generate"):
+            pipeline.devices.locks["train"].call_when_held(hub.halt_engines, when_free=hub.continue_engines)
         elif self.backends.lent:
-            DeviceLending(hub, line.devices.locks["train"], line.versions_changed)
-        self.stages = {role: create_role_state_machine(role, pipeline=line) for role in self.roles}
-        connect_stages(list(self.stages.values()), line)
-        line.restore_groups(restored)
+            DeviceLending(hub, pipeline.devices.locks["train"], pipeline.versions_changed)
+        args = {stage.name: stage.args for stage in self.context.stages}
+        self.stages = {
+            role: create_role_state_machine(role, pipeline=pipeline, **args.get(role, {})) for role in self.roles
+        }
+        connect_stages(list(self.stages.values()), pipeline)
+        pipeline.restore_groups(restored)
         if self.fleet is not None:
-            self.fleet.begin_line(line.supervisor, tasks, line.versions_changed)
-        return line
+            self.fleet.begin_pipeline(pipeline.supervisor, tasks, pipeline.versions_changed)
+        return pipeline
 
-    async def _conduct(self, line: Pipeline) -> None:
-        """Seed the engines, start the stages, and end the line when training is done or a stop is asked for."""
-        await line.hub.continue_engines()
-        await self._seed(line)
-        line.tasks.create_task(watch_for_stalls(line, self._progress, self.events), name="watchdog")
-        line.tasks.create_task(check_replicas(line), name="health")
-        stop = line.tasks.create_task(self._wait_for_stop(), name="stop")
-        validation = self._validation(line)
-        if validation is not None and self.settings.eval_at_start and not line.headway.trained:
-            await self._unless_stopped(line, stop, line.tasks.create_task(validation.first(), name="validate"))
-        running = [line.tasks.create_task(stage.run(), name=role) for role, stage in self.stages.items()]
-        await self._unless_stopped(line, stop, running[-1])  # ends when train does, after the last version is served
+    async def _conduct(self, pipeline: Pipeline) -> None:
+        """Seed the engines, start the stages, and end the pipeline when training is done or a stop is requested."""
+        await pipeline.hub.continue_engines()
+        await self._seed(pipeline)
+        pipeline.tasks.create_task(watch_for_stalls(pipeline, self._progress, self.events), name="watchdog")
+        pipeline.tasks.create_task(check_replicas(pipeline), name="health")
+        stop = pipeline.tasks.create_task(self._wait_for_stop(), name="stop")
+        validation = self._validation(pipeline)
+        if validation is not None and self.settings.eval_at_start and not pipeline.headway.trained:
+            await self._unless_stopped(
+                pipeline, stop, pipeline.tasks.create_task(validation.validate_start(), name="validate")
+            )
+        running = [pipeline.tasks.create_task(stage.run(), name=role) for role, stage in self.stages.items()]
+        await self._unless_stopped(
+            pipeline, stop, running[-1]
+        )  # ends when train does, after the last version is served
         if validation is not None:
             await validation.done.until(lambda: validation.running == 0)
-        if line.headway.trained < self.settings.max_steps:
-            raise RunStopped(f"the tasks ran out after {line.headway.trained} of {self.settings.max_steps} steps")
+        if pipeline.headway.trained < self.settings.max_steps:
+            raise RunStopped(f"the tasks ran out after {pipeline.headway.trained} of {self.settings.max_steps} steps")
         raise PipelineEnded
 
-    async def _unless_stopped(self, line: Pipeline, stop: asyncio.Task[None], work: asyncio.Task[None]) -> None:
-        """Wait for `work`. Raises `RunStopped` where a stop comes first; a step is not cut in two."""
+    async def _unless_stopped(self, pipeline: Pipeline, stop: asyncio.Task[None], work: asyncio.Task[None]) -> None:
+        """Wait for `work`. Raise `RunStopped` if a stop is requested first, after the training step that is under way."""
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if self._stop.is_set():
-            line.headway.stopping = True
-            await line.headway.changed.until(lambda: not line.headway.stepping)
+            pipeline.headway.stopping = True
+            await pipeline.headway.changed.until(lambda: not pipeline.headway.stepping)
             raise RunStopped(self._stop_reason)
 
     async def _wait_for_stop(self) -> None:
         await self._stop.wait()
 
-    async def _seed(self, line: Pipeline) -> None:
-        """Every replica that is up gets the trainer's version before anything starts; the others are revived."""
-        down = [replica for replica in line.hub.replicas if replica.health is not ReplicaHealth.UP]
+    async def _seed(self, pipeline: Pipeline) -> None:
+        """Give every healthy replica the trainer's weights before anything starts, and revive the others."""
+        down = [replica for replica in pipeline.hub.replicas if replica.health is not ReplicaHealth.UP]
         for replica in down:
             if replica.health is ReplicaHealth.LOST:
-                line.recovery.replica_lost(replica.name)
-            line.supervisor.take(replica, BackendError("was down when the line started"))
-        healthy = [replica for replica in line.hub.replicas if replica.health is ReplicaHealth.UP]
+                pipeline.recovery.replica_lost(replica.name)
+            pipeline.supervisor.take(replica, BackendError("was down when the pipeline started"))
+        healthy = [replica for replica in pipeline.hub.replicas if replica.health is ReplicaHealth.UP]
         try:
-            await line.updater.push(self.backends.trainer.version, healthy)
+            await pipeline.updater.push(self.backends.trainer.version, healthy)
         except BackendError as error:
-            raise TrainerCrashed(f"its weights cannot be had: {error}") from error
-        line.versions_changed()
+            raise TrainerCrashed(f"its weights cannot be read: {error}") from error
+        pipeline.versions_changed()
 
-    def _validation(self, line: Pipeline) -> ValidationFlow | None:
+    def _validation(self, pipeline: Pipeline) -> ValidationFlow | None:
         tasks = self.backends.validation_tasks
         if tasks is None or not self.settings.eval_steps or not self.settings.val_batch_size:
             return None
-        validation = ValidationFlow(line, tasks)
-        line.on_validate = validation.start
+        validation = ValidationFlow(pipeline, tasks)
+        pipeline.validate_with(validation.start)
         return validation
 
-    # -- ends
+    # -- ending
 
-    async def _save(self, line: Pipeline, failure: BaseException | None) -> None:
-        """Nothing is lost: partial sequences go to the ledger, the trainer to a checkpoint if it is alive."""
-        ledger = line.books.ledger
+    async def _save(self, pipeline: Pipeline, failure: BaseException | None) -> None:
+        """Save partial sequences to the ledger, and a checkpoint if the trainer is alive."""
+        ledger = pipeline.recorder.ledger
         if isinstance(failure, TrainerCrashed):
-            ledger.store_partials(line.partials())
+            ledger.store_partials(pipeline.partials())
             return
         try:
             if not isinstance(failure, asyncio.CancelledError):
-                await save_checkpoint(line)
-        except BackendError as error:  # a dead trainer cannot be saved; its last checkpoint stands
+                await save_checkpoint(pipeline)
+        except BackendError as error:  # a dead trainer cannot be saved; its last checkpoint remains
             self.events.emit(ErrorReport.from_exception("trainer", error))
-        finally:  # also for who does not want to wait for the checkpoint
-            self._end_open(ledger, line.partials())
+        finally:  # also when the checkpoint was cancelled
+            self._end_open(ledger, pipeline.partials())
 
     def _end_open(self, ledger: Ledger, partials: Mapping[str, Generation]) -> None:
         for sample_id in ledger.save_open(partials):
@@ -279,7 +272,7 @@ class AsyncTrainingFlow:
     # -- the trainer
 
     async def _load_trainer(self, ledger: Ledger) -> TrainerCrashed | None:
-        """Go on from the newest checkpoint that can be read. Returns what went wrong with the trainer itself."""
+        """Load the newest readable checkpoint. Return the error if the trainer itself failed."""
         limit, damaged = self.settings.reliability.train_timeout_s, ""
         for version, directory in ledger.checkpoints():
             try:
@@ -302,10 +295,10 @@ class AsyncTrainingFlow:
         return None
 
     async def _revive_trainer(self, ledger: Ledger, failure: TrainerCrashed) -> None:
-        """A lost trainer comes back with its last checkpoint. Raises `RunStopped` when it does not, or when it is
-        lost again and again without getting any further."""
+        """Restart a lost trainer with its last checkpoint. Raise `RunStopped` if it does not come back, or if it is lost
+        again and again without getting any further."""
         reliability = self.settings.reliability
-        reached = self.line.headway.trained if self.line is not None else 0
+        reached = self.pipeline.headway.trained if self.pipeline is not None else 0
         self._losses = self._losses + 1 if reached <= self._reached else 1
         self._reached = max(reached, self._reached)
         self._restarts += 1
@@ -330,46 +323,60 @@ class AsyncTrainingFlow:
         raise RunStopped(f"the trainer does not come back: {error}; the run can be resumed from its last checkpoint")
 
 
-# -- putting a line together
+# -- putting a pipeline together
 
 
-def order_stages(insert: Mapping[str, str], *, critic: bool) -> list[str]:
-    """The roles of a line in order, with the user's own stages behind the ones they name."""
+def order_stages(stages: Sequence[StageConfig], *, critic: bool) -> list[str]:
+    """Return the roles of a pipeline in order, with the user's own stages behind the ones they name."""
     roles = list(ROLES)
     if critic:
         roles.insert(roles.index("train"), "critic")
-    for role, behind in insert.items():
-        if role not in STAGES:
-            raise ConfigError("no such stage is registered", key="insert", value=role, hint=f"known: {sorted(STAGES)}")
-        if behind not in roles or behind == roles[-1]:
+    for stage in stages:
+        if stage.name not in STAGES:
             raise ConfigError(
-                f"{role!r} cannot stand behind it", key="insert", value=behind, hint=f"one of {roles[:-1]}"
+                "no such stage is registered", key="stages", value=stage.name, hint=STAGES.hint(stage.name)
             )
-        roles.insert(roles.index(behind) + 1, role)
+        if stage.after not in roles or stage.after == roles[-1]:
+            problem, hint = f"{stage.name!r} cannot stand behind it", f"one of {roles[:-1]}"
+            raise ConfigError(problem, key="stages", value=stage.after, hint=hint)
+        _check_arguments(stage)
+        roles.insert(roles.index(stage.after) + 1, stage.name)
     for left, right in pairwise(roles):
-        made, wanted = STAGES[left].produces, STAGES[right].consumes
-        if made is not wanted:
-            raise ConfigError(f"{right} consumes {wanted.__name__}, but {left} produces {made.__name__}", key="insert")
+        produced, consumed = STAGES.get(left).produces, STAGES.get(right).consumes
+        if produced is not consumed:
+            problem = f"{right} consumes {consumed.__name__}, but {left} produces {produced.__name__}"
+            raise ConfigError(problem, key="stages")
     return roles
 
 
-def connect_stages(line_stages: list[Stage[Any, Any]], line: Pipeline) -> None:
-    """Channels between neighbours. Tasks are read ahead by a few; groups always have room."""
-    capacity = {"dataloader": min(64, line.capacity), "train": 4}
-    for left, right in pairwise(line_stages):
+def _check_arguments(stage: StageConfig) -> None:
+    """Raise `ConfigError` if the constructor of a stage does not take its `args`."""
+    signature = inspect.signature(STAGES.get(stage.name))
+    try:
+        signature.bind(None, **stage.args)
+    except TypeError as error:
+        names = ", ".join(list(signature.parameters)[1:])
+        hint = f"arguments of {stage.name}: {names or 'none'}"
+        raise ConfigError(str(error), key="stages", value=dict(stage.args), hint=hint) from error
+
+
+def connect_stages(stages: list[Stage[Any, Any]], pipeline: Pipeline) -> None:
+    """Connect neighbouring stages by channels. A few tasks are read ahead; channels of groups are never full."""
+    capacity = {"dataloader": min(64, pipeline.capacity), "train": 4}
+    for left, right in pairwise(stages):
         channel: Channel[Any] = Channel(
             f"{left.role} → {right.role}",
             left.produces,
-            capacity.get(left.role, line.capacity),
+            capacity.get(left.role, pipeline.capacity),
             producer=left.role,
             consumer=right.role,
-            waits=line.waits,
+            waits=pipeline.waits,
         )
         left.outbound = right.inbound = channel
 
 
 def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception that matters most: what is broken before what was stopped, and both before what was lost."""
+    """Return the exception that matters most: a defect before an expected stop or a lost trainer."""
     leaves: list[BaseException] = []
     for error in group.exceptions:
         leaves.append(root_cause(error) if isinstance(error, BaseExceptionGroup) else error)

@@ -1,7 +1,7 @@
-"""validate: a second flow over the same hub. Same agents and rewards, no training, nothing in the ledger.
+"""Validation: a second flow over the same hub, with the same agents and rewards, but no training and no ledger.
 
-Runs beside training; with `pause_generation_for_validation` training requests are interrupted at an action
-boundary first and go on, with what they have, afterwards.
+It runs beside training. With `pause_generation_for_validation`, training requests are interrupted at a token boundary
+first and continue afterwards with the tokens they have.
 """
 
 from __future__ import annotations
@@ -21,76 +21,76 @@ from headway.rollout.sample_evaluation import SampleEvaluator, mean_outcomes
 class ValidationFlow:
     """Validates one version at a time."""
 
-    def __init__(self, line: Pipeline, tasks: TaskSource) -> None:
-        self._line, self._tasks = line, tasks
+    def __init__(self, pipeline: Pipeline, tasks: TaskSource) -> None:
+        self._pipeline, self._tasks = pipeline, tasks
         self._turn = asyncio.Lock()
         self.running = 0
-        """Validations asked for and not done."""
+        """Number of validations that were requested and are not done."""
         self.done = Signal()
 
     def start(self, trained: int) -> None:
         """Validate version `trained` as soon as it is served, beside training."""
         self.running += 1
-        spawn_task(self._line.tasks, self._run(trained), f"validate/{trained}")
+        spawn_task(self._pipeline.tasks, self._run(trained), f"validate/{trained}")
 
-    async def first(self) -> None:
-        """Validate the policy of the start, before anything else happens."""
-        await self._validate(self._line.headway.trained)
+    async def validate_start(self) -> None:
+        """Validate the initial policy before training starts."""
+        await self._validate(self._pipeline.headway.trained)
 
     async def _run(self, trained: int) -> None:
-        line = self._line
+        pipeline = self._pipeline
         try:
             async with self._turn:
-                with line.waits.waiting("validate", f"version {trained} to be served", "param_update"):
-                    await line.headway.changed.until(lambda: line.headway.served >= trained)
+                with pipeline.waits.waiting("validate", f"version {trained} to be served", "param_update"):
+                    await pipeline.headway.changed.until(lambda: pipeline.headway.served >= trained)
                 try:
-                    if line.settings.pause_generation_for_validation:
-                        line.headway.paused = True
-                        await line.hub.pause(RequestLane.TRAIN)
+                    if pipeline.settings.pause_generation_for_validation:
+                        pipeline.headway.paused = True
+                        await pipeline.hub.pause(RequestLane.TRAIN)
                     await self._validate(trained)
                 finally:
-                    if line.settings.pause_generation_for_validation:
-                        line.hub.resume(RequestLane.TRAIN)
-                        line.headway.paused = False
-                        line.headway.changed.notify()
+                    if pipeline.settings.pause_generation_for_validation:
+                        pipeline.hub.resume(RequestLane.TRAIN)
+                        pipeline.headway.paused = False
+                        pipeline.headway.changed.notify()
         finally:
             self.running -= 1
             self.done.notify()
 
     async def _validate(self, trained: int) -> None:
-        line, wanted = self._line, self._line.settings.val_batch_size
+        pipeline, wanted = self._pipeline, self._pipeline.settings.val_batch_size
         tasks = list(takewhile(lambda task: task is not None, map(self._tasks.task, range(wanted))))
-        line.events.emit(ValidateBegin(who="validate", trained=trained))
-        judged = await self._examiner().examine(task for task in tasks if task is not None)
-        rewards = [score.value for one in judged for _, score in one.answers]
+        pipeline.events.emit(ValidateBegin(who="validate", trained=trained))
+        samples = await self._make_evaluator().examine(task for task in tasks if task is not None)
+        rewards = [score.value for sample in samples for _, score in sample.answers]
         mean = sum(rewards) / len(rewards) if rewards else 0.0
-        failed = len(tasks) * line.settings.eval_answers - len(rewards)
-        line.events.emit(
+        failed = len(tasks) * pipeline.settings.eval_answers - len(rewards)
+        pipeline.events.emit(
             ValidateEnd(
                 who="validate",
                 trained=trained,
                 reward=mean,
                 samples=len(rewards),
                 failed=failed,
-                **mean_outcomes([episode.info for one in judged for episode, _ in one.answers]),
+                **mean_outcomes([episode.info for sample in samples for episode, _ in sample.answers]),
             )
         )
-        line.on_validated(trained, judged)
+        pipeline.on_validated(trained, samples)
 
-    def _examiner(self) -> SampleEvaluator:
-        line = self._line
+    def _make_evaluator(self) -> SampleEvaluator:
+        pipeline = self._pipeline
         return SampleEvaluator(
-            hub=line.hub,
-            environments=line.backends.environments,
-            reward=line.backends.reward,
+            hub=pipeline.hub,
+            environments=pipeline.backends.environments,
+            reward=pipeline.backends.reward,
             settings=replace(
-                line.settings,
-                group_size=line.settings.eval_answers,
+                pipeline.settings,
+                group_size=pipeline.settings.eval_answers,
                 redundant_members=0,
                 env_scheduling="async",
                 is_num_return_sequences_expand=True,
-                sampling=line.settings.eval_sampling or line.settings.sampling,
+                sampling=pipeline.settings.eval_sampling or pipeline.settings.sampling,
             ),
-            events=line.events,
-            decode=line.backends.decode,
+            events=pipeline.events,
+            decode=pipeline.backends.decode,
         )

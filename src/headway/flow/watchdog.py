@@ -1,4 +1,4 @@
-"""The watchdog: a run without progress says who waits for whom, and one that stays so is stopped cleanly."""
+"""The watchdog reports who waits for whom when a run makes no progress, and stops a run that stays stalled."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ PROGRESS_EVENTS = frozenset(
         ValidateEnd,
     }
 )
-"""Kinds of events that mean the run gets somewhere."""
+"""Kinds of events that show progress."""
 
 
 class ProgressWatch:
-    """Counts them."""
+    """Counts the events that show progress."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -49,9 +49,9 @@ class ProgressWatch:
             self.count += 1
 
 
-async def watch_for_stalls(line: Pipeline, progress: ProgressWatch, events: EventLog) -> None:
-    """Look every `stall_timeout_s`. Raises `Stalled` when nothing moved for long, `RunStopped` without engines."""
-    limit_s = line.settings.reliability.stall_timeout_s
+async def watch_for_stalls(pipeline: Pipeline, progress: ProgressWatch, events: EventLog) -> None:
+    """Check every `stall_timeout_s`. Raise `Stalled` after several checks without progress, `RunStopped` if no engine is up."""
+    limit_s = pipeline.settings.reliability.stall_timeout_s
     quiet = 0
     while True:
         seen = progress.count
@@ -60,16 +60,16 @@ async def watch_for_stalls(line: Pipeline, progress: ProgressWatch, events: Even
             quiet = 0
             continue
         quiet += 1
-        graph = line.waits.describe()
+        graph = pipeline.waits.describe()
         events.emit(RunStall(who="flow", graph=graph))
-        if line.hub.up == 0:
+        if pipeline.hub.up == 0:
             raise RunStopped(f"no replica in service for {quiet * limit_s:g} s")
         if quiet >= STALL_WARNINGS:
             raise Stalled(f"no progress for {quiet * limit_s:g} s:\n{graph}")
 
 
-async def check_replicas(line: Pipeline) -> None:
-    """Ask now and then whether a replica died while it had nothing to do: no request would ever tell."""
+async def check_replicas(pipeline: Pipeline) -> None:
+    """Check regularly for replicas that died while idle, which no request would reveal."""
     while True:
-        await asyncio.sleep(line.settings.reliability.abort_timeout_s)
-        line.hub.check()
+        await asyncio.sleep(pipeline.settings.reliability.abort_timeout_s)
+        pipeline.hub.check()

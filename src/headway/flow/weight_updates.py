@@ -1,7 +1,7 @@
-"""Carrying a version of the weights into the replicas: gather once, send and load everywhere, flip each.
+"""Updates the weights of replicas: gather a version once, send and load it everywhere, flip each replica.
 
-Guarantees: a replica flips only when the whole manifest has arrived and verified; a bucket that fails is sent
-again within its budget; a replica that cannot be updated is reported and the others are not held up.
+Guarantees: a replica flips only when the whole manifest has arrived and is verified. A bucket that fails is sent again
+a bounded number of times. A replica that cannot be updated is reported and does not delay the others.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from headway.weights.base import Bucket, Manifest, WeightTransport
 T = TypeVar("T", Manifest, Bucket)
 
 Feed = asyncio.Queue[Manifest | Bucket | BackendError | None]
-"""What one replica is to load, in order: the manifest, the buckets, the end (or why there is none)."""
+"""What one replica loads, in order: the manifest, the buckets, and `None` or an error at the end."""
 
 
 class GatherFailed(TransferError):
-    """The version could not be had from the trainer: no replica is to blame."""
+    """The trainer could not provide the version; the replicas are not at fault."""
 
 
 class WeightUpdater:
-    """Pushes versions; `on_flip` is told of each replica that serves a new one, `on_failure` of each that cannot."""
+    """Pushes versions. Calls `on_flip` for each replica that serves a new one, and `on_failure` for each that cannot."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class WeightUpdater:
         self._gathering = asyncio.Lock()
         self._spans = count()
         self.newest = -1
-        """The last version that a push began with."""
+        """Version of the last push that began."""
 
     async def push(self, version: int, replicas: Sequence[Replica]) -> None:
-        """Bring `replicas` to `version`. Raises `TransferError` only if the trainer cannot give it.
+        """Bring `replicas` to `version`. Raise `TransferError` only if the trainer cannot provide it.
 
-        A replica that takes longer than its deadline is given up, so that it holds up the next version no longer.
+        A replica that misses its deadline counts as failed, so that it does not delay the next version.
         """
         self.newest = version
         behind = [replica for replica in replicas if not (replica.in_service and replica.version >= version)]
         await self._distribute(version, behind, self._on_failure)
 
     async def seed(self, replica: Replica) -> None:
-        """Bring one restarted replica to the newest version. Raises what went wrong."""
+        """Bring one restarted replica to the newest version. Raise what went wrong."""
         failures: list[BaseException] = []
         await self._distribute(self._trainer.version, [replica], lambda _, error: failures.append(error))
         if failures:
@@ -69,7 +69,7 @@ class WeightUpdater:
     async def _distribute(
         self, version: int, replicas: Sequence[Replica], on_failure: Callable[[Replica, BaseException], None]
     ) -> None:
-        """Gather here, load there, at the same time."""
+        """Gather from the trainer and load into the replicas at the same time."""
         feeds = [Feed() for _ in replicas]
         failure: BackendError | None = None
         async with OrderedTaskGroup() as tasks:
@@ -82,15 +82,15 @@ class WeightUpdater:
         if failure is not None:
             raise failure
 
-    # -- the three parts
+    # -- gather, send, load
 
     async def _gather(self, version: int, feeds: Sequence[Feed]) -> None:
-        """On the trainer, serial: manifest and buckets to everybody as they come."""
+        """Read manifest and buckets from the trainer, one version at a time, and queue them for every replica."""
         limit = self._settings.reliability.transfer_timeout_s
         last: BackendError | None = GatherFailed(f"version {version}: gather was given up")
         try:
             async with self._gathering, asyncio.timeout(limit):
-                span = self._begin("gather", version)
+                span = self._begin_span("gather", version)
                 try:
                     manifest, buckets = await self._trainer.source.gather(version)
                     for feed in feeds:
@@ -99,7 +99,7 @@ class WeightUpdater:
                         for feed in feeds:
                             feed.put_nowait(bucket)
                 finally:
-                    self._end("gather", span)
+                    self._end_span("gather", span)
             last = None
         except TimeoutError:
             raise TransferError(f"version {version}: gather not done after {limit} s") from None
@@ -108,42 +108,42 @@ class WeightUpdater:
                 feed.put_nowait(last)
 
     async def _update(self, replica: Replica, feed: Feed, on_failure: Callable[[Replica, BaseException], None]) -> None:
-        """One replica, inside its deadline. What happens in a life that is over is no news."""
-        life, limit = replica.life, self._settings.reliability.transfer_timeout_s
+        """Update one replica inside its deadline. An outcome that arrives after the replica has failed is ignored."""
+        incarnation, limit = replica.incarnation, self._settings.reliability.transfer_timeout_s
         try:
-            await _within(self._load(replica, feed), limit, f"the update of {replica.name}")
+            await _await_until(self._load(replica, feed), limit, f"the update of {replica.name}")
         except GatherFailed:
-            return  # not the replica's fault; whoever pushed is told
+            return  # not the fault of the replica; `_gather` raises it
         except BackendError as error:
-            if replica.life == life:
+            if replica.incarnation == incarnation:
                 on_failure(replica, error)
         else:
-            if replica.life == life:
+            if replica.incarnation == incarnation:
                 self._on_flip(replica)
 
     async def _load(self, replica: Replica, feed: Feed) -> None:
-        """Into one replica: every bucket, then the flip."""
-        life, manifest = replica.life, await _next(feed, Manifest)
+        """Load every bucket into one replica, then flip it."""
+        incarnation, manifest = replica.incarnation, await _next_item(feed, Manifest)
         assert manifest is not None
         receiver = replica.engine.receiver
-        span = self._begin(f"load {replica.name}", manifest.version)
+        span = self._begin_span(f"load {replica.name}", manifest.version)
         try:
             if not self._settings.enable_dual_buffer:
-                replica.holds += 1
-                await replica.settle()
+                replica.pause_count += 1
+                await replica.apply_pause()
             await receiver.begin(manifest)
-            while (bucket := await _next(feed, Bucket)) is not None:
-                await self._carry(bucket, replica, life)
+            while (bucket := await _next_item(feed, Bucket)) is not None:
+                await self._send_bucket(bucket, replica, incarnation)
             await receiver.flip()
         finally:
-            self._end(f"load {replica.name}", span)
+            self._end_span(f"load {replica.name}", span)
             if not self._settings.enable_dual_buffer:
-                replica.holds -= 1
+                replica.pause_count -= 1
                 limit = self._settings.reliability.abort_timeout_s
-                await _within(replica.settle(), limit, f"going on of {replica.name}")
+                await _await_until(replica.apply_pause(), limit, f"resume of {replica.name}")
 
-    async def _carry(self, bucket: Bucket, replica: Replica, life: int) -> None:
-        """One bucket, sent and loaded; again when it was lost, late or damaged, and the replica is still there."""
+    async def _send_bucket(self, bucket: Bucket, replica: Replica, incarnation: int) -> None:
+        """Send and load one bucket; retry while it is lost, late or damaged and the replica has not failed."""
         receiver = replica.engine.receiver
         reliability = self._settings.reliability
         limit = reliability.transfer_timeout_s / (reliability.transfer_retries + 1)
@@ -153,10 +153,10 @@ class WeightUpdater:
 
         for attempt in range(reliability.transfer_retries + 1):
             try:
-                await _within(once(), limit, f"bucket {bucket.index} to {replica.name}")
+                await _await_until(once(), limit, f"bucket {bucket.index} to {replica.name}")
                 return
             except TransferError as error:
-                if replica.life != life:
+                if replica.incarnation != incarnation:
                     raise
                 self._events.emit(ErrorReport.from_exception(replica.name, error))
                 if attempt == reliability.transfer_retries:
@@ -164,16 +164,16 @@ class WeightUpdater:
                 self._events.emit(OperationRetry(who="param_update", attempt=attempt + 1))
             await asyncio.sleep(reliability.restart_backoff_s * float(2**attempt))
 
-    def _begin(self, name: str, version: int) -> int:
+    def _begin_span(self, name: str, version: int) -> int:
         span = next(self._spans)
         self._events.emit(SpanBegin(who="param_update", span=span, name=f"{name} v{version}"))
         return span
 
-    def _end(self, name: str, span: int) -> None:
+    def _end_span(self, name: str, span: int) -> None:
         self._events.emit(SpanEnd(who="param_update", span=span, name=name))
 
 
-async def _within(call: Awaitable[None], limit_s: float, what: str) -> None:
+async def _await_until(call: Awaitable[None], limit_s: float, what: str) -> None:
     try:
         async with asyncio.timeout(limit_s):
             await call
@@ -181,8 +181,8 @@ async def _within(call: Awaitable[None], limit_s: float, what: str) -> None:
         raise TransferError(f"{what}: not there after {limit_s} s") from None
 
 
-async def _next(feed: Feed, kind: type[T]) -> T | None:
-    """The next part of a version; raises when there will be none."""
+async def _next_item(feed: Feed, kind: type[T]) -> T | None:
+    """Return the next item of a feed, `None` at its end. Raise the error that ended it early."""
     item = await feed.get()
     if isinstance(item, BackendError):
         raise item

@@ -20,7 +20,7 @@ from headway.config import ResolvedConfig
 from headway.data import DataSources, fingerprint, make_sources
 from headway.environments.text_episode import SEED_KEY
 from headway.errors import ConfigError
-from headway.flow.backends import Backends
+from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.launch.components import LaunchContext, ModelFamily, PolicyInfo, make_backends, make_run_components
 from headway.launch.denoising_components import DenoisingModelFamily
@@ -206,14 +206,17 @@ def _make_flow(
     config, validation = prepared.resolved.config, prepared.sources.validation
     data = config.actor_train.data_args
     return AsyncTrainingFlow(
-        backends=backends,
-        settings=make_run_settings(prepared.resolved, held_out=0 if validation is None else len(validation)),
-        events=events,
-        run_dir=directory.path,
-        checkpoint_dir=prepared.checkpoints,
-        clock=asyncio.get_running_loop().time,
-        on_trained=SampleLog(directory.path / "samples.jsonl", prompt=data.prompt, answer=data.answer),
-        on_validated=ImageSampleLog(directory.path / "images.jsonl", prompt=data.prompt),
+        trainer=RunContext(
+            backends=backends,
+            settings=make_run_settings(prepared.resolved, held_out=0 if validation is None else len(validation)),
+            events=events,
+            run_dir=directory.path,
+            checkpoint_dir=prepared.checkpoints,
+            clock=asyncio.get_running_loop().time,
+            on_trained=SampleLog(directory.path / "samples.jsonl", prompt=data.prompt, answer=data.answer),
+            stages=config.stages,
+            on_validated=ImageSampleLog(directory.path / "images.jsonl", prompt=data.prompt),
+        )
     )
 
 

@@ -47,7 +47,7 @@ class InferenceHub:
         self._numbers = count()
         self.replicas = [Replica(engine, next(self._numbers)) for engine in engines]
         self.replicas += [Replica(engine, next(self._numbers), lent=True) for engine in lent]
-        self.on_failure = on_failure
+        self._on_failure = on_failure
         self._events = events
         self._reliability = reliability
         self._clock = clock
@@ -135,16 +135,17 @@ class InferenceHub:
         """Give no training work to replicas that serve anything older than this version."""
         self._router.require(oldest_useful)
 
-    def begin_line(self) -> None:
-        """A new line starts: nothing is paused, and no replica is trusted until it has flipped in this line."""
+    def begin_pipeline(self, on_failure: Callable[[Replica, BaseException], None]) -> None:
+        """Serve a new pipeline: nothing is paused, and no replica gets work before it has flipped in this pipeline."""
+        self._on_failure = on_failure
         self._router.paused.clear()
         for replica in self.replicas:
-            replica.trusted = replica.away = False
+            replica.flipped_in_pipeline = replica.devices_reclaimed = False
         self._router.refresh_all()
 
     def version_changed(self, replica: Replica) -> None:
         """A replica has flipped (or was seeded)."""
-        replica.trusted = True
+        replica.flipped_in_pipeline = True
         self._router.refresh(replica)
 
     def fail(self, replica: Replica, error: BaseException) -> None:
@@ -152,11 +153,11 @@ class InferenceHub:
         if replica.health is not ReplicaHealth.UP:
             return
         replica.health = ReplicaHealth.DOWN
-        replica.life += 1
+        replica.incarnation += 1
         replica.errors = 0
         self._router.withdraw(replica)
         self._events.emit(BackendDown(who=replica.name, reason=f"{type(error).__name__}: {error}"))
-        self.on_failure(replica, error)
+        self._on_failure(replica, error)
         replica.last_failure_s = self._clock()  # only now: whoever was told wants to know how long ago the last one was
 
     def revive(self, replica: Replica) -> None:
@@ -168,7 +169,7 @@ class InferenceHub:
     def check(self) -> None:
         """Take out of service whoever has lost its weights: it died without a request to show for it."""
         for replica in self.replicas:
-            if replica.health is ReplicaHealth.UP and replica.trusted and replica.version < 0:
+            if replica.health is ReplicaHealth.UP and replica.flipped_in_pipeline and replica.version < 0:
                 self.fail(replica, EngineCrashed(f"{replica.name} has no weights any more"))
 
     async def interrupt(self, lane: RequestLane) -> None:
@@ -207,14 +208,14 @@ class InferenceHub:
         """A newcomer; it gets its first work when it was seeded and is revived."""
         replica = Replica(engine, next(self._numbers))
         replica.health = ReplicaHealth.DOWN
-        replica.holds = int(self._halted)
+        replica.pause_count = int(self._halted)
         self.replicas.append(replica)
         return replica
 
     def remove(self, replica: Replica) -> None:
         """It gets no more work and is no longer waited for; `empty` sees to the work that it has."""
         replica.health = ReplicaHealth.LEFT
-        replica.life += 1
+        replica.incarnation += 1
         self.replicas.remove(replica)
         self._router.withdraw(replica)
 
@@ -229,44 +230,44 @@ class InferenceHub:
             return False
         return True
 
-    def recall(self, replica: Replica) -> None:
-        """The devices are wanted: it gets no more work; `make_way` sees to the work that it has."""
-        replica.away = True
+    def reclaim(self, replica: Replica) -> None:
+        """The devices are wanted: it gets no more work; `free_devices` sees to the work that it has."""
+        replica.devices_reclaimed = True
         self._router.withdraw(replica)
 
-    async def make_way(self, replica: Replica, *, keep: bool) -> None:
+    async def free_devices(self, replica: Replica, *, keep: bool) -> None:
         """With `keep` its requests wait where they are (it will not be for long), otherwise they go on elsewhere; a
         replica that does not let go of them is restarted."""
         await self._keep(replica, keep)
         if not keep and replica.health is ReplicaHealth.UP and not await self.empty(replica):
             self.fail(replica, EngineCrashed(f"{replica.name} does not make way for the trainer"))
 
-    async def come_back(self, replica: Replica) -> None:
+    async def return_to_service(self, replica: Replica) -> None:
         """The devices are free again. If others serve something newer by now, it works when it does, too."""
-        replica.away = False
-        replica.trusted = replica.trusted and replica.version >= self.served
+        replica.devices_reclaimed = False
+        replica.flipped_in_pipeline = replica.flipped_in_pipeline and replica.version >= self.served
         self._router.refresh(replica)
         await self._keep(replica, False)
 
     # -- inside
 
-    async def _keep(self, replica: Replica, kept: bool) -> None:
-        if replica.kept is kept:
+    async def _keep(self, replica: Replica, requests_paused: bool) -> None:
+        if replica.requests_paused is requests_paused:
             return
-        replica.kept = kept
-        replica.holds += 1 if kept else -1
-        self._shift_deadlines(replica, kept)
+        replica.requests_paused = requests_paused
+        replica.pause_count += 1 if requests_paused else -1
+        self._shift_deadlines(replica, requests_paused)
         if replica.health is ReplicaHealth.UP:
-            await self._ask(replica, replica.settle)
+            await self._ask(replica, replica.apply_pause)
 
     async def _hold_all(self, halted: bool) -> None:
         if self._halted is halted:
             return
         self._halted = halted
         for replica in self.replicas:
-            replica.holds += 1 if halted else -1
+            replica.pause_count += 1 if halted else -1
             self._shift_deadlines(replica, halted)
-        calls = [self._ask(replica, replica.settle) for replica in self.replicas if replica.health is ReplicaHealth.UP]
+        calls = [self._ask(replica, replica.apply_pause) for replica in self.replicas if replica.health is ReplicaHealth.UP]
         await asyncio.gather(*calls)
 
     def _shift_deadlines(self, replica: Replica, halted: bool) -> None:
@@ -274,10 +275,10 @@ class InferenceHub:
         now, limit = self._clock(), self._reliability.request_timeout_s
         for request_id, deadline in replica.deadlines.items():
             if halted:
-                replica.left_s[request_id] = (deadline.when() or now + limit) - now
+                replica.remaining_s[request_id] = (deadline.when() or now + limit) - now
                 deadline.reschedule(None)
             else:
-                deadline.reschedule(now + replica.left_s.pop(request_id, limit))
+                deadline.reschedule(now + replica.remaining_s.pop(request_id, limit))
 
     async def _run(self, replica: Replica, request: Request, progress: Progress, lane: RequestLane) -> FinishReason:
         """One attempt on one replica, bounded in time."""
@@ -307,7 +308,7 @@ class InferenceHub:
             raise EngineError(f"{replica.name}: {request.request_id}: {type(error).__name__}: {error}") from error
         finally:
             replica.deadlines.pop(request.request_id, None)
-            replica.left_s.pop(request.request_id, None)
+            replica.remaining_s.pop(request.request_id, None)
             made = len(progress.actions) - before
             progress.spent_s += self._clock() - began_s
             self._events.emit(

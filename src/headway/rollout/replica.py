@@ -65,24 +65,24 @@ class Replica:
     """Load, health and failure count of one engine."""
 
     __slots__ = (
-        "away",
         "bound",
         "deadlines",
+        "devices_reclaimed",
         "engine",
         "errors",
         "failures",
+        "flipped_in_pipeline",
         "health",
-        "holds",
+        "incarnation",
         "inflight",
-        "kept",
+        "is_paused",
         "last_failure_s",
         "last_success_s",
-        "left_s",
         "lent",
-        "life",
         "number",
-        "stands_still",
-        "trusted",
+        "pause_count",
+        "remaining_s",
+        "requests_paused",
     )
 
     def __init__(self, engine: Engine, number: int, *, lent: bool = False) -> None:
@@ -91,22 +91,22 @@ class Replica:
         self.health = ReplicaHealth.UP
         self.lent = lent
         """Its devices are the trainer's."""
-        self.away = False
+        self.devices_reclaimed = False
         """They are in use there: it is given no work."""
-        self.kept = False
+        self.requests_paused = False
         """Its requests stand still meanwhile; otherwise they have gone on elsewhere."""
-        self.trusted = False
+        self.flipped_in_pipeline = False
         """It has flipped in the line that runs now, and serves nothing older than was served before."""
-        self.life = 0
+        self.incarnation = 0
         """Grows with every failure: what was begun in an earlier life is nobody's business any more."""
-        self.holds = 0
+        self.pause_count = 0
         """How many want it to stand still."""
-        self.stands_still: bool | None = False
+        self.is_paused: bool | None = False
         """`None`: it was asked to change that and has not answered, or nobody waited for its answer."""
         self.inflight: dict[str, RequestLane] = {}
         self.deadlines: dict[str, asyncio.Timeout] = {}
         """Of the requests in flight; they stand still when the engine does."""
-        self.left_s: dict[str, float] = {}
+        self.remaining_s: dict[str, float] = {}
         """What was left of them when it was made to."""
         self.bound = RequestQueue()
         """Training requests that may run nowhere else (groups that are not replicated)."""
@@ -118,18 +118,18 @@ class Replica:
         self.last_success_s = float("-inf")
         """When a request last ended here."""
 
-    async def settle(self) -> None:
+    async def apply_pause(self) -> None:
         """Stand still if anybody wants that, go on if nobody does."""
-        while self.stands_still is not (self.holds > 0):
-            still = self.holds > 0
-            self.stands_still = None
+        while self.is_paused is not (self.pause_count > 0):
+            still = self.pause_count > 0
+            self.is_paused = None
             await (self.engine.pause() if still else self.engine.resume())
-            self.stands_still = still
+            self.is_paused = still
 
     @property
     def in_service(self) -> bool:
         """Whether it can be given work at all."""
-        return self.health is ReplicaHealth.UP and self.trusted and not self.away and self.version >= 0
+        return self.health is ReplicaHealth.UP and self.flipped_in_pipeline and not self.devices_reclaimed and self.version >= 0
 
     @property
     def name(self) -> str:

@@ -155,7 +155,7 @@ class RequestRouter:
         if bound is None or lane is not RequestLane.TRAIN:
             return None
         replica = self.replicas[bound % len(self.replicas)]
-        return replica if replica.health is ReplicaHealth.UP and not replica.away else None
+        return replica if replica.health is ReplicaHealth.UP and not replica.devices_reclaimed else None
 
     def _count(self, replica: Replica) -> None:
         """Keep `served` right without looking at every replica."""

@@ -26,6 +26,7 @@ def make_scenario(resolved: ResolvedConfig) -> Scenario:
         infer_devices=devices["actor_train"] if resolved.derived.hybrid_engine else devices["actor_infer"],
         lend=config.lend_idle_trainer,
         seed=config.seed,
+        stages=config.stages,
     )
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from headway.config import StageConfig
 from headway.config.simulation_config import EngineChangeConfig, SimulationConfig
 from headway.config.simulation_config import SimulatedScorerConfig as ScorerCost
 from headway.errors import ConfigError
-from headway.flow.backends import Backends, EngineReserve
+from headway.flow.backends import Backends, EngineReserve, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.monitor.event_log import EventLog, EventSink
 from headway.monitor.events import ErrorReport
@@ -88,7 +89,8 @@ class Scenario:
     seed: int = 0
     tasks: int | None = None
     """Size of the source; without end by default."""
-    insert: Mapping[str, str] = field(default_factory=dict)
+    stages: tuple[StageConfig, ...] = ()
+    """Stages of the user's own."""
 
     @property
     def engines(self) -> int:
@@ -164,12 +166,14 @@ async def play_scenario(
         first_gpu=scenario.infer_devices[0],
     )
     flow = AsyncTrainingFlow(
-        backends=make_simulated_backends(scenario, injector),
-        settings=scenario.settings,
-        events=EventLog(clock, *sinks),
-        run_dir=run_dir,
-        clock=clock,
-        insert=scenario.insert,
+        trainer=RunContext(
+            backends=make_simulated_backends(scenario, injector),
+            settings=scenario.settings,
+            events=EventLog(clock, *sinks),
+            run_dir=run_dir,
+            clock=clock,
+            stages=scenario.stages,
+        )
     )
     if on_flow is not None:
         on_flow(flow)

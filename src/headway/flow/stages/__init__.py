@@ -1,4 +1,20 @@
-"""The stages of the line. Importing this package registers them all under their roles."""
+"""The stages of the pipeline. Importing this package registers all of them under their roles.
+
+The state machines of the async-RL pipeline of verl are these classes:
+
+| state machine | stage here |
+|---|---|
+| `DataloaderStateMachine` | `DataloaderStage` |
+| `GenerateStateMachine` | `GenerateStage`; `RolloutLoop` and `EnvironmentAgent` do the work |
+| `RolloutStateMachine` | `RolloutStage` |
+| `LogPStateMachine` | `LogpStage` |
+| `RefLogPStateMachine` | `RefLogpStage` |
+| `RewardStateMachine` | `RewardStage` |
+| `TrainStateMachine` | `TrainStage` |
+| `ParamUpdateStateMachine` | `ParamUpdateStage` |
+
+`CriticStage` stands before `TrainStage` where an estimator needs values.
+"""
 
 from headway.flow.stages.dataloader_stage import DataloaderStage
 from headway.flow.stages.generate_stage import GenerateStage

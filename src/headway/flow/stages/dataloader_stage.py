@@ -1,4 +1,4 @@
-"""dataloader: gives tasks out, those that were put back first."""
+"""The dataloader stage: hands tasks out, those that were put back first."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from headway.types import Task
 
 @register_stage("dataloader")
 class DataloaderStage(Stage[Task, Task]):
-    """Consumes: the cursor. Produces: tasks. Waits for: room, or a position put back. Ends when: never by itself;
-    at the end of the source it waits for what may still come back."""
+    """Consumes: positions of the task source. Produces: tasks. Waits for: room in the channel; at the end of the source,
+    a position that is put back. Ends when: the pipeline ends."""
 
     consumes = produces = Task
 
     async def next_item(self) -> Task | None:
         self.settle(listening=1)
         try:
-            while (task := self.line.cursor.next()) is None:
-                self.line.exhausted = True
-                self.line.headway.changed.notify()
-                with self.line.waits.waiting(self.role, "a position put back (the source is at its end)", "headway"):
-                    await self.line.requeued.wait()
-            self.line.exhausted = False
-            self.line.given_out += 1
+            while (task := self.pipeline.cursor.next()) is None:
+                self.pipeline.exhausted = True
+                self.pipeline.headway.changed.notify()
+                with self.pipeline.waits.waiting(
+                    self.role, "a position put back (the source is at its end)", "headway"
+                ):
+                    await self.pipeline.requeued.wait()
+            self.pipeline.exhausted = False
+            self.pipeline.tasks_handed_out += 1
             return task
         finally:
             self._listening -= 1

@@ -1,4 +1,4 @@
-"""generate: starts groups as fast as headway lets it. The work itself is done by the rollout loop's agents."""
+"""The generate stage: starts groups as fast as the staleness controller allows. The rollout loop does the work."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ class GenerateStage(Stage[Task, EpisodeGroup]):
     consumes = Task
     produces = EpisodeGroup
 
-    def __init__(self, line: Pipeline) -> None:
-        super().__init__(line)
-        line.on_generated = self._emit
-        self._feeder = FEEDERS[line.settings.rollout_scheduling](line.headway)
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        pipeline.deliver_generated_groups_to(self._emit)
+        self._feeder = FEEDERS[pipeline.settings.rollout_scheduling](pipeline.headway)
 
     async def loop(self) -> None:
         while True:
-            await self._slot()
+            await self._wait_for_slot()
             task = await self.next_item()
             if task is None:
                 return
-            await self._slot()  # the line may have moved on while we waited for a task
+            await self._wait_for_slot()  # another group may have taken the slot while we waited for a task
             self._feeder.started()
-            self.line.start_group(task)
+            self.pipeline.start_group(task)
 
-    async def _slot(self) -> None:
-        """Until a group may start. The stage runs as long as groups are on their way."""
-        headway = self.line.headway
+    async def _wait_for_slot(self) -> None:
+        """Wait until a group may start. The stage counts as running while groups are in flight."""
+        headway = self.pipeline.headway
         while not self._feeder.may_start():
-            self._show()
-            with self.line.waits.waiting(self.role, f"a slot ({headway.outstanding} taken)", "param_update"):
+            self._show_state()
+            with self.pipeline.waits.waiting(self.role, f"a slot ({headway.outstanding} taken)", "param_update"):
                 await headway.changed.wait()
-        self._show()
+        self._show_state()
 
-    def _show(self) -> None:
-        self._running = int(self.line.headway.flying > 0)
+    def _show_state(self) -> None:
+        self._running = int(self.pipeline.headway.in_flight > 0)
         self._listening = 1 - self._running
         self.settle()
 
@@ -50,21 +50,21 @@ class GenerateStage(Stage[Task, EpisodeGroup]):
 
 
 class QueueFeeder:
-    """A free slot takes the next prompt at once."""
+    """Starts the next prompt as soon as a slot is free."""
 
     def __init__(self, headway: Headway) -> None:
         self._headway = headway
 
     def may_start(self) -> bool:
-        """Whether a group may start now."""
+        """Return whether a group may start now."""
         return self._headway.may_start()
 
     def started(self) -> None:
-        """One did."""
+        """Note that a group has started."""
 
 
 class BatchFeeder(QueueFeeder):
-    """A whole batch starts together, and nothing more until all of it is in: the naive way, as a baseline."""
+    """Starts a whole batch together and nothing more until all of it is done: the naive baseline."""
 
     def __init__(self, headway: Headway) -> None:
         super().__init__(headway)
@@ -73,7 +73,7 @@ class BatchFeeder(QueueFeeder):
     def may_start(self) -> bool:
         if not super().may_start():
             return False
-        if self._left == 0 and self._headway.flying == 0:
+        if self._left == 0 and self._headway.in_flight == 0:
             self._left = self._headway.slots - self._headway.outstanding
         return self._left > 0
 

@@ -1,4 +1,4 @@
-"""reward: waits for the scores still out, closes the group, filters what teaches nothing, computes advantages."""
+"""The reward stage: waits for outstanding scores, drops groups that teach nothing, computes advantages."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from headway.types import DropReason, SampleGroup, Score
 
 @register_stage("reward")
 class RewardStage(Stage[SampleGroup, SampleGroup]):
-    """Consumes and produces: sample groups. Waits for: verdicts. Ends when: the stage before it ends."""
+    """Consumes and produces: sample groups. Waits for: scores. Ends when: the stage before it ends."""
 
     consumes = produces = SampleGroup
 
-    def __init__(self, line: Pipeline) -> None:
-        super().__init__(line)
-        self.width = line.capacity
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self.width = pipeline.capacity
 
     async def process(self, item: SampleGroup) -> SampleGroup | None:
         scores = await self._scores(item)
         if scores is None:
             return None
         rewards = [score.value for score in scores]
-        equal = self.line.settings.filter_zero_variance and len(rewards) > 1 and has_zero_variance(rewards)
-        if equal and not self.line.spread.wants(item.group_id, self.line.headway.ready_count):
-            self.line.drop(item.group_id, DropReason.ZERO_VARIANCE, who=self.role)
+        equal = self.pipeline.settings.filter_zero_variance and len(rewards) > 1 and has_zero_variance(rewards)
+        if equal and not self.pipeline.zero_variance.keep(item.group_id, self.pipeline.headway.ready_count):
+            self.pipeline.drop(item.group_id, DropReason.ZERO_VARIANCE, who=self.role)
             return None
-        advantages = self.line.backends.estimator(rewards)
+        advantages = self.pipeline.backends.estimator(rewards)
         samples = tuple(
             replace(sample, score=score, advantage=advantage)
             for sample, score, advantage in zip(item.samples, scores, advantages, strict=True)
         )
-        self.line.loop.close(item.group_id)
+        self.pipeline.loop.close(item.group_id)
         graded = replace(item, samples=samples)
-        self.line.books.grade(graded)
+        self.pipeline.recorder.grade(graded)
         reward = sum(rewards) / len(rewards)
-        self.line.events.emit(GroupReady(who=self.role, group=item.group_id, reward=reward, equal=equal or None))
+        self.pipeline.events.emit(GroupReady(who=self.role, group=item.group_id, reward=reward, equal=equal or None))
         return graded
 
     async def _scores(self, group: SampleGroup) -> list[Score] | None:
-        """A verdict for every member; nothing if the group is gone or flies again for want of one."""
-        run = self.line.loop.runs.get(group.group_id)
-        if run is None or not self.line.is_live(group.group_id):
+        """Return a score for every member; `None` if the group was dropped or a member is generated again."""
+        run = self.pipeline.loop.runs.get(group.group_id)
+        if run is None or not self.pipeline.is_live(group.group_id):
             return None
-        futures = [self.line.loop.score(run, sample.episode) for sample in group.samples]
+        futures = [self.pipeline.loop.score(run, sample.episode) for sample in group.samples]
         waiting = [future for future in futures if not future.done()]
         if waiting:
             await asyncio.wait(waiting)
-        if not self.line.is_live(group.group_id):
+        if not self.pipeline.is_live(group.group_id):
             return None
         for sample, future in zip(group.samples, futures, strict=True):
             if future.cancelled() or isinstance(future.exception(), RewardError):
-                self.line.replace_member(group.group_id, sample.sample_id, DropReason.REWARD_FAILED)
+                self.pipeline.replace_member(group.group_id, sample.sample_id, DropReason.REWARD_FAILED)
                 return None
         return [future.result() for future in futures]

@@ -1,4 +1,4 @@
-"""rollout: turns episodes into samples, and lets through only what is consistent."""
+"""The rollout stage: turns episodes into samples and replaces episodes that are inconsistent."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class RolloutStage(Stage[EpisodeGroup, SampleGroup]):
     produces = SampleGroup
 
     async def process(self, item: EpisodeGroup) -> SampleGroup | None:
-        if not self.line.is_live(item.group_id):
+        if not self.pipeline.is_live(item.group_id):
             return None
         for episode in item.episodes:
             fault = find_fault(episode)
             if fault:
-                self.line.events.emit(
+                self.pipeline.events.emit(
                     ErrorReport(who=self.role, error="EngineError", message=f"{episode.sample_id}: {fault}")
                 )
-                self.line.replace_member(item.group_id, episode.sample_id, DropReason.ENGINE_FAILED)
+                self.pipeline.replace_member(item.group_id, episode.sample_id, DropReason.ENGINE_FAILED)
                 return None
         samples = tuple(episode_to_sample(episode) for episode in item.episodes)
         return SampleGroup(group_id=item.group_id, task=item.task, samples=samples)
 
 
 def find_fault(episode: Episode) -> str:
-    """What makes an episode untrainable, in words; empty when nothing does."""
+    """Return what makes an episode untrainable, in words; an empty text if nothing does."""
     for number, turn in enumerate(episode.turns):
         made = turn.generation
         counted = sum(run.count for run in made.runs)
@@ -45,7 +45,7 @@ def find_fault(episode: Episode) -> str:
 
 
 def episode_to_sample(episode: Episode) -> Sample:
-    """An episode with the versions that freshness is judged by."""
+    """Return the episode as a sample, with the versions that freshness is judged by."""
     runs = episode.runs
     return Sample(
         sample_id=episode.sample_id,

@@ -1,4 +1,4 @@
-"""logp, ref_logp and critic: a forward pass of a model over a group. Groups overlap as far as devices allow."""
+"""The stages logp, ref_logp and critic: a forward pass of a model over a group. Groups overlap as devices allow."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class ScoringStage(Stage[SampleGroup, SampleGroup]):
 
     consumes = produces = SampleGroup
 
-    def __init__(self, line: Pipeline) -> None:
-        super().__init__(line)
-        self.scorer: Scorer | None = getattr(line.backends, self.role)
-        self.width = line.capacity if self.scorer is not None else 1
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self.scorer: Scorer | None = getattr(pipeline.backends, self.role)
+        self.width = pipeline.capacity if self.scorer is not None else 1
 
     async def loop(self) -> None:
         if self.scorer is not None:
             await super().loop()
             return
         assert self.outbound is not None
-        while (item := await self.next_item()) is not None:  # nothing to do here but to pass groups on
+        while (item := await self.next_item()) is not None:  # there is no model to score with: pass groups on
             await self.outbound.send(item)
 
     async def process(self, item: SampleGroup) -> SampleGroup | None:
         assert self.scorer is not None
-        scorer, reliability = self.scorer, self.line.settings.reliability
-        if not self.line.is_live(item.group_id):
+        scorer, reliability = self.scorer, self.pipeline.settings.reliability
+        if not self.pipeline.is_live(item.group_id):
             return None
-        async with self.line.devices.hold(self.role, reliability.lock_timeout_s):
-            if not self.line.is_live(item.group_id):
+        async with self.pipeline.devices.hold(self.role, reliability.lock_timeout_s):
+            if not self.pipeline.is_live(item.group_id):
                 return None
             try:
                 rows = await self.attempt(
@@ -47,20 +47,20 @@ class ScoringStage(Stage[SampleGroup, SampleGroup]):
                 )
                 check_rows(rows, item)
             except BackendError as error:
-                self.line.drop(item.group_id, DropReason.SCORING_FAILED, who=self.role)
-                self.line.recovery.exhausted(self.role, error)
+                self.pipeline.drop(item.group_id, DropReason.SCORING_FAILED, who=self.role)
+                self.pipeline.recovery.exhausted(self.role, error)
                 return None
         version = rows.version if isinstance(rows, VersionedScores) else None
-        samples = tuple(self.filled(sample, row, version) for sample, row in zip(item.samples, rows, strict=True))
+        samples = tuple(self.fill(sample, row, version) for sample, row in zip(item.samples, rows, strict=True))
         return replace(item, samples=samples)
 
-    def filled(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
-        """The sample with this stage's field. `version` made it; None: it is of no version in particular."""
+    def fill(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
+        """Return the sample with this stage's field filled. `version` is that of the scoring weights, if they have one."""
         raise NotImplementedError
 
 
 def check_rows(rows: Sequence[Sequence[float]], group: SampleGroup) -> None:
-    """One number for each action of each sample."""
+    """Raise `ScoringError` unless there is one number for each action of each sample."""
     got = [len(row) for row in rows]
     wanted = [sample.actions for sample in group.samples]
     if got != wanted:
@@ -69,24 +69,24 @@ def check_rows(rows: Sequence[Sequence[float]], group: SampleGroup) -> None:
 
 @register_stage("logp")
 class LogpStage(ScoringStage):
-    """Log-probabilities under the policy of now: the proximal one for a step that begins before the next version."""
+    """Fills in log-probabilities under the current weights: the proximal policy of a step that starts with them."""
 
-    def filled(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
+    def fill(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
         return replace(sample, logps=row, logps_version=version)
 
 
 @register_stage("ref_logp")
 class RefLogpStage(ScoringStage):
-    """Log-probabilities under the reference model."""
+    """Fills in log-probabilities under the reference model."""
 
-    def filled(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
+    def fill(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
         return replace(sample, ref_logps=row)
 
 
 @register_stage("critic")
 class CriticStage(ScoringStage):
-    """Values, for estimators that need them. V_old is what the critic expects when a group passes here, as PPO keeps
-    the values of the rollout: a step that begins later reads them as they are, up to α versions old."""
+    """Fills in the critic's values, for estimators that need them. They are V_old of the value loss, as PPO keeps the
+    values of the rollout: a later step reads them as they are, up to α versions old."""
 
-    def filled(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
+    def fill(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
         return replace(sample, values=row)

@@ -1,4 +1,4 @@
-"""train: takes a batch inside the bound, makes one update of it, writes down what was trained."""
+"""The train stage: takes a batch inside the staleness bound, trains it, records what was trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
     async def loop(self) -> None:
         async with OrderedTaskGroup() as tasks:
             intake = tasks.create_task(self._intake(), name="train/intake")
-            while self.line.headway.trained < self.line.settings.max_steps:
+            while self.pipeline.headway.trained < self.pipeline.settings.max_steps:
                 batch = await self._next_batch()
                 if batch is None:
                     break
@@ -39,48 +39,50 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
             intake.cancel()
 
     async def _intake(self) -> None:
-        """Moves groups from the channel into the buffer as they come, whatever training does."""
+        """Move groups from the channel into the buffer as they come, also during a training step."""
         assert self.inbound is not None
         while True:
             group = await self.inbound.receive()
-            if self.line.is_live(group.group_id):
-                self.line.group_ready(group)
+            if self.pipeline.is_live(group.group_id):
+                self.pipeline.group_ready(group)
 
     async def _next_batch(self) -> list[GroupSlot] | None:
-        headway = self.line.headway
+        headway = self.pipeline.headway
         self.settle(listening=1)
         try:
-            while (batch := headway.choose()) is None:
-                if self.line.stuck_for_good():
+            while (batch := headway.choose_batch()) is None:
+                if self.pipeline.cannot_fill_batch():
                     return None
-                with self.line.waits.waiting(self.role, "a full batch inside the bound", "reward"):
+                with self.pipeline.waits.waiting(self.role, "a full batch inside the bound", "reward"):
                     await headway.changed.wait()
             return batch
         finally:
             self._listening -= 1
 
-    async def _step(self, tickets: Sequence[GroupSlot]) -> Snapshot:
-        """One update: the moment of consumption, the work, the record."""
-        line, headway = self.line, self.line.headway
-        reliability = line.settings.reliability
-        headway.begin_step(tickets)
-        spread = line.spread.take(ticket.number for ticket in tickets) if line.settings.filter_zero_variance else {}
-        groups = tuple(ticket.group for ticket in tickets if ticket.group is not None)
+    async def _step(self, group_slots: Sequence[GroupSlot]) -> Snapshot:
+        """Train one batch: judge its freshness, update the weights, record its samples."""
+        pipeline, headway = self.pipeline, self.pipeline.headway
+        reliability = pipeline.settings.reliability
+        headway.begin_step(group_slots)
+        filtered = pipeline.settings.filter_zero_variance
+        counts = pipeline.zero_variance.batch_taken(slot.number for slot in group_slots) if filtered else {}
+        groups = tuple(slot.group for slot in group_slots if slot.group is not None)
         batch = Batch(trained=headway.trained, groups=groups)
-        self._report(tickets, batch)
-        line.versions_changed()
-        async with line.devices.hold(self.role, reliability.lock_timeout_s):
+        self._report(group_slots, batch)
+        pipeline.versions_changed()
+        async with pipeline.devices.hold(self.role, reliability.lock_timeout_s):
             metrics = await self._train(batch)
-            headway.end_step(tickets)  # at once: between the update and its record there is no point to be stopped at
-            line.books.train(groups, headway.trained)
-            line.versions_changed()
-            self._report_end(batch, headway.trained, spread, metrics)
-            line.on_trained(batch, headway.trained)
+            # Nothing is awaited between the update and its record, so no cancellation can separate them.
+            headway.end_step(group_slots)
+            pipeline.recorder.train(groups, headway.trained)
+            pipeline.versions_changed()
+            self._report_end(batch, headway.trained, counts, metrics)
+            pipeline.on_trained(batch, headway.trained)
         return Snapshot(version=headway.trained, metrics=metrics)
 
     async def _train(self, batch: Batch) -> dict[str, float]:
-        """The trainer's own work, tried again where that makes sense; a trainer that hangs is lost."""
-        trainer, reliability = self.line.backends.trainer, self.line.settings.reliability
+        """Run the trainer; retry errors that may pass. A trainer that hangs counts as crashed."""
+        trainer, reliability = self.pipeline.backends.trainer, self.pipeline.settings.reliability
 
         async def once() -> dict[str, float]:
             try:
@@ -96,13 +98,13 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
             except BackendError as error:
                 if error.fatal:
                     raise
-                self.line.recovery.exhausted(self.role, error)
+                self.pipeline.recovery.exhausted(self.role, error)
 
-    def _report(self, tickets: Sequence[GroupSlot], batch: Batch) -> None:
-        events = self.line.events
-        events.emit(StepBegin(who=self.role, trained=batch.trained, groups=len(tickets)))
-        for ticket, group in zip(tickets, batch.groups, strict=True):
-            in_queue = batch.trained - max(ticket.finished_at, 0)
+    def _report(self, group_slots: Sequence[GroupSlot], batch: Batch) -> None:
+        events = self.pipeline.events
+        events.emit(StepBegin(who=self.role, trained=batch.trained, groups=len(group_slots)))
+        for slot, group in zip(group_slots, batch.groups, strict=True):
+            in_queue = batch.trained - max(slot.finished_at, 0)
             events.emit(
                 GroupTrain(
                     who=self.role,
@@ -116,10 +118,10 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
                 )
             )
 
-    def _report_end(self, batch: Batch, trained: int, spread: Mapping[str, int], metrics: Mapping[str, float]) -> None:
+    def _report_end(self, batch: Batch, trained: int, counts: Mapping[str, int], metrics: Mapping[str, float]) -> None:
         samples = [sample for group in batch.groups for sample in group.samples]
         rewards = [sample.score.value for sample in samples if sample.score is not None]
-        self.line.events.emit(
+        self.pipeline.events.emit(
             StepEnd(
                 who=self.role,
                 trained=trained,
@@ -127,29 +129,29 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
                 samples=len(samples),
                 actions=batch.actions,
                 reward=sum(rewards) / max(len(rewards), 1),
-                **spread,
+                **counts,
                 metrics={f"train/{name}": value for name, value in metrics.items()},
             )
         )
 
     async def _checkpoint(self) -> None:
-        """Tried again where that makes sense: a full disk may be emptied, a dead trainer is not."""
-        retries = self.line.settings.reliability.step_retries
+        """Save a checkpoint; retry errors that may pass, such as a full disk."""
+        retries = self.pipeline.settings.reliability.step_retries
         self.settle(running=1)
         try:
-            await self.attempt("checkpoint", lambda: save_checkpoint(self.line), retries=retries)
+            await self.attempt("checkpoint", lambda: save_checkpoint(self.pipeline), retries=retries)
         except BackendError as error:
             if error.fatal:
                 raise
-            self.line.recovery.exhausted(self.role, error)
+            self.pipeline.recovery.exhausted(self.role, error)
         finally:
             self.settle(running=-1)
 
     async def _after_step(self) -> None:
-        """Between two steps: checkpoints and validation."""
-        line, trained = self.line, self.line.headway.trained
-        if line.settings.save_steps and trained % line.settings.save_steps == 0:
+        """Save a checkpoint and start a validation where they are due."""
+        pipeline, trained = self.pipeline, self.pipeline.headway.trained
+        if pipeline.settings.save_steps and trained % pipeline.settings.save_steps == 0:
             await self._checkpoint()
-        last = trained == line.settings.max_steps
-        if line.settings.eval_steps and (last or trained % line.settings.eval_steps == 0):
-            line.on_validate(trained)
+        last = trained == pipeline.settings.max_steps
+        if pipeline.settings.eval_steps and (last or trained % pipeline.settings.eval_steps == 0):
+            pipeline.start_validation()

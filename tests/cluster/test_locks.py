@@ -120,7 +120,7 @@ def test_the_others_step_aside_before_the_block_and_come_back_after_the_last_in_
         async def back() -> None:
             log.append(("back", time()))
 
-        lock.on_busy, lock.on_free = aside, back
+        lock.call_when_held(aside, when_free=back)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(use(lock, "first", for_s=2, log=log.append))
             tasks.create_task(use(lock, "second", for_s=2, log=log.append))

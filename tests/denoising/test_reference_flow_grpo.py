@@ -26,7 +26,7 @@ from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettin
 from headway.engines.native import NativeSettings
 from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
-from headway.launch.environment_pool import SingleTurnPool
+from headway.launch.language_components import single_turn
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.settings import RunSettings
 from headway.trainers.local import LocalSettings, OptimizerSettings
@@ -86,25 +86,34 @@ async def play(options: Any, run_dir: Path) -> tuple[list[Batch], list[dict[str,
     engines = [DenoisingEngine(f"engine/{n}", make_model, DENOISING, NativeSettings(slots=6)) for n in range(2)]
     batches, told = list[Batch](), list[LoggedEvent]()
     clock = asyncio.get_running_loop().time
-    flow = AsyncTrainingFlow(trainer=RunContext(backends=Backends(
-            trainer=trainer,
-            engines=engines,
-            transport=InProcessTransport(),
-            tasks=Numbers(),
-            environments=SingleTurnPool(),
-            reward=Bright(),
-            devices={"train": (0,), "generate": (1,)},
-        ), settings=RunSettings(
-            groups_per_step=options.prompts_per_step,
-            group_size=options.group_size,
-            max_steps=options.steps,
-            async_generation_ratio=0.0,
-            max_num_gen_batches=0,
-            save_steps=0,
-            eval_steps=0,
-            seed=0,
-            sampling=SamplingParams(max_new_tokens=options.denoising_steps),
-        ), events=EventLog(clock, told.append), run_dir=run_dir, clock=clock, on_trained=lambda batch, trained: batches.append(batch)))
+    flow = AsyncTrainingFlow(
+        trainer=RunContext(
+            backends=Backends(
+                trainer=trainer,
+                engines=engines,
+                transport=InProcessTransport(),
+                tasks=Numbers(),
+                environments=single_turn,
+                reward=Bright(),
+                devices={"train": (0,), "generate": (1,)},
+            ),
+            settings=RunSettings(
+                groups_per_step=options.prompts_per_step,
+                group_size=options.group_size,
+                max_steps=options.steps,
+                async_generation_ratio=0.0,
+                max_num_gen_batches=0,
+                save_steps=0,
+                eval_steps=0,
+                seed=0,
+                sampling=SamplingParams(max_new_tokens=options.denoising_steps),
+            ),
+            events=EventLog(clock, told.append),
+            run_dir=run_dir,
+            clock=clock,
+            on_trained=lambda batch, trained: batches.append(batch),
+        )
+    )
     try:
         summary = await flow.run()
         assert summary.finished and summary.trained == options.steps, summary

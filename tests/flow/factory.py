@@ -21,11 +21,11 @@ from headway.config.simulation_config import (
 )
 from headway.environments.base import Observation
 from headway.flow.pipeline import Pipeline
-from headway.flow.stage import STAGES
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.ledger import Ledger
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.monitor.wait_graph import WaitGraph
+from headway.registry import STAGES
 from headway.rollout.inference_hub import InferenceHub
 from headway.settings import RunSettings
 from headway.sim.fault_injection import FaultInjector
@@ -222,12 +222,8 @@ def make_sample_group(number: int, *versions: int, actions: int = 1) -> SampleGr
 @contextmanager
 def own_stages() -> Iterator[None]:
     """What is registered inside is forgotten outside."""
-    before = dict(STAGES)
-    try:
+    with STAGES.isolate():
         yield
-    finally:
-        STAGES.clear()
-        STAGES.update(before)
 
 
 def make_line(

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import StageConfig
-from headway.config import load_config
+from headway.config import StageConfig, load_config
 from headway.config.simulation_config import (
     DistributionConfig,
     FaultConfig,
@@ -19,11 +18,12 @@ from headway.config.simulation_config import (
     SimulatedWeightsConfig,
 )
 from headway.errors import ConfigError, InvariantBroken
-from headway.flow.stage import Stage, register_stage
-from headway.flow.staleness_policies import STALENESS_POLICIES, CandidateGroup, DropPolicy, SchedulerSnapshot
 from headway.flow.backends import RunContext
+from headway.flow.stage import Stage, register_stage
+from headway.flow.staleness_policies import CandidateGroup, DropPolicy, SchedulerSnapshot
 from headway.flow.training_flow import ROLES, AsyncTrainingFlow
 from headway.monitor.event_log import EventLog, LoggedEvent, encode_event
+from headway.registry import STALENESS_POLICIES
 from headway.settings import make_run_settings
 from headway.sim.fault_injection import FaultInjector
 from headway.sim.simulated_run import Scenario, make_simulated_backends
@@ -144,7 +144,16 @@ def test_a_switch_makes_any_run_synchronous(tmp_path: Path) -> None:
 
 def make_flow(scenario: Scenario, *, engines: bool = True, **how: Any) -> AsyncTrainingFlow:
     backends = make_simulated_backends(scenario, FaultInjector())
-    return AsyncTrainingFlow(trainer=RunContext(backends=backends if engines else replace(backends, engines=()), settings=scenario.settings, events=EventLog(lambda: 0.0), run_dir=Path(), clock=lambda: 0.0, **how))
+    return AsyncTrainingFlow(
+        trainer=RunContext(
+            backends=backends if engines else replace(backends, engines=()),
+            settings=scenario.settings,
+            events=EventLog(lambda: 0.0),
+            run_dir=Path(),
+            clock=lambda: 0.0,
+        ),
+        **how,
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +181,7 @@ def test_freshness_is_judged_against_what_is_trained_while_what_is_served_lags_b
 def test_a_policy_that_takes_stale_groups_breaks_the_run_and_trains_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(STALENESS_POLICIES, "drop", Careless)
+    monkeypatch.setitem(STALENESS_POLICIES._entries, "drop", Careless)
     events: list[LoggedEvent] = []
     with pytest.raises(InvariantBroken, match="has lag 1 at trained = 1, alpha = 0"):
         play_through(make_scenario(additional_groups=2), tmp_path, on_event=events.append)
@@ -257,7 +266,10 @@ def test_a_sample_that_spans_updates_says_which_version_made_what_and_the_counts
                 return item
 
         scenario = make_scenario(
-            groups_per_step=1, async_generation_ratio=3, max_steps=5, world={"stages": (StageConfig(name="witness", after="reward"),)}
+            groups_per_step=1,
+            async_generation_ratio=3,
+            max_steps=5,
+            world={"stages": (StageConfig(name="witness", after="reward"),)},
         )
         play_through(scenario, tmp_path, prepare=Scripted({0: [350]}).use)
     long = next(group.samples[0] for group in groups if group.group_id == 0)

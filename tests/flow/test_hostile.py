@@ -275,7 +275,7 @@ def test_a_teardown_with_turns_waiting_for_the_devices_lets_the_engines_go_on() 
             await asyncio.sleep(0.5)
             raise ValueError("lost")
 
-        lock.on_busy, lock.on_free = halt, go_on
+        lock.call_when_held(halt, when_free=go_on)
         with pytest.raises(ExceptionGroup):
             async with asyncio.TaskGroup() as tasks:
                 for owner in ("first", "second", "third"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,13 +10,16 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import yaml
 
 from headway.config import StageConfig
 from headway.config.simulation_config import DistributionConfig, SimulatedScorerConfig
 from headway.errors import ConfigError
 from headway.flow import stage as stage_module
-from headway.flow.stage import STAGES, Stage, register_stage
+from headway.flow.pipeline import Pipeline
+from headway.flow.stage import Stage, register_stage
 from headway.flow.training_flow import ROLES, AsyncTrainingFlow, order_stages
+from headway.registry import STAGES
 from headway.types import DropReason, SampleGroup, Task
 from tests.flow.factory import audit, make_costs, make_scenario, own_stages, play_through
 
@@ -43,14 +45,16 @@ def register_pass_through(role: str, item_type: type[Any], seen: list[Any]) -> N
 @pytest.mark.parametrize(("left", "right"), [*pairwise(WITH_CRITIC)])
 def test_a_stage_fits_between_any_two_neighbours(left: str, right: str, tmp_path: Path) -> None:
     seen: list[Any] = []
-    register_pass_through("mine", STAGES[left].produces, seen)
+    register_pass_through("mine", STAGES.get(left).produces, seen)
     costs = make_costs(critic=SimulatedScorerConfig(fixed_s=0.1))
-    scenario = make_scenario(costs=costs, async_generation_ratio=1, world={"insert": {"mine": left}})
+    scenario = make_scenario(
+        costs=costs, async_generation_ratio=1, world={"stages": (StageConfig(name="mine", after=left),)}
+    )
     played = play_through(scenario, tmp_path)
     assert played.summary.finished and seen
     roles = list(played.flow.stages)
     assert roles[roles.index(left) + 1 : roles.index(right)] == ["mine"]
-    assert all(isinstance(item, STAGES[right].consumes) for item in seen)
+    assert all(isinstance(item, STAGES.get(right).consumes) for item in seen)
     assert any(event.kind == "state" and event.who == "mine" for event in played.events)
 
 
@@ -66,35 +70,34 @@ def test_several_stand_in_a_row_in_the_order_they_name_each_other(tmp_path: Path
                 order.append((item.group_id, self.role))
                 return item
 
-    insert = {"first": "rollout", "second": "first"}
-    assert play_through(make_scenario(max_steps=1, world={"insert": insert}), tmp_path).summary.finished
+    stages = (StageConfig(name="first", after="rollout"), StageConfig(name="second", after="first"))
+    assert play_through(make_scenario(max_steps=1, world={"stages": stages}), tmp_path).summary.finished
     assert [role for group, role in order if group == 0] == ["first", "second"]
 
 
-def example() -> tuple[str, dict[str, str]]:
-    """The class and the `insert` of the example in the stage module, as they are written there."""
+def example() -> tuple[str, tuple[StageConfig, ...]]:
+    """The class and the `stages` of the example in the stage module, as they are written there."""
     text = inspect.getdoc(stage_module) or ""
     block = dedent(text[text.index("    @register_stage") : text.index("Every change of state")])
-    source, call = block.split("flow = ")
-    insert = re.search(r"insert=\{\"(\w+)\": \"(\w+)\"\}", call)
-    assert insert is not None
-    return source, {insert[1]: insert[2]}
+    source, configuration = block.split("stages: ")
+    stages = yaml.safe_load(configuration)
+    return source, tuple(StageConfig(**stage) for stage in stages)
 
 
 def test_the_example_of_the_documentation_works_as_it_is_written(tmp_path: Path) -> None:
-    source, insert = example()
-    assert len(source.strip().splitlines()) <= 10
+    source, stages = example()
+    assert len(source.strip().splitlines()) <= 14
     names = {"Stage": Stage, "register_stage": register_stage, "SampleGroup": SampleGroup, "DropReason": DropReason}
-    exec(source, names)
-    costs = make_costs(response_tokens=DistributionConfig(kind="lognormal", mean=700, std=400, min=1, max=1000))
+    exec(source, {**names, "Pipeline": Pipeline})
+    costs = make_costs(response_tokens=DistributionConfig(kind="lognormal", mean=350, std=200, min=1, max=500))
     scenario = make_scenario(
-        costs=costs, async_generation_ratio=1, group_size=12, max_steps=6, world={"insert": insert}
+        costs=costs, async_generation_ratio=1, group_size=12, max_steps=6, world={"stages": stages}
     )
     played = play_through(scenario, tmp_path)
     assert played.summary.finished
     drops = played.of("group.drop", reason=DropReason.FILTERED)
     assert drops and {event.who for event in drops} == {"short_only"}
-    assert max(event.data["actions"] for event in played.of("group.train")) <= 8192
+    assert max(event.data["actions"] for event in played.of("group.train")) <= 4096
     assert audit(tmp_path)["dropped:filtered"] == 12 * len(drops)
     positions = [event.data["position"] for event in played.of("group.start")]
     assert len(set(positions)) == len(positions), "what the user's stage let go is not drawn again"
@@ -120,22 +123,35 @@ def test_a_stage_that_breaks_ends_the_run_with_its_error_and_everything_saved(tm
 
 
 @pytest.mark.parametrize(
-    ("insert", "problem"),
+    ("name", "after", "problem"),
     [
-        ({"mine": "rollout"}, "mine consumes Task, but rollout produces SampleGroup"),
-        ({"mine": "generate"}, "mine consumes Task, but generate produces EpisodeGroup"),
-        ({"mine": "rollouts"}, "'mine' cannot stand behind it"),
-        ({"mine": "param_update"}, "'mine' cannot stand behind it"),
-        ({"mine": "critic"}, "'mine' cannot stand behind it"),
-        ({"nobody": "rollout"}, "no such stage is registered"),
+        ("mine", "rollout", "mine consumes Task, but rollout produces SampleGroup"),
+        ("mine", "generate", "mine consumes Task, but generate produces EpisodeGroup"),
+        ("mine", "rollouts", "'mine' cannot stand behind it"),
+        ("mine", "param_update", "'mine' cannot stand behind it"),
+        ("mine", "critic", "'mine' cannot stand behind it"),
+        ("nobody", "rollout", "no such stage is registered"),
     ],
 )
-def test_a_stage_that_does_not_fit_is_refused_before_anything_starts(insert: dict[str, str], problem: str) -> None:
+def test_a_stage_that_does_not_fit_is_refused_before_anything_starts(name: str, after: str, problem: str) -> None:
     register_pass_through("mine", Task, [])
     with pytest.raises(ConfigError, match=problem):
-        order_stages(insert, critic=False)
+        order_stages([StageConfig(name=name, after=after)], critic=False)
 
 
-def test_without_own_stages_the_line_is_the_one_of_the_design() -> None:
-    assert order_stages({}, critic=False) == list(ROLES)
-    assert order_stages({}, critic=True) == list(WITH_CRITIC)
+def test_arguments_that_a_stage_does_not_take_are_refused_before_anything_starts() -> None:
+    @register_stage("mine")
+    class Mine(Stage[SampleGroup, SampleGroup]):
+        consumes = produces = SampleGroup
+
+        def __init__(self, pipeline: Pipeline, *, most: int = 3) -> None:
+            super().__init__(pipeline)
+
+    assert "mine" in order_stages([StageConfig(name="mine", args={"most": 4})], critic=False)
+    with pytest.raises(ConfigError, match="arguments of mine: most"):
+        order_stages([StageConfig(name="mine", args={"least": 4})], critic=False)
+
+
+def test_without_own_stages_the_pipeline_is_the_one_of_the_design() -> None:
+    assert order_stages((), critic=False) == list(ROLES)
+    assert order_stages((), critic=True) == list(WITH_CRITIC)

@@ -24,7 +24,7 @@ from headway.algorithms.losses import LossSettings
 from headway.engines.native import NativeEngine, NativeSettings
 from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
-from headway.launch.environment_pool import SingleTurnPool
+from headway.launch.language_components import single_turn
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.function_reward import FunctionReward
 from headway.settings import RunSettings
@@ -131,26 +131,35 @@ async def play(
     engines = [engine_of(reference, options, f"engine/{number}") for number in range(2)]
     batches, told = list[Batch](), list[LoggedEvent]()
     clock = asyncio.get_running_loop().time
-    flow = AsyncTrainingFlow(trainer=RunContext(backends=Backends(
-            trainer=trainer,
-            engines=engines,
-            transport=InProcessTransport(),
-            tasks=Letters(reference, options),
-            environments=SingleTurnPool(),
-            reward=judge_of(reference, options),
-            decode=decode,
-            devices={"train": (0,), "generate": (1,)},
-        ), settings=RunSettings(
-            groups_per_step=options.prompts_per_step,
-            group_size=options.group_size,
-            max_steps=options.steps,
-            async_generation_ratio=0.0,
-            filter_zero_variance=False,
-            save_steps=0,
-            eval_steps=0,
-            sampling=SamplingParams(max_new_tokens=options.answer_length, temperature=options.temperature),
-            seed=options.seed,
-        ), events=EventLog(clock, told.append), run_dir=run_dir, clock=clock, on_trained=lambda batch, trained: batches.append(batch)))
+    flow = AsyncTrainingFlow(
+        trainer=RunContext(
+            backends=Backends(
+                trainer=trainer,
+                engines=engines,
+                transport=InProcessTransport(),
+                tasks=Letters(reference, options),
+                environments=single_turn,
+                reward=judge_of(reference, options),
+                decode=decode,
+                devices={"train": (0,), "generate": (1,)},
+            ),
+            settings=RunSettings(
+                groups_per_step=options.prompts_per_step,
+                group_size=options.group_size,
+                max_steps=options.steps,
+                async_generation_ratio=0.0,
+                filter_zero_variance=False,
+                save_steps=0,
+                eval_steps=0,
+                sampling=SamplingParams(max_new_tokens=options.answer_length, temperature=options.temperature),
+                seed=options.seed,
+            ),
+            events=EventLog(clock, told.append),
+            run_dir=run_dir,
+            clock=clock,
+            on_trained=lambda batch, trained: batches.append(batch),
+        )
+    )
     try:
         summary = await flow.run()
         assert summary.finished and summary.trained == options.steps, summary

@@ -13,8 +13,9 @@ import pytest
 from headway.errors import BackendError, TrainerCrashed, TrainerError
 from headway.flow.channel import Channel
 from headway.flow.pipeline import Pipeline
-from headway.flow.stage import LEGAL_TRANSITIONS, STAGES, Stage, StageState, create_role_state_machine, register_stage
+from headway.flow.stage import LEGAL_TRANSITIONS, Stage, StageState, create_role_state_machine, register_stage
 from headway.monitor.event_log import LoggedEvent
+from headway.registry import STAGES
 from headway.sim.virtual_clock import run_on_virtual_clock
 from tests.flow.factory import make_line, make_scenario, own_stages
 

@@ -195,7 +195,7 @@ def test_whatever_a_policy_chose_a_group_that_is_not_ready_is_refused() -> None:
     headway, _ = make_headway(groups_per_step=1)
     headway.policy = TakesAnything()  # type: ignore[assignment]
     slot = start(headway, 0)
-    with pytest.raises(InvariantBroken, match=r"group 0 \(flying\)"):
+    with pytest.raises(InvariantBroken, match=r"group 0 \(in flight\)"):
         headway.begin_step([slot])
 
 

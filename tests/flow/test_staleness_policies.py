@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headway.flow.staleness_policies import STALENESS_POLICIES, CandidateGroup, DropPolicy, SchedulerSnapshot
+from headway.flow.staleness_policies import CandidateGroup, DropPolicy, SchedulerSnapshot
+from headway.registry import STALENESS_POLICIES
 from tests.flow.factory import make_settings
 
 
@@ -20,7 +21,7 @@ class Group:
 
 
 def make_policy(name: str, **settings: Any) -> DropPolicy:
-    return STALENESS_POLICIES[name](make_settings(staleness_policy=name, **settings))
+    return STALENESS_POLICIES.get(name)(make_settings(staleness_policy=name, **settings))
 
 
 def make_view(**changes: Any) -> SchedulerSnapshot:
@@ -43,7 +44,7 @@ def numbers(groups: Sequence[CandidateGroup] | None) -> list[int] | None:
 # -- all of them
 
 
-@pytest.mark.parametrize("name", STALENESS_POLICIES)
+@pytest.mark.parametrize("name", STALENESS_POLICIES.names())
 def test_no_policy_starts_a_group_without_a_slot_or_on_weights_too_old(name: str) -> None:
     policy = make_policy(name, async_generation_ratio=1)
     assert policy.admit(make_view())
@@ -52,7 +53,7 @@ def test_no_policy_starts_a_group_without_a_slot_or_on_weights_too_old(name: str
     assert not policy.admit(make_view(trained=2, served=1, stepping=True))
 
 
-@pytest.mark.parametrize("name", STALENESS_POLICIES)
+@pytest.mark.parametrize("name", STALENESS_POLICIES.names())
 def test_no_policy_selects_what_is_beyond_the_bound_or_not_ready(name: str) -> None:
     policy = make_policy(name, async_generation_ratio=1)
     groups = [Group(0, oldest=1), Group(1, oldest=3, is_ready=False), Group(2, oldest=3), Group(3, oldest=2)]
@@ -61,7 +62,7 @@ def test_no_policy_selects_what_is_beyond_the_bound_or_not_ready(name: str) -> N
     assert policy.select(groups[:3], view) is None
 
 
-@pytest.mark.parametrize("name", STALENESS_POLICIES)
+@pytest.mark.parametrize("name", STALENESS_POLICIES.names())
 def test_every_policy_evicts_exactly_what_no_later_batch_can_take(name: str) -> None:
     policy = make_policy(name, async_generation_ratio=1)
     groups = [Group(0, oldest=1), Group(1, oldest=2, is_ready=False), Group(2, oldest=3)]

@@ -41,7 +41,9 @@ def register_stuck() -> None:
 
 def test_a_stage_that_never_finishes_is_named_in_the_graph_and_the_run_stopped_cleanly(tmp_path: Path) -> None:
     register_stuck()
-    played = play_through(make_scenario(max_steps=9, world={"stages": (StageConfig(name="stuck", after="reward"),)}), tmp_path)
+    played = play_through(
+        make_scenario(max_steps=9, world={"stages": (StageConfig(name="stuck", after="reward"),)}), tmp_path
+    )
     stalls = played.of("stall")
     assert len(stalls) == STALL_WARNINGS
     last_move = max(event.time_s for event in played.events if type(event.event) in PROGRESS_EVENTS - {CheckpointSave})

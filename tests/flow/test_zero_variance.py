@@ -113,10 +113,10 @@ def test_while_a_full_batch_is_ready_or_on_its_way_nothing_is_filled() -> None:
     assert not zero_variance.keep(3, ready=1), "the other is on its way"
     zero_variance.forget(2)
     assert zero_variance.keep(4, ready=1), "it did not get there"
-    zero_variance.arrived(4)
+    zero_variance.group_arrived(4)
     assert not zero_variance.keep(5, ready=2)
-    assert zero_variance.take([0, 4]) == {"replaced": 3, "filled": 1}
-    assert zero_variance.take([]) == {"replaced": 0, "filled": 0}
+    assert zero_variance.batch_taken([0, 4]) == {"replaced": 3, "filled": 1}
+    assert zero_variance.batch_taken([]) == {"replaced": 0, "filled": 0}
 
 
 def test_a_filled_step_is_gone_back_to_like_any_other(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class World:
         log = EventLog(self.loop.time, self.events.append)
         self.hub = InferenceHub(self.engines, events=log, reliability=reliability, clock=self.loop.time)
         self.failed: list[tuple[str, float]] = []
-        self.hub.on_failure = lambda replica, error: self.failed.append((replica.name, self.loop.time()))
+        self.hub.begin_pipeline(lambda replica, error: self.failed.append((replica.name, self.loop.time())))
         self.progress: dict[str, Progress] = {}
 
     async def begin(self, *versions: int) -> World:
@@ -417,7 +417,7 @@ def test_a_request_under_which_replicas_keep_crashing_raises_after_its_budget() 
         reliability = replace(RELIABILITY, sample_retries=1)
         world = World(1, *crashes, reliability=reliability, restart_s=0.0)
         await world.begin()
-        world.hub.on_failure = lambda replica, error: world.loop.create_task(world.revive(replica))
+        world.hub._on_failure = lambda replica, error: world.loop.create_task(world.revive(replica))
         with pytest.raises(EngineError, match="a: replicas crashed under it 2 times"):
             await world.ask("a", 10_000)
         assert len(world.progress["a"].actions) >= 10 + 29, "what was made before is not lost"

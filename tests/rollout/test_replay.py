@@ -62,9 +62,9 @@ async def interrupted(rollout: Rollout, at_s: float) -> PartialGeneration:
     await asyncio.wait([task])
     rollout.hub.resume(RequestLane.TRAIN)
     assert partial is not None
-    requests_paused = decode_generation(encode_generation(partial))
-    assert isinstance(requests_paused, PartialGeneration) and requests_paused.before == partial.before and requests_paused.finish == partial.finish
-    return requests_paused
+    kept = decode_generation(encode_generation(partial))
+    assert isinstance(kept, PartialGeneration) and kept.before == partial.before and kept.finish == partial.finish
+    return kept
 
 
 def restored(rollout: Rollout, partial: PartialGeneration) -> None:
@@ -85,7 +85,7 @@ def the_episode(rollout: Rollout) -> Episode:
         (5.0, 1, 10, STEP_S + STEP_S + 2 * (1 + STEP_S)),  # the second turn is whole, its step was under way
     ],
 )
-def test_an_episode_goes_on_in_the_turn_it_was_in(at_s: float, turns: int, actions: int, remaining_s: float) -> None:
+def test_an_episode_goes_on_in_the_turn_it_was_in(at_s: float, turns: int, actions: int, left_s: float) -> None:
     async def main(rollout: Rollout) -> None:
         partial = await interrupted(rollout, at_s)
         assert (len(partial.before), len(partial.actions)) == (turns, actions)
@@ -93,7 +93,7 @@ def test_an_episode_goes_on_in_the_turn_it_was_in(at_s: float, turns: int, actio
         began_s = rollout.event_loop.time()
         restored(rollout, partial)
         await rollout.full.wait()
-        assert rollout.event_loop.time() - began_s == pytest.approx(remaining_s, abs=0.06)
+        assert rollout.event_loop.time() - began_s == pytest.approx(left_s, abs=0.06)
         episode = the_episode(rollout)
         assert [tuple(turn.observation) for turn in episode.turns] == [(100,), (1, 10), (2, 10), (3, 10)]
         assert [turn.reward for turn in episode.turns] == [1.0, 2.0, 3.0, 4.0]
@@ -118,7 +118,7 @@ def test_an_environment_that_says_something_else_begins_anew_with_a_reason(odd: 
         await rollout.full.wait()
         assert rollout.event_loop.time() - began_s == pytest.approx(odd * STEP_S + TURNS * (1 + STEP_S), abs=0.06)
         (problem,) = [event.data for event in rollout.events if event.kind == "error"]
-        assert problem["error"] == "ReplayDiffers"
+        assert problem["error"] == "ReplayMismatch"
         assert problem["message"] == (
             f"0.0: begun anew after 2 turns: in turn {turn} the environment says something else"
         )

@@ -82,7 +82,9 @@ class AsyncTrainingFlow:
         if not backends.engines:
             raise ConfigError("there is no engine to generate with", key="actor_infer", value=[])
         self.context = trainer
-        self.settings = settings if enable_async_rl else replace(settings, async_generation_ratio=0.0, pipeline_depth=None)
+        self.settings = (
+            settings if enable_async_rl else replace(settings, async_generation_ratio=0.0, pipeline_depth=None)
+        )
         self.backends, self.events, self.run_dir = backends, trainer.events, trainer.run_dir
         self.checkpoint_dir = trainer.checkpoint_dir or trainer.run_dir / "checkpoints"
         self.roles = order_stages(trainer.stages, critic=backends.critic is not None)

@@ -267,7 +267,9 @@ class InferenceHub:
         for replica in self.replicas:
             replica.pause_count += 1 if halted else -1
             self._shift_deadlines(replica, halted)
-        calls = [self._ask(replica, replica.apply_pause) for replica in self.replicas if replica.health is ReplicaHealth.UP]
+        calls = [
+            self._ask(replica, replica.apply_pause) for replica in self.replicas if replica.health is ReplicaHealth.UP
+        ]
         await asyncio.gather(*calls)
 
     def _shift_deadlines(self, replica: Replica, halted: bool) -> None:

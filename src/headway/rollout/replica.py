@@ -129,7 +129,12 @@ class Replica:
     @property
     def in_service(self) -> bool:
         """Whether it can be given work at all."""
-        return self.health is ReplicaHealth.UP and self.flipped_in_pipeline and not self.devices_reclaimed and self.version >= 0
+        return (
+            self.health is ReplicaHealth.UP
+            and self.flipped_in_pipeline
+            and not self.devices_reclaimed
+            and self.version >= 0
+        )
 
     @property
     def name(self) -> str:

@@ -68,7 +68,7 @@ class EngineFleet:
         self._close_when_empty(replica)
 
     def scale(self, wanted: int) -> tuple[list[str], list[str]]:
-        """Add or remove engines until there are `wanted`. Return the names that joined and left. Raise `ConfigError`."""
+        """Add or remove engines until there are `wanted`. Return the names that joined and those that left."""
         before = self.names
         if wanted < 1:
             raise ConfigError("a run has at least one engine", key="engines", value=wanted)

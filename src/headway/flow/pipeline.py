@@ -103,7 +103,7 @@ class Pipeline:
             reward=self.backends.reward,
             settings=self.settings,
             events=self.events,
-            book=self.recorder,
+            recorder=self.recorder,
             tasks=self.tasks,
             on_group=self._emit_generated,
             on_failed=self._failed,

@@ -138,7 +138,7 @@ class AsyncTrainingFlow:
     # -- one pipeline
 
     async def _run_pipeline(self, ledger: Ledger, hub: InferenceHub) -> BaseException | None:
-        """Run one pipeline from the ledger to its end and save its state. Return what ended it early, if anything did."""
+        """Run one pipeline to its end and save its state. Return what ended it early, if anything did."""
         failure: BaseException | None = None
         pipeline: Pipeline | None = None
         try:
@@ -215,7 +215,7 @@ class AsyncTrainingFlow:
         raise PipelineEnded
 
     async def _unless_stopped(self, pipeline: Pipeline, stop: asyncio.Task[None], work: asyncio.Task[None]) -> None:
-        """Wait for `work`. Raise `RunStopped` if a stop is requested first, after the training step that is under way."""
+        """Wait for `work`. Raise `RunStopped` if a stop is requested first, after the current training step."""
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if self._stop.is_set():
             pipeline.headway.stopping = True
@@ -297,8 +297,8 @@ class AsyncTrainingFlow:
         return None
 
     async def _revive_trainer(self, ledger: Ledger, failure: TrainerCrashed) -> None:
-        """Restart a lost trainer with its last checkpoint. Raise `RunStopped` if it does not come back, or if it is lost
-        again and again without getting any further."""
+        """Restart a lost trainer with its last checkpoint. Raise `RunStopped` if it does not come back, or if it is
+        lost again and again without getting any further."""
         reliability = self.settings.reliability
         reached = self.pipeline.headway.trained if self.pipeline is not None else 0
         self._losses = self._losses + 1 if reached <= self._reached else 1

@@ -61,7 +61,7 @@ class ValidationFlow:
         pipeline, wanted = self._pipeline, self._pipeline.settings.val_batch_size
         tasks = list(takewhile(lambda task: task is not None, map(self._tasks.task, range(wanted))))
         pipeline.events.emit(ValidateBegin(who="validate", trained=trained))
-        samples = await self._make_evaluator().examine(task for task in tasks if task is not None)
+        samples = await self._make_evaluator().evaluate(task for task in tasks if task is not None)
         rewards = [score.value for sample in samples for _, score in sample.answers]
         mean = sum(rewards) / len(rewards) if rewards else 0.0
         failed = len(tasks) * pipeline.settings.eval_answers - len(rewards)

@@ -50,7 +50,7 @@ class ProgressWatch:
 
 
 async def watch_for_stalls(pipeline: Pipeline, progress: ProgressWatch, events: EventLog) -> None:
-    """Check every `stall_timeout_s`. Raise `Stalled` after several checks without progress, `RunStopped` if no engine is up."""
+    """Check every `stall_timeout_s`. Raise `Stalled` after several checks without progress."""
     limit_s = pipeline.settings.reliability.stall_timeout_s
     quiet = 0
     while True:

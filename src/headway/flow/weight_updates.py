@@ -31,7 +31,7 @@ class GatherFailed(TransferError):
 
 
 class WeightUpdater:
-    """Pushes versions. Calls `on_flip` for each replica that serves a new one, and `on_failure` for each that cannot."""
+    """Pushes versions. Calls `on_flip` for each replica that serves a new one, `on_failure` for each that cannot."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The filter of zero-variance groups, whose members all got the same reward: they are replaced, but not without end.
 
-One step may cost at most `max_num_gen_batches` batches' worth of groups. Up to that limit a zero-variance group is dropped
-and another prompt takes its slot. Beyond it, the group fills the batch that waits, with the advantages that the
+One step may cost at most `max_num_gen_batches` batches' worth of groups. Up to that limit a zero-variance group is
+dropped and another prompt takes its slot. Beyond it, the group fills the batch that waits, with the advantages that the
 estimator gives it: zero where members are compared with each other. So a batch always has B groups, and slots, bound,
 policies, ledger and resume treat such a group like any other. Smaller batches would need another rule in each of them.
 

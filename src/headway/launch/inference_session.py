@@ -97,7 +97,7 @@ async def _run_evaluation(
             events=events,
             decode=make_decoder(prepared.policy.tokenizer),
         )
-        work = asyncio.ensure_future(evaluator.examine(tasks))
+        work = asyncio.ensure_future(evaluator.evaluate(tasks))
         await asyncio.wait([work, failed], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
         if failed.done():
             work.cancel()

@@ -1,4 +1,4 @@
-"""A broadcast wake-up: waiters look again at the state they care about, so a spurious wake-up does no harm."""
+"""Building blocks of concurrency: a broadcast signal, an ordered task group, a turn barrier, a lazy deadline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 
 class Signal:
-    """`notify` wakes everybody who waits now. Cheap when nobody does."""
+    """Wakes all current waiters on `notify`, which costs nothing when there are none."""
 
     __slots__ = ("_waiters",)
 
@@ -25,19 +25,19 @@ class Signal:
                     waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Until the next `notify`."""
+        """Wait for the next `notify`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Until `condition` holds; it is looked at now and after every `notify`."""
+        """Wait until `condition` holds. It is checked now and after every `notify`."""
         while not condition():
             await self.wait()
 
 
 class OrderedSet(dict[Any, None]):
-    """The part of a set that a task group uses, in the order of adding."""
+    """The part of the set interface that a task group uses, ordered by time of adding."""
 
     def add(self, item: Any) -> None:
         self[item] = None
@@ -47,8 +47,8 @@ class OrderedSet(dict[Any, None]):
 
 
 class OrderedTaskGroup(asyncio.TaskGroup):
-    """Cancels what is left in the order it was started. asyncio's own keeps a set, ordered by memory address: the
-    end of a run would read differently each time."""
+    """Cancels its tasks in the order in which they were started. The task group of asyncio keeps a set, ordered by
+    memory address, so that the end of a run would differ from time to time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class OrderedTaskGroup(asyncio.TaskGroup):
 
 
 def spawn_task(group: asyncio.TaskGroup, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None] | None:
-    """A task of `group`, or nothing if the group is being torn down: then what it would do is no longer wanted."""
+    """Start a task in `group`; return `None` if the group is shutting down."""
     try:
         return group.create_task(coroutine, name=name)
     except RuntimeError:
@@ -65,7 +65,8 @@ def spawn_task(group: asyncio.TaskGroup, coroutine: Coroutine[Any, Any, None], n
 
 
 class TurnBarrier:
-    """`arrive` returns once every present member has arrived."""
+    """A barrier whose members come and go: `arrive` returns once every present member has arrived. It is the baseline of
+    systems that step environments together."""
 
     def __init__(self) -> None:
         self._present = 0
@@ -78,12 +79,12 @@ class TurnBarrier:
         self._present += 1
 
     def leave(self) -> None:
-        """Stop being one; the others no longer wait for you."""
+        """Stop being a member; the others no longer wait."""
         self._present -= 1
         self._open_if_full()
 
     async def arrive(self) -> None:
-        """Wait for everybody else."""
+        """Wait for all other members."""
         this_round = self._round
         self._arrived += 1
         self._open_if_full()
@@ -104,7 +105,11 @@ T = TypeVar("T")
 
 
 async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, T]) -> T:
-    """The result of `call`. Raises `TimeoutError` when it takes longer than `limit_s`."""
+    """Await `call`; raise `TimeoutError` if it takes longer than `limit_s`.
+
+    Most environment steps and scores never suspend. A timer for each would be a quarter of the scheduler's work, so it
+    is armed only once a call has really suspended.
+    """
     try:
         waits_for = call.send(None)
     except StopIteration as done:
@@ -115,7 +120,7 @@ async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, T]) -> T:
 
 @coroutine
 def _drive_suspended(call: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
-    """Drive a coroutine that has suspended already, as `await` would have."""
+    """Continue a coroutine that has already suspended, as `await` would."""
     while True:
         try:
             try:

@@ -1,8 +1,8 @@
 """EnvironmentAgent: one episode. Ask the hub, step the environment, until done.
 
-A bad episode is data: whatever an environment raises becomes `EnvironmentFailed`, and the run goes on. An episode that
-another process had begun is played again up to where it was, with the turns that were made there; an environment that
-says anything else than it did then cannot be gone on with, and `ReplayMismatch` says so.
+A bad episode does not stop a run: whatever an environment raises becomes `EnvironmentFailed`. An episode that another
+process had begun is replayed with the turns that were generated there, and then continues. If the environment answers
+differently than it did then, the agent raises `ReplayMismatch`.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from headway.types import (
 
 T = TypeVar("T")
 Decode = Callable[[Sequence[Any]], str]
-"""Actions → what they say."""
+"""A function from actions to their text."""
 
 
 class ReplayMismatch(EnvironmentFailed):
-    """An environment does not play an episode the way it did before: it can only be begun anew."""
+    """An environment does not replay an episode as it went before, so the episode must start over."""
 
 
 class EnvironmentAgent:
-    """Runs one sample's episode. `progress` is that of the turn being generated and outlives the agent."""
+    """Runs the episode of one sample. `progress` belongs to the turn that is being generated."""
 
     __slots__ = (
         "_barrier",
         "_bound",
+        "_current_generation",
         "_decode",
-        "_expected",
+        "_expected_observation",
         "_hub",
         "_lane",
-        "_made",
+        "_observation",
         "_oldest",
-        "_past",
         "_priority",
-        "_seen",
+        "_replayed_turns",
         "_settings",
         "_spent_s",
-        "complaint",
+        "close_error",
         "progress",
         "sample_id",
         "task",
@@ -80,72 +80,72 @@ class EnvironmentAgent:
     ) -> None:
         self.sample_id = sample_id
         self.task = task
-        self.complaint = ""
-        """What went wrong after the episode was over; it is not lost for that."""
-        self.begin_anew()
+        self.close_error = ""
+        """Error message if the environment could not be closed; the episode counts all the same."""
+        self.start_over()
         if partial is not None:
-            self._take_up(partial)
+            self._restore(partial)
         self._hub, self._settings = hub, settings
         self._lane, self._priority, self._bound = lane, priority, bound
         self._barrier, self._decode = barrier, decode
 
-    def begin_anew(self) -> None:
-        """Forget whatever was played."""
+    def start_over(self) -> None:
+        """Forget all turns."""
         self.turns: list[Turn] = []
         self.progress = Progress()
         self._spent_s = 0.0
         self._oldest: int | None = None
-        self._made: Generation | None = None
-        """The turn that the environment is being asked about."""
-        self._past: tuple[Turn, ...] = ()
-        """Turns of an earlier process."""
-        self._expected: Sequence[int] | None = None
-        """What the turn after them began with there."""
-        self._seen: Sequence[int] = ()
-        """What the present turn began with."""
+        self._current_generation: Generation | None = None
+        """Generation of the current turn, once it is complete."""
+        self._replayed_turns: tuple[Turn, ...] = ()
+        """Turns that an earlier process generated."""
+        self._expected_observation: Sequence[int] | None = None
+        """Observation that followed those turns in the earlier process."""
+        self._observation: Sequence[int] = ()
+        """Observation of the current turn."""
 
-    def _take_up(self, partial: Generation) -> None:
+    def _restore(self, partial: Generation) -> None:
         self.progress.actions, self.progress.logps = partial.actions, partial.logps
         self.progress.runs = partial.runs
         self.progress.started = min((run.version for run in partial.runs), default=None)
         if isinstance(partial, PartialGeneration):
-            self._past, self._expected = partial.before, partial.observation
-            made = (partial, *(turn.generation for turn in self._past))
+            self._replayed_turns, self._expected_observation = partial.before, partial.observation
+            made = (partial, *(turn.generation for turn in self._replayed_turns))
             self._oldest = min((run.version for generation in made for run in generation.runs), default=None)
             whole = partial.finish is not FinishReason.ABORTED
-            self._made = self.progress.generation(partial.finish, partial.text) if whole else None
+            self._current_generation = self.progress.generation(partial.finish, partial.text) if whole else None
 
     @property
     def _replaying(self) -> bool:
-        return len(self.turns) < len(self._past)
+        return len(self.turns) < len(self._replayed_turns)
 
     @property
     def oldest(self) -> int | None:
-        """Version of the replica that took the first request: no action of the episode is older."""
+        """Version of the replica that ran the first request. No token of the episode is older."""
         return self._oldest if self._oldest is not None else self.progress.started
 
     @property
     def partial(self) -> PartialGeneration | None:
-        """What can be continued in another process."""
-        before = self._past if self._replaying else tuple(self.turns)
+        """State from which another process can continue; `None` if nothing was generated."""
+        before = self._replayed_turns if self._replaying else tuple(self.turns)
         if not before and not len(self.progress.actions):
             return None
-        seen = self._seen if self._expected is None else self._expected
-        made = self._made or self.progress.generation(FinishReason.ABORTED)
+        seen = self._observation if self._expected_observation is None else self._expected_observation
+        made = self._current_generation or self.progress.generation(FinishReason.ABORTED)
         return PartialGeneration.of(made, before=before, observation=seen)
 
     async def run(self, environment: Environment) -> Episode:
-        """Play to the end. Raises `EnvironmentFailed` or `EngineError`; always closes the environment."""
+        """Play to the end and close the environment. Raise `EnvironmentFailed` or `EngineError`."""
         try:
             if isinstance(environment, ConcurrencyLimitedEnvironment):
                 await environment.enter()
-            return await self._play_with_others(environment)
+            return await self._play_in_barrier(environment)
         finally:
             self._hub.end_session(self.sample_id)
             await self._close(environment)
 
-    async def _play_with_others(self, environment: Environment) -> Episode:
-        """Inside the barrier, where there is one: those who wait for a place hold up nobody."""
+    async def _play_in_barrier(self, environment: Environment) -> Episode:
+        """Play as a member of the turn barrier, if there is one. Agents that wait for a place are no members."""
         if self._barrier is None:
             return await self._play(environment)
         self._barrier.enter()
@@ -158,14 +158,16 @@ class EnvironmentAgent:
         observation = await self._guard("reset", environment.reset(self.task))
         context: Sequence[Any] = ()
         while True:
-            self._look(observation)
+            self._check_replay(observation)
             context = (
                 observation.tokens
                 if observation.starts_new_context
                 else concatenate_actions(context, observation.tokens)
             )
             replayed = self._replaying
-            generation = self._past[len(self.turns)].generation if replayed else await self._act(context, observation)
+            generation = (
+                self._replayed_turns[len(self.turns)].generation if replayed else await self._act(context, observation)
+            )
             outcome = await self._guard("step", environment.step(generation))
             turn = Turn(
                 observation=observation.tokens,
@@ -174,8 +176,8 @@ class EnvironmentAgent:
                 fresh=observation.starts_new_context,
                 state=observation.state,
             )
-            if replayed and (turn.reward != self._past[len(self.turns)].reward or outcome.done):
-                raise self._differs("gives another reward, or ends the episode")
+            if replayed and (turn.reward != self._replayed_turns[len(self.turns)].reward or outcome.done):
+                raise self._make_mismatch("gives another reward, or ends the episode")
             self.turns.append(turn)
             if outcome.done:
                 self._check_info(outcome.info)
@@ -187,35 +189,35 @@ class EnvironmentAgent:
                     info=outcome.info,
                 )
             context = concatenate_actions(context, generation.actions)
-            observation, self._seen = outcome, outcome.tokens
+            observation, self._observation = outcome, outcome.tokens
             if replayed:
                 continue
             self._spent_s += self.progress.spent_s
             self._oldest = self.oldest
-            self.progress, self._made = Progress(), None
+            self.progress, self._current_generation = Progress(), None
             self._check_time()
             if self._barrier is not None:
                 await self._barrier.arrive()
 
-    def _look(self, observation: Observation) -> None:
-        """See that an episode of an earlier process begins its turns as it did there."""
-        self._seen = observation.tokens
-        expected = self._past[len(self.turns)].observation if self._replaying else self._expected
+    def _check_replay(self, observation: Observation) -> None:
+        """Raise `ReplayMismatch` unless a replayed episode shows the observation of the earlier process."""
+        self._observation = observation.tokens
+        expected = self._replayed_turns[len(self.turns)].observation if self._replaying else self._expected_observation
         if expected is not None and list(expected) != list(observation.tokens):
-            raise self._differs("says something else")
+            raise self._make_mismatch("says something else")
         if not self._replaying:
-            self._expected = None
+            self._expected_observation = None
 
-    def _differs(self, how: str) -> ReplayMismatch:
-        turn, played = len(self.turns) + 1, len(self._past)
+    def _make_mismatch(self, how: str) -> ReplayMismatch:
+        turn, played = len(self.turns) + 1, len(self._replayed_turns)
         return ReplayMismatch(
-            f"{self.sample_id}: begun anew after {played} turns: in turn {turn} the environment {how}"
+            f"{self.sample_id}: started over after {played} turns: in turn {turn} the environment {how}"
         )
 
     async def _act(self, context: Sequence[Any], observation: Observation) -> Generation:
-        """The turn of the policy; none is made again that is whole."""
-        if self._made is not None:
-            return self._made
+        """Generate the answer of the policy; return the complete answer of an earlier process if there is one."""
+        if self._current_generation is not None:
+            return self._current_generation
         request = Request(
             request_id=f"{self.sample_id}/{len(self.turns)}",
             session=self.sample_id,
@@ -228,8 +230,8 @@ class EnvironmentAgent:
         finish = await self._hub.generate(
             request, self.progress, lane=self._lane, priority=self._priority, bound=self._bound
         )
-        self._made = self.progress.generation(finish, self._text())
-        return self._made
+        self._current_generation = self.progress.generation(finish, self._text())
+        return self._current_generation
 
     def _text(self) -> str:
         if self._decode is None:
@@ -240,7 +242,7 @@ class EnvironmentAgent:
             raise EngineError(f"{self.sample_id}: what was generated cannot be decoded: {error!r}") from error
 
     def _check_info(self, info: Mapping[str, Any]) -> None:
-        """What the environment says about the episode must outlive the process."""
+        """Raise `EnvironmentFailed` unless the information about the episode can be stored as JSON."""
         try:
             if info:
                 json.dumps(dict(info))
@@ -253,7 +255,7 @@ class EnvironmentAgent:
             raise EnvironmentFailed(f"{self.sample_id}: not over after {len(self.turns)} turns and {limit} s")
 
     async def _guard(self, what: str, call: Coroutine[Any, Any, T]) -> T:
-        """The environment's answer in time, or `EnvironmentFailed`."""
+        """Await a call of the environment. Raise `EnvironmentFailed` if it fails or is late."""
         limit, clock = self._settings.reliability.environment_timeout_s, asyncio.get_running_loop().time
         began_s = clock()
         try:
@@ -272,15 +274,15 @@ class EnvironmentAgent:
             raise EnvironmentFailed(f"{self.sample_id}: {what} raised {type(error).__name__}: {error}") from error
 
     async def _close(self, environment: Environment) -> None:
-        """Let go of the environment; one that does not let itself be closed has `complaint` to show for it."""
+        """Close the environment. Store an error in `close_error`."""
         try:
             await run_with_deadline(self._settings.reliability.abort_timeout_s, environment.close())
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            self.complaint = f"{self.sample_id}: close cancelled itself"
+            self.close_error = f"{self.sample_id}: close cancelled itself"
         except Exception as error:
-            self.complaint = f"{self.sample_id}: close raised {type(error).__name__}: {error}"
+            self.close_error = f"{self.sample_id}: close raised {type(error).__name__}: {error}"
 
 
 def _sampling_params(observation: Observation, usual: SamplingParams) -> SamplingParams:
@@ -291,6 +293,6 @@ def _sampling_params(observation: Observation, usual: SamplingParams) -> Samplin
 
 
 def is_cancelled() -> bool:
-    """Whether somebody has cancelled this task, as opposed to code in it that raised `CancelledError`."""
+    """Return whether this task was cancelled from outside, as opposed to code in it that raised `CancelledError`."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

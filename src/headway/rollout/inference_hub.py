@@ -1,12 +1,12 @@
 """InferenceHub: one non-blocking proxy in front of N engine replicas.
 
-Guarantees: a request ends with all its actions, or raises after its budget; what was generated before a crash,
-an interruption or a pause is kept and goes on, on any replica; no request is given to a replica whose weights
-are too old for what it makes to be trained. Requests are single and bound late; `routing` says where they go.
+Guarantees: a request ends with all its actions, or raises after its retries. Tokens from before a crash, an
+interruption or a pause are kept, and the request continues on any replica. No request runs on a replica whose weights
+are too old for its tokens to be trained. Each request is routed by itself, as late as possible (`request_router`).
 
-Replicas may join and leave; those on lent devices step aside when the devices are wanted.
+Replicas may join and leave; replicas on lent devices stop when the trainer needs the devices.
 
-Does not know groups, rewards or training; does not restart replicas itself (`flow.supervisor`).
+The hub does not know groups, rewards or training, and does not restart replicas (`flow.replica_supervisor` does).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from headway.rollout.request_router import RequestRouter
 from headway.types import FinishReason
 
 ERRORS_IN_A_ROW = 8
-"""Requests that may fail on a replica, one after the other with none that succeeds, before it is restarted."""
+"""A replica is restarted after this many failed requests in a row."""
 
 
 class InferenceHub:
-    """Retries, interrupts, pauses. `on_failure` is told of a replica that must be restarted."""
+    """Routes, retries, interrupts and pauses requests. Calls `on_failure` for a replica that must be restarted."""
 
     def __init__(
         self,
@@ -56,20 +56,20 @@ class InferenceHub:
         self._released = Signal()
         self._router.refresh_all()
 
-    # -- what others may ask
+    # -- requests
 
     @property
     def served(self) -> int:
-        """The oldest version that a replica in service answers with; −1 while there is none."""
+        """Oldest version that a replica in service answers with; −1 if none is in service."""
         return self._router.served
 
     @property
     def up(self) -> int:
-        """Replicas that are up."""
+        """Number of replicas that are up."""
         return sum(replica.health is ReplicaHealth.UP for replica in self.replicas)
 
     def waits(self) -> list[WaitEdge]:
-        """For the wait-for graph: requests in flight and requests without a slot."""
+        """Return edges of the wait-for graph: requests in flight and requests without a slot."""
         now = self._clock()
         edges = [
             WaitEdge("generate", f"{r.load} requests in flight", r.name, now)
@@ -99,7 +99,7 @@ class InferenceHub:
     ) -> FinishReason:
         """Generate to the end, on as many replicas as it takes. `bound` pins the request to one replica.
 
-        Raises `EngineError` when the budget for this request is spent. Cancelling aborts it.
+        Raise `EngineError` when the retries of this request are used up. Cancellation aborts the request.
         """
         router, budget = self._router, self._reliability.sample_retries
         errors = crashes = 0
@@ -118,7 +118,7 @@ class InferenceHub:
             except EngineError as error:
                 errors += 1
                 avoid = replica
-                self._complain(replica, request, error)
+                self._report_failed_request(replica, request, error)
                 if errors > budget:
                     raise
             finally:
@@ -129,7 +129,7 @@ class InferenceHub:
         """Forget where a session ran."""
         self._router.forget(session)
 
-    # -- what the flow tells it
+    # -- called by the flow
 
     def require(self, oldest_useful: int) -> None:
         """Give no training work to replicas that serve anything older than this version."""
@@ -144,12 +144,12 @@ class InferenceHub:
         self._router.refresh_all()
 
     def version_changed(self, replica: Replica) -> None:
-        """A replica has flipped (or was seeded)."""
+        """Note that a replica has flipped to another version, or was seeded."""
         replica.flipped_in_pipeline = True
         self._router.refresh(replica)
 
     def fail(self, replica: Replica, error: BaseException) -> None:
-        """Take a replica out of service; whoever supervises it is told once."""
+        """Take a replica out of service and call `on_failure`, once per failure."""
         if replica.health is not ReplicaHealth.UP:
             return
         replica.health = ReplicaHealth.DOWN
@@ -158,24 +158,24 @@ class InferenceHub:
         self._router.withdraw(replica)
         self._events.emit(BackendDown(who=replica.name, reason=f"{type(error).__name__}: {error}"))
         self._on_failure(replica, error)
-        replica.last_failure_s = self._clock()  # only now: whoever was told wants to know how long ago the last one was
+        replica.last_failure_s = self._clock()  # after the call: `on_failure` reads the time of the previous failure
 
     def revive(self, replica: Replica) -> None:
-        """A restarted and seeded replica is back in service."""
+        """Return a restarted and seeded replica to service."""
         replica.health = ReplicaHealth.UP
         self._events.emit(BackendUp(who=replica.name, version=replica.version))
         self._router.refresh(replica)
 
     def check(self) -> None:
-        """Take out of service whoever has lost its weights: it died without a request to show for it."""
+        """Take replicas out of service that have lost their weights: they died while idle."""
         for replica in self.replicas:
             if replica.health is ReplicaHealth.UP and replica.flipped_in_pipeline and replica.version < 0:
                 self.fail(replica, EngineCrashed(f"{replica.name} has no weights any more"))
 
     async def interrupt(self, lane: RequestLane) -> None:
-        """Stop every request of a lane at an action boundary; each goes on where a slot is free."""
+        """Stop every request of a lane at a token boundary; each continues where a slot is free."""
         calls = [
-            self._ask(replica, partial(replica.engine.abort, request_id))
+            self._call_engine(replica, partial(replica.engine.abort, request_id))
             for replica in self.replicas
             for request_id, request_lane in replica.inflight.items()
             if request_lane is lane and replica.health is ReplicaHealth.UP
@@ -193,19 +193,19 @@ class InferenceHub:
         self._router.refresh_all()
 
     async def halt_engines(self) -> None:
-        """Stop all decoding, keeping every request where it is: the devices are needed for something else."""
-        await self._hold_all(True)
+        """Pause decoding on all engines, so that something else can use the devices. Requests stay."""
+        await self._pause_all(True)
 
     async def continue_engines(self) -> None:
-        """Go on after `halt_engines`, and with what stood still on lent devices."""
-        await self._hold_all(False)
+        """Resume decoding after `halt_engines`, also on lent devices."""
+        await self._pause_all(False)
         for replica in self.replicas:
-            await self._keep(replica, False)
+            await self._pause_requests(replica, False)
 
-    # -- who comes and goes
+    # -- replicas that join and leave
 
     def add(self, engine: Engine) -> Replica:
-        """A newcomer; it gets its first work when it was seeded and is revived."""
+        """Add a replica. It gets work once it was seeded and `revive` was called."""
         replica = Replica(engine, next(self._numbers))
         replica.health = ReplicaHealth.DOWN
         replica.pause_count = int(self._halted)
@@ -213,54 +213,53 @@ class InferenceHub:
         return replica
 
     def remove(self, replica: Replica) -> None:
-        """It gets no more work and is no longer waited for; `empty` sees to the work that it has."""
+        """Give a replica no more work and stop waiting for it. `empty` moves its requests elsewhere."""
         replica.health = ReplicaHealth.LEFT
         replica.incarnation += 1
         self.replicas.remove(replica)
         self._router.withdraw(replica)
 
     async def empty(self, replica: Replica) -> bool:
-        """Stop every request there at an action boundary, to go on elsewhere; whether all did so in time."""
+        """Stop every request of a replica at a token boundary, to continue elsewhere. Return whether all did."""
         try:
             async with asyncio.timeout(self._reliability.abort_timeout_s):
                 calls = [replica.engine.abort(request_id) for request_id in replica.inflight]
-                await asyncio.gather(*calls, return_exceptions=True)  # of a dead engine they end by themselves
+                await asyncio.gather(*calls, return_exceptions=True)  # requests of a dead engine end by themselves
                 await self._released.until(lambda: not replica.inflight)
         except TimeoutError:
             return False
         return True
 
     def reclaim(self, replica: Replica) -> None:
-        """The devices are wanted: it gets no more work; `free_devices` sees to the work that it has."""
+        """Give a replica on lent devices no more work. `free_devices` handles the requests that it has."""
         replica.devices_reclaimed = True
         self._router.withdraw(replica)
 
     async def free_devices(self, replica: Replica, *, keep: bool) -> None:
-        """With `keep` its requests wait where they are (it will not be for long), otherwise they go on elsewhere; a
-        replica that does not let go of them is restarted."""
-        await self._keep(replica, keep)
+        """Pause the requests of a replica (`keep`), or move them elsewhere; restart one that does not comply."""
+        await self._pause_requests(replica, keep)
         if not keep and replica.health is ReplicaHealth.UP and not await self.empty(replica):
             self.fail(replica, EngineCrashed(f"{replica.name} does not make way for the trainer"))
 
     async def return_to_service(self, replica: Replica) -> None:
-        """The devices are free again. If others serve something newer by now, it works when it does, too."""
+        """Let a replica work on lent devices again, once it serves what the others serve."""
         replica.devices_reclaimed = False
         replica.flipped_in_pipeline = replica.flipped_in_pipeline and replica.version >= self.served
         self._router.refresh(replica)
-        await self._keep(replica, False)
+        await self._pause_requests(replica, False)
 
-    # -- inside
+    # -- internals
 
-    async def _keep(self, replica: Replica, requests_paused: bool) -> None:
-        if replica.requests_paused is requests_paused:
+    async def _pause_requests(self, replica: Replica, paused: bool) -> None:
+        if replica.requests_paused is paused:
             return
-        replica.requests_paused = requests_paused
-        replica.pause_count += 1 if requests_paused else -1
-        self._shift_deadlines(replica, requests_paused)
+        replica.requests_paused = paused
+        replica.pause_count += 1 if paused else -1
+        self._shift_deadlines(replica, paused)
         if replica.health is ReplicaHealth.UP:
-            await self._ask(replica, replica.apply_pause)
+            await self._call_engine(replica, replica.apply_pause)
 
-    async def _hold_all(self, halted: bool) -> None:
+    async def _pause_all(self, halted: bool) -> None:
         if self._halted is halted:
             return
         self._halted = halted
@@ -268,12 +267,14 @@ class InferenceHub:
             replica.pause_count += 1 if halted else -1
             self._shift_deadlines(replica, halted)
         calls = [
-            self._ask(replica, replica.apply_pause) for replica in self.replicas if replica.health is ReplicaHealth.UP
+            self._call_engine(replica, replica.apply_pause)
+            for replica in self.replicas
+            if replica.health is ReplicaHealth.UP
         ]
         await asyncio.gather(*calls)
 
     def _shift_deadlines(self, replica: Replica, halted: bool) -> None:
-        """Time in which the engine has to stand still is not the requests' time."""
+        """Stop the deadlines of requests while their engine is paused, and continue them afterwards."""
         now, limit = self._clock(), self._reliability.request_timeout_s
         for request_id, deadline in replica.deadlines.items():
             if halted:
@@ -283,7 +284,7 @@ class InferenceHub:
                 deadline.reschedule(now + replica.remaining_s.pop(request_id, limit))
 
     async def _run(self, replica: Replica, request: Request, progress: Progress, lane: RequestLane) -> FinishReason:
-        """One attempt on one replica, bounded in time."""
+        """Run one attempt on one replica inside its deadline."""
         if not self._router.serves(replica, lane):  # changed since the slot was granted
             return FinishReason.ABORTED
         if progress.started is None:
@@ -302,7 +303,7 @@ class InferenceHub:
             late = f"{request.request_id}: no end after {self._reliability.request_timeout_s} s"
             if replica.last_success_s < began_s:
                 raise EngineCrashed(f"{late}, and nothing else ended on {replica.name} meanwhile") from None
-            await self._ask(replica, partial(replica.engine.abort, request.request_id))
+            await self._call_engine(replica, partial(replica.engine.abort, request.request_id))
             raise EngineError(late) from None
         except BackendError:
             raise
@@ -317,16 +318,16 @@ class InferenceHub:
                 RequestEnd(who=replica.name, request=request.request_id, actions=made, finish=str(finish))
             )
 
-    def _complain(self, replica: Replica, request: Request, error: EngineError) -> None:
-        """One request failed: try it elsewhere; a replica on which they all fail is sick."""
+    def _report_failed_request(self, replica: Replica, request: Request, error: EngineError) -> None:
+        """Record a failed request, which is retried elsewhere. Fail a replica on which all requests fail."""
         self._events.emit(ErrorReport.from_exception(replica.name, error))
         self._router.forget(request.session)
         replica.errors += 1
         if replica.errors >= ERRORS_IN_A_ROW:
             self.fail(replica, EngineCrashed(f"{replica.name}: {replica.errors} requests in a row failed: {error}"))
 
-    async def _ask(self, replica: Replica, call: Callable[[], Awaitable[None]]) -> None:
-        """A control call that a healthy engine answers soon; one that does not is taken out of service."""
+    async def _call_engine(self, replica: Replica, call: Callable[[], Awaitable[None]]) -> None:
+        """Await a control call that a healthy engine answers soon. Fail the replica if it does not."""
         try:
             async with asyncio.timeout(self._reliability.abort_timeout_s):
                 await call()

@@ -12,26 +12,26 @@ from headway.engines.base import Engine
 
 
 class ReplicaHealth(StrEnum):
-    """Whether a replica can be given work."""
+    """Whether a replica can get work."""
 
     UP = "up"
     DOWN = "down"
-    """Being restarted."""
+    """It is being restarted."""
     LOST = "lost"
-    """Restarts failed too often; tried again now and then."""
+    """Restarts failed too often; it is probed now and then."""
     LEFT = "left"
-    """It was let go and does not come back."""
+    """It was removed and does not come back."""
 
 
 class RequestLane(StrEnum):
-    """Who a request works for; lanes are paused independently."""
+    """What a request is for. Lanes are paused independently."""
 
     TRAIN = "train"
     VALIDATE = "validate"
 
 
 class QueuedRequest(NamedTuple):
-    """A request that waits for a free slot. Older groups go first, then first come."""
+    """A request that waits for a slot. Older groups come first, then earlier requests."""
 
     priority: int
     number: int
@@ -41,7 +41,7 @@ class QueuedRequest(NamedTuple):
 
 
 class RequestQueue:
-    """Requests without a slot, in order; entries whose future is done (cancelled) are skipped."""
+    """Requests without a slot, in order. Cancelled ones are skipped."""
 
     def __init__(self) -> None:
         self._heap: list[QueuedRequest] = []
@@ -50,7 +50,7 @@ class RequestQueue:
         heappush(self._heap, queued)
 
     def pop(self) -> QueuedRequest | None:
-        """The first one still waiting."""
+        """Remove and return the first request that still waits."""
         while self._heap:
             queued = heappop(self._heap)
             if not queued.slot.done():
@@ -62,10 +62,9 @@ class RequestQueue:
 
 
 class Replica:
-    """Load, health and failure count of one engine."""
+    """One engine of the hub, with its load, health and failures."""
 
     __slots__ = (
-        "bound",
         "deadlines",
         "devices_reclaimed",
         "engine",
@@ -81,6 +80,7 @@ class Replica:
         "lent",
         "number",
         "pause_count",
+        "pinned",
         "remaining_s",
         "requests_paused",
     )
@@ -90,36 +90,36 @@ class Replica:
         self.number = number
         self.health = ReplicaHealth.UP
         self.lent = lent
-        """Its devices are the trainer's."""
+        """Whether it runs on the trainer's devices."""
         self.devices_reclaimed = False
-        """They are in use there: it is given no work."""
+        """Whether the trainer uses these devices now, so that the replica gets no work."""
         self.requests_paused = False
-        """Its requests stand still meanwhile; otherwise they have gone on elsewhere."""
+        """Whether its requests are paused meanwhile; otherwise they continue elsewhere."""
         self.flipped_in_pipeline = False
-        """It has flipped in the line that runs now, and serves nothing older than was served before."""
+        """Whether it has flipped in the current pipeline, and so serves nothing older than before."""
         self.incarnation = 0
-        """Grows with every failure: what was begun in an earlier life is nobody's business any more."""
+        """Grows with every failure, so that outcomes of work begun before a failure can be ignored."""
         self.pause_count = 0
-        """How many want it to stand still."""
+        """Number of reasons for which it has to be paused."""
         self.is_paused: bool | None = False
-        """`None`: it was asked to change that and has not answered, or nobody waited for its answer."""
+        """Whether the engine is paused. `None`: a change was requested and has not been confirmed."""
         self.inflight: dict[str, RequestLane] = {}
         self.deadlines: dict[str, asyncio.Timeout] = {}
-        """Of the requests in flight; they stand still when the engine does."""
+        """Deadlines of the requests in flight; they stop while the engine is paused."""
         self.remaining_s: dict[str, float] = {}
-        """What was left of them when it was made to."""
-        self.bound = RequestQueue()
-        """Training requests that may run nowhere else (groups that are not replicated)."""
+        """Remaining seconds of those deadlines while the engine is paused."""
+        self.pinned = RequestQueue()
+        """Training requests that may run on no other replica (groups that are not replicated)."""
         self.failures = 0
-        """In a row, without a quiet time between."""
+        """Number of failures without a quiet time in between."""
         self.errors = 0
-        """Requests that failed here, one after the other."""
+        """Number of requests that failed here in a row."""
         self.last_failure_s = float("-inf")
         self.last_success_s = float("-inf")
-        """When a request last ended here."""
+        """Time at which a request last ended here."""
 
     async def apply_pause(self) -> None:
-        """Stand still if anybody wants that, go on if nobody does."""
+        """Pause the engine if `pause_count` is positive, resume it otherwise."""
         while self.is_paused is not (self.pause_count > 0):
             still = self.pause_count > 0
             self.is_paused = None
@@ -128,7 +128,7 @@ class Replica:
 
     @property
     def in_service(self) -> bool:
-        """Whether it can be given work at all."""
+        """Whether the replica can get work."""
         return (
             self.health is ReplicaHealth.UP
             and self.flipped_in_pipeline
@@ -150,7 +150,7 @@ class Replica:
 
 
 class ReplicaLoadIndex:
-    """Replicas that may be given work, by load: the least loaded one in constant time."""
+    """Finds the least loaded replica in constant time."""
 
     def __init__(self) -> None:
         self._buckets: list[dict[Replica, None]] = []
@@ -160,7 +160,7 @@ class ReplicaLoadIndex:
         return replica in self._where
 
     def put(self, replica: Replica) -> None:
-        """Add, or move to where its load belongs; a full replica is left out."""
+        """Add a replica or update its position. A full replica is left out."""
         self.discard(replica)
         if replica.load >= replica.engine.slots:
             return
@@ -170,13 +170,13 @@ class ReplicaLoadIndex:
         self._where[replica] = replica.load
 
     def discard(self, replica: Replica) -> None:
-        """Remove, if there."""
+        """Remove a replica if it is there."""
         load = self._where.pop(replica, None)
         if load is not None:
             del self._buckets[load][replica]
 
     def least(self, fits: Callable[[Replica], bool]) -> Replica | None:
-        """The least loaded replica with a free slot that fits, the one that has been so for longest."""
+        """Return the least loaded replica with a free slot that `fits` accepts, or `None`."""
         for bucket in self._buckets:
             for replica in bucket:
                 if fits(replica):

@@ -1,9 +1,9 @@
-"""Which request runs on which replica, and when.
+"""Decides which request runs on which replica, and when.
 
-A free slot takes the next request at once: those bound to its replica first, then validation, then training, older
-groups before younger ones. Routing is by session affinity, then least load. A replica gets training work only while
-what it serves is new enough to be trained, and no work at all until it has flipped in the line that runs now: what
-an earlier line left on it may have been undone since.
+A free slot takes the next request at once: requests pinned to its replica first, then validation, then training, older
+groups before younger ones. Routing is by session affinity, then by least load. A replica gets training work only while
+its weights are new enough to be trained on, and no work at all until it has flipped in the current pipeline: training
+steps of an earlier pipeline may have been undone since.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.rollout.replica import (
 
 
 class RequestRouter:
-    """Slots of all replicas, and who waits for one."""
+    """Assigns the slots of all replicas, and queues requests that wait for one."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas = replicas
@@ -36,27 +36,27 @@ class RequestRouter:
         self._oldest_useful = 0
         self._sessions: dict[str, Replica] = {}
         self._versions: Counter[int] = Counter()
-        """How many replicas in service serve which version."""
+        """Number of replicas in service by the version they serve."""
         self._counted: dict[Replica, int] = {}
 
-    # -- what is known
+    # -- queries
 
     @property
     def served(self) -> int:
-        """The oldest version that a replica in service answers with; −1 while there is none."""
+        """Oldest version that a replica in service answers with; −1 if none is in service."""
         return min(self._versions, default=-1)
 
     def waiting(self, lane: RequestLane) -> int:
-        """Requests of a lane without a slot."""
-        bound = sum(len(replica.bound) for replica in self.replicas) if lane is RequestLane.TRAIN else 0
+        """Return the number of requests of a lane without a slot."""
+        bound = sum(len(replica.pinned) for replica in self.replicas) if lane is RequestLane.TRAIN else 0
         return len(self._lines[lane]) + bound
 
     def serves(self, replica: Replica, lane: RequestLane) -> bool:
-        """Whether a request of `lane` may run there now; only what is trained has to be fresh."""
+        """Return whether a request of `lane` may run on a replica now. Only training needs fresh weights."""
         oldest = self._oldest_useful if lane is RequestLane.TRAIN else 0
         return lane not in self.paused and replica.in_service and replica.version >= oldest
 
-    # -- what changes
+    # -- changes
 
     def require(self, oldest_useful: int) -> None:
         """Give no training work to replicas that serve anything older than this version."""
@@ -65,12 +65,12 @@ class RequestRouter:
             self.refresh_all()
 
     def refresh_all(self) -> None:
-        """Something that concerns every replica has changed."""
+        """Assign free slots after a change that concerns every replica."""
         for replica in self.replicas:
             self.refresh(replica)
 
     def refresh(self, replica: Replica) -> None:
-        """Put a replica where it belongs and give its free slots away."""
+        """Update a replica in the index and assign its free slots."""
         self._count(replica)
         if not replica.in_service:
             self._index.discard(replica)
@@ -84,10 +84,10 @@ class RequestRouter:
             queued.slot.set_result(replica)
 
     def withdraw(self, replica: Replica) -> None:
-        """A replica is out of service: what waited for it alone may now run anywhere."""
+        """Take a replica out of the index. Requests pinned to it may now run anywhere."""
         self.refresh(replica)
         freed = False
-        while (queued := replica.bound.pop()) is not None:
+        while (queued := replica.pinned.pop()) is not None:
             self._lines[queued.lane].push(queued)
             freed = True
         if freed:
@@ -96,7 +96,7 @@ class RequestRouter:
     # -- slots
 
     def take(self, request: Request, lane: RequestLane, bound: int | None, avoid: Replica | None) -> Replica | None:
-        """A free slot right now, if there is one: on `avoid` only if nobody else has any."""
+        """Take a free slot if there is one now; on `avoid` only if no other replica has any."""
         pinned = self._pinned(bound, lane)
         replica = pinned or self._sessions.get(request.session)
         if pinned is None and (replica is None or replica is avoid or not self._free(replica, lane)):
@@ -107,7 +107,7 @@ class RequestRouter:
         return replica
 
     async def queue(self, request: Request, lane: RequestLane, priority: int, bound: int | None) -> Replica:
-        """Wait for a slot."""
+        """Wait for a slot and return its replica."""
         slot: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         queued = QueuedRequest(priority, next(self._numbers), lane, request.request_id, slot)
         pinned = self._pinned(bound, lane)
@@ -115,27 +115,27 @@ class RequestRouter:
         try:
             return await slot
         except asyncio.CancelledError:
-            if slot.done() and not slot.cancelled():  # the slot was granted in the very tick of the cancellation
+            if slot.done() and not slot.cancelled():  # the slot was granted in the same tick as the cancellation
                 self.release(slot.result(), request)
             raise
 
     def release(self, replica: Replica, request: Request) -> None:
-        """Give a slot back."""
+        """Release the slot of a request."""
         replica.inflight.pop(request.request_id, None)
         self.refresh(replica)
 
     def remember(self, session: str, replica: Replica) -> None:
-        """Where a session runs."""
+        """Remember on which replica a session runs."""
         self._sessions[session] = replica
 
     def forget(self, session: str) -> None:
-        """A session is over, or had better run elsewhere."""
+        """Forget on which replica a session runs."""
         self._sessions.pop(session, None)
 
-    # -- inside
+    # -- internals
 
     def _next_for(self, replica: Replica) -> QueuedRequest | None:
-        if self.serves(replica, RequestLane.TRAIN) and (queued := replica.bound.pop()) is not None:
+        if self.serves(replica, RequestLane.TRAIN) and (queued := replica.pinned.pop()) is not None:
             return queued
         for lane in (RequestLane.VALIDATE, RequestLane.TRAIN):
             if self.serves(replica, lane) and (queued := self._lines[lane].pop()) is not None:
@@ -150,15 +150,15 @@ class RequestRouter:
         return replica in self._index and self.serves(replica, lane)
 
     def _pinned(self, bound: int | None, lane: RequestLane) -> Replica | None:
-        """The one replica that a bound training request may run on; none while that one is out of service. When
-        replicas come or go, requests that follow may be bound to others than those before."""
+        """Return the replica that a training request is pinned to; `None` while it is out of service. When replicas
+        join or leave, later requests may be pinned to other replicas than earlier ones."""
         if bound is None or lane is not RequestLane.TRAIN:
             return None
         replica = self.replicas[bound % len(self.replicas)]
         return replica if replica.health is ReplicaHealth.UP and not replica.devices_reclaimed else None
 
     def _count(self, replica: Replica) -> None:
-        """Keep `served` right without looking at every replica."""
+        """Update the counts by version, so that `served` need not look at every replica."""
         now = replica.version if replica.in_service else -1
         before = self._counted.get(replica, -1)
         if now != before:

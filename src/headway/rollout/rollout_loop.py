@@ -1,11 +1,11 @@
-"""RolloutLoop: keeps the agents fed.
+"""RolloutLoop: starts the agents of groups, replaces failed members, scores samples and cancels surplus members.
 
-Every member of a group is a task of its own that plays its episode, hands it in, and then scores it, so that
-scoring overlaps with everything else. A group is handed on the moment enough members are in; the surplus is
-cancelled at once. A failed member is replaced within the group's budget; beyond it the group is given up.
+Every member of a group is an asyncio task of its own, which plays its episode, delivers it, and then scores it, so that
+scoring overlaps with everything else. A group is delivered as soon as enough members have finished; surplus members
+are cancelled at once. A failed member is replaced a bounded number of times; then the whole group fails.
 
 Guarantees: `on_group` or `on_failed` is called exactly once for every completion of a started group that was not
-cancelled. Does not decide when a group may start (that is `headway`) nor what happens to it afterwards.
+cancelled. The loop does not decide when a group may start (the staleness controller does), nor what happens afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headway.types import DropReason, Episode, Generation, PartialGeneration, Sc
 
 
 class SampleRecorderProtocol(Protocol):
-    """Where samples are written down; the ledger, or nothing for validation."""
+    """Records samples: in the ledger during training, nowhere during validation."""
 
     def start_sample(self, sample_id: str, group_id: int) -> None: ...
     def finish_sample(self, episode: Episode) -> None: ...
@@ -37,7 +37,7 @@ class SampleRecorderProtocol(Protocol):
 
 
 class RunningGroup:
-    """One group from start to hand-over, and its scores until it is closed."""
+    """One group from its start until it has its scores."""
 
     __slots__ = ("agents", "budget", "complete", "episodes", "fault", "group_id", "scores", "started", "task", "tasks")
 
@@ -45,28 +45,28 @@ class RunningGroup:
         self.group_id = group_id
         self.task = task
         self.budget = budget
-        """Members that may still be replaced."""
+        """How many failed members may still be replaced."""
         self.started = 0
-        """Members started so far; numbers their sample ids."""
+        """Number of members started so far; it numbers their sample ids."""
         self.agents: dict[str, EnvironmentAgent] = {}
-        """Members still playing."""
+        """Agents of members that are not finished, by sample id."""
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.episodes: dict[str, Episode] = {}
-        """Members that are in, in the order they came in."""
+        """Episodes of finished members, in the order in which they finished."""
         self.scores: dict[str, asyncio.Future[Score]] = {}
         self.complete = False
         self.fault = ""
-        """What the last member that failed had to say."""
+        """Error message of the last member that failed."""
 
     def oldest(self, unstarted: int) -> int:
-        """The oldest version at work in the group; `unstarted` stands for members without a replica yet."""
+        """Return the oldest version among the tokens of the group. Members without a replica count as `unstarted`."""
         versions = [run.version for episode in self.episodes.values() for run in episode.runs]
         for agent in self.agents.values():
             versions.append(unstarted if agent.oldest is None else agent.oldest)
         return min(versions, default=unstarted)
 
     def partials(self) -> dict[str, PartialGeneration]:
-        """What members still playing have made so far."""
+        """Return the partial sequences of unfinished members by sample id."""
         found = {sample_id: agent.partial for sample_id, agent in self.agents.items()}
         return {sample_id: partial for sample_id, partial in found.items() if partial is not None}
 
@@ -82,7 +82,7 @@ class RolloutLoop:
         reward: Reward,
         settings: RunSettings,
         events: EventLog,
-        book: SampleRecorderProtocol,
+        recorder: SampleRecorderProtocol,
         tasks: asyncio.TaskGroup,
         on_group: Callable[[RunningGroup], None],
         on_failed: Callable[[RunningGroup, DropReason], None],
@@ -93,13 +93,13 @@ class RolloutLoop:
     ) -> None:
         self.runs: dict[int, RunningGroup] = {}
         self._hub, self._environments, self._reward = hub, environments, reward
-        self._settings, self._events, self._book = settings, events, book
+        self._settings, self._events, self._recorder = settings, events, recorder
         self._tasks, self._on_group, self._on_failed, self._lane = tasks, on_group, on_failed, lane
         self._who, self._prefix, self._decode = who, prefix, decode
         self._barrier = TurnBarrier() if settings.env_scheduling == "barrier" else None
 
     def start(self, group_id: int, task: Task) -> RunningGroup:
-        """Begin a group: its members and the spare ones."""
+        """Start a group with its members and the redundant ones."""
         run = self._open(group_id, task)
         for _ in range(self._settings.group_size + self._settings.redundant_members):
             self._start_member(run)
@@ -115,7 +115,7 @@ class RolloutLoop:
         unfinished: Mapping[str, Generation | None],
         scores: Mapping[str, Score],
     ) -> RunningGroup:
-        """Go on with a group of an earlier process: members that are in stay in, the others play on or again."""
+        """Continue a group of an earlier process: finished members stay, the others continue or start again."""
         run = self._open(group_id, task)
         run.started = started
         run.episodes.update(episodes)
@@ -129,17 +129,17 @@ class RolloutLoop:
         for episode in episodes.values():
             if self._settings.with_reward:
                 self.score(run, episode)
-        self._hand_over_if_full(run)
+        self._deliver_if_complete(run)
         return run
 
     def replace(self, run: RunningGroup, sample_id: str, reason: DropReason) -> None:
-        """A member has failed: start another for it, or give the group up when the budget is spent."""
+        """Start another member in place of a failed one, or fail the group when its replacements are used up."""
         run.episodes.pop(sample_id, None)
         run.agents.pop(sample_id, None)
-        verdict = run.scores.pop(sample_id, None)
-        if verdict is not None and verdict.done() and not verdict.cancelled() and verdict.exception():
-            run.fault = str(verdict.exception())
-        self._book.drop_sample(sample_id, reason)
+        score = run.scores.pop(sample_id, None)
+        if score is not None and score.done() and not score.cancelled() and score.exception():
+            run.fault = str(score.exception())
+        self._recorder.drop_sample(sample_id, reason)
         if run.budget <= 0:
             self.cancel(run.group_id)
             self._on_failed(run, DropReason.GROUP_FAILED)
@@ -150,7 +150,7 @@ class RolloutLoop:
             self._start_member(run)
 
     def cancel(self, group_id: int) -> None:
-        """Stop everything a group still does. What becomes of its samples is the caller's to record."""
+        """Cancel all work of a group. The caller records the end of its samples."""
         run = self.runs.pop(group_id, None)
         if run is None:
             return
@@ -160,11 +160,11 @@ class RolloutLoop:
             task.cancel()
 
     def close(self, group_id: int) -> None:
-        """Forget a group that has its scores."""
+        """Forget a group that has all its scores."""
         self.runs.pop(group_id, None)
 
     def score(self, run: RunningGroup, episode: Episode) -> asyncio.Future[Score]:
-        """Start scoring a sample, once; the future is the verdict."""
+        """Start to score a sample, unless that has begun. Return the future of its score."""
         future = run.scores.get(episode.sample_id)
         if future is None:
             future = run.scores[episode.sample_id] = asyncio.get_running_loop().create_future()
@@ -181,7 +181,7 @@ class RolloutLoop:
     def _start_member(self, run: RunningGroup) -> None:
         sample_id = f"{self._prefix}{run.group_id}.{run.started}"
         run.started += 1
-        self._book.start_sample(sample_id, run.group_id)
+        self._recorder.start_sample(sample_id, run.group_id)
         self._events.emit(SampleStart(who=self._who, sample=sample_id))
         self._spawn(run, sample_id, None)
 
@@ -208,38 +208,38 @@ class RolloutLoop:
             task.add_done_callback(lambda _: run.tasks.pop(name, None))
 
     async def _play(self, run: RunningGroup, agent: EnvironmentAgent) -> None:
-        """One member: episode, hand-over, verdict."""
+        """Run one member: play the episode, deliver it, score it."""
         try:
             episode = await self._episode(run, agent)
         except (EnvironmentFailed, EngineError) as error:
             reason = DropReason.ENGINE_FAILED if isinstance(error, EngineError) else DropReason.ENVIRONMENT_FAILED
-            self._complain(type(error).__name__, str(error))
+            self._report_error(type(error).__name__, str(error))
             run.fault = str(error)
             if isinstance(error.__cause__, EngineCrashed):
-                run.budget = 0  # replicas died under it again and again: it may well be the prompt
+                run.budget = 0  # replicas crashed on it again and again: the prompt may be the cause
             if run.agents.get(agent.sample_id) is agent:
                 self.replace(run, agent.sample_id, reason)
             return
         finally:
-            if agent.complaint:
-                self._complain(EnvironmentFailed.__name__, agent.complaint)
+            if agent.close_error:
+                self._report_error(EnvironmentFailed.__name__, agent.close_error)
         if run.agents.pop(agent.sample_id, None) is None:
-            return  # cancelled in the very tick in which it ended: its end is recorded already
-        self._hand_in(run, episode)
+            return  # cancelled in the same tick in which it finished: its end is already recorded
+        self._finish_member(run, episode)
         if self._settings.with_reward:
             future = run.scores[episode.sample_id] = asyncio.get_running_loop().create_future()
-            self._hand_over_if_full(run)
+            self._deliver_if_complete(run)
             await self._score(episode, future)
         else:
-            self._hand_over_if_full(run)
+            self._deliver_if_complete(run)
 
     async def _episode(self, run: RunningGroup, agent: EnvironmentAgent) -> Episode:
-        """Played on where an earlier process was, or from the beginning where that cannot be."""
+        """Play an episode, continuing where an earlier process was; from the beginning if the environment differs."""
         try:
             return await agent.run(self._environment(run.task))
         except ReplayMismatch as error:
-            self._complain(type(error).__name__, str(error))
-            agent.begin_anew()
+            self._report_error(type(error).__name__, str(error))
+            agent.start_over()
             return await agent.run(self._environment(run.task))
 
     def _environment(self, task: Task) -> Environment:
@@ -248,12 +248,12 @@ class RolloutLoop:
         except Exception as error:
             raise EnvironmentFailed(f"no environment for task {task.position}: {error!r}") from error
 
-    def _complain(self, error: str, message: str) -> None:
+    def _report_error(self, error: str, message: str) -> None:
         self._events.emit(ErrorReport(who=self._who, error=error, message=message))
 
-    def _hand_in(self, run: RunningGroup, episode: Episode) -> None:
+    def _finish_member(self, run: RunningGroup, episode: Episode) -> None:
         run.episodes[episode.sample_id] = episode
-        self._book.finish_sample(episode)
+        self._recorder.finish_sample(episode)
         runs = episode.runs
         self._events.emit(
             SampleFinish(
@@ -266,14 +266,14 @@ class RolloutLoop:
             )
         )
 
-    def _hand_over_if_full(self, run: RunningGroup) -> None:
-        """Hand the group on when enough members are in, and cancel the surplus."""
+    def _deliver_if_complete(self, run: RunningGroup) -> None:
+        """Deliver the group when enough members have finished, and cancel surplus members."""
         if run.complete or len(run.episodes) < self._settings.group_size:
             return
         run.complete = True
         for sample_id in list(run.agents):
             del run.agents[sample_id]
-            self._book.drop_sample(sample_id, DropReason.SURPLUS_MEMBER)
+            self._recorder.drop_sample(sample_id, DropReason.SURPLUS_MEMBER)
             if sample_id in run.tasks:
                 run.tasks[sample_id].cancel()
         self._on_group(run)
@@ -281,21 +281,21 @@ class RolloutLoop:
     # -- scoring
 
     async def _score(self, episode: Episode, future: asyncio.Future[Score]) -> None:
-        """The verdict into `future`, tried again within the budget."""
+        """Set the score as the result of `future`; retry a bounded number of times."""
         retries = self._settings.reliability.sample_retries
         self._events.emit(ScoreStart(who="reward", sample=episode.sample_id))
         try:
             for attempt in range(retries + 1):
                 try:
-                    verdict = await self._judge(episode)
+                    score = await self._judge(episode)
                 except RewardError as error:
                     self._events.emit(ErrorReport.from_exception("reward", error))
                     if attempt == retries and not future.done():
                         future.set_exception(error)
-                        future.exception()  # looked at: whoever needs the verdict will see it again
+                        future.exception()  # mark it as retrieved; whoever awaits the future gets it again
                 else:
                     if not future.done():
-                        future.set_result(verdict)
+                        future.set_result(score)
                     return
         finally:
             future.cancel()
@@ -304,12 +304,12 @@ class RolloutLoop:
     async def _judge(self, episode: Episode) -> Score:
         limit = self._settings.reliability.reward_timeout_s
         try:
-            verdict = await run_with_deadline(limit, self._reward.score(episode))
-            if not isfinite(verdict.value):
-                raise RewardError(f"{episode.sample_id}: {verdict.value} is not a reward")
-            return verdict
+            score = await run_with_deadline(limit, self._reward.score(episode))
+            if not isfinite(score.value):
+                raise RewardError(f"{episode.sample_id}: {score.value} is not a reward")
+            return score
         except TimeoutError:
-            raise RewardError(f"{episode.sample_id}: no verdict after {limit} s") from None
+            raise RewardError(f"{episode.sample_id}: no score after {limit} s") from None
         except RewardError:
             raise
         except asyncio.CancelledError as error:

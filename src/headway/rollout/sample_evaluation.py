@@ -1,7 +1,7 @@
-"""Answering and judging tasks without learning from them: what validation and `headway eval` do.
+"""Evaluates a policy: answers and scores tasks without training on them, for validation and `headway eval`.
 
-Guarantees: every task ends with as many verdicts as its group has members, or is counted as failed; nothing is
-written into the ledger. Does not know which policy answers: that is the hub's affair.
+Guarantees: every task ends with as many scores as its group has members, or counts as failed. Nothing is written to
+the ledger. The evaluator does not know which policy answers: the hub does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headway.types import DropReason, Episode, Score, Task
 
 
 class NullSampleRecorder:
-    """Validation samples are not written down."""
+    """Records nothing: samples of a validation are not in the ledger."""
 
     def start_sample(self, sample_id: str, group_id: int) -> None: ...
     def finish_sample(self, episode: Episode) -> None: ...
@@ -33,11 +33,11 @@ class NullSampleRecorder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedSample:
-    """One task with its answers."""
+    """One task with its scored answers."""
 
     task: Task
     answers: tuple[tuple[Episode, Score], ...]
-    """Those that have a verdict; empty when the task failed."""
+    """Answers that have a score; empty if the task failed."""
 
     @property
     def mean(self) -> float:
@@ -46,14 +46,14 @@ class EvaluatedSample:
 
 
 def mean_outcomes(infos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How the episodes of environments went: shares of `success` and of `invalid` turns, mean number of `turns`."""
+    """Average the outcomes of episodes: shares of `success` and of `invalid` turns, and the number of `turns`."""
     found = [outcome for info in infos if "turns" in (outcome := extract_outcome(info))]
     if not found:
         return {}
     turns = sum(outcome["turns"] for outcome in found)
-    judged = [outcome["success"] for outcome in found if "success" in outcome]
+    evaluated = [outcome["success"] for outcome in found if "success" in outcome]
     return {
-        **({"success": sum(judged) / len(judged)} if judged else {}),
+        **({"success": sum(evaluated) / len(evaluated)} if evaluated else {}),
         "turns": turns / len(found),
         "invalid": sum(outcome.get("invalid", 0.0) for outcome in found) / max(1.0, turns),
     }
@@ -61,39 +61,39 @@ def mean_outcomes(infos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleEvaluator:
-    """Puts tasks to the policy behind a hub, in the lane of validation."""
+    """Lets the policy behind a hub answer tasks, in the validation lane."""
 
     hub: InferenceHub
     environments: EnvironmentFactory
     reward: Reward
     settings: RunSettings
-    """`group_size` answers to each task."""
+    """Settings of the run; each task gets `group_size` answers."""
     events: EventLog
     decode: Decode | None = None
 
-    async def examine(self, tasks: Iterable[Task]) -> list[EvaluatedSample]:
-        """Every task, judged, in the order in which they were given."""
+    async def evaluate(self, tasks: Iterable[Task]) -> list[EvaluatedSample]:
+        """Answer and score every task. Return the results in the order of the tasks."""
         finished: asyncio.Queue[RunningGroup] = asyncio.Queue()
-        judged: dict[int, EvaluatedSample] = {}
+        evaluated: dict[int, EvaluatedSample] = {}
         async with OrderedTaskGroup() as group:
-            loop = self._loop(finished, group)
+            loop = self._make_loop(finished, group)
             started = [loop.start(number, task).group_id for number, task in enumerate(tasks)]
             for _ in started:
                 run = await finished.get()
-                judged[run.group_id] = await self._verdicts(loop, run)
-        return [judged[number] for number in started]
+                evaluated[run.group_id] = await self._collect_scores(loop, run)
+        return [evaluated[number] for number in started]
 
-    async def _verdicts(self, loop: RolloutLoop, run: RunningGroup) -> EvaluatedSample:
+    async def _collect_scores(self, loop: RolloutLoop, run: RunningGroup) -> EvaluatedSample:
         answers = []
         for episode in run.episodes.values() if run.complete else ():
-            verdict = loop.score(run, episode)
-            await asyncio.wait([verdict])
-            if not verdict.cancelled() and verdict.exception() is None:
-                answers.append((episode, verdict.result()))
+            score_future = loop.score(run, episode)
+            await asyncio.wait([score_future])
+            if not score_future.cancelled() and score_future.exception() is None:
+                answers.append((episode, score_future.result()))
         loop.close(run.group_id)
         return EvaluatedSample(task=run.task, answers=tuple(answers))
 
-    def _loop(self, finished: asyncio.Queue[RunningGroup], tasks: asyncio.TaskGroup) -> RolloutLoop:
+    def _make_loop(self, finished: asyncio.Queue[RunningGroup], tasks: asyncio.TaskGroup) -> RolloutLoop:
         def failed(run: RunningGroup, reason: DropReason) -> None:
             run.episodes.clear()
             finished.put_nowait(run)
@@ -104,7 +104,7 @@ class SampleEvaluator:
             reward=self.reward,
             settings=self.settings,
             events=self.events,
-            book=NullSampleRecorder(),
+            recorder=NullSampleRecorder(),
             tasks=tasks,
             on_group=finished.put_nowait,
             on_failed=failed,

@@ -8,8 +8,8 @@ from headway.types import Task
 
 @register_stage("dataloader")
 class DataloaderStage(Stage[Task, Task]):
-    """Consumes: positions of the task source. Produces: tasks. Waits for: room in the channel; at the end of the source,
-    a position that is put back. Ends when: the pipeline ends."""
+    """Consumes: positions of the task source. Produces: tasks. Waits for: room in the channel; at the end of the
+    source, a position that is put back. Ends when: the pipeline ends."""
 
     consumes = produces = Task
 

@@ -55,7 +55,7 @@ class ScoringStage(Stage[SampleGroup, SampleGroup]):
         return replace(item, samples=samples)
 
     def fill(self, sample: Sample, row: Sequence[float], version: int | None) -> Sample:
-        """Return the sample with this stage's field filled. `version` is that of the scoring weights, if they have one."""
+        """Return the sample with this stage's field filled. `version` is that of the scoring weights, if any."""
         raise NotImplementedError
 
 

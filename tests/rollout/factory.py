@@ -74,7 +74,7 @@ class Rollout:
             reward=reward or EpisodeReturn(),
             settings=self.settings,
             events=log,
-            book=self.book,
+            recorder=self.book,
             tasks=tasks,
             on_group=self._on_group,
             on_failed=lambda run, reason: self.given_up.append((run, reason)),

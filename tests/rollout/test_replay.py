@@ -120,7 +120,7 @@ def test_an_environment_that_says_something_else_begins_anew_with_a_reason(odd: 
         (problem,) = [event.data for event in rollout.events if event.kind == "error"]
         assert problem["error"] == "ReplayMismatch"
         assert problem["message"] == (
-            f"0.0: begun anew after 2 turns: in turn {turn} the environment says something else"
+            f"0.0: started over after 2 turns: in turn {turn} the environment says something else"
         )
         assert [tuple(one.observation) for one in the_episode(rollout).turns] == [(100,), (1, 10), (2, 10), (3, 10)]
         assert not rollout.book.dropped, "it is the same sample"

@@ -65,8 +65,8 @@ def spawn_task(group: asyncio.TaskGroup, coroutine: Coroutine[Any, Any, None], n
 
 
 class TurnBarrier:
-    """A barrier whose members come and go: `arrive` returns once every present member has arrived. It is the baseline of
-    systems that step environments together."""
+    """A barrier whose members come and go: `arrive` returns once every present member has arrived. It is the
+    baseline of systems that step environments together."""
 
     def __init__(self) -> None:
         self._present = 0

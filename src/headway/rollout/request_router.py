@@ -111,7 +111,7 @@ class RequestRouter:
         slot: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         queued = QueuedRequest(priority, next(self._numbers), lane, request.request_id, slot)
         pinned = self._pinned(bound, lane)
-        (self._lines[lane] if pinned is None else pinned.bound).push(queued)
+        (self._lines[lane] if pinned is None else pinned.pinned).push(queued)
         try:
             return await slot
         except asyncio.CancelledError:

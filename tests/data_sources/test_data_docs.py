@@ -37,5 +37,7 @@ def test_the_configuration_on_the_page_works(tmp_path: Path) -> None:
 
 
 def test_every_key_and_every_kind_of_entry_is_on_the_page() -> None:
-    for name in [field.name for field in fields(TrainingDataArgs)] + list(READERS) + [f"{scheme}:" for scheme in SCHEMES]:
+    for name in (
+        [field.name for field in fields(TrainingDataArgs)] + list(READERS) + [f"{scheme}:" for scheme in SCHEMES]
+    ):
         assert f"`{name}" in PAGE or f"{name}`" in PAGE, name

@@ -74,7 +74,11 @@ def test_what_follows_from_an_override_follows_anew_when_a_run_goes_on(tmp_path:
         directory.write_identity(begun, {"pretrain": "model"})
     overrides = ["async_generation_ratio=2", "response_length=8", "rollout_batch_size=4", "output_dir=runs/moved"]
     again = load_config(str(tmp_path / "config.yaml"), overrides)
-    assert (again.derived.pipeline_depth, again.derived.sequence_length, again.derived.mini_batch_samples) == (2, 24, 16)
+    assert (again.derived.pipeline_depth, again.derived.sequence_length, again.derived.mini_batch_samples) == (
+        2,
+        24,
+        16,
+    )
     assert again.config.checkpoint_dir == "runs/moved/checkpoints"
 
 

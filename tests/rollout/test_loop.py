@@ -265,7 +265,7 @@ def test_a_verdict_that_never_comes_fails_at_its_deadline() -> None:
         rollout = await Rollout(tasks=tasks, reward=reward, reliability=reliability).begin()
         run_ = rollout.start()
         await asyncio.sleep(30)
-        with pytest.raises(RewardError, match="no verdict after 8 s"):
+        with pytest.raises(RewardError, match="no score after 8 s"):
             run_.scores["0.0"].result()
         assert rollout.times("score.end") == [18.0]
 

@@ -30,6 +30,8 @@ UNDER_WAY = ("stages.args",)
 """Keys whose reader is being written."""
 Types = frozenset[str]
 NONE: Types = frozenset()
+PASSING_ON = {"replace", "enumerate", "filter", "list", "tuple", "dict", "sorted", "zip"}
+"""Functions that return what they are given, or something made of it."""
 
 
 def schema_types(block: type) -> dict[str, type]:

@@ -82,7 +82,7 @@ class TestInsideEngine(Children, EngineContract):
 
     async def crash(self, engine: Engine) -> None:
         assert isinstance(engine, RemoteEngine)
-        peer: Any = engine._child._peer
+        peer: Any = engine._child._peers[0]
         os.kill(peer.pid, signal.SIGKILL)
 
 

@@ -283,7 +283,7 @@ async def main():
     spec = make_in_process_spec(servers(Path(sys.argv[1])), TransportPlan(kind="shared_memory"), 0, ())
     engine = RemoteEngine(spec, 8, start)
     await engine.start()
-    print(engine._child._peer.pid, flush=True)
+    print(engine._child._peers[0].pid, flush=True)
     time.sleep(1000)
 
 asyncio.run(main())

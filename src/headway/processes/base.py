@@ -7,6 +7,7 @@ answers arrive in the order in which they were sent.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,12 +97,105 @@ StartPeer = Callable[[ChildSpec], Awaitable[Peer]]
 """Starts a peer. Raises `PeerLost`, or what the target raised, if it does not come up."""
 
 
-class RestartablePeer:
-    """Starts a peer when it is first needed. After a loss, it is down until `restart` starts another one.
+class RestartablePeers(ABC):
+    """Starts peers when they are first needed. After a loss, all are down until `restart` starts others.
 
     `crashed` is the error that a loss becomes. `on_down` is called at every loss, restart and close, before waiting
-    calls fail. `greeting` is a method that a new peer must have answered before it counts as up.
+    calls fail.
     """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        crashed: type[BackendError],
+        on_down: Callable[[], None] = lambda: None,
+        close_s: float = 5.0,
+    ) -> None:
+        self.name = name
+        self.incarnation = 0
+        """Grows whenever the peers go down, which tells an answer of earlier peers from one of these."""
+        self._crashed, self._on_down, self._close_s = crashed, on_down, close_s
+        self._peers: list[Peer] = []
+        self._starting = asyncio.Lock()
+        self._down_reason = ""
+        """Why the peers cannot be used until `restart`. Empty: they can."""
+
+    @abstractmethod
+    async def _start_peers(self) -> None:
+        """Fill `_peers` and make them ready."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the peers are up and can answer."""
+        return bool(self._peers) and all(peer.alive for peer in self._peers)
+
+    async def start(self) -> None:
+        """Start the peers. Raises `ConfigError` if one refuses its arguments, else `crashed`."""
+        try:
+            await self._ensure_up()
+        except self._crashed as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise
+
+    async def restart(self) -> None:
+        """Kill the peers and start others."""
+        await self._end(f"{self.name} is restarted", kill=True)
+        self._down_reason = ""
+        await self._ensure_up()
+
+    async def close(self) -> None:
+        """End the peers. Idempotent."""
+        await self._end(f"{self.name} is closed", kill=False)
+
+    async def _ensure_up(self) -> list[Peer]:
+        self._check_up()
+        async with self._starting:
+            self._check_up()
+            if not self._peers:
+                try:
+                    await self._start_peers()
+                except HeadwayError as error:
+                    self._mark_down(f"{self.name} does not come up: {error}")
+                    raise self._crashed(self._down_reason) from error
+                except BaseException:  # some may be ready, and some not
+                    for peer in self._forget_peers():
+                        peer.kill()
+                    raise
+            return self._peers
+
+    async def _end(self, reason: str, *, kill: bool) -> None:
+        peers = self._forget_peers()
+        if kill:
+            for peer in peers:
+                peer.kill()
+        self._down_reason = ""
+        self._mark_down(reason)
+        await asyncio.gather(*(peer.close(0.0 if kill else self._close_s) for peer in peers))
+
+    def _forget_peers(self) -> list[Peer]:
+        """Return the peers there were; how they end has no effect any more."""
+        peers, self._peers = self._peers, []
+        for peer in peers:
+            peer.subscribe(on_end=lambda how: None)
+        return peers
+
+    def _mark_down(self, reason: str) -> None:
+        """Kill all peers. The first reason is the one that counts."""
+        self._down_reason = self._down_reason or reason
+        self.incarnation += 1
+        self._on_down()
+        for peer in self._peers:
+            peer.kill()
+
+    def _check_up(self) -> None:
+        if self._down_reason:
+            raise self._crashed(self._down_reason)
+
+
+class RestartablePeer(RestartablePeers):
+    """One peer that can be restarted. `greeting` is a method that it must have answered before it counts as up."""
 
     def __init__(
         self,
@@ -114,28 +208,12 @@ class RestartablePeer:
         greeting: str = "",
         close_s: float = 5.0,
     ) -> None:
-        self.name = spec.name
-        self.incarnation = 0
-        """Grows whenever the peer goes down, which tells an answer of an earlier peer from one of this."""
-        self._spec, self._start, self._greeting, self._close_s = spec, start, greeting, close_s
-        self._crashed, self._on_note, self._on_down = crashed, on_note, on_down
-        self._peer: Peer | None = None
-        self._starting = asyncio.Lock()
-        self._down_reason = ""
-        """Why it cannot be used until `restart`. Empty: it can."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether a peer is up and can answer."""
-        return self._peer is not None and self._peer.alive
-
-    async def start(self) -> None:
-        """Start the peer. Raises `ConfigError` if it refuses its arguments, else `crashed`."""
-        await start_or_refuse(self._ensure_up, self._crashed)
+        super().__init__(spec.name, crashed=crashed, on_down=on_down, close_s=close_s)
+        self._spec, self._start, self._on_note, self._greeting = spec, start, on_note, greeting
 
     async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any:
         """Call a method of the peer. An error that is not Headway's becomes `failure`."""
-        peer = await self._ensure_up()
+        (peer,) = await self._ensure_up()
         try:
             return await peer.call(method, *args)
         except PeerLost as error:
@@ -143,57 +221,9 @@ class RestartablePeer:
         except PeerFailed as error:
             raise failure(f"{self.name}: {error}") from error
 
-    async def restart(self) -> None:
-        """Kill the peer and start another."""
-        await self._end(f"{self.name} is restarted", kill=True)
-        self._down_reason = ""
-        await self._ensure_up()
-
-    async def close(self) -> None:
-        """End the peer. Idempotent."""
-        await self._end(f"{self.name} is closed", kill=False)
-
-    async def _ensure_up(self) -> Peer:
-        self._check_up()
-        async with self._starting:
-            self._check_up()
-            if self._peer is None:
-                try:
-                    peer = self._peer = await self._start(self._spec)
-                    peer.subscribe(
-                        on_note=self._on_note,
-                        on_end=lambda how: self._mark_down(how) if peer is self._peer else None,
-                    )
-                    if self._greeting:
-                        await peer.call(self._greeting)
-                except HeadwayError as error:
-                    self._mark_down(f"{self.name} does not come up: {error}")
-                    raise self._crashed(self._down_reason) from error
-            return self._peer
-
-    async def _end(self, reason: str, *, kill: bool) -> None:
-        self._mark_down(reason)
-        peer, self._peer = self._peer, None
-        if peer is not None:
-            if kill:
-                peer.kill()
-            await peer.close(0.0 if kill else self._close_s)
-
-    def _mark_down(self, reason: str) -> None:
-        self._down_reason = reason
-        self.incarnation += 1
-        self._on_down()
-
-    def _check_up(self) -> None:
-        if self._down_reason:
-            raise self._crashed(self._down_reason)
-
-
-async def start_or_refuse(start: Callable[[], Awaitable[object]], crashed: type[BackendError]) -> None:
-    """Start something. Where it crashed because its configuration is wrong, raise that `ConfigError` instead."""
-    try:
-        await start()
-    except crashed as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise error.__cause__ from None
-        raise
+    async def _start_peers(self) -> None:
+        peer = await self._start(self._spec)
+        self._peers = [peer]
+        peer.subscribe(on_note=self._on_note, on_end=self._mark_down)
+        if self._greeting:
+            await peer.call(self._greeting)

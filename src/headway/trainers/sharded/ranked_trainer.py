@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from headway.errors import BackendError, ConfigError, HeadwayError, TrainerCrashed
-from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, StartPeer
+from headway.errors import BackendError, TrainerCrashed
+from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeers, StartPeer
 from headway.trainers.remote_trainer import RemoteTrainer, RestartableChild
 
 RANK_HOST = "headway.trainers.sharded.rank_host:RankHost"
@@ -65,8 +65,8 @@ class MultiRankTrainer(RemoteTrainer):
         return self._each(replace(spec, name=f"{spec.name}/{rank}", host=RANK_HOST, args=args), rank)
 
 
-class RankProcesses:
-    """As many peers as there are `specs`, all up or all down."""
+class RankProcesses(RestartablePeers):
+    """One peer for each of `specs`, all up or all down."""
 
     def __init__(
         self,
@@ -79,28 +79,15 @@ class RankProcesses:
         close_s: float,
         grace_s: float,
     ) -> None:
-        self.name = name
+        super().__init__(name, crashed=TrainerCrashed, close_s=close_s)
         self._specs, self._start, self._on_note = list(specs), start, on_note
-        self._meet_s, self._close_s, self._grace_s = meet_s, close_s, grace_s
-        self._peers: list[Peer] = []
-        self._starting = asyncio.Lock()
+        self._meet_s, self._grace_s = meet_s, grace_s
         self._work: set[asyncio.Future[Any]] = set()
-        """Calls that go on when whoever made them is gone."""
-        self._down = ""
-        """Why they cannot be used until `restart`; empty: they can."""
-
-    async def start(self) -> None:
-        """Have them ready. Raises `ConfigError` when one refuses what it was given, else `TrainerCrashed`."""
-        try:
-            await self._up()
-        except TrainerCrashed as error:
-            if isinstance(error.__cause__, ConfigError):
-                raise error.__cause__ from None
-            raise
+        """Calls that go on when their caller was cancelled."""
 
     async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any:
         """What rank 0 returns. Errors that are not ours become `failure`."""
-        peers = await self._up()
+        peers = await self._ensure_up()
         asked = peers[:1] if method in _OF_RANK_0 else peers
         calls = [asyncio.ensure_future(peer.call(method, *args)) for peer in asked]
         work = asyncio.ensure_future(self._answer(method, calls, failure))
@@ -108,40 +95,17 @@ class RankProcesses:
         work.add_done_callback(self._ended)
         return await asyncio.shield(work)
 
-    async def restart(self) -> None:
-        """All of them anew."""
-        await self._leave(f"{self.name} is restarted", kill=True)
-        self._down = ""
-        await self._up()
-
-    async def close(self) -> None:
-        """Let them go. Idempotent."""
-        await self._leave(f"{self.name} is closed", kill=False)
-
-    async def _up(self) -> list[Peer]:
-        self._check()
-        async with self._starting:
-            self._check()
-            if not self._peers:
-                try:
-                    self._peers = await _all_or_none([self._start(spec) for spec in self._specs])
-                    await self._meet()
-                except HeadwayError as error:
-                    self._lose(f"{self.name} does not come up: {error}")
-                    raise TrainerCrashed(self._down) from error
-                except BaseException:  # some may have met, and some not
-                    for peer in self._forget():
-                        peer.kill()
-                    raise
-            return self._peers
+    async def _start_peers(self) -> None:
+        self._peers = await _all_or_none([self._start(spec) for spec in self._specs])
+        await self._meet()
 
     async def _meet(self) -> None:
         """All known to each other, each with its trainer."""
-        self._check()  # closed, while they were started
+        self._check_up()  # closed, while they were started
         first = self._peers[0]
         first.subscribe(on_note=self._on_note)
         for peer in self._peers:
-            peer.subscribe(on_end=self._lose)
+            peer.subscribe(on_end=self._mark_down)
         where = first.host
         try:
             async with asyncio.timeout(self._meet_s):
@@ -158,17 +122,17 @@ class RankProcesses:
             _, late = await asyncio.wait(late, timeout=self._grace_s)
         if late:
             failed = next(call for call in calls if call.done() and call.exception() is not None)
-            self._lose(f"{self.name}: in {method} one rank failed and others wait for it: {failed.exception()}")
+            self._mark_down(f"{self.name}: in {method} one rank failed and others wait for it: {failed.exception()}")
             await asyncio.wait(calls)
         errors = [call.exception() for call in calls]
-        if self._down and any(isinstance(error, PeerLost) for error in errors):
-            raise TrainerCrashed(self._down)
+        if self._down_reason and any(isinstance(error, PeerLost) for error in errors):
+            raise TrainerCrashed(self._down_reason)
         first = next((error for error in errors if error is not None), None)
         if first is None:
             return calls[0].result()
         if None in errors or isinstance(first, PeerLost | TrainerCrashed):
-            self._lose(f"{self.name}: {method} failed in some ranks and not in others: {first}")
-            raise TrainerCrashed(self._down) from first
+            self._mark_down(f"{self.name}: {method} failed in some ranks and not in others: {first}")
+            raise TrainerCrashed(self._down_reason) from first
         if isinstance(first, PeerFailed):
             raise failure(f"{self.name}: {first}") from first
         raise first
@@ -177,32 +141,6 @@ class RankProcesses:
         self._work.discard(work)
         if not work.cancelled():
             work.exception()  # seen
-
-    async def _leave(self, reason: str, *, kill: bool) -> None:
-        peers = self._forget()
-        if kill:
-            for peer in peers:
-                peer.kill()
-        self._down = reason
-        await asyncio.gather(*(peer.close(0.0 if kill else self._close_s) for peer in peers))
-
-    def _forget(self) -> list[Peer]:
-        """Those there were; what becomes of them is nothing to us."""
-        peers, self._peers = self._peers, []
-        for peer in peers:
-            peer.subscribe(on_end=lambda how: None)
-        return peers
-
-    def _lose(self, reason: str) -> None:
-        """End all of them; the first reason is the one that counts."""
-        if not self._down:
-            self._down = reason
-        for peer in self._peers:
-            peer.kill()
-
-    def _check(self) -> None:
-        if self._down:
-            raise TrainerCrashed(self._down)
 
 
 async def _all_or_none(starts: Sequence[Awaitable[Peer]]) -> list[Peer]:

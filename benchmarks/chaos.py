@@ -164,7 +164,7 @@ def _strike(run: Run, kind: Kind, stage: Stage, dice: Random, row: Row, promises
 
 def _scaled(run: Run, engines: int) -> str:
     from headway.errors import HeadwayError
-    from headway.launch.run_directory import send_control_request
+    from headway.processes.control_socket import send_control_request
 
     try:
         send_control_request(run.directory, {"engines": engines})

@@ -84,7 +84,7 @@ def test_weights_reach_an_actor_by_reference_and_are_let_go_of() -> None:
     async def scenario() -> None:
         cluster = RayCluster()
         cluster.plan({"child/0": ResourceRequest(node=0, cpus=1)})
-        peer = await cluster.start(ChildSpec(name="child/0", target="tests.cluster.targets:reader"))
+        peer = await cluster.start(ChildSpec(name="child/0", target="tests.processes.targets:reader"))
         store = published(arena=ObjectArena(), wire=None)
         manifest, buckets = await store.gather(2)
         found = [bucket async for bucket in buckets]
@@ -124,10 +124,10 @@ def test_a_run_that_does_not_fit_now_is_told_what_there_is() -> None:
     async def scenario() -> None:
         first, second = RayCluster(), RayCluster(timeout_s=1.0)
         first.plan({"a": ResourceRequest(node=0, cpus=1)})
-        peer = await first.start(ChildSpec(name="a", target="tests.cluster.targets:service"))
+        peer = await first.start(ChildSpec(name="a", target="tests.processes.targets:service"))
         second.plan({"b": ResourceRequest(node=0, cpus=2)})
         with pytest.raises(PeerLost, match=r"had no room after 1 s for 2 CPU: it has .* \(2 CPU\), and others use it"):
-            await second.start(ChildSpec(name="b", target="tests.cluster.targets:service"))
+            await second.start(ChildSpec(name="b", target="tests.processes.targets:service"))
         await second.close()
         with pytest.raises(ConfigError, match="the run needs 3 CPU slots, and the Ray cluster has 2"):
             RayCluster(address="auto").plan({"c": ResourceRequest(node=0, cpus=3)})

@@ -14,7 +14,7 @@ import pytest
 from headway.errors import ConfigError, ConfigErrors, EngineCrashed, TrainerError
 from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeer
 
-TARGETS = "tests.cluster.targets"
+TARGETS = "tests.processes.targets"
 
 
 class ClusterContract(ABC):

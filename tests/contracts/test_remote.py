@@ -26,8 +26,8 @@ from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTra
 from headway.weights.shared_memory import SharedMemoryTransport
 from headway.weights.weight_store import SharedArena, WeightStore
 
-from ..cluster.pool import Pool
 from ..engines import factory as engines
+from ..processes.template_pool import Pool
 from ..trainers import factory as trainers
 from .engine_contract import EngineContract
 from .remote_targets import tiny_trainer

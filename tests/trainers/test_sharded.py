@@ -25,8 +25,8 @@ from headway.types import Batch
 from headway.weights.shared_memory import PayloadReader
 from headway.weights.weight_layout import compute_layout, unpack_tensors
 
-from ..cluster.pool import Pool
 from ..contracts.trainer_contract import TrainerContract, Watched
+from ..processes.template_pool import Pool
 from . import factory
 from .sharded_targets import whole
 

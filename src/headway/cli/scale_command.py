@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError, HeadwayError
-from headway.launch.run_directory import send_control_request
+from headway.processes.control_socket import send_control_request
 
 if TYPE_CHECKING:
     _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -23,15 +23,12 @@ run. The socket is removed at the end of the run; the next run replaces one that
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import json
 import os
 import shutil
-import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -43,6 +40,7 @@ from headway.errors import ConfigError, HeadwayError
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.ledger import Ledger, find_newest_checkpoint
 from headway.monitor.event_log import read_events
+from headway.processes.control_socket import ControlHandler
 
 CONFIG_FILE, EVENTS_FILE, LEDGER_FILE, IDENTITY_FILE = "config.yaml", "events.jsonl", "ledger.sqlite", "identity.json"
 _FIXED_OPTIONS = (
@@ -52,12 +50,6 @@ _FIXED_OPTIONS = (
     "adv_estimator",
 )
 """Options that a resumed run cannot change, because the ledger or a checkpoint depends on them."""
-CONTROL_SOCKET = "control.sock"
-_MAX_REQUEST_BYTES = 4096
-_REPLY_TIMEOUT_S = 10.0
-
-ControlHandler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Function from a request to its reply; a `HeadwayError` becomes an error reply."""
 
 
 class RunDirectory:
@@ -229,31 +221,6 @@ def _truncate_torn_line(path: Path) -> None:
             end = start
 
 
-# -- control socket
-
-
-@asynccontextmanager
-async def serve_control_socket(directory: Path, handler: ControlHandler) -> AsyncIterator[None]:
-    """Answer requests until the block ends. Raises `OSError` where no socket can be made."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with suppress(OSError, TimeoutError, ValueError):
-                async with asyncio.timeout(_REPLY_TIMEOUT_S):
-                    reply = _handle_request(await reader.readline(), handler)
-                    writer.write(json.dumps(reply).encode() + b"\n")
-                    await writer.drain()
-        finally:
-            writer.close()
-
-    server = await asyncio.start_unix_server(serve, sock=_bind_socket(directory), limit=_MAX_REQUEST_BYTES)
-    try:
-        yield
-    finally:
-        server.close()
-        (directory / CONTROL_SOCKET).unlink(missing_ok=True)
-
-
 def make_scale_handler(flow: AsyncTrainingFlow) -> ControlHandler:
     """Return the handler of `{"engines": n}`, which changes the number of engines."""
 
@@ -267,67 +234,3 @@ def make_scale_handler(flow: AsyncTrainingFlow) -> ControlHandler:
         return {"joined": joined, "left": left}
 
     return scale
-
-
-def send_control_request(directory: Path, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the reply of the run in `directory`. Raises `HeadwayError` where none is running, or where it refuses."""
-    if not directory.is_dir():
-        raise HeadwayError(f"{directory}: there is no such directory")
-    try:
-        with socket.socket(socket.AF_UNIX) as connection, _shorten_socket_path(directory) as address:
-            connection.settimeout(_REPLY_TIMEOUT_S)
-            connection.connect(address)
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            reply = json.loads(connection.makefile("rb").readline(_MAX_REQUEST_BYTES) or b"{}")
-    except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise HeadwayError(f"{directory}: no run is at work there") from error
-    except TimeoutError as error:
-        raise HeadwayError(f"{directory}: the run does not answer") from error
-    except PermissionError as error:
-        raise HeadwayError(f"{directory}: the run belongs to somebody else") from error
-    except (OSError, ValueError) as error:
-        raise HeadwayError(f"{directory}: the run was lost while it was asked: {error}") from error
-    if "error" in reply or not reply:
-        raise HeadwayError(str(reply.get("error", f"{directory}: the run ended while it was asked")))
-    return dict(reply)
-
-
-def _handle_request(line: bytes, handler: ControlHandler) -> Mapping[str, Any]:
-    try:
-        request = json.loads(line)
-        if not isinstance(request, dict):
-            raise ValueError("not an object")
-        return handler(request)
-    except ValueError as error:
-        return {"error": f"not understood: {error}"}
-    except HeadwayError as error:
-        return {"error": str(error)}
-
-
-def _bind_socket(directory: Path) -> socket.socket:
-    """Make the listening socket, which only its owner may use from the moment that it exists."""
-    (directory / CONTROL_SOCKET).unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        os.fchmod(listener.fileno(), 0o600)
-        with _shorten_socket_path(directory) as address:
-            listener.bind(address)
-        (directory / CONTROL_SOCKET).chmod(0o600)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-@contextmanager
-def _shorten_socket_path(directory: Path) -> Iterator[str]:
-    """Yield a path to the socket that stays below the limit of about a hundred characters."""
-    descriptors = Path("/proc/self/fd")
-    if not descriptors.is_dir():
-        yield str(directory / CONTROL_SOCKET)
-        return
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield str(descriptors / str(handle) / CONTROL_SOCKET)
-    finally:
-        os.close(handle)

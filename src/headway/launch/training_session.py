@@ -27,12 +27,13 @@ from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import Placement, plan_placement
-from headway.launch.run_directory import EVENTS_FILE, RunDirectory, make_scale_handler, serve_control_socket
+from headway.launch.run_directory import EVENTS_FILE, RunDirectory, make_scale_handler
 from headway.launch.transports import check_version_directory
 from headway.monitor.event_log import EventLog, EventSink, JsonlSink, LoggedEvent
 from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.machine_facts import describe_machine
 from headway.monitor.sample_excerpts import ImageLog
+from headway.processes.control_socket import serve_control_socket
 from headway.rewards.images.image_reward import image_to_png_base64
 from headway.rewards.reward_registry import make_rewards
 from headway.rollout.sample_evaluation import EvaluatedSample

@@ -13,7 +13,7 @@ import pytest
 
 from headway.cli import main
 from headway.errors import ConfigError, HeadwayError
-from headway.launch.run_directory import CONTROL_SOCKET, send_control_request, serve_control_socket
+from headway.processes.control_socket import CONTROL_SOCKET, send_control_request, serve_control_socket
 
 
 def answer(question: Mapping[str, Any]) -> Mapping[str, Any]:

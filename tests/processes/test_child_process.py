@@ -26,7 +26,7 @@ from .targets import Stranger
 
 
 def spec(target: str = "service", **options: Any) -> ChildSpec:
-    return ChildSpec(name="child/0", target=f"tests.cluster.targets:{target}", **options)
+    return ChildSpec(name="child/0", target=f"tests.processes.targets:{target}", **options)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -127,7 +127,7 @@ def test_whoever_waits_for_what_the_other_side_cannot_read_is_told() -> None:
         for one in (child, other):
             assert await one.call("echo", 1) == 1, "it lives"
             await one.close()
-        child = await ChildProcess.start(spec(host="tests.cluster.targets:Telling"))
+        child = await ChildProcess.start(spec(host="tests.processes.targets:Telling"))
         with pytest.raises(PeerLost):  # a note that is missing would be missed by nobody
             await child.call("stranger")
 
@@ -231,7 +231,7 @@ from headway.processes.base import ChildSpec
 from headway.processes.child_process import ChildProcess
 
 async def main():
-    spec = ChildSpec(name="child/0", target="tests.cluster.targets:service")
+    spec = ChildSpec(name="child/0", target="tests.processes.targets:service")
     children = [await ChildProcess.start(spec) for _ in range(2)]
     blocked = asyncio.create_task(children[1].call("block"))
     await children[0].call("echo", 0)

@@ -62,7 +62,7 @@ class Template:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.cluster.pool", str(theirs.fileno()), *modules],
+                [sys.executable, "-m", "tests.processes.template_pool", str(theirs.fileno()), *modules],
                 pass_fds=[theirs.fileno()],
             )
         self._socket = ours

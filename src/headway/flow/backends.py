@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,27 @@ class Backends:
     """Devices of `train`, `logp`, `ref_logp`, `critic` and `generate`. Roles that share devices take turns."""
 
 
+class StopRequest:
+    """Asks a run to end cleanly, with a checkpoint. It can be made before there is a flow."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._requested = asyncio.Event()
+
+    @property
+    def is_made(self) -> bool:
+        return self._requested.is_set()
+
+    def make(self, reason: str) -> None:
+        """Ask the run to stop at the next opportunity."""
+        self.reason = reason
+        self._requested.set()
+
+    async def wait(self) -> None:
+        """Wait until a stop is requested."""
+        await self._requested.wait()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """Everything that `AsyncTrainingFlow` needs for one run. `headway.open_run` makes it from a configuration."""
@@ -79,3 +101,5 @@ class RunContext:
     """Gets the samples of every validation with the validated version."""
     stages: Sequence[StageConfig] = ()
     """Stages of the user's own."""
+    stop_request: StopRequest = field(default_factory=StopRequest)
+    """Ends the run cleanly, like `AsyncTrainingFlow.stop`."""

@@ -95,8 +95,7 @@ class AsyncTrainingFlow:
         """Adds and removes engines, once the run has begun."""
         self.stages: dict[str, Stage[Any, Any]] = {}
         self._clock = trainer.clock
-        self._stop: asyncio.Event = asyncio.Event()
-        self._stop_reason = ""
+        self._stop = trainer.stop_request
         self._restarts = 0
         self._reached = -1
         """Highest version at which the trainer was lost."""
@@ -107,8 +106,7 @@ class AsyncTrainingFlow:
 
     def stop(self, reason: str = "asked to stop") -> None:
         """End the run cleanly at the next opportunity, with a checkpoint."""
-        self._stop_reason = reason
-        self._stop.set()
+        self._stop.make(reason)
 
     async def run(self) -> RunSummary:
         """Train until the last step. Return when done or cleanly stopped; raise when something is broken."""
@@ -198,7 +196,7 @@ class AsyncTrainingFlow:
         await self._seed(pipeline)
         pipeline.tasks.create_task(watch_for_stalls(pipeline, self._progress, self.events), name="watchdog")
         pipeline.tasks.create_task(check_replicas(pipeline), name="health")
-        stop = pipeline.tasks.create_task(self._wait_for_stop(), name="stop")
+        stop = pipeline.tasks.create_task(self._stop.wait(), name="stop")
         validation = self._validation(pipeline)
         if validation is not None and self.settings.eval_at_start and not pipeline.headway.trained:
             await self._unless_stopped(
@@ -217,13 +215,10 @@ class AsyncTrainingFlow:
     async def _unless_stopped(self, pipeline: Pipeline, stop: asyncio.Task[None], work: asyncio.Task[None]) -> None:
         """Wait for `work`. Raise `RunStopped` if a stop is requested first, after the current training step."""
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if self._stop.is_set():
+        if self._stop.is_made:
             pipeline.headway.stopping = True
             await pipeline.headway.changed.until(lambda: not pipeline.headway.stepping)
-            raise RunStopped(self._stop_reason)
-
-    async def _wait_for_stop(self) -> None:
-        await self._stop.wait()
+            raise RunStopped(self._stop.reason)
 
     async def _seed(self, pipeline: Pipeline) -> None:
         """Give every healthy replica the trainer's weights before anything starts, and revive the others."""

@@ -20,8 +20,8 @@ from headway.config import ResolvedConfig
 from headway.data import DataSources, fingerprint, make_sources
 from headway.environments.text_episode import SEED_KEY
 from headway.errors import ConfigError
-from headway.flow.backends import Backends, RunContext
-from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
+from headway.flow.backends import Backends, RunContext, StopRequest
+from headway.flow.training_flow import AsyncTrainingFlow, RunSummary, order_stages
 from headway.launch.components import LaunchContext, ModelFamily, PolicyInfo, make_backends, make_run_components
 from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
@@ -93,6 +93,7 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
     if not config.rewards and not agentic:
         raise ConfigError("nothing judges the answers", key="rewards", value={}, hint="such as rewards: {math: {}}")
     make_rewards(config.rewards, answer=config.actor_train.data_args.answer)
+    order_stages(config.stages, critic=resolved.derived.needs_critic)
     placement, family = plan_placement(resolved), select_model_family(resolved)
     policy = family.find_policy(resolved)
     _check_context_length(resolved, policy)
@@ -150,6 +151,27 @@ async def run_training(
     The first SIGINT or SIGTERM stops the run cleanly and calls `on_interrupt` with its name. The second, or one before
     all components are up, raises `CancelledError` as soon as everything is released.
     """
+    with _InterruptHandler(on_interrupt) as interrupts:  # installed before the first event is visible
+        async with open_run_context(prepared, directory, sinks=sinks, tick=tick) as context:
+            flow = AsyncTrainingFlow(trainer=context)
+            interrupts.stop_cleanly_with(context.stop_request)
+            async with _open_control_socket(directory, flow, context.events):
+                summary = await flow.run()
+            context.events.emit(
+                RunEnd(who="run", trained=summary.trained, finished=summary.finished, reason=summary.reason)
+            )
+            return summary
+
+
+@asynccontextmanager
+async def open_run_context(
+    prepared: PreparedRun,
+    directory: RunDirectory,
+    *,
+    sinks: Sequence[EventSink] = (),
+    tick: Callable[[float], None] | None = None,
+) -> AsyncIterator[RunContext]:
+    """Start the components of a run and return what `AsyncTrainingFlow` needs. The end of the block releases all."""
     loop = asyncio.get_running_loop()
     resumed, earlier_s, start_s = directory.started, directory.read_last_event_s(), loop.time()
 
@@ -157,35 +179,27 @@ async def run_training(
         return earlier_s + loop.time() - start_s
 
     events = EventLog(clock, *sinks)
-    context = prepared.make_context(directory.path / "logs")
-    components = make_run_components(context, prepared.family)
+    components = make_run_components(prepared.make_context(directory.path / "logs"), prepared.family)
     environments = make_environment_pool(prepared.resolved, prepared.policy)
     backends = make_backends(prepared.resolved, prepared.policy, components, prepared.sources, environments)
-    flow = _make_flow(prepared, directory, backends, events)
-    with _EventFileSink(directory.path / EVENTS_FILE, flow) as log:
+    context = _make_run_context(prepared, directory, backends, events)
+    with _EventFileSink(directory.path / EVENTS_FILE, context.stop_request) as log:
         events.attach(log)
-        with _InterruptHandler(flow, on_interrupt) as interrupts:  # installed before the first event is visible
-            trained, machine = directory.count_trained_steps(), describe_machine()
-            events.emit(RunBegin(who="run", resumed=resumed, trained=trained, machine=machine, headway=VERSION))
-            ticking = None if tick is None else asyncio.ensure_future(_call_periodically(tick, clock))
+        trained, machine = directory.count_trained_steps(), describe_machine()
+        events.emit(RunBegin(who="run", resumed=resumed, trained=trained, machine=machine, headway=VERSION))
+        ticking = None if tick is None else asyncio.ensure_future(_call_periodically(tick, clock))
+        try:
+            await components.start()
+            gc.collect()
+            gc.freeze()  # a full collection would visit all modules and models, which are never garbage
+            yield context
+        finally:
+            if ticking is not None:
+                ticking.cancel()
             try:
-                await components.start()
-                gc.collect()
-                gc.freeze()  # a full collection would visit all modules and models, which are never garbage
-                interrupts.can_stop_cleanly = True
-                async with _open_control_socket(directory, flow, events):
-                    summary = await flow.run()
-                events.emit(
-                    RunEnd(who="run", trained=summary.trained, finished=summary.finished, reason=summary.reason)
-                )
-                return summary
+                await components.close()
             finally:
-                if ticking is not None:
-                    ticking.cancel()
-                try:
-                    await components.close()
-                finally:
-                    await environments.close()  # kills every process that is left, so it comes last
+                await environments.close()  # kills every process that is left, so it comes last
 
 
 @asynccontextmanager
@@ -201,31 +215,29 @@ async def _open_control_socket(
         yield
 
 
-def _make_flow(
+def _make_run_context(
     prepared: PreparedRun, directory: RunDirectory, backends: Backends, events: EventLog
-) -> AsyncTrainingFlow:
+) -> RunContext:
     config, validation = prepared.resolved.config, prepared.sources.validation
     data = config.actor_train.data_args
-    return AsyncTrainingFlow(
-        trainer=RunContext(
-            backends=backends,
-            settings=make_run_settings(prepared.resolved, held_out=0 if validation is None else len(validation)),
-            events=events,
-            run_dir=directory.path,
-            checkpoint_dir=prepared.checkpoints,
-            clock=asyncio.get_running_loop().time,
-            on_trained=SampleLog(directory.path / "samples.jsonl", prompt=data.prompt, answer=data.answer),
-            stages=config.stages,
-            on_validated=ImageSampleLog(directory.path / "images.jsonl", prompt=data.prompt),
-        )
+    return RunContext(
+        backends=backends,
+        settings=make_run_settings(prepared.resolved, held_out=0 if validation is None else len(validation)),
+        events=events,
+        run_dir=directory.path,
+        checkpoint_dir=prepared.checkpoints,
+        clock=asyncio.get_running_loop().time,
+        on_trained=SampleLog(directory.path / "samples.jsonl", prompt=data.prompt, answer=data.answer),
+        on_validated=ImageSampleLog(directory.path / "images.jsonl", prompt=data.prompt),
+        stages=config.stages,
     )
 
 
 class _EventFileSink:
     """Writes the event log; stops the run cleanly when the log cannot be written."""
 
-    def __init__(self, path: Path, flow: AsyncTrainingFlow) -> None:
-        self._flow, self._failed = flow, False
+    def __init__(self, path: Path, stop_request: StopRequest) -> None:
+        self._stop_request, self._failed = stop_request, False
         self._file = path.open("a", encoding="utf-8", newline="\n")
         self._sink = JsonlSink(self._file)
 
@@ -244,17 +256,20 @@ class _EventFileSink:
             write()
         except OSError as error:
             self._failed = True
-            self._flow.stop(f"the event log cannot be written: {error.strerror}")
+            self._stop_request.make(f"the event log cannot be written: {error.strerror}")
 
 
 class _InterruptHandler:
     """Handles SIGINT and SIGTERM: the first stops the run cleanly, the second cancels it."""
 
-    def __init__(self, flow: AsyncTrainingFlow, on_interrupt: Callable[[str], None]) -> None:
-        self.can_stop_cleanly = False
-        """Whether all components are up; set by `run_training`."""
-        self._flow, self._on_interrupt, self._stopping = flow, on_interrupt, False
+    def __init__(self, on_interrupt: Callable[[str], None]) -> None:
+        self._stop_request: StopRequest | None = None
+        self._on_interrupt, self._stopping = on_interrupt, False
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def stop_cleanly_with(self, stop_request: StopRequest) -> None:
+        """Let the first interrupt make `stop_request`; until then an interrupt cancels the run."""
+        self._stop_request = stop_request
 
     def __enter__(self) -> _InterruptHandler:
         for number in _SIGNALS:
@@ -267,11 +282,11 @@ class _InterruptHandler:
 
     def _interrupt(self, number: int) -> None:
         assert self._task is not None
-        if self._stopping or not self.can_stop_cleanly:
+        if self._stopping or self._stop_request is None:
             self._task.cancel()
             return
         self._stopping, name = True, signal.Signals(number).name
-        self._flow.stop(f"stopped by {name}")
+        self._stop_request.make(f"stopped by {name}")
         self._on_interrupt(name)
 
 

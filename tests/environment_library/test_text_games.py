@@ -16,10 +16,8 @@ from typing import Any
 
 import pytest
 
-from headway.environments import optional_dependencies
-from headway.environments.library.alfworld import ALFWorld
-from headway.environments.library.scienceworld import ScienceWorld
-from headway.environments.library.textworld import TextWorldExpress
+from headway.environments.library import text_games
+from headway.environments.library.text_games import ALFWorld, ScienceWorld, TextWorldExpress
 from headway.errors import ConfigError, EnvironmentFailed
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java here")
@@ -41,7 +39,6 @@ def children() -> set[int]:
 @pytest.fixture(scope="module")
 def coins() -> Iterator[TextWorldExpress]:
     pytest.importorskip("textworld_express")
-    optional_dependencies.require_java("textworld")
     before = children()
     world = TextWorldExpress(game="coin", game_params="numLocations=3,includeDoors=0", max_steps=20)
     assert len(children() - before) == 1
@@ -89,7 +86,7 @@ def test_parameters_that_the_game_does_not_have_lose_the_episode(coins: TextWorl
 def test_java_does_not_outlive_a_killed_run() -> None:
     pytest.importorskip("textworld_express")
     code = (
-        "from headway.environments.library.textworld import TextWorldExpress as T\n"
+        "from headway.environments.library.text_games import TextWorldExpress as T\n"
         "import signal; w = T(); print(w._world._gateway.java_process.pid, flush=True); signal.pause()"
     )
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -104,11 +101,9 @@ def test_java_does_not_outlive_a_killed_run() -> None:
 
 
 def test_a_process_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optional_dependencies, "_JAVA_EXIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(text_games, "_JAVA_EXIT_TIMEOUT_S", 0.1)
     deaf = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
-    optional_dependencies.close_java_world(
-        SimpleNamespace(_gateway=SimpleNamespace(java_process=deaf), close=lambda: None)
-    )
+    text_games.close_java_world(SimpleNamespace(_gateway=SimpleNamespace(java_process=deaf), close=lambda: None))
     assert deaf.returncode == -signal.SIGKILL
 
 

@@ -43,7 +43,7 @@ def check_exact(made: PreparedServing, episode: Episode) -> None:
     """The log-probabilities of the record are those of its tokens behind its contexts, and of nothing else."""
     for context, turn in zip(contexts(episode), episode.turns, strict=True):
         actions = list(turn.generation.actions)
-        logps = full_logps(_weights(made.policy.path), context, actions)
+        logps = full_logps(_weights(made.context.policy.path), context, actions)
         exact = logps.gather(1, torch.tensor(actions)[:, None])[:, 0].tolist()
         assert list(turn.generation.logps) == pytest.approx(exact, abs=2e-4)
         assert sum(run.count for run in turn.generation.runs) == len(actions)
@@ -275,9 +275,9 @@ def test_a_function_that_blocks_has_a_thread_of_its_own(stage: Stage) -> None:
 
 def test_a_tool_call_is_read_and_the_conversation_goes_on_behind_it(stage: Stage) -> None:
     """The model is random, so its words are put into its mouth where the session hands them out."""
+    from headway.serving.agent_sessions import ConversationHistory
     from headway.serving.completion_requests import parse_chat_request
     from headway.serving.completions import GeneratedTokens, make_choice
-    from headway.serving.conversation_history import ConversationHistory
     from headway.types import FinishReason
 
     said = 'Let me see.<tool_call>{"name": "add", "arguments": {"b": 2, "a": 1}}</tool_call>'

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from headway.models.tiny_model import make_character_tokenizer
+from headway.serving.agent_sessions import ConversationHistory, TurnContext
 from headway.serving.chat_template import ChatTemplate
 from headway.serving.completion_requests import parse_chat_request, parse_text_request
 from headway.serving.completions import GeneratedTokens, make_choice
-from headway.serving.conversation_history import ConversationHistory, TurnContext
 from headway.serving.request_errors import RequestRefused
 from headway.types import FinishReason
 

@@ -63,23 +63,25 @@ class ChatTurnEncoder:
 
     def _render_opening(self, instructions: str, text: str) -> str:
         if not instructions:
-            return self._render(_user_message(text))
+            return self._render(_make_message("user", text))
         if self._has_system_role:
-            return self._render({"role": "system", "content": instructions}, _user_message(text))
-        return self._render(_user_message(f"{instructions}\n\n{text}"))
+            return self._render(_make_message("system", instructions), _make_message("user", text))
+        return self._render(_make_message("user", f"{instructions}\n\n{text}"))
 
     def _accepts_system_message(self) -> bool:
         """Return whether the template shows a system message; some templates refuse it, others drop it."""
-        system = {"role": "system", "content": _PROBE_TEXTS[0]}
+        system, user = _PROBE_TEXTS[:2]
         try:
-            return _PROBE_TEXTS[0] in self._render(system, _user_message(_PROBE_TEXTS[1]))
+            return system in self._render(_make_message("system", system), _make_message("user", user))
         except ConfigError:
             return False
 
     def _find_separators(self) -> tuple[str, str]:
         """Return the text between an answer and the next message, and between that message and the next answer."""
         question, answer, following, *_ = _PROBE_TEXTS
-        text = self._render(_user_message(question), _assistant_message(answer), _user_message(following))
+        text = self._render(
+            _make_message("user", question), _make_message("assistant", answer), _make_message("user", following)
+        )
         for probe in (question, answer, following):
             if text.count(probe) != 1:
                 raise self._refuse(f"writes {probe!r} {text.count(probe)} times where a message says it once", text)
@@ -90,16 +92,10 @@ class ChatTurnEncoder:
 
     def _check_appends(self) -> None:
         """Check that a conversation built turn by turn equals what the template makes of the whole."""
-        one, two, three, four, five = _PROBE_TEXTS
-        whole = self._render(
-            _user_message(one),
-            _assistant_message(two),
-            _user_message(three),
-            _assistant_message(four),
-            _user_message(five),
-        )
-        built = self._render_opening("", one)
-        for answer, following in ((two, three), (four, five)):
+        roles = ("user", "assistant") * 3
+        whole = self._render(*map(_make_message, roles, _PROBE_TEXTS))
+        built = self._render_opening("", _PROBE_TEXTS[0])
+        for answer, following in (_PROBE_TEXTS[1:3], _PROBE_TEXTS[3:5]):
             built += answer + self._before + following + self._after
         if built != whole:
             raise self._refuse("rewrites earlier turns, so that an episode cannot grow turn by turn", whole, built)
@@ -131,9 +127,5 @@ class ChatTurnEncoder:
         return text
 
 
-def _user_message(text: str) -> TemplateMessage:
-    return {"role": "user", "content": text}
-
-
-def _assistant_message(text: str) -> TemplateMessage:
-    return {"role": "assistant", "content": text}
+def _make_message(role: str, text: str) -> TemplateMessage:
+    return {"role": role, "content": text}

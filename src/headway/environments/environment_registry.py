@@ -19,15 +19,15 @@ EnvironmentClass = Callable[..., TextEnvironment]
 """A class, or any function that makes an environment; its keyword parameters are the options."""
 
 BUILT_IN_ENVIRONMENTS: dict[str, str] = {
-    "alfworld": "headway.environments.library.alfworld:ALFWorld",
+    "alfworld": "headway.environments.library.text_games:ALFWorld",
     "frozen_lake": "headway.environments.library.frozen_lake:FrozenLake",
     "gymnasium": "headway.environments.library.gym_environments:GymnasiumEnvironment",
     "reasoning_gym": "headway.environments.library.gym_environments:ReasoningGymEnvironment",
     "repair": "headway.environments.library.repair:RepairEnvironment",
-    "scienceworld": "headway.environments.library.scienceworld:ScienceWorld",
+    "scienceworld": "headway.environments.library.text_games:ScienceWorld",
     "shop": "headway.environments.library.shop:ShopEnvironment",
     "sokoban": "headway.environments.library.sokoban:Sokoban",
-    "textworld": "headway.environments.library.textworld:TextWorldExpress",
+    "textworld": "headway.environments.library.text_games:TextWorldExpress",
     "tools": "headway.environments.tools.tool_environment:ToolEnvironment",
     "verifiers": "headway.environments.library.verifiers_environment:VerifiersEnvironment",
 }

@@ -2,22 +2,29 @@
 
 Guarantees: an object plays one episode at a time. It is reused if its class allows that and its last call succeeded,
 also if the episode was abandoned between two turns. Every other object is closed, after a call that is still running
-inside it. At most `max_episodes` episodes run at once. Not guaranteed: that code which hangs in a system call ever
-ends, or that processes which an environment starts die with a killed run. Such code belongs in worker processes.
+inside it. At most `max_episodes` episodes run at once.
+
+A blocking call runs on a daemon thread. If its caller goes away, an exception is raised inside the call, which stops
+Python code. Code that still hangs then, in a system call or in C, keeps its thread until the process ends, but takes no
+other call's turn. Such code, and code that starts processes, belongs in worker processes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import ctypes
 import inspect
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from headway.environments.blocking_calls import BlockingCall, BlockingCallRunner
 from headway.environments.environment_output import OutputCounter, discard_output
 from headway.environments.text_environment import EnvironmentTraits, Reply, TextEnvironment, check_reply, read_traits
 from headway.errors import EnvironmentFailed
 
+_MAX_THREADS = 64
 _RELEASE_TIMEOUT_S = 0.5
 """How long an abandoned call may take to stop."""
 
@@ -31,7 +38,8 @@ class LocalEnvironmentHost:
         self.name, self.make = name, make
         self.idle: list[TextEnvironment] = []
         """Reusable objects that wait for their next episode."""
-        self.call_runner = BlockingCallRunner()
+        self.threads = asyncio.Semaphore(_MAX_THREADS)
+        """Limits the calls that run at once."""
         self.admission = None if max_episodes is None else asyncio.Semaphore(max_episodes)
 
     def make_slot(self) -> LocalEpisodeSlot:
@@ -41,7 +49,20 @@ class LocalEnvironmentHost:
     async def close(self) -> None:
         """Close the objects that wait for another episode."""
         while self.idle:
-            await _close_environment(self.idle.pop(), self.call_runner)
+            await self.close_environment(self.idle.pop())
+
+    async def close_environment(self, environment: TextEnvironment) -> None:
+        """Call `close` of an environment, if it has one."""
+        close = getattr(environment, "close", None)
+        if close is None:
+            return
+        if inspect.iscoroutinefunction(close):
+            await close()
+            return
+        async with self.threads:
+            result = await BlockingCall("close", close).run()
+        if inspect.isawaitable(result):
+            await result
 
 
 class LocalEpisodeSlot:
@@ -97,7 +118,7 @@ class LocalEpisodeSlot:
             self._host.idle.append(environment)
         elif environment is not None:
             with discard_output(self._output):
-                await _close_environment(environment, self._host.call_runner)
+                await self._host.close_environment(environment)
 
     async def _abandon(self, call: BlockingCall, environment: TextEnvironment | None) -> None:
         """Stop a running call. Its thread closes the environment itself as soon as the call returns."""
@@ -118,7 +139,8 @@ class LocalEpisodeSlot:
                 return await function(*args)
             self._running_call = call = BlockingCall(f"environment {self._host.name}", function, *args)
             try:
-                result = await self._host.call_runner.run(call)
+                async with self._host.threads:
+                    result = await call.run()
             except Exception:
                 self._running_call = None
                 raise
@@ -130,13 +152,77 @@ def _do_nothing() -> None:
     return None
 
 
-async def _close_environment(environment: TextEnvironment, call_runner: BlockingCallRunner) -> None:
-    close = getattr(environment, "close", None)
-    if close is None:
-        return
-    if inspect.iscoroutinefunction(close):
-        await close()
-        return
-    result = await call_runner.run(BlockingCall("close", close))
-    if inspect.isawaitable(result):
-        await result
+class BlockingCallAbandoned(BaseException):
+    """Raised inside a call that nobody waits for any more."""
+
+
+class BlockingCall:
+    """Runs one function on one thread."""
+
+    def __init__(self, name: str, function: Callable[..., Any], *args: Any) -> None:
+        self._function, self._args = function, args
+        self._context = contextvars.copy_context()
+        self._thread = threading.Thread(target=self._run_on_thread, name=name, daemon=True)
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._afterwards: Callable[[], None] = _do_nothing
+        self._loop = asyncio.get_running_loop()
+        self._result: asyncio.Future[Any] = self._loop.create_future()
+        self._ended = asyncio.Event()
+
+    async def run(self) -> Any:
+        """Start the thread and return the result of the function."""
+        self._thread.start()
+        return await self._result
+
+    async def abandon(self, afterwards: Callable[[], None], within_s: float) -> bool:
+        """Stop the function if possible, then call `afterwards`; return whether both were done in time.
+
+        Otherwise the thread calls `afterwards` when the function returns, if it ever does.
+        """
+        with self._lock:
+            is_running = not self._is_over and self._thread.ident is not None
+            if is_running:
+                self._afterwards = afterwards
+                thread_id, exception = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(BlockingCallAbandoned)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, exception)
+        if not is_running:
+            await asyncio.to_thread(afterwards)
+            return True
+        try:
+            async with asyncio.timeout(within_s):
+                await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _run_on_thread(self) -> None:
+        with suppress(BaseException):  # an exception raised from outside may arrive a moment too late
+            self._call_function()
+        with self._lock:
+            self._is_over = True
+        with suppress(BaseException):
+            self._afterwards()
+        self._notify_loop(self._ended.set)
+
+    def _call_function(self) -> None:
+        result, error = None, None
+        try:
+            result = self._context.run(self._function, *self._args)
+        except BaseException as raised:
+            # a future may not carry StopIteration, and SystemExit would end the loop's thread
+            is_ordinary = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+            error = raised if is_ordinary else EnvironmentFailed(f"{type(raised).__name__}: {raised}")
+        self._notify_loop(self._deliver, result, error)
+
+    def _notify_loop(self, function: Callable[..., None], *args: Any) -> None:
+        with suppress(RuntimeError):  # the loop has closed, so nobody waits
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _deliver(self, result: Any, error: BaseException | None) -> None:
+        if self._result.done():
+            return  # the caller has gone
+        if error is not None:
+            self._result.set_exception(error)
+        else:
+            self._result.set_result(result)

@@ -65,19 +65,6 @@ class EpisodeRules:
 class TextEpisode:
     """Adapts a text environment to the scheduler's `Environment` protocol."""
 
-    __slots__ = (
-        "_admission",
-        "_encoder",
-        "_has_entered",
-        "_invalid",
-        "_length",
-        "_rules",
-        "_slot",
-        "_success",
-        "_traits",
-        "_turns",
-    )
-
     def __init__(
         self,
         slot: EpisodeSlot,

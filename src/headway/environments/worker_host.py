@@ -46,7 +46,7 @@ class WorkerEnvironmentHost:
         self._episodes_per_worker = episodes_per_worker
         self.max_episodes = min(max_episodes or workers * episodes_per_worker, workers * episodes_per_worker)
         """Largest number of episodes at once."""
-        self._admission = asyncio.Semaphore(self.max_episodes)
+        self.admission = asyncio.Semaphore(self.max_episodes)
         self._workers: list[EnvironmentWorker] = []
         self._releasing: set[asyncio.Task[None]] = set()
 
@@ -59,10 +59,6 @@ class WorkerEnvironmentHost:
         await asyncio.gather(*self._releasing, return_exceptions=True)
         workers, self._workers = self._workers, []
         await asyncio.gather(*(worker.end() for worker in workers))
-
-    async def admit(self) -> None:
-        """Wait until another episode may run."""
-        await self._admission.acquire()
 
     def assign_worker(self) -> EnvironmentWorker:
         """Return a worker with room for an episode; start one if there is none. Only admitted episodes call this."""
@@ -90,7 +86,7 @@ class WorkerEnvironmentHost:
                     self._workers.remove(worker)
                     await worker.end()
         finally:
-            self._admission.release()
+            self.admission.release()
 
 
 class WorkerEpisodeSlot:
@@ -103,7 +99,7 @@ class WorkerEpisodeSlot:
         self._has_entered = False
 
     async def enter(self) -> None:
-        await self._host.admit()
+        await self._host.admission.acquire()
         self._has_entered = True
 
     async def open(self) -> EnvironmentTraits:

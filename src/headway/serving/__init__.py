@@ -6,8 +6,7 @@ completion_requests    parsed and checked requests
 chat_template          conversations as tokens, with the model's own chat template
 completions            generated tokens as OpenAI's JSON, whole or streamed
 direct_completions     requests that go straight to the hub, without training
-conversation_history   the tokens of earlier turns, so that a conversation continues token for token
-agent_sessions         the requests of one external agent as the turns of one episode
+agent_sessions         the requests of one external agent as the turns of one episode, token for token
 agent_environment      the environment that plays such an episode, and the endpoint of a training run
 agent_launch           starts external agents
 completion_server      HTTP: routes, keys, limits

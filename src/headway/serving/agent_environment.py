@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 from headway.environments.base import Observation
 from headway.environments.text_environment import to_finite_float
 from headway.errors import ConfigError, EnvironmentFailed
-from headway.serving.agent_sessions import AgentEnded, AgentSession, AgentSessions, PendingRequest
+from headway.serving.agent_sessions import AgentEnded, AgentSession, AgentSessions, PendingRequest, TurnContext
 from headway.serving.chat_template import ChatTemplate
 from headway.serving.completions import GeneratedTokens, make_choice
-from headway.serving.conversation_history import TurnContext
 from headway.serving.request_errors import RequestRefused, context_length_exceeded, session_over
 from headway.types import Generation, Task
 

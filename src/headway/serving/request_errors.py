@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -81,43 +81,42 @@ class RequestFields:
     def get(self, name: str) -> Any:
         return self._body.get(name)
 
+    def _read(self, name: str, is_valid: Callable[[Any], bool], expected: str) -> Any:
+        value = self._body.get(name)
+        if value is not None and not is_valid(value):
+            raise invalid_field(name, value, expected)
+        return value
+
     def number(self, name: str, default: float, low: float, high: float) -> float:
         """Return a finite number in [low, high]."""
-        value = self._body.get(name)
-        if value is None:
-            return default
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-        if not is_number or not low <= value <= high:
-            raise invalid_field(name, value, f"a number from {low:g} to {high:g}")
-        return float(value)
+
+        def is_valid(value: Any) -> bool:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            return is_number and isfinite(value) and low <= value <= high
+
+        value = self._read(name, is_valid, f"a number from {low:g} to {high:g}")
+        return default if value is None else float(value)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
         """Return a whole number in [low, high], or `None` if it is absent."""
-        value = self._body.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise invalid_field(name, value, f"a whole number from {low} to {high}")
-        return value
+        expected = f"a whole number from {low} to {high}"
+        value = self._read(name, lambda value: type(value) is int and low <= value <= high, expected)
+        return None if value is None else int(value)
 
     def boolean(self, name: str) -> bool:
         """Return a boolean; an absent field is false."""
-        value = self._body.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise invalid_field(name, value, "true or false")
-        return bool(value)
+        return bool(self._read(name, lambda value: isinstance(value, bool), "true or false"))
 
     def texts(self, name: str, most: int) -> tuple[str, ...]:
         """Return a non-empty text, or a list of at most `most` of them, as a tuple."""
-        value = self._body.get(name)
-        listed = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(listed, list) or len(listed) > most or not all(isinstance(x, str) and x for x in listed):
-            raise invalid_field(name, value, f"a text or a list of at most {most} texts")
-        return tuple(listed)
+
+        def is_valid(value: Any) -> bool:
+            listed = [value] if isinstance(value, str) else value
+            return isinstance(listed, list) and len(listed) <= most and all(isinstance(x, str) and x for x in listed)
+
+        value = self._read(name, is_valid, f"a text or a list of at most {most} texts")
+        return (value,) if isinstance(value, str) else tuple(value or ())
 
     def mapping(self, name: str) -> dict[str, Any]:
         """Return a JSON object; an absent field is an empty one."""
-        value = self._body.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise invalid_field(name, value, "an object")
-        return dict(value or {})
+        return dict(self._read(name, lambda value: isinstance(value, dict), "an object") or {})

@@ -23,7 +23,7 @@ from typing import Any
 from headway.environments.library.repair_repository import RepairCheck, RepairRepository, make_repository
 from headway.environments.response_parsing import parse_tool_calls
 from headway.environments.text_environment import Reply
-from headway.environments.tools.base import StaticToolSource, Tool, ToolArguments, ToolRefused, make_schema
+from headway.environments.tools.base import StaticToolSource, Tool, ToolRefused, make_schema
 from headway.environments.tools.python_tool import get_shared_sandbox, require_sandbox
 from headway.environments.tools.toolbox import Toolbox, describe_tools
 from headway.errors import ConfigError, EnvironmentFailed
@@ -131,32 +131,28 @@ class RepairEnvironment:
         return Reply(text, reward, done=True, valid=valid, success=reward == 1.0, info=info)
 
     def _make_tools(self) -> list[Tool]:
-        async def shell(arguments: ToolArguments) -> str:
-            return await self.workspace.run(arguments["command"])
-
-        async def edit(arguments: ToolArguments) -> str:
-            return self.workspace.edit(arguments["path"], arguments["old"], arguments["new"])
-
-        async def write(arguments: ToolArguments) -> str:
-            return self.workspace.write(arguments["path"], arguments["content"])
-
-        async def submit(arguments: ToolArguments) -> str:
+        async def submit() -> str:
             if self._submitted:
                 raise ToolRefused("submitted already")
             self._submitted = True
             return "Submitted."
 
+        def make(name: str, description: str, call: Callable[..., Awaitable[str]], *parameters: str) -> Tool:
+            schema = make_schema(dict.fromkeys(parameters, "string"))
+            return Tool(name=name, description=description, parameters=schema, call=lambda given: call(**given))
+
+        # `self.workspace` is another object in every episode, so the lambdas look it up at each call.
+        run, edit, write = (
+            lambda **given: self.workspace.run(**given),
+            lambda **given: self.workspace.edit(**given),
+            lambda **given: self.workspace.write(**given),
+        )
         return [
-            _make_tool("shell", "Run a command of sh in the repository's folder.", shell, "command"),
-            _make_tool("edit", "Replace a text that a file has exactly once.", edit, "path", "old", "new"),
-            _make_tool("write", "Write a whole file, new or not.", write, "path", "content"),
-            _make_tool("submit", "The repository is repaired: end the task.", submit),
+            make("shell", "Run a command of sh in the repository's folder.", run, "command"),
+            make("edit", "Replace a text that a file has exactly once.", edit, "path", "old", "new"),
+            make("write", "Write a whole file, new or not.", write, "path", "content"),
+            make("submit", "The repository is repaired: end the task.", submit),
         ]
-
-
-def _make_tool(name: str, description: str, call: Callable[[ToolArguments], Awaitable[str]], *parameters: str) -> Tool:
-    schema = make_schema(dict.fromkeys(parameters, "string"))
-    return Tool(name=name, description=description, parameters=schema, call=call)
 
 
 class RepairWorkspace:
@@ -188,7 +184,7 @@ class RepairWorkspace:
             self.files = files
         return "\n".join(notes) or "[no output]"
 
-    def edit(self, path: str, old: str, new: str) -> str:
+    async def edit(self, path: str, old: str, new: str) -> str:
         """Replace a text in a file. Raises `ToolRefused` unless the file contains `old` exactly once."""
         name = _check_path(path)
         if name not in self.files:
@@ -197,9 +193,9 @@ class RepairWorkspace:
         count = text.count(old) if old else 0
         if count != 1:
             raise ToolRefused(f"{path} has that text {count} times, not once")
-        return self.write(path, text.replace(old, new))
+        return await self.write(path, text.replace(old, new))
 
-    def write(self, path: str, content: str) -> str:
+    async def write(self, path: str, content: str) -> str:
         name = _check_path(path)
         files = {**self.files, name: content.encode(errors="replace")}
         _check_files(files)

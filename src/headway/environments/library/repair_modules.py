@@ -50,10 +50,6 @@ def _make_words(rng: Rng) -> str:
     return " ".join("".join(choose_item(rng, "aabeno") for _ in range(rng.randrange(1, 7))) for _ in range(12))
 
 
-def _make_title(rng: Rng) -> CallArguments:
-    return ("".join(choose_item(rng, "abC9 -!'") for _ in range(20)),)
-
-
 def _make_year(rng: Rng) -> int:
     return int(choose_item(rng, (100 * rng.randrange(16, 24), 400 * rng.randrange(4, 6), 1900 + rng.randrange(0, 200))))
 
@@ -61,10 +57,6 @@ def _make_year(rng: Rng) -> int:
 def _make_date(rng: Rng) -> CallArguments:
     month = choose_item(rng, (0, 2, 12, 13, *(rng.randrange(1, 13) for _ in range(4))))
     return (_make_year(rng), month, choose_item(rng, (0, 0, 1, 29, 31, 32, rng.randrange(1, 29))))
-
-
-def _make_month(rng: Rng) -> CallArguments:
-    return _make_date(rng)[:2]
 
 
 def _make_scores(rng: Rng) -> list[float]:
@@ -139,10 +131,12 @@ REPAIR_MODULES: dict[str, RepairModule] = {
     ),
     "texts": RepairModule(
         functions={
-            "slug": FunctionCases((("Hello, World!",), ("  Two  spaces ",), ("Top 10",)), _make_title),
+            "slug": FunctionCases(
+                (("Hello, World!",), ("  Two  spaces ",), ("Top 10",)),
+                lambda rng: ("".join(choose_item(rng, "abC9 -!'") for _ in range(20)),),
+            ),
             "commonest": FunctionCases(
-                (("b a b c", 2), ("A a b", 1), ("z y z y x", 3)),
-                lambda rng: (_make_words(rng), rng.randrange(1, 5)),
+                (("b a b c", 2), ("A a b", 1), ("z y z y x", 3)), lambda rng: (_make_words(rng), rng.randrange(1, 5))
             ),
             "wrapped": FunctionCases(
                 (("the quick brown fox", 9), ("extraordinary day", 5), ("ab cd ef", 7), ("", 4)),
@@ -161,7 +155,9 @@ REPAIR_MODULES: dict[str, RepairModule] = {
     "days": RepairModule(
         functions={
             "is_leap": FunctionCases(((2024,), (1900,), (2000,), (2023,)), lambda rng: (_make_year(rng),)),
-            "days_in": FunctionCases(((2023, 1), (2024, 2), (2023, 2), (2023, 12), (2023, 13), (2023, 0)), _make_month),
+            "days_in": FunctionCases(
+                ((2023, 1), (2024, 2), (2023, 2), (2023, 12), (2023, 13), (2023, 0)), lambda rng: _make_date(rng)[:2]
+            ),
             "day_of_year": FunctionCases(((2023, 1, 1), (2024, 12, 31), (2023, 2, 29), (2023, 3, 0)), _make_date),
         },
         bugs=(
@@ -201,10 +197,7 @@ REPAIR_MODULES: dict[str, RepairModule] = {
     "numerals": RepairModule(
         functions={
             "to_roman": FunctionCases(((1994,), (4,), (3999,), (8,), (0,), (90,)), lambda rng: (_make_number(rng),)),
-            "from_roman": FunctionCases(
-                (("MCMXCIV",), ("xl",), ("IIII",), ("",), ("III",)),
-                _make_numeral,
-            ),
+            "from_roman": FunctionCases((("MCMXCIV",), ("xl",), ("IIII",), ("",), ("III",)), _make_numeral),
         },
         bugs=(
             ('(90, "XC"),', ""),
@@ -223,8 +216,7 @@ REPAIR_MODULES: dict[str, RepairModule] = {
             ),
             "turned": FunctionCases((([[1, 2], [3, 4]],), ([[1, 2, 3]],)), lambda rng: (_make_rows(rng, 3, 2),)),
             "product": FunctionCases(
-                (([[1, 2], [3, 4]], [[5, 6], [7, 8]]), ([[1, 2]], [[3], [4]]), ([[1, 2]], [[3, 4]])),
-                _make_factors,
+                (([[1, 2], [3, 4]], [[5, 6], [7, 8]]), ([[1, 2]], [[3], [4]]), ([[1, 2]], [[3, 4]])), _make_factors
             ),
             "neighbours": FunctionCases(
                 (([[1, 2], [3, 4]], 0, 1), ([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 1, 1)), _make_grid_cell
@@ -247,12 +239,7 @@ REPAIR_MODULES: dict[str, RepairModule] = {
                 lambda rng: (_make_stock(rng), "rice", rng.randrange(0, 3)),
             ),
             "sold": FunctionCases(
-                (
-                    ({"tea": 2, "rice": 1}, "tea", 1),
-                    ({"tea": 2}, "tea", 2),
-                    ({"tea": 2}, "tea", 3),
-                    ({}, "nuts", 1),
-                ),
+                (({"tea": 2, "rice": 1}, "tea", 1), ({"tea": 2}, "tea", 2), ({"tea": 2}, "tea", 3), ({}, "nuts", 1)),
                 _make_sale,
             ),
             "short_of": FunctionCases(

@@ -166,7 +166,7 @@ def make_room(seed: int, *, rows: int, columns: int, boxes: int, depth: int) -> 
         rng = make_rng(seed, "sokoban", rows, columns, boxes, depth, attempt)
         floor = _carve_floor(rng, rows, columns, boxes)
         cells = shuffle_items(rng, sorted(floor))
-        position, solution = _search_backwards(rng, floor, tuple(cells[:boxes]), cells[boxes], depth)
+        position = _search_backwards(rng, floor, tuple(cells[:boxes]), cells[boxes], depth)
         room = SokobanRoom(
             rows=rows,
             columns=columns,
@@ -176,7 +176,7 @@ def make_room(seed: int, *, rows: int, columns: int, boxes: int, depth: int) -> 
             player=position.player,
         )
         if room.boxes_on_targets < (best[0] if best else boxes):
-            best = room.boxes_on_targets, room, solution
+            best = room.boxes_on_targets, room, position.solution
         if best and best[0] == 0:
             break
     if best is None:
@@ -226,8 +226,8 @@ class _Position:
     player: Cell
     boxes: tuple[Cell, ...]
     """Boxes in the order of the targets they came from."""
-    next_move: tuple[_Position, str] | None = None
-    """The forward move towards the solution, and the position it leads to."""
+    solution: tuple[str, ...] = ()
+    """The moves from here to the solved room."""
 
     @property
     def key(self) -> tuple[Cell, tuple[Cell, ...]]:
@@ -236,8 +236,8 @@ class _Position:
 
 def _search_backwards(
     rng: Rng, floor: frozenset[Cell], targets: tuple[Cell, ...], player: Cell, depth: int
-) -> tuple[_Position, tuple[str, ...]]:
-    """Return the position farthest from the solved room that was found, and the moves that solve it."""
+) -> _Position:
+    """Return the position farthest from the solved room that was found."""
 
     def distance(position: _Position) -> tuple[int, int]:
         off_target = sum(box not in targets for box in position.boxes)
@@ -257,7 +257,7 @@ def _search_backwards(
         beam = following[:_BEAM_WIDTH]
         if beam and distance(beam[0]) >= most:
             best, most = beam[0], distance(beam[0])
-    return best, _moves_to_end(best)
+    return best
 
 
 def _previous_positions(after: _Position, floor: frozenset[Cell]) -> Iterator[_Position]:
@@ -266,16 +266,9 @@ def _previous_positions(after: _Position, floor: frozenset[Cell]) -> Iterator[_P
         origin = _neighbour_cell(after.player, step, -1)
         if origin not in floor or origin in after.boxes:
             continue
-        yield _Position(origin, after.boxes, (after, move))
+        solution = (move, *after.solution)
+        yield _Position(origin, after.boxes, solution)
         pushed = _neighbour_cell(after.player, step)
         if pushed in after.boxes:
             boxes = tuple(after.player if box == pushed else box for box in after.boxes)
-            yield _Position(origin, boxes, (after, move))
-
-
-def _moves_to_end(position: _Position) -> tuple[str, ...]:
-    moves: list[str] = []
-    while position.next_move is not None:
-        position, move = position.next_move
-        moves.append(move)
-    return tuple(moves)
+            yield _Position(origin, boxes, solution)

@@ -22,6 +22,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks.instant_engine import InstantEngine
+
 from headway.config import simulation_config as costs
 from headway.environments.base import Observation, SingleTurnEnvironment
 from headway.flow.backends import Backends, RunContext
@@ -30,7 +34,6 @@ from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.monitor.events import SampleFinish, SampleStart
 from headway.monitor.run_report import RunMonitor
 from headway.settings import RunSettings
-from headway.sim.instant_engine import InstantEngine
 from headway.sim.simulated_trainer import SimulatedTrainer
 from headway.sim.simulated_weights import SimulatedTransport
 from headway.types import Episode, Generation, RepeatedValue, Score, Task

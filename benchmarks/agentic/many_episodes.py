@@ -21,6 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.instant_engine import InstantEngine
+
 from headway.config import ResolvedConfig, load_config
 from headway.config import simulation_config as costs
 from headway.environments.text_episode import TextEpisode
@@ -30,7 +32,6 @@ from headway.launch.components import PolicyInfo, TrainingComponents, make_backe
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.settings import make_run_settings
-from headway.sim.instant_engine import InstantEngine
 from headway.sim.simulated_trainer import SimulatedTrainer
 from headway.sim.simulated_weights import SimulatedTransport
 

@@ -137,7 +137,7 @@ class PromptLengths:
     def _prompt(self, position: int) -> float:
         """The logarithm of the factor that all answers to a prompt share."""
         factor = make_rng(self._seed, "prompt length", position).gauss(0.0, self._lengths.prompt_spread)
-        if self._lengths.easy_is_short and self._reward.chance(position) in (0.0, 1.0):
+        if self._lengths.easy_is_short and self._reward.success_probability(position) in (0.0, 1.0):
             return -abs(factor)
         return factor
 

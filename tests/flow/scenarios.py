@@ -26,10 +26,10 @@ from headway.ledger import Ledger
 from headway.monitor.event_log import LoggedEvent
 from headway.seeding import Rng, make_rng
 from headway.settings import RunSettings
-from headway.sim.fault_injection import draw_random_faults
 from headway.sim.simulated_run import Scenario, play_scenario
 from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
 from tests.flow.witness import Witness
+from tests.sim.factory import draw_random_faults
 
 HORIZON_S = 60.0
 RELIABILITY = ReliabilityConfig(

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.instant_engine import InstantEngine
 
 from headway.engines.base import Progress
 from headway.environments.base import Environment, Observation
 from headway.monitor.event_log import EventLog
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import QueuedRequest
-from headway.sim.instant_engine import InstantEngine
 from headway.sim.simulated_engine import SimulatedEngine
 from headway.sim.simulated_weights import SimulatedReceiver
 from headway.sim.virtual_clock import run_on_virtual_clock

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from benchmarks.instant_engine import InstantEngine
+
 from headway.rollout.replica import QueuedRequest, Replica, ReplicaLoadIndex, RequestLane, RequestQueue
-from headway.sim.instant_engine import InstantEngine
 from headway.sim.virtual_clock import run_on_virtual_clock
 
 

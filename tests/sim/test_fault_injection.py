@@ -10,10 +10,11 @@ from headway.config.simulation_config import FaultConfig
 from headway.config.simulation_config import SimulatedWeightsConfig as Weights
 from headway.errors import ConfigError, EngineCrashed, RewardError, TransferError
 from headway.seeding import make_rng
-from headway.sim.fault_injection import MESSAGE_LOSS_TIMEOUT_S, BackendHealth, FaultInjector, draw_random_faults
+from headway.sim.fault_injection import MESSAGE_LOSS_TIMEOUT_S, BackendHealth, FaultInjector
 from headway.sim.simulated_engine import SimulatedEngine
 from headway.sim.simulated_weights import SimulatedSource, SimulatedTransport
 from headway.sim.virtual_clock import run_on_virtual_clock
+from tests.sim.factory import draw_random_faults
 
 
 def now() -> float:

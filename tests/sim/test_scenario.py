@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from headway.config import load_config
-from headway.sim.scenario import make_scenario
-from headway.sim.simulated_run import Scenario
+from headway.sim.simulated_run import Scenario, make_scenario
 
 SPLIT = {
     "actor_train": {"device_mapping": [0, 1]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from benchmarks.instant_engine import InstantEngine
 
 from headway.config.simulation_config import FaultConfig
 from headway.config.simulation_config import SimulatedEngineConfig as Cost
@@ -12,7 +13,6 @@ from headway.config.simulation_config import SimulatedWeightsConfig as Weights
 from headway.engines.base import Progress
 from headway.errors import EngineCrashed, EngineError
 from headway.sim.fault_injection import MESSAGE_LOSS_TIMEOUT_S, BackendHealth
-from headway.sim.instant_engine import InstantEngine
 from headway.sim.simulated_engine import SimulatedEngine
 from headway.sim.virtual_clock import run_on_virtual_clock
 from headway.types import FinishReason, RepeatedValue, VersionRun

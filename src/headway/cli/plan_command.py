@@ -22,7 +22,7 @@ from headway.errors import ConfigError
 from headway.monitor.report_tables import format_number, format_percent
 from headway.monitor.run_report import to_plain_json
 from headway.sim.planner import GpuSplitOption, GpuSplitPlan, plan_gpu_split, recommend_split
-from headway.sim.scenario import make_scenario, trainer_granularity
+from headway.sim.simulated_run import make_scenario, count_gpus_per_trainer_copy
 
 if TYPE_CHECKING:
     _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -59,7 +59,7 @@ def run_plan(args: argparse.Namespace) -> int:
         make_scenario(resolved),
         gpus=args.gpus,
         alphas=args.alpha,
-        trainer_gpus=trainer_granularity(resolved),
+        trainer_gpus=count_gpus_per_trainer_copy(resolved),
         on_option=tell,
     )
     if args.json:

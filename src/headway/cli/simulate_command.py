@@ -27,7 +27,7 @@ from headway.monitor.perfetto_trace import write_perfetto_trace
 from headway.monitor.report_tables import print_report
 from headway.monitor.run_report import RunMonitor, RunReport, to_plain_json
 from headway.monitor.timeline_page import render_timeline_page
-from headway.sim.scenario import make_scenario
+from headway.sim.simulated_run import make_scenario
 from headway.sim.simulated_run import run_scenario
 
 if TYPE_CHECKING:

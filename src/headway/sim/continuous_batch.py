@@ -1,7 +1,12 @@
-"""The closed form of continuous batching: when step n of a batch that does not change ends.
+"""The batch of a simulated replica: which requests wait, which run, and how long the next stretch of steps takes.
 
-A step with b requests and K tokens of context costs `s + r·b + c·K`, and K grows by b each step. The first n steps
-of a stretch therefore take `n·first + growth·n·(n−1)/2` with `first` the cost of its first step and `growth = c·b`.
+This is pure bookkeeping on a *token clock* that counts decode steps. A running request knows the reading at which it
+ends, so joining and leaving cost O(log n), and all counts are whole numbers. Everything here happens at a boundary
+between two steps; time, pauses and faults belong to the engine.
+
+A step with b requests and K tokens of context costs `s + r·b + c·K`, and K grows by b each step. The first n steps of
+a stretch in which the batch does not change therefore take `n·first + growth·n·(n−1)/2`, with `first` the cost of the
+first step and `growth = c·b`.
 """
 
 from __future__ import annotations
@@ -13,16 +18,16 @@ from heapq import heappop, heappush
 from math import sqrt
 from typing import NamedTuple
 
-from headway.config import simulation_config as costs
+from headway.config.simulation_config import SimulatedEngineConfig
 from headway.engines.base import Progress, Request
 from headway.types import FinishReason, RepeatedValue
 
 TOLERANCE_S = 1e-9
-"""Instants closer than this are one."""
+"""Points in time closer than this are the same."""
 
 
 class DecodePace(NamedTuple):
-    """How fast one stretch goes."""
+    """How fast one stretch of decode steps goes."""
 
     first_s: float
     """Cost of its first step."""
@@ -30,11 +35,11 @@ class DecodePace(NamedTuple):
     """By how much each step costs more than the one before."""
 
     def time_of(self, steps: int) -> float:
-        """When the first `steps` steps have ended, from the start of the stretch."""
+        """Return when the first `steps` steps have ended, from the start of the stretch."""
         return steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
 
     def steps_in(self, elapsed_s: float) -> int:
-        """Whole steps that have ended by `elapsed_s`. The stretch must take time."""
+        """Return the number of whole steps that have ended by `elapsed_s`. The stretch must take time."""
         elapsed_s += TOLERANCE_S
         half = self.growth_s / 2
         linear = self.first_s - half
@@ -51,7 +56,7 @@ class DecodePace(NamedTuple):
         return steps
 
     def next_boundary(self, elapsed_s: float) -> int:
-        """The step at whose end the batch may next change: the one running, or the last if it just ended."""
+        """Return the step at whose end the batch may next change: the one running, or the last if it just ended."""
         steps = self.steps_in(elapsed_s)
         return steps if self.time_of(steps) >= elapsed_s - TOLERANCE_S else steps + 1
 
@@ -62,65 +67,67 @@ class SimulatedSequenceState(Enum):
     QUEUED = auto()
     RUNNING = auto()
     LEAVING = auto()
-    """Aborted: goes at the next boundary."""
+    """Aborted: leaves at the next boundary."""
     GONE = auto()
 
 
 class SimulatedSequence:
     """One request inside the replica."""
 
-    __slots__ = ("end", "flushed", "future", "key", "made", "mark", "offset", "place", "prefix", "progress", "prompt",
-                 "request_id", "serial", "target")  # fmt: skip
+    __slots__ = (
+        "action_count", "context_offset", "end_clock", "finish_reason", "flushed_clock", "future", "prefix",
+        "prefix_key", "progress", "prompt_length", "request_id", "serial", "state", "target_length",
+    )  # fmt: skip
 
-    def __init__(self, request: Request, progress: Progress, target: int, end: FinishReason, serial: int) -> None:
+    def __init__(self, request: Request, progress: Progress, target: int, finish: FinishReason, serial: int) -> None:
         self.request_id = request.request_id
         self.progress = progress
-        self.prompt = len(request.prompt)
-        self.key = request.prefix_key
+        self.prompt_length = len(request.prompt)
+        self.prefix_key = request.prefix_key
         self.prefix: tuple[int, int] | None = None
-        self.target = target
-        self.end = end
+        self.target_length = target
+        self.finish_reason = finish
         self.serial = serial
-        self.made = len(progress.actions)
+        self.action_count = len(progress.actions)
         """Actions in `progress`."""
-        self.flushed = 0
+        self.flushed_clock = 0
         """Token clock up to which `progress` has been filled."""
-        self.mark = -1
+        self.end_clock = -1
         """Token clock at which it ends."""
-        self.offset = 0
-        """Its context is `offset` plus the token clock."""
-        self.place = SimulatedSequenceState.QUEUED
+        self.context_offset = 0
+        """Its context is this plus the token clock."""
+        self.state = SimulatedSequenceState.QUEUED
         self.future: asyncio.Future[FinishReason] = asyncio.get_running_loop().create_future()
 
     def flush(self, clock: int, version: int) -> None:
-        """Write what was made up to `clock`."""
-        count = clock - self.flushed
+        """Write to `progress` what was generated up to `clock`."""
+        count = clock - self.flushed_clock
         if count > 0:
-            self.flushed = clock
-            self.made += count
+            self.flushed_clock = clock
+            self.action_count += count
             self.progress.extend(RepeatedValue(0, count), RepeatedValue(-1.0, count), version)
 
     def finish(self, reason: FinishReason) -> None:
-        self.place = SimulatedSequenceState.GONE
+        self.state = SimulatedSequenceState.GONE
         if not self.future.done():
             self.future.set_result(reason)
 
     def fail(self, error: Exception) -> None:
-        self.place = SimulatedSequenceState.GONE
+        self.state = SimulatedSequenceState.GONE
         if not self.future.done():
             self.future.set_exception(error)
-            self.future.exception()  # Seen: the awaiting task may be cancelled before it can look.
+            self.future.exception()  # marks it as retrieved: the waiting task may be cancelled before it looks
 
 
 class ContinuousBatch:
-    """Queue and running requests of one replica under the weights `version`."""
+    """Queue and running requests of one replica. Methods take the version that is served."""
 
-    def __init__(self, cost: costs.SimulatedEngineConfig) -> None:
+    def __init__(self, cost: SimulatedEngineConfig) -> None:
         self._cost = cost
         self.clock = 0
         """Steps done."""
         self.pace = DecodePace(0.0, 0.0)
-        """Of the stretch planned last."""
+        """Pace of the stretch planned last."""
         self.sequences: dict[str, SimulatedSequence] = {}
         """All that queue or run, by request id."""
         self.queue: deque[SimulatedSequence] = deque()
@@ -128,7 +135,7 @@ class ContinuousBatch:
         self.running: dict[SimulatedSequence, None] = {}
         """In the order they joined."""
         self.leaving: list[SimulatedSequence] = []
-        """Running, and to go at the next boundary."""
+        """Running, and to leave at the next boundary."""
         self._context = 0
         """Tokens of context held by the running requests."""
         self._ends: list[tuple[int, int, SimulatedSequence]] = []
@@ -136,58 +143,58 @@ class ContinuousBatch:
         """(key, version) → [running members, tokens]."""
 
     @property
-    def free(self) -> bool:
-        """Whether a slot is free."""
+    def has_free_slot(self) -> bool:
+        """Whether another request can run."""
         return len(self.running) < self._cost.slots
 
     def add(self, sequence: SimulatedSequence) -> None:
-        """Put it at the end of the queue."""
+        """Put a request at the end of the queue."""
         self.sequences[sequence.request_id] = sequence
         self.queue.append(sequence)
 
-    def settle(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         """Count the steps of a stretch that ended."""
         self.clock += steps
         self._context += steps * len(self.running)
 
     def retire(self, version: int) -> None:
-        """Let go of those that have ended, and of those that want to leave."""
+        """Remove the requests that have ended and those that are to leave."""
         ends, clock = self._ends, self.clock
         while ends and ends[0][0] <= clock:
-            mark, _, sequence = heappop(ends)
-            if sequence.mark == mark and sequence.place is not SimulatedSequenceState.GONE:
+            end_clock, _, sequence = heappop(ends)
+            if sequence.end_clock == end_clock and sequence.state is not SimulatedSequenceState.GONE:
                 self._leave(sequence)
-                self._end(sequence, sequence.end, version)
+                self._end(sequence, sequence.finish_reason, version)
         for sequence in self.leaving:
             if sequence in self.running:
                 self._leave(sequence)
-            if sequence.place is SimulatedSequenceState.LEAVING:
+            if sequence.state is SimulatedSequenceState.LEAVING:
                 self._end(sequence, FinishReason.ABORTED, version)
         self.leaving.clear()
 
     def flush(self, version: int) -> None:
-        """Write out what all running requests have made."""
+        """Write out what all running requests have generated."""
         for sequence in self.running:
             sequence.flush(self.clock, version)
 
-    def make_room(self, version: int) -> None:
-        """Preempt the youngest until another step of all fits; it is the next to join again."""
+    def preempt(self, version: int) -> None:
+        """Move the youngest requests back to the front of the queue until another step of all others fits."""
         capacity = self._cost.kv_tokens
         while capacity is not None and self._context + len(self.running) > capacity:
             sequence = next(reversed(self.running))
             sequence.flush(self.clock, version)
             self._leave(sequence)
-            sequence.place = SimulatedSequenceState.QUEUED
+            sequence.state = SimulatedSequenceState.QUEUED
             self.queue.appendleft(sequence)
 
     def admit(self, version: int) -> int:
-        """Let requests join while they fit; the tokens to prefill for them."""
+        """Let requests join while they fit; return the number of tokens to prefill for them."""
         queue, running, tokens = self.queue, self.running, 0
         capacity = self._cost.kv_tokens
         while queue and len(running) < self._cost.slots:
             sequence = queue[0]
-            if sequence.place is SimulatedSequenceState.QUEUED:
-                context = sequence.prompt + sequence.made
+            if sequence.state is SimulatedSequenceState.QUEUED:
+                context = sequence.prompt_length + sequence.action_count
                 if capacity is not None and self._context + context + len(running) + 1 > capacity:
                     break
                 tokens += self._join(sequence, context, version)
@@ -195,41 +202,41 @@ class ContinuousBatch:
         return tokens
 
     def plan(self, slow: float) -> int:
-        """Steps until the first request ends or the context no longer fits; sets `pace`. Something must run."""
+        """Return the steps until a request ends or the context no longer fits, and set `pace`. Some request runs."""
         cost, batch = self._cost, len(self.running)
         per_token = cost.step_per_context_token_s * slow
         first = (cost.step_s + cost.step_per_request_s * batch) * slow + per_token * self._context
         self.pace = DecodePace(first, per_token * batch)
         ends = self._ends
-        while ends[0][2].mark != ends[0][0]:
+        while ends[0][2].end_clock != ends[0][0]:
             heappop(ends)
         steps = ends[0][0] - self.clock
         return steps if cost.kv_tokens is None else min(steps, (cost.kv_tokens - self._context) // batch)
 
     def _join(self, sequence: SimulatedSequence, context: int, version: int) -> int:
-        """Add it to the running ones; the tokens to prefill for it."""
+        """Add a request to the running ones; return the number of tokens to prefill for it."""
         clock = self.clock
-        sequence.place = SimulatedSequenceState.RUNNING
-        sequence.flushed = clock
-        sequence.mark = clock + sequence.target - sequence.made
-        sequence.offset = context - clock
+        sequence.state = SimulatedSequenceState.RUNNING
+        sequence.flushed_clock = clock
+        sequence.end_clock = clock + sequence.target_length - sequence.action_count
+        sequence.context_offset = context - clock
         self._context += context
         self.running[sequence] = None
-        heappush(self._ends, (sequence.mark, sequence.serial, sequence))
-        if sequence.key < 0:
+        heappush(self._ends, (sequence.end_clock, sequence.serial, sequence))
+        if sequence.prefix_key < 0:
             return context
-        sequence.prefix = (sequence.key, version)
+        sequence.prefix = (sequence.prefix_key, version)
         shared = self._prefixes.setdefault(sequence.prefix, [0, 0])
-        cached = min(shared[1], sequence.prompt)
+        cached = min(shared[1], sequence.prompt_length)
         shared[0] += 1
-        shared[1] = max(shared[1], sequence.prompt)
+        shared[1] = max(shared[1], sequence.prompt_length)
         return context - cached
 
     def _leave(self, sequence: SimulatedSequence) -> None:
-        """Take it out of the running ones, with its context."""
+        """Remove a request from the running ones, with its context."""
         del self.running[sequence]
-        self._context -= sequence.offset + self.clock
-        sequence.mark = -1
+        self._context -= sequence.context_offset + self.clock
+        sequence.end_clock = -1
         if sequence.prefix is not None:
             shared = self._prefixes[sequence.prefix]
             shared[0] -= 1
@@ -244,7 +251,7 @@ class ContinuousBatch:
 
 
 def resolve_target_length(request: Request) -> tuple[int, FinishReason]:
-    """How many actions it will have in all, and how it ends then."""
+    """Return how many actions a request will have in all, and how it ends then."""
     limit = request.params.max_new_tokens
     if request.hint is None or request.hint > limit:
         return limit, FinishReason.LENGTH

@@ -1,6 +1,6 @@
-"""Latencies and lengths: from a `DistributionConfig` of the configuration to a function that draws from it.
+"""Makes functions that draw latencies and lengths from the distributions of a configuration.
 
-A sampler holds no state; the generator is the caller's, so that what is drawn depends only on whose it is.
+A sampler holds no state: it draws from the random generator of its caller.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ ValueSampler = Callable[[Rng], float]
 
 
 def make_sampler(distribution: DistributionConfig, *, key: str = "simulation") -> ValueSampler:
-    """A function that draws from `distribution`, clipped. `key` names it in errors."""
-    _check(distribution, key)
-    draw = _unclipped(distribution, key)
+    """Return a function that draws from `distribution`, clipped. `key` names it in errors. Raises `ConfigError`."""
+    _check_distribution(distribution, key)
+    draw = _make_unclipped_sampler(distribution, key)
     low, high = distribution.min, math.inf if distribution.max is None else distribution.max
     if distribution.kind == "fixed":
         value = min(max(distribution.mean, low), high)
@@ -30,12 +30,12 @@ def make_sampler(distribution: DistributionConfig, *, key: str = "simulation") -
 def make_count_sampler(
     distribution: DistributionConfig, *, key: str = "simulation", least: int = 1
 ) -> Callable[[Rng], int]:
-    """Like `make_sampler`, for whole things (tokens, turns): rounded, and never below `least`."""
+    """Return a sampler of counts (tokens, turns): rounded, and never below `least`."""
     draw = make_sampler(distribution, key=key)
     return lambda rng: max(round(draw(rng)), least)
 
 
-def _unclipped(distribution: DistributionConfig, key: str) -> ValueSampler:
+def _make_unclipped_sampler(distribution: DistributionConfig, key: str) -> ValueSampler:
     mean, std = distribution.mean, distribution.std
     if distribution.kind == "gaussian":
         return lambda rng: rng.gauss(mean, std)
@@ -44,12 +44,12 @@ def _unclipped(distribution: DistributionConfig, key: str) -> ValueSampler:
         mu, sigma = math.log(mean) - variance / 2, math.sqrt(variance)
         return lambda rng: math.exp(rng.gauss(mu, sigma))
     if distribution.kind == "empirical":
-        values = _read(distribution.file, key)
+        values = _read_numbers(distribution.file, key)
         return lambda rng: values[rng.randrange(0, len(values))]
     return lambda rng: mean
 
 
-def _check(distribution: DistributionConfig, key: str) -> None:
+def _check_distribution(distribution: DistributionConfig, key: str) -> None:
     if distribution.std < 0:
         raise ConfigError("a standard deviation is not negative", key=f"{key}.std", value=distribution.std)
     if distribution.kind == "lognormal" and distribution.mean <= 0:
@@ -58,8 +58,8 @@ def _check(distribution: DistributionConfig, key: str) -> None:
         raise ConfigError(f"below min = {distribution.min}", key=f"{key}.max", value=distribution.max)
 
 
-def _read(file: str | None, key: str) -> tuple[float, ...]:
-    """The numbers of an `empirical` distribution, one a line; empty lines are skipped."""
+def _read_numbers(file: str | None, key: str) -> tuple[float, ...]:
+    """Return the numbers of an `empirical` distribution, one per line; empty lines are skipped."""
     key = f"{key}.file"
     if file is None:
         raise ConfigError("an empirical distribution needs a file", key=key, hint="one number a line")
@@ -67,13 +67,13 @@ def _read(file: str | None, key: str) -> tuple[float, ...]:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", key=key, value=file) from error
-    values = tuple(_number(line, f"line {row}", key, file) for row, line in enumerate(lines, 1) if line.strip())
+    values = tuple(_parse_number(line, f"line {row}", key, file) for row, line in enumerate(lines, 1) if line.strip())
     if not values:
         raise ConfigError("holds no numbers", key=key, value=file, hint="one number a line")
     return values
 
 
-def _number(text: str, where: str, key: str, file: str) -> float:
+def _parse_number(text: str, where: str, key: str, file: str) -> float:
     try:
         value = float(text)
     except ValueError:

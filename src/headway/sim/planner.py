@@ -1,11 +1,13 @@
-"""Which split of the GPUs, and which α? A coarse pass by estimate, then the best few are simulated.
+"""Plans how to split GPUs between trainer and engines, and which α to use.
 
-    plan = plan_for(scenario, gpus=40, alphas=(0, 1, 2, 4))
+    plan = plan_gpu_split(scenario, gpus=40, alphas=(0, 1, 2, 4))
     plan.options[0].seconds_per_step
+    recommend_split(plan)
 
-The synchronous run on all GPUs (trainer and engines take turns, α = 0) is always among the options, because it is
-what asynchrony has to beat. Faults, checkpoints and validation are left out. Large batches are simulated at a
-fraction of their size, on that fraction of the engines; tails come out slightly short by that.
+A coarse pass estimates all options, then the best few are simulated. The synchronous run on all GPUs (trainer and
+engines take turns, α = 0) is always among them, because asynchrony has to beat it. Faults, checkpoints and validation
+are left out. Large batches are simulated at a fraction of their size, on that fraction of the engines, which makes
+tails slightly too short.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _MOST_SPLITS = 16
 _LEAST_SAMPLES = 512
 """A batch is not scaled down below this."""
 _MEASURED_STEPS = 4
-_STALE = ("stale_in_flight", "stale_in_queue")
+_STALE_REASONS = ("stale_in_flight", "stale_in_queue")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +38,10 @@ class GpuSplitOption:
     train_gpus: int
     infer_gpus: int
     colocated: bool
-    """Trainer and engines take turns on the same GPUs."""
+    """Whether trainer and engines take turns on the same GPUs."""
     seconds_per_step: float
     estimated_s: float
-    """What the coarse pass expected."""
+    """Seconds per step that the coarse pass expected."""
     lag_mean: float
     train_busy: float
     """Share of the time in which the trainer's GPUs work."""
@@ -53,7 +55,7 @@ class GpuSplitOption:
 
     @property
     def name(self) -> str:
-        """`16T24I α=2`, or `sync 40`."""
+        """Short name such as `16T24I α=2` or `sync 40`."""
         return f"sync {self.train_gpus}" if self.colocated else f"{self.train_gpus}T{self.infer_gpus}I α={self.alpha:g}"
 
 
@@ -69,15 +71,15 @@ class GpuSplitPlan:
     options: tuple[GpuSplitOption, ...]
     synchronous: GpuSplitOption
     estimate: StepEstimate
-    """Parts of the synchronous step."""
+    """Estimated parts of the synchronous step."""
 
     @property
     def best_asynchronous(self) -> GpuSplitOption | None:
-        """The fastest option with pools of their own; `None` where the GPUs cannot be split."""
+        """Fastest option with separate pools; None if the GPUs cannot be split."""
         return next((option for option in self.options if not option.colocated), None)
 
     def speed_up(self, option: GpuSplitOption) -> float:
-        """Over the synchronous run on all GPUs."""
+        """Return how many times faster an option is than the synchronous run on all GPUs."""
         return self.synchronous.seconds_per_step / option.seconds_per_step
 
 
@@ -85,11 +87,11 @@ class GpuSplitPlan:
 class _Candidate:
     alpha: float
     infer_gpus: int
-    """0: colocated on all of them."""
+    """0 if trainer and engines are colocated on all GPUs."""
 
 
 class _Search:
-    """The options of one plan, and those of them that have been simulated."""
+    """The candidates of one plan, and those that have been simulated."""
 
     def __init__(
         self, base: Scenario, gpus: int, trainer_gpus: int, on_option: Callable[[GpuSplitOption], None]
@@ -99,16 +101,16 @@ class _Search:
         self.scale = choose_scale(base, gpus // unit)
         self.unit = unit * self.scale * max(1, ceil(gpus / (unit * self.scale) / _MOST_SPLITS))
         self.work = draw_workload(base)
-        self.done: dict[_Candidate, GpuSplitOption] = {}
+        self.options: dict[_Candidate, GpuSplitOption] = {}
         self._on_option = on_option
 
     def splits(self) -> list[int]:
-        """Numbers of GPUs that the engines may have, the rest being a whole number of trainer copies."""
+        """Return the numbers of GPUs that the engines may have; the rest is a whole number of trainer copies."""
         steps = range(self.unit, self.gpus, self.unit)
         return [infer for infer in steps if (self.gpus - infer) % self.trainer_gpus == 0]
 
     def scenario(self, candidate: _Candidate) -> Scenario:
-        """The candidate at full size."""
+        """Return the scenario of a candidate at full size."""
         every = tuple(range(self.gpus))
         train = every[: self.gpus - candidate.infer_gpus]
         settings = replace(
@@ -132,18 +134,18 @@ class _Search:
         return estimate_step(self.scenario(candidate), self.work)
 
     def simulate(self, candidate: _Candidate) -> None:
-        """Add the option of a candidate, once."""
-        if candidate in self.done or len(self.done) >= _MOST_SIMULATIONS:
+        """Simulate a candidate, unless it was simulated before or enough were."""
+        if candidate in self.options or len(self.options) >= _MOST_SIMULATIONS:
             return
         full = self.scenario(candidate)
         monitor = RunMonitor(full.settings.max_steps - _MEASURED_STEPS)
         summary = run_scenario(scale_scenario(full, self.scale), sinks=[monitor])
-        option = _option(full, monitor.report(), self.estimate(candidate).step_s, self.scale, summary.finished)
-        self.done[candidate] = option
+        option = _make_option(full, monitor.report(), self.estimate(candidate).step_s, self.scale, summary.finished)
+        self.options[candidate] = option
         self._on_option(option)
 
     def neighbours(self, candidate: _Candidate, alphas: Sequence[float]) -> Iterator[_Candidate]:
-        """One split to either side, then the other α."""
+        """Yield the splits to either side, then the other values of α."""
         splits = self.splits()
         at = splits.index(candidate.infer_gpus)
         for infer in splits[max(at - 1, 0) : at + 2]:
@@ -160,7 +162,7 @@ def plan_gpu_split(
     trainer_gpus: int = 1,
     on_option: Callable[[GpuSplitOption], None] = lambda option: None,
 ) -> GpuSplitPlan:
-    """The ranking of ways to use `gpus` GPUs. `on_option` is told of each as soon as it is simulated."""
+    """Rank the ways to use `gpus` GPUs. `on_option` is called with each as soon as it is simulated."""
     _check(scenario, gpus, alphas, trainer_gpus)
     search = _Search(scenario, gpus, trainer_gpus, on_option)
     synchronous = _Candidate(0.0, 0)
@@ -171,29 +173,29 @@ def plan_gpu_split(
         same = [candidate for candidate in candidates if candidate.alpha == alpha]
         if same:
             search.simulate(min(same, key=lambda candidate: search.estimate(candidate).step_s))
-    _climb(search, ahead)
-    options = sorted(search.done.values(), key=lambda option: (round(option.seconds_per_step, 3), option.alpha))
+    _search_neighbours(search, ahead)
+    options = sorted(search.options.values(), key=lambda option: (round(option.seconds_per_step, 3), option.alpha))
     return GpuSplitPlan(
         gpus=gpus,
         scale=search.scale,
         considered=len(candidates) + 1,
         options=tuple(options),
-        synchronous=search.done[synchronous],
+        synchronous=search.options[synchronous],
         estimate=search.estimate(synchronous),
     )
 
 
-def _climb(search: _Search, alphas: Sequence[float]) -> None:
-    """From the best split so far to better neighbours, until there is none or enough was simulated."""
+def _search_neighbours(search: _Search, alphas: Sequence[float]) -> None:
+    """Move from the best split so far to better neighbours, until there is none or enough were simulated."""
     while True:
-        split = [candidate for candidate in search.done if candidate.infer_gpus]
+        split = [candidate for candidate in search.options if candidate.infer_gpus]
         if not split:
             return
-        best = min(split, key=lambda candidate: search.done[candidate].seconds_per_step)
-        before = len(search.done)
+        best = min(split, key=lambda candidate: search.options[candidate].seconds_per_step)
+        before = len(search.options)
         for neighbour in search.neighbours(best, alphas):
             search.simulate(neighbour)
-        if len(search.done) == before:
+        if len(search.options) == before:
             return
 
 
@@ -207,11 +209,11 @@ def _check(scenario: Scenario, gpus: int, alphas: Sequence[float], trainer_gpus:
             raise ConfigError("must not be negative", key="--alpha", value=alpha)
 
 
-# -- a smaller world that behaves like the large one
+# -- a smaller scenario that behaves like the large one
 
 
 def choose_scale(scenario: Scenario, engines: int) -> int:
-    """The largest part of batch and engines that both can be divided by and that leaves enough of both."""
+    """Return the largest divisor of batch and engines that leaves enough of both."""
     groups, size = scenario.settings.groups_per_step, scenario.settings.group_size
     common = gcd(engines, groups)
     fits = [n for n in range(1, common + 1) if common % n == 0 and groups // n * size >= _LEAST_SAMPLES]
@@ -219,7 +221,7 @@ def choose_scale(scenario: Scenario, engines: int) -> int:
 
 
 def scale_scenario(scenario: Scenario, scale: int) -> Scenario:
-    """1/scale of the batch and of the engines, with training work that takes as long as before."""
+    """Return the scenario with 1/scale of the batch and the engines, whose training takes as long as before."""
     if scale == 1:
         return scenario
     settings, unit = scenario.settings, scenario.simulation.engine.gpus
@@ -236,13 +238,13 @@ def scale_scenario(scenario: Scenario, scale: int) -> Scenario:
             additional_groups=ceil(settings.additional_groups / scale),
             staleness_window=ceil(settings.staleness_window / scale),
         ),
-        simulation=_scaled_costs(scenario.simulation, scale * work, scale),
+        simulation=_scale_costs(scenario.simulation, scale * work, scale),
         train_devices=devices if colocated else scenario.train_devices,
         infer_devices=devices,
     )
 
 
-def _scaled_costs(costs: SimulationConfig, work: float, groups: float) -> SimulationConfig:
+def _scale_costs(costs: SimulationConfig, work: float, groups: float) -> SimulationConfig:
     def scorer(cost: SimulatedScorerConfig) -> SimulatedScorerConfig:
         return replace(cost, gpu_s_per_token=cost.gpu_s_per_token * work, fixed_s=cost.fixed_s * groups)
 
@@ -255,7 +257,7 @@ def _scaled_costs(costs: SimulationConfig, work: float, groups: float) -> Simula
     return replace(costs, trainer=trainer, logp=logp, ref_logp=ref_logp, critic=critic)
 
 
-def _option(full: Scenario, report: RunReport, estimated_s: float, scale: int, finished: bool) -> GpuSplitOption:
+def _make_option(full: Scenario, report: RunReport, estimated_s: float, scale: int, finished: bool) -> GpuSplitOption:
     speed, ends, pool = report.throughput, report.ends, report.usage.pool
     seconds = speed.step_mean_s if finished else float("inf")
     samples = full.settings.groups_per_step * full.settings.group_size
@@ -274,49 +276,51 @@ def _option(full: Scenario, report: RunReport, estimated_s: float, scale: int, f
         train_busy=min(train_s / seconds, 1.0) if seconds else 0.0,
         generate_busy=pool.busy if pool else 0.0,
         slots_filled=min(pool.concurrency / slots, 1.0) if pool else 0.0,
-        stale_share=sum(ends.drops.get(reason, 0) for reason in _STALE) / ended,
+        stale_share=sum(ends.drops.get(reason, 0) for reason in _STALE_REASONS) / ended,
         finished=finished,
     )
 
 
-_WORTH = 1.03
-"""A speed-up below this does not pay for training on older samples."""
-_CLOSE = 1.02
-"""Options this close in time are equally fast; the fresher one is better."""
+# -- the recommendation, in words
+
+_WORTHWHILE_SPEED_UP = 1.03
+"""A smaller speed-up does not pay for training on older samples."""
+_EQUAL_SPEED = 1.02
+"""Options within this factor are equally fast; the fresher one is better."""
 
 
 def recommend_split(plan: GpuSplitPlan) -> str:
-    """One or two sentences that name the winner and the reason."""
+    """Return one or two sentences that name the best option and the reason."""
     best, sync = plan.best_asynchronous, plan.synchronous
     if best is None:
         return f"Synchronous on all {plan.gpus} GPUs is the only way here: they cannot be split into two pools."
     gain = plan.speed_up(best)
-    why = "; ".join(explain_split(plan, best))
+    why = "; ".join(_explain_split(plan, best))
     if gain < 1:
         loss = f"{best.name}, the best split, takes {best.seconds_per_step:.4g} s a step"
         return f"Synchronous on all {plan.gpus} GPUs wins here: {sync.seconds_per_step:.4g} s; {loss}. Why: {why}."
-    if gain < _WORTH:
+    if gain < _WORTHWHILE_SPEED_UP:
         return (
             f"Stay synchronous on all {plan.gpus} GPUs: {best.name} is only {gain - 1:.1%} faster, "
             f"which does not pay for older samples. Why: {why}."
         )
-    chosen = choose_freshest_split(plan, best)
+    chosen = _choose_freshest_split(plan, best)
     text = (
         f"Take {chosen.name}: {chosen.seconds_per_step:.4g} s a step, {plan.speed_up(chosen):.2f}× the synchronous run"
     )
     if chosen is not best:
-        text += f"; {best.name} is less than {_CLOSE - 1:.0%} faster and older"
+        text += f"; {best.name} is less than {_EQUAL_SPEED - 1:.0%} faster and older"
     return text + "."
 
 
-def choose_freshest_split(plan: GpuSplitPlan, best: GpuSplitOption) -> GpuSplitOption:
-    """Of the options about as fast as the best, the one with the smallest lag."""
-    close = [o for o in plan.options if not o.colocated and o.seconds_per_step <= best.seconds_per_step * _CLOSE]
+def _choose_freshest_split(plan: GpuSplitPlan, best: GpuSplitOption) -> GpuSplitOption:
+    """Return the option with the smallest lag among those about as fast as the best."""
+    close = [o for o in plan.options if not o.colocated and o.seconds_per_step <= best.seconds_per_step * _EQUAL_SPEED]
     return min(close, key=lambda option: (option.alpha, option.lag_mean))
 
 
-def explain_split(plan: GpuSplitPlan, best: GpuSplitOption) -> list[str]:
-    """What holds the best split back, the heaviest first where that can be told."""
+def _explain_split(plan: GpuSplitPlan, best: GpuSplitOption) -> list[str]:
+    """Return what holds the best split back."""
     parts, found = plan.estimate, []
     trains, generates = best.train_busy, best.generate_busy * best.slots_filled
     if best.stale_share > 0.05:

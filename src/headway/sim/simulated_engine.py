@@ -1,17 +1,16 @@
 """A simulated replica: continuous batching on the event loop's clock, without a loop per token.
 
-Running requests advance together, one action a step. Whatever changes the batch (a request that joins, ends or is
-aborted, a pause, a flip) happens at the end of the step that runs, as in a real engine; the steps between two such
-boundaries are a *stretch*, whose end has a closed form (`pace.py`). The *token clock* counts steps; a request knows
-the reading at which it ends, so joining and leaving cost O(log n) and all counts are whole numbers.
+Running requests advance together, one action per decode step. Whatever changes the batch (a request that joins, ends or
+is aborted, a pause, a flip of weights) happens at the end of the running step, as in a real engine; the steps between
+two such boundaries are a *stretch*, whose end has a closed form (`continuous_batch`).
 
-* Beyond `slots`, and where `kv_tokens` are short, requests wait first in, first out. When the running ones outgrow
+* Beyond `slots`, and if `kv_tokens` are short, requests wait first in, first out. When the running ones outgrow
   `kv_tokens`, the youngest goes back to the front of the queue and is recomputed later.
 * Prefill stops decoding. Members of a group pay once for their prompt while one of them runs here under the same
   weights. Each counts in full against `kv_tokens`; nothing is cached beyond the last member's end.
 * Actions are written to `Progress` at boundaries that matter (end, abort, pause, flip, preemption) and, without the
   step in progress, at a cancellation or crash.
-* A version flip keeps the KV cache.
+* A flip of weights keeps the KV cache.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from headway.weights.base import WeightReceiver
 
 class _Phase(Enum):
     STANDING = auto()
-    """Nothing to do, or held."""
+    """Nothing to do, or paused."""
     PREFILLING = auto()
     DECODING = auto()
 
 
 class SimulatedEngine:
-    """One replica. The number of actions to make is `request.hint`, or all that may be made without one."""
+    """One replica. It generates `request.hint` actions, or as many as allowed without a hint."""
 
     def __init__(
         self,
@@ -57,40 +56,40 @@ class SimulatedEngine:
         self.slots = self._cost.slots
         self._flip_s = (weights or costs.SimulatedWeightsConfig()).flip_s
         self._health = health or BackendHealth(name)
-        self._health.listen(self._on_health)
-        self._receiver = SimulatedReceiver(self._switch, weights, health=self._health)
+        self._health.listen(self._on_health_change)
+        self._receiver = SimulatedReceiver(self._switch_version, weights, health=self._health)
         self.receiver: WeightReceiver = self._receiver
         self._down = False
         self._closed = False
         self._serial = 0
         self._frozen_at: float | None = None
-        self._empty()
+        self._reset()
 
-    def _empty(self) -> None:
-        """Hold nothing, do nothing."""
+    def _reset(self) -> None:
+        """Forget all requests and stop."""
         self._batch = ContinuousBatch(self._cost)
         self._phase = _Phase.STANDING
         self._timer: asyncio.Handle | None = None
         self._started = 0.0
         """When the phase began."""
         self._due = 0.0
-        """When the boundary comes that is armed."""
+        """When the next boundary comes."""
         self._steps = 0
         """Steps until then."""
         self._holds: set[object] = set()
-        """Whoever wants decoding to stand still; `self` stands for `pause`."""
+        """Everything that wants decoding to stand still; `self` stands for `pause`."""
         self._stop_waiters: list[asyncio.Future[None]] = []
 
-    # What the hub calls.
+    # -- what the hub calls
 
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         await self._health.deliver(EngineError)
-        sequence = self._accepted(request, progress)
-        if sequence.made >= sequence.target:
-            return sequence.end
-        could_join = self._batch.free and not self._batch.queue  # Behind others it is not the next to join.
+        sequence = self._make_sequence(request, progress)
+        if sequence.action_count >= sequence.target_length:
+            return sequence.finish_reason
+        can_join = self._batch.has_free_slot and not self._batch.queue
         self._batch.add(sequence)
-        if could_join:
+        if can_join:
             self._interrupt()
         try:
             return await sequence.future
@@ -98,38 +97,37 @@ class SimulatedEngine:
             self._cancel(sequence)
             raise
 
-    def _accepted(self, request: Request, progress: Progress) -> SimulatedSequence:
-        """The request as a sequence of this replica's."""
+    def _make_sequence(self, request: Request, progress: Progress) -> SimulatedSequence:
+        """Return the sequence of a request. Raises `EngineError` if it cannot be served."""
         self._check_up()
         if self._receiver.version < 0:
             raise EngineError(f"{self.name} has no weights to serve {request.request_id} with")
         if request.request_id in self._batch.sequences:
             raise EngineError(f"{self.name} already has a request {request.request_id}")
-        target, end = resolve_target_length(request)
-        capacity = self._cost.kv_tokens
-        if capacity is not None and len(request.prompt) + target > capacity:
-            size = len(request.prompt) + target
+        target, finish = resolve_target_length(request)
+        size, capacity = len(request.prompt) + target, self._cost.kv_tokens
+        if capacity is not None and size > capacity:
             raise EngineError(f"{request.request_id} needs {size} tokens of context, {self.name} has {capacity}")
         self._serial += 1
-        return SimulatedSequence(request, progress, target, end, self._serial)
+        return SimulatedSequence(request, progress, target, finish, self._serial)
 
     async def abort(self, request_id: str) -> None:
         sequence = self._batch.sequences.get(request_id)
         if sequence is None:
             return
-        if sequence.place is SimulatedSequenceState.QUEUED:
-            self._forget(sequence)
+        if sequence.state is SimulatedSequenceState.QUEUED:
+            del self._batch.sequences[request_id]
             sequence.finish(FinishReason.ABORTED)
             self._interrupt()
-        elif sequence.place is SimulatedSequenceState.RUNNING:
-            sequence.place = SimulatedSequenceState.LEAVING
+        elif sequence.state is SimulatedSequenceState.RUNNING:
+            sequence.state = SimulatedSequenceState.LEAVING
             self._batch.leaving.append(sequence)
             self._interrupt()
 
     async def pause(self) -> None:
         self._check_up()
         self._holds.add(self)
-        await self._standing()
+        await self._wait_until_standing()
 
     async def resume(self) -> None:
         self._release(self)
@@ -140,45 +138,32 @@ class SimulatedEngine:
     async def restart(self) -> None:
         if self._closed:
             raise EngineCrashed(f"{self.name} is closed")
-        self._die(f"{self.name} is restarted")
-        self._health.restarted()
-        crashes = self._health.crashes
-        await asyncio.sleep(self._cost.restart_s * self._health.slow)
-        if self._health.down or self._health.crashes != crashes:
-            raise EngineCrashed(f"{self.name} crashed again while it was restarted")
+        self._crash(f"{self.name} is restarted")
+        await self._health.restart(self.name, self._cost.restart_s, EngineCrashed)
         self._down = False
         self._receiver.reset(gone=False)
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        clock = self._steps_done()
-        for sequence in list(self._batch.sequences.values()):
-            if sequence.place is not SimulatedSequenceState.QUEUED:
-                sequence.flush(clock, self._receiver.version)
-            sequence.finish(FinishReason.ABORTED)
-        self._wake_waiters(EngineCrashed(f"{self.name} is closed"))
-        self._disarm()
-        self._empty()
-        self._receiver.reset(gone=True)
+        if not self._closed:
+            self._closed = True
+            self._end_all(f"{self.name} is closed", FinishReason.ABORTED)
 
-    # Holding still: pauses and flips.
+    # -- standing still: pauses and flips
 
-    async def _switch(self, version: int) -> None:
+    async def _switch_version(self, version: int) -> None:
         """Serve `version` from the next action on."""
         self._check_up()
         hold = object()
         self._holds.add(hold)
         try:
-            await self._standing()
+            await self._wait_until_standing()
             await self._health.spend(self._flip_s, EngineCrashed)
             self._check_up()
             self._receiver.version = version
         finally:
             self._release(hold)
 
-    async def _standing(self) -> None:
+    async def _wait_until_standing(self) -> None:
         """Return at the boundary where decoding stops."""
         if self._phase is _Phase.STANDING and self._frozen_at is None:
             return
@@ -205,13 +190,13 @@ class SimulatedEngine:
                 waiter.set_exception(error)
                 waiter.exception()
 
-    # The boundary: the only place where the batch changes.
+    # -- the boundary: the only place where the batch changes
 
     def _at_boundary(self) -> None:
         self._timer = None
         batch, version = self._batch, self._receiver.version
         while True:
-            batch.settle(self._steps)
+            batch.advance(self._steps)
             self._steps = 0
             batch.retire(version)
             if self._holds:
@@ -219,10 +204,10 @@ class SimulatedEngine:
                 self._phase = _Phase.STANDING
                 self._wake_waiters()
                 return
-            batch.make_room(version)
+            batch.preempt(version)
             tokens = batch.admit(version)
             if tokens:
-                self._arm(_Phase.PREFILLING, tokens / self._cost.prefill_tokens_per_s * self._health.slow)
+                self._begin_phase(_Phase.PREFILLING, tokens / self._cost.prefill_tokens_per_s * self._health.slow)
                 return
             if not batch.running:
                 self._phase = _Phase.STANDING
@@ -230,19 +215,19 @@ class SimulatedEngine:
             self._steps = batch.plan(self._health.slow)
             stretch_s = batch.pace.time_of(self._steps)
             if stretch_s > 0:
-                self._arm(_Phase.DECODING, stretch_s)
+                self._begin_phase(_Phase.DECODING, stretch_s)
                 return
 
-    # Timers.
+    # -- timers
 
-    def _arm(self, phase: _Phase, seconds: float) -> None:
+    def _begin_phase(self, phase: _Phase, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         self._phase = phase
         self._started = loop.time()
         self._due = self._started + seconds
         self._timer = loop.call_at(self._due, self._at_boundary)
 
-    def _disarm(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -258,69 +243,70 @@ class SimulatedEngine:
         elif self._phase is _Phase.DECODING:
             steps = self._batch.pace.next_boundary(loop.time() - self._started)
             if steps < self._steps:
-                self._disarm()
+                self._cancel_timer()
                 self._steps = steps
                 self._due = self._started + self._batch.pace.time_of(steps)
                 self._timer = loop.call_at(self._due, self._at_boundary)
 
-    def _steps_done(self) -> int:
-        """The token clock now, without the step in progress."""
+    def _read_token_clock(self) -> int:
+        """Return the token clock now, without the step in progress."""
         if self._phase is not _Phase.DECODING:
             return self._batch.clock
         now = asyncio.get_running_loop().time() if self._frozen_at is None else self._frozen_at
         return self._batch.clock + min(self._batch.pace.steps_in(now - self._started), self._steps)
 
-    # Things that go wrong.
+    # -- cancellations and faults
 
     def _cancel(self, sequence: SimulatedSequence) -> None:
-        """The awaiting task was cancelled: keep what is whole, leave at the next boundary."""
-        if sequence.place is SimulatedSequenceState.GONE:
+        """Keep the whole steps of a request whose task was cancelled, and let it leave at the next boundary."""
+        if sequence.state is SimulatedSequenceState.GONE:
             return
-        if sequence.place is not SimulatedSequenceState.QUEUED:
-            sequence.flush(self._steps_done(), self._receiver.version)
+        if sequence.state is not SimulatedSequenceState.QUEUED:
+            sequence.flush(self._read_token_clock(), self._receiver.version)
             self._batch.leaving.append(sequence)
-        self._forget(sequence)
-        sequence.place = SimulatedSequenceState.GONE
+        del self._batch.sequences[sequence.request_id]
+        sequence.state = SimulatedSequenceState.GONE
         self._interrupt()
 
-    def _forget(self, sequence: SimulatedSequence) -> None:
-        del self._batch.sequences[sequence.request_id]
-
-    def _on_health(self, change: str) -> None:
+    def _on_health_change(self, change: str) -> None:
         if self._closed:
             return
         if change == "crash":
-            self._die(f"{self.name} crashed")
+            self._crash(f"{self.name} crashed")
         elif self._health.hung and self._frozen_at is None:
-            self._disarm()
+            self._cancel_timer()
             self._frozen_at = asyncio.get_running_loop().time()
         elif not self._health.hung and self._frozen_at is not None:
-            self._thaw(self._frozen_at)
+            self._continue_after_hang(asyncio.get_running_loop().time() - self._frozen_at)
         else:
             self._interrupt()
 
-    def _thaw(self, frozen_at: float) -> None:
-        """Go on where the hang began."""
-        loop = asyncio.get_running_loop()
+    def _continue_after_hang(self, hung_s: float) -> None:
         self._frozen_at = None
         if self._phase is not _Phase.STANDING:
-            self._started += loop.time() - frozen_at
-            self._due += loop.time() - frozen_at
-            self._timer = loop.call_at(self._due, self._at_boundary)
+            self._started += hung_s
+            self._due += hung_s
+            self._timer = asyncio.get_running_loop().call_at(self._due, self._at_boundary)
         self._interrupt()
 
-    def _die(self, message: str) -> None:
-        """Lose everything but what whole steps had made."""
-        clock = self._steps_done()
-        for sequence in list(self._batch.sequences.values()):
-            if sequence.place is not SimulatedSequenceState.QUEUED:
-                sequence.flush(clock, self._receiver.version)
-            sequence.fail(EngineCrashed(message))
-        self._wake_waiters(EngineCrashed(message))
-        self._disarm()
-        self._empty()
+    def _crash(self, message: str) -> None:
+        self._end_all(message)
         self._frozen_at = None
         self._down = True
+
+    def _end_all(self, message: str, finish: FinishReason | None = None) -> None:
+        """End every request with `finish`, or else with `EngineCrashed`; only the actions of whole steps remain."""
+        clock = self._read_token_clock()
+        for sequence in list(self._batch.sequences.values()):
+            if sequence.state is not SimulatedSequenceState.QUEUED:
+                sequence.flush(clock, self._receiver.version)
+            if finish is None:
+                sequence.fail(EngineCrashed(message))
+            else:
+                sequence.finish(finish)
+        self._wake_waiters(EngineCrashed(message))
+        self._cancel_timer()
+        self._reset()
         self._receiver.reset(gone=True)
 
     def _check_up(self) -> None:

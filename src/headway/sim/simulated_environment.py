@@ -1,4 +1,11 @@
-"""Simulated tasks: prompts of some length and nothing in them."""
+"""Simulated tasks, environments and rewards: what an episode of a simulated run is made of.
+
+Prompts have a length and no content. Turns take time and sometimes hang, crawl or fail; the first observation is the
+prompt, later ones add no tokens. Rewards are 0 or 1, harder or easier by prompt: prompts of the `zero_variance_share`
+give every member of a group the same reward, the others have a difficulty around one half, so their groups nearly
+always vary. Everything drawn depends only on the seed, the position of the task, and which episode or sample of it this
+is, so the order in which the scheduler happens to run episodes changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,7 @@ from headway.types import Episode, Generation, RepeatedValue, Score, Task
 
 
 class SimulatedTasks:
-    """Tasks by position, without end unless `size` gives one. The same position gives the same task."""
+    """Tasks by position, endless unless `size` limits them. The same position gives the same task."""
 
     def __init__(self, simulation: costs.SimulationConfig, *, seed: int = 0, size: int | None = None) -> None:
         self._length = make_count_sampler(simulation.prompt_tokens, key="simulation.prompt_tokens", least=0)
@@ -28,17 +35,16 @@ class SimulatedTasks:
 
 
 class SimulatedEnvironments:
-    """The factory: one environment for each episode. Target `environment` of the faults."""
+    """Makes one environment per episode. Faults call it `environment`."""
 
     def __init__(
         self, simulation: costs.SimulationConfig, *, seed: int = 0, health: BackendHealth | None = None
     ) -> None:
-        world = simulation.environment
-        self.world = world
+        self.cost = cost = simulation.environment
         self.health = health or BackendHealth("environment")
-        self.turns = make_count_sampler(world.turns, key="simulation.environment.turns")
-        self.reset_s = make_sampler(world.reset_s, key="simulation.environment.reset_s")
-        self.step_s = make_sampler(world.step_s, key="simulation.environment.step_s")
+        self.turns = make_count_sampler(cost.turns, key="simulation.environment.turns")
+        self.reset_s = make_sampler(cost.reset_s, key="simulation.environment.reset_s")
+        self.step_s = make_sampler(cost.step_s, key="simulation.environment.step_s")
         self.response = make_count_sampler(simulation.response_tokens, key="simulation.response_tokens")
         self.prompt = make_count_sampler(simulation.prompt_tokens, key="simulation.prompt_tokens", least=0)
         self._seed = seed
@@ -49,44 +55,43 @@ class SimulatedEnvironments:
         self._episodes[task.position] = episode + 1
         return SimulatedEnvironment(self, make_rng(self._seed, "environment", task.position, episode))
 
-    def prompt_of(self, task: Task) -> RepeatedValue:
-        """The prompt of a task that came without one: the same for every episode of its position."""
+    def make_prompt(self, task: Task) -> RepeatedValue:
+        """Return the prompt of a task that came without one; the same for every episode of its position."""
         return RepeatedValue(0, self.prompt(make_rng(self._seed, "prompt", task.position)))
 
 
 class SimulatedEnvironment:
     """One episode."""
 
-    __slots__ = ("_left", "_pace", "_rng", "_shared")
+    __slots__ = ("_rng", "_shared", "_slow_factor", "_turns_left")
 
     def __init__(self, shared: SimulatedEnvironments, rng: Rng) -> None:
         self._shared = shared
         self._rng = rng
-        self._left = 0
-        """Turns to go."""
-        self._pace = 1.0
+        self._turns_left = 0
+        self._slow_factor = 1.0
 
     async def reset(self, task: Task) -> Observation:
         shared, rng = self._shared, self._rng
-        self._left = shared.turns(rng)
-        if shared.world.slow_probability and rng.random() < shared.world.slow_probability:
-            self._pace = shared.world.slow_factor
+        self._turns_left = shared.turns(rng)
+        if shared.cost.slow_probability and rng.random() < shared.cost.slow_probability:
+            self._slow_factor = shared.cost.slow_factor
         await shared.health.deliver(EnvironmentFailed)
-        await shared.health.spend(shared.reset_s(rng) * self._pace, EnvironmentFailed)
-        return Observation(tokens=task.prompt or shared.prompt_of(task), hint=shared.response(rng))
+        await shared.health.spend(shared.reset_s(rng) * self._slow_factor, EnvironmentFailed)
+        return Observation(tokens=task.prompt or shared.make_prompt(task), hint=shared.response(rng))
 
     async def step(self, generation: Generation) -> Observation:
-        shared, rng, world = self._shared, self._rng, self._shared.world
-        seconds = shared.step_s(rng) * self._pace
-        if world.hang_probability and rng.random() < world.hang_probability:
+        shared, rng, cost = self._shared, self._rng, self._shared.cost
+        seconds = shared.step_s(rng) * self._slow_factor
+        if cost.hang_probability and rng.random() < cost.hang_probability:
             await asyncio.get_running_loop().create_future()
-        fails = world.failure_probability and rng.random() < world.failure_probability
+        fails = cost.failure_probability and rng.random() < cost.failure_probability
         await shared.health.deliver(EnvironmentFailed)
         await shared.health.spend(seconds, EnvironmentFailed)
         if fails:
-            raise EnvironmentFailed(f"a simulated step failed with {self._left} turns to go")
-        self._left -= 1
-        if self._left <= 0:
+            raise EnvironmentFailed(f"a simulated step failed with {self._turns_left} turns to go")
+        self._turns_left -= 1
+        if self._turns_left <= 0:
             return Observation(done=True, reward=float(rng.random() < 0.5))
         return Observation(hint=shared.response(rng))
 
@@ -100,7 +105,7 @@ _WRONG = Score(value=0.0)
 
 
 class SimulatedReward:
-    """Scores after a while. Target `reward` of the faults."""
+    """Scores an episode after a while. Faults call it `reward`."""
 
     def __init__(
         self, cost: costs.SimulatedRewardConfig | None = None, *, seed: int = 0, health: BackendHealth | None = None
@@ -109,14 +114,14 @@ class SimulatedReward:
         self._latency_s = make_sampler(self._cost.latency_s, key="simulation.reward.latency_s")
         self._seed = seed
         self._health = health or BackendHealth("reward")
-        self._chances: dict[int, float] = {}
+        self._probabilities: dict[int, float] = {}
         self._failures: dict[str, int] = {}
-        """How often each sample's scoring has failed: the next attempt has luck of its own."""
+        """How often scoring each sample has failed; the next attempt draws again."""
 
     async def score(self, episode: Episode) -> Score:
         cost, name = self._cost, episode.sample_id
         rng = make_rng(self._seed, "reward", name)
-        verdict = _RIGHT if rng.random() < self.chance(episode.task.position) else _WRONG
+        score = _RIGHT if rng.random() < self.success_probability(episode.task.position) else _WRONG
         await self._health.deliver(RewardError)
         await self._health.spend(self._latency_s(rng), RewardError)
         if cost.failure_probability:
@@ -124,15 +129,15 @@ class SimulatedReward:
             if make_rng(self._seed, "reward failure", name, failures).random() < cost.failure_probability:
                 self._failures[name] = failures + 1
                 raise RewardError(f"a simulated verdict on {name} failed")
-        return verdict
+        return score
 
-    def chance(self, position: int) -> float:
-        """That a sample of this position is right: 0 or 1 where all members are to be equal."""
-        if position not in self._chances:
-            self._chances[position] = self._drawn_chance(position)
-        return self._chances[position]
+    def success_probability(self, position: int) -> float:
+        """Return the probability that a sample of this position is right; 0 or 1 if all members are to be equal."""
+        if position not in self._probabilities:
+            self._probabilities[position] = self._draw_probability(position)
+        return self._probabilities[position]
 
-    def _drawn_chance(self, position: int) -> float:
+    def _draw_probability(self, position: int) -> float:
         rng = make_rng(self._seed, "difficulty", position)
         equal, luck = rng.random() < self._cost.zero_variance_share, rng.random()
         if equal:

@@ -1,6 +1,8 @@
-"""Engines that join and leave a simulated run at given times, through the same door as those of a real one.
+"""Simulated runs: the real scheduler on a virtual clock, with back ends that only cost time.
 
-A leave that is refused (the last engine in service stays) is an error in the log, and the run goes on.
+`make_scenario` turns a configuration into a scenario, so the file that trains can be simulated. Settings and devices
+are those of the real run, except that it ends after `simulation.steps` steps; costs are in the `simulation` block.
+`run_scenario` depends on the scenario alone: the same scenario gives the same event log, byte for byte.
 """
 
 from __future__ import annotations
@@ -8,37 +10,156 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from headway.config import StageConfig
-from headway.config.simulation_config import EngineChangeConfig, SimulationConfig
-from headway.config.simulation_config import SimulatedScorerConfig as ScorerCost
+from headway.config import ResolvedConfig, SimulationConfig, StageConfig
+from headway.config.simulation_config import EngineChangeConfig, SimulatedScorerConfig
 from headway.errors import ConfigError
 from headway.flow.backends import Backends, EngineReserve, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.monitor.event_log import EventLog, EventSink
 from headway.monitor.events import ErrorReport
-from headway.settings import RunSettings
+from headway.settings import RunSettings, make_run_settings
 from headway.sim.fault_injection import FaultInjector
 from headway.sim.simulated_engine import SimulatedEngine
 from headway.sim.simulated_environment import SimulatedEnvironments, SimulatedReward, SimulatedTasks
 from headway.sim.simulated_trainer import SimulatedScorer, SimulatedTrainer
 from headway.sim.simulated_weights import SimulatedTransport
-from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
+from headway.sim.virtual_clock import run_on_virtual_clock
 
-_ENGINE = re.compile(r"engine/(\d+)")
+_ENGINE_NAME = re.compile(r"engine/(\d+)")
+_MOST_ENGINES = 100_000
+_ENGINE_GPUS_KEY = "simulation.engine.gpus"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that a simulated run depends on."""
+
+    settings: RunSettings
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    train_devices: tuple[int, ...] = (0,)
+    infer_devices: tuple[int, ...] = (1,)
+    """Equal to `train_devices` if trainer and engines take turns."""
+    lend: bool = False
+    """Whether engines on the trainer's devices work while it waits."""
+    seed: int = 0
+    tasks: int | None = None
+    """Number of tasks; None if they never end."""
+    stages: tuple[StageConfig, ...] = ()
+    """Stages that the user adds."""
+
+    @property
+    def engines(self) -> int:
+        """Number of replicas on the inference devices."""
+        return len(self.infer_devices) // self.simulation.engine.gpus
+
+    @property
+    def lent(self) -> int:
+        """Number of replicas on the trainer's devices."""
+        return len(self.train_devices) // self.simulation.engine.gpus if self.lend else 0
+
+    @property
+    def most_engines(self) -> int:
+        """Number of replicas with those that join on the way."""
+        return self.engines + sum(change.kind == "join" for change in self.simulation.changes)
+
+
+def make_scenario(resolved: ResolvedConfig) -> Scenario:
+    """Return the scenario that a configuration describes."""
+    config, devices = resolved.config, resolved.derived.devices
+    return Scenario(
+        settings=replace(make_run_settings(resolved), max_steps=config.simulation.steps),
+        simulation=_make_simulation(resolved),
+        train_devices=devices["actor_train"],
+        infer_devices=devices["actor_train"] if resolved.derived.hybrid_engine else devices["actor_infer"],
+        lend=config.lend_idle_trainer,
+        seed=config.seed,
+        stages=config.stages,
+    )
+
+
+def count_gpus_per_trainer_copy(resolved: ResolvedConfig) -> int:
+    """Return the devices that one copy of the trained model needs; the trainer grows in steps of these."""
+    sizes = resolved.config.actor_train.strategy_args.strategy_config
+    return sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * sizes.context_parallel_size
+
+
+def _make_simulation(resolved: ResolvedConfig) -> SimulationConfig:
+    """Return the costs, with replicas as large as the engine's parallel sizes unless the block says otherwise."""
+    simulation, devices = resolved.config.simulation, resolved.derived.devices
+    engine, train_devices = simulation.engine, devices["actor_train"]
+    if resolved.provenance.get(_ENGINE_GPUS_KEY, "default") == "default":
+        sizes = resolved.config.actor_infer.strategy_args.strategy_config
+        engine = replace(engine, gpus=sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size)
+
+    def adjust(cost: SimulatedScorerConfig, role: str) -> SimulatedScorerConfig:
+        """Let a scorer on devices of its own run beside the trainer, as fast as its number of devices."""
+        if set(devices[role]) & set(train_devices):
+            return cost
+        ratio = len(train_devices) / len(devices[role])
+        return replace(cost, with_trainer=False, gpu_s_per_token=cost.gpu_s_per_token * ratio)
+
+    return replace(
+        simulation,
+        engine=engine,
+        logp=adjust(simulation.logp, "logp"),
+        ref_logp=adjust(simulation.ref_logp, "reference"),
+        critic=adjust(simulation.critic, "critic"),
+    )
+
+
+def make_simulated_backends(scenario: Scenario, injector: FaultInjector) -> Backends:
+    """Return the simulated back ends of a scenario. Raises `ConfigError`."""
+    costs, seed, gpus = scenario.simulation, scenario.seed, len(scenario.train_devices)
+    if scenario.engines < 1:
+        problem = f"{len(scenario.infer_devices)} devices do not make one replica of {costs.engine.gpus}"
+        raise ConfigError(problem, key=_ENGINE_GPUS_KEY, value=costs.engine.gpus)
+    if scenario.lend and not scenario.lent:
+        problem = f"the trainer's {gpus} devices do not make one replica of {costs.engine.gpus}"
+        raise ConfigError(problem, key="lend_idle_trainer", value=True)
+    devices = {"train": scenario.train_devices, "generate": scenario.infer_devices}
+
+    def make_scorer(name: str, cost: SimulatedScorerConfig) -> SimulatedScorer | None:
+        if not cost.gpu_s_per_token and not cost.fixed_s:
+            return None
+        if cost.with_trainer:
+            devices[name] = scenario.train_devices
+        return SimulatedScorer(name, cost, gpus=gpus, health=injector.health(name))
+
+    def make_engine(name: str) -> SimulatedEngine:
+        return SimulatedEngine(name, costs.engine, costs.weights, health=injector.health(name))
+
+    return Backends(
+        trainer=SimulatedTrainer(costs.trainer, costs.weights, gpus=gpus, health=injector.health("trainer")),
+        engines=[make_engine(f"engine/{n}") for n in range(scenario.engines)],
+        reserve=EngineReserve(make=make_engine, most=_MOST_ENGINES, why="that is more than anybody has simulated"),
+        lent=[make_engine(f"engine/lent-{n}") for n in range(scenario.lent)],
+        transport=SimulatedTransport(costs.weights, health=injector.health("weights")),
+        tasks=SimulatedTasks(costs, seed=seed, size=scenario.tasks),
+        environments=SimulatedEnvironments(costs, seed=seed, health=injector.health("environment")),
+        reward=SimulatedReward(costs.reward, seed=seed, health=injector.health("reward")),
+        logp=make_scorer("logp", costs.logp),
+        ref_logp=make_scorer("ref_logp", costs.ref_logp),
+        critic=make_scorer("critic", costs.critic),
+        validation_tasks=SimulatedTasks(costs, seed=seed + 1),
+        devices=devices,
+    )
 
 
 class EngineChangeSchedule:
-    """Applies changes on the running loop while it is entered. `most`: engines that the run may come to have."""
+    """Adds and removes engines at the configured times while it is entered, as `headway scale` does in a real run.
 
-    def __init__(self, changes: Iterable[EngineChangeConfig], flow: AsyncTrainingFlow, *, most: int) -> None:
+    A removal that is refused (the last engine in service stays) is an error in the log, and the run goes on.
+    """
+
+    def __init__(self, changes: Iterable[EngineChangeConfig], flow: AsyncTrainingFlow, *, most_engines: int) -> None:
         self._changes, self._flow = tuple(changes), flow
         self._timers: list[asyncio.TimerHandle] = []
         for index, change in enumerate(self._changes):
-            _check(change, most, f"simulation.changes[{index}].engine")
+            _check_change(change, most_engines, f"simulation.changes[{index}].engine")
 
     async def __aenter__(self) -> EngineChangeSchedule:
         loop = asyncio.get_running_loop()
@@ -61,92 +182,14 @@ class EngineChangeSchedule:
             self._flow.events.emit(ErrorReport(who="fleet", error="ConfigError", message=str(error)))
 
 
-def _check(change: EngineChangeConfig, most: int, key: str) -> None:
+def _check_change(change: EngineChangeConfig, most_engines: int, key: str) -> None:
     if change.engine is None:
         return
     if change.kind == "join":
         raise ConfigError("a newcomer gets the next free name", key=key, value=change.engine, hint="leave it out")
-    found = _ENGINE.fullmatch(change.engine)
-    if found is None or int(found[1]) >= most:
-        raise ConfigError(f"there are at most {most} engines", key=key, value=change.engine, hint="engine/0")
-
-
-_MOST = 100_000
-"""Engines of one run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """Everything that a simulated run depends on."""
-
-    settings: RunSettings
-    simulation: SimulationConfig = field(default_factory=SimulationConfig)
-    train_devices: tuple[int, ...] = (0,)
-    infer_devices: tuple[int, ...] = (1,)
-    """Equal to `train_devices`: trainer and engines take turns."""
-    lend: bool = False
-    """Engines on the trainer's devices work while it waits."""
-    seed: int = 0
-    tasks: int | None = None
-    """Size of the source; without end by default."""
-    stages: tuple[StageConfig, ...] = ()
-    """Stages of the user's own."""
-
-    @property
-    def engines(self) -> int:
-        """Replicas that the devices make."""
-        return len(self.infer_devices) // self.simulation.engine.gpus
-
-    @property
-    def lent(self) -> int:
-        """Replicas that the trainer's devices make."""
-        return len(self.train_devices) // self.simulation.engine.gpus if self.lend else 0
-
-    @property
-    def joins(self) -> int:
-        """Replicas that join on the way."""
-        return sum(change.kind == "join" for change in self.simulation.changes)
-
-
-def make_simulated_backends(scenario: Scenario, injector: FaultInjector) -> Backends:
-    """The simulated back ends of a scenario."""
-    costs, seed, gpus = scenario.simulation, scenario.seed, len(scenario.train_devices)
-    if scenario.engines < 1:
-        raise ConfigError(
-            f"{len(scenario.infer_devices)} devices do not make one replica of {costs.engine.gpus}",
-            key="simulation.engine.gpus",
-            value=costs.engine.gpus,
-        )
-    if scenario.lend and not scenario.lent:
-        problem = f"the trainer's {gpus} devices do not make one replica of {costs.engine.gpus}"
-        raise ConfigError(problem, key="lend_idle_trainer", value=True)
-    devices = {"train": scenario.train_devices, "generate": scenario.infer_devices}
-
-    def scorer(name: str, cost: ScorerCost) -> SimulatedScorer | None:
-        if not cost.gpu_s_per_token and not cost.fixed_s:
-            return None
-        if cost.with_trainer:
-            devices[name] = scenario.train_devices
-        return SimulatedScorer(name, cost, gpus=gpus, health=injector.health(name))
-
-    def engine(name: str) -> SimulatedEngine:
-        return SimulatedEngine(name, costs.engine, costs.weights, health=injector.health(name))
-
-    return Backends(
-        trainer=SimulatedTrainer(costs.trainer, costs.weights, gpus=gpus, health=injector.health("trainer")),
-        engines=[engine(f"engine/{n}") for n in range(scenario.engines)],
-        reserve=EngineReserve(make=engine, most=_MOST, why="that is more than anybody has simulated"),
-        lent=[engine(f"engine/lent-{n}") for n in range(scenario.lent)],
-        transport=SimulatedTransport(costs.weights, health=injector.health("weights")),
-        tasks=SimulatedTasks(costs, seed=seed, size=scenario.tasks),
-        environments=SimulatedEnvironments(costs, seed=seed, health=injector.health("environment")),
-        reward=SimulatedReward(costs.reward, seed=seed, health=injector.health("reward")),
-        logp=scorer("logp", costs.logp),
-        ref_logp=scorer("ref_logp", costs.ref_logp),
-        critic=scorer("critic", costs.critic),
-        validation_tasks=SimulatedTasks(costs, seed=seed + 1),
-        devices=devices,
-    )
+    found = _ENGINE_NAME.fullmatch(change.engine)
+    if found is None or int(found[1]) >= most_engines:
+        raise ConfigError(f"there are at most {most_engines} engines", key=key, value=change.engine, hint="engine/0")
 
 
 async def play_scenario(
@@ -157,36 +200,30 @@ async def play_scenario(
     on_flow: Callable[[AsyncTrainingFlow], None] | None = None,
 ) -> RunSummary:
     """Run the flow of a scenario on the running loop, with its faults."""
-    clock = asyncio.get_running_loop().time
+    clock, simulation = asyncio.get_running_loop().time, scenario.simulation
     injector = FaultInjector(
-        scenario.simulation.faults,
-        engines=scenario.engines + scenario.joins,
-        engine_gpus=scenario.simulation.engine.gpus,
-        gpus_per_node=scenario.simulation.gpus_per_node,
+        simulation.faults,
+        engines=scenario.most_engines,
+        engine_gpus=simulation.engine.gpus,
+        gpus_per_node=simulation.gpus_per_node,
         first_gpu=scenario.infer_devices[0],
     )
-    flow = AsyncTrainingFlow(
-        trainer=RunContext(
-            backends=make_simulated_backends(scenario, injector),
-            settings=scenario.settings,
-            events=EventLog(clock, *sinks),
-            run_dir=run_dir,
-            clock=clock,
-            stages=scenario.stages,
-        )
+    context = RunContext(
+        backends=make_simulated_backends(scenario, injector),
+        settings=scenario.settings,
+        events=EventLog(clock, *sinks),
+        run_dir=run_dir,
+        clock=clock,
+        stages=scenario.stages,
     )
+    flow = AsyncTrainingFlow(trainer=context)
     if on_flow is not None:
         on_flow(flow)
-    async with (
-        injector,
-        EngineChangeSchedule(scenario.simulation.changes, flow, most=scenario.engines + scenario.joins),
-    ):
+    async with injector, EngineChangeSchedule(simulation.changes, flow, most_engines=scenario.most_engines):
         return await flow.run()
 
 
 def run_scenario(scenario: Scenario, *, sinks: Sequence[EventSink] = (), run_dir: Path | None = None) -> RunSummary:
-    """The whole run on the virtual clock. Without `run_dir` it leaves nothing behind."""
-    if run_dir is not None:
-        return run_virtually(play_scenario(scenario, run_dir=run_dir, sinks=sinks))
+    """Run a scenario to its end on the virtual clock. Without `run_dir` it leaves nothing behind."""
     with TemporaryDirectory(prefix="headway-sim-") as scratch:
-        return run_virtually(play_scenario(scenario, run_dir=Path(scratch), sinks=sinks))
+        return run_on_virtual_clock(play_scenario(scenario, run_dir=run_dir or Path(scratch), sinks=sinks))

@@ -1,7 +1,7 @@
-"""A simulated trainer and its scorers: steps that cost time and leave a lineage instead of weights.
+"""A simulated trainer and its scorers: steps cost time and leave a lineage instead of weights.
 
-The *lineage* is a running digest of every sample id trained, in order. It is what a checkpoint holds and what the
-checksums of a version are made from, so a test can tell exactly which samples a version was made of.
+The *lineage* is a running digest of every sample id trained, in order. Checkpoints hold it and the checksums of a
+version are made from it, so a test can tell exactly which samples a version was made of.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from headway.sim.simulated_weights import SimulatedSource
 from headway.types import Batch, RepeatedValue, SampleGroup
 from headway.weights.base import WeightSource
 
-_FILE = "trainer.json"
+_STATE_FILE = "trainer.json"
 INITIAL_LINEAGE = "start"
-"""The lineage of version 0."""
+"""Lineage of version 0."""
 
 
 def extend_lineage(lineage: str, sample_ids: Iterable[str]) -> str:
-    """The lineage after one more step on these samples."""
+    """Return the lineage after one more step on these samples."""
     text = "\n".join((lineage, *sample_ids))
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class SimulatedTrainer:
-    """The policy being trained, on `gpus` devices. Target `trainer` of the faults.
+    """The policy being trained, on `gpus` devices. Faults call it `trainer`.
 
-    `device` is held for the length of a step; scorers on the same devices are given the same one.
-    A restart brings version 0 back, as a real trainer comes back with the weights it was first given.
+    `device` is held for the length of a step; scorers on the same devices are given the same lock. A restart brings
+    version 0 back, as a real trainer comes back with the weights it was first given.
     """
 
     def __init__(
@@ -50,24 +50,24 @@ class SimulatedTrainer:
         self._cost = cost or costs.SimulatedTrainerConfig()
         self._gpus = gpus
         self._health = health or BackendHealth("trainer")
-        self._health.listen(self._on_health)
+        self._health.listen(self._on_health_change)
         self.device = device or asyncio.Lock()
         self._source = SimulatedSource(weights, health=self._health)
         self.source: WeightSource = self._source
         self._down = False
-        self._become(0, INITIAL_LINEAGE, 0)
+        self._set_version(0, INITIAL_LINEAGE, 0)
 
-    def _become(self, version: int, lineage: str, samples: int) -> None:
+    def _set_version(self, version: int, lineage: str, samples: int) -> None:
         self.version = version
         self.lineage = lineage
         """Digest of every sample id trained so far, in order."""
         self.samples = samples
-        """How many they were."""
+        """Number of samples trained so far."""
         self._source.clear()
         self._source.publish(version, lineage)
 
     def cost_s(self, actions: int, samples: int) -> float:
-        """What a step on so many actions and samples takes."""
+        """Return the seconds that a step on so many actions and samples takes."""
         cost = self._cost
         return (cost.gpu_s_per_token * actions + cost.gpu_s_per_sample * samples) / self._gpus + cost.fixed_s
 
@@ -97,35 +97,31 @@ class SimulatedTrainer:
         self._check_up()
         state = {"version": self.version, "lineage": self.lineage, "samples": self.samples}
         await self._health.spend(self._cost.save_s, TrainerCrashed)
-        _write(directory, state)
+        _write_state(directory, state)
 
     async def load(self, directory: Path) -> None:
         self._check_up()
-        state = _read(directory)
+        state = _read_state(directory)
         await self._health.spend(self._cost.save_s, TrainerCrashed)
-        self._become(int(str(state["version"])), str(state["lineage"]), int(str(state["samples"])))
+        self._set_version(int(str(state["version"])), str(state["lineage"]), int(str(state["samples"])))
 
     async def start(self) -> None:
         """Do nothing: it is up when it is made."""
 
     async def restart(self) -> None:
-        self._lose()
-        self._health.restarted()
-        crashes = self._health.crashes
-        await asyncio.sleep(self._cost.restart_s * self._health.slow)
-        if self._health.down or self._health.crashes != crashes:
-            raise TrainerCrashed("the trainer crashed again while it was restarted")
+        self._go_down()
+        await self._health.restart("the trainer", self._cost.restart_s, TrainerCrashed)
         self._down = False
-        self._become(0, INITIAL_LINEAGE, 0)
+        self._set_version(0, INITIAL_LINEAGE, 0)
 
     async def close(self) -> None:
-        self._lose()
+        self._go_down()
 
-    def _on_health(self, change: str) -> None:
+    def _on_health_change(self, change: str) -> None:
         if change == "crash":
-            self._lose()
+            self._go_down()
 
-    def _lose(self) -> None:
+    def _go_down(self) -> None:
         self._down = True
         self._source.clear()
 
@@ -135,9 +131,9 @@ class SimulatedTrainer:
 
 
 class SimulatedScorer:
-    """logp, ref_logp or critic: a forward pass over a group, one at a time. Its name is its target of the faults.
+    """logp, ref_logp or critic: a forward pass over a group, one at a time. Faults call it by its name.
 
-    With `device` (the trainer's) it and a training step exclude each other. Without costs it takes no turn.
+    With the trainer's `device` it and a training step exclude each other. A scorer without costs takes no turn.
     """
 
     def __init__(
@@ -170,14 +166,14 @@ class SimulatedScorer:
         """Do nothing: it holds nothing."""
 
 
-def _write(directory: Path, state: Mapping[str, object]) -> None:
+def _write_state(directory: Path, state: Mapping[str, object]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / _FILE).write_text(json.dumps(state), encoding="utf-8")
+    (directory / _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
 
 
-def _read(directory: Path) -> Mapping[str, object]:
+def _read_state(directory: Path) -> Mapping[str, object]:
     try:
-        state = json.loads((directory / _FILE).read_text(encoding="utf-8"))
+        state = json.loads((directory / _STATE_FILE).read_text(encoding="utf-8"))
         return {key: state[key] for key in ("version", "lineage", "samples")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainerError(f"{directory} holds no checkpoint of this trainer: {error!r}") from error

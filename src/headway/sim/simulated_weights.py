@@ -1,6 +1,6 @@
-"""Simulated weights: versions that consist of checksums only, but are gathered, sent, verified and flipped for real.
+"""Simulated weights: versions consist of checksums only, but are gathered, sent, verified and flipped for real.
 
-The payload of a bucket is the checksum of what arrived, so a corrupted bucket is found the way a real one is: by the
+The payload of a bucket is the checksum of what arrived, so a corrupted bucket is found as a real one is: by the
 receiver, against the manifest. Costs are those of a whole version, spread evenly over its buckets.
 """
 
@@ -15,26 +15,26 @@ from headway.errors import EngineCrashed, TransferError
 from headway.sim.fault_injection import BackendHealth
 from headway.weights.base import Bucket, Manifest, TensorEntry, WeightReceiver
 
-_HELD = 2
-"""Versions a source keeps: the newest, and the one that may still be on its way."""
+_VERSIONS_HELD = 2
+"""Versions that a source holds: the newest, and the one that may still be on its way."""
 _BYTES_PER_BUCKET = 1 << 20
 
 
 def make_simulated_manifest(version: int, lineage: str, buckets: int) -> Manifest:
-    """What `version` consists of; another `lineage` (what it was trained on) gives other checksums."""
-    sums = tuple(_digest(f"{lineage}/{version}/{index}") for index in range(buckets))
+    """Return the manifest of `version`; another `lineage` (what it was trained on) gives other checksums."""
+    sums = tuple(_hash(f"{lineage}/{version}/{index}") for index in range(buckets))
     tensors = tuple(
         TensorEntry(name=f"bucket.{index}", shape=(_BYTES_PER_BUCKET,), dtype="uint8") for index in range(buckets)
     )
     return Manifest(version=version, tensors=tensors, checksums=sums, total_bytes=buckets * _BYTES_PER_BUCKET)
 
 
-def _digest(text: str) -> str:
+def _hash(text: str) -> str:
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class SimulatedSource:
-    """The trainer's side: holds the newest two versions, and nothing while the trainer is down."""
+    """The trainer's side: holds the newest two versions, and none while the trainer is down."""
 
     def __init__(
         self, cost: costs.SimulatedWeightsConfig | None = None, *, health: BackendHealth | None = None
@@ -44,14 +44,14 @@ class SimulatedSource:
         self._held: dict[int, Manifest] = {}
 
     def publish(self, version: int, lineage: str = "") -> None:
-        """Hold `version`, and forget what is older than the one before."""
+        """Hold `version`, and forget versions older than the one before it."""
         self._held.pop(version, None)
         self._held[version] = make_simulated_manifest(version, lineage, self._cost.buckets)
-        while len(self._held) > _HELD:
+        while len(self._held) > _VERSIONS_HELD:
             del self._held[next(iter(self._held))]
 
     def clear(self) -> None:
-        """Hold nothing: the trainer is gone, or about to become something else."""
+        """Forget all versions: the trainer is down, or about to load a checkpoint."""
         self._held.clear()
 
     async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
@@ -70,7 +70,7 @@ class SimulatedSource:
 
 
 class SimulatedTransport:
-    """The way between: as many receivers at once as there are. Target `weights` of the faults."""
+    """The way between: sends to any number of receivers at once. Faults call it `weights`."""
 
     def __init__(
         self, cost: costs.SimulatedWeightsConfig | None = None, *, health: BackendHealth | None = None
@@ -90,7 +90,7 @@ class SimulatedTransport:
 
 
 class SimulatedReceiver:
-    """The engine's side. `switch` stops the engine between two actions, sets `version` and goes on."""
+    """The engine's side. `switch` stops the engine between two actions, sets `version` and lets it continue."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class SimulatedReceiver:
     ) -> None:
         self.version = -1
         self.gone = False
-        """The engine is down: whoever loads is told so."""
+        """Whether the engine is down, so that loading fails."""
         self._switch = switch
         self._cost = cost or costs.SimulatedWeightsConfig()
         self._health = health or BackendHealth()

@@ -1,10 +1,10 @@
-"""Seconds per step on the back of an envelope: good enough to choose what is worth simulating.
+"""Estimates seconds per step roughly, which is good enough to choose what is worth simulating.
 
 Generation and training of one step are work divided by devices; on top comes the tail, the time that the longest
-answer needs by itself. A synchronous run pays for the whole tail, an asynchronous one for 1/(α + 1) of it: the
+answer needs by itself. A synchronous run pays for the whole tail, an asynchronous one for 1/(α + 1) of it, by the
 published bound T ≤ (N/K)(μ_gen + E·μ_train) + L_gen/(α + 1), with the two kinds of work on pools of their own.
 
-Knows nothing of dropped samples, queues or faults: that is what the simulation is for.
+Dropped samples, queues and faults are not estimated; the simulation covers them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class StepWorkload:
     samples: int
     groups: int
     actions_mean: float
-    """Of one sample."""
+    """Actions of one sample."""
     actions_most: int
-    """Of the longest sample of a step."""
+    """Actions of the longest sample of a step."""
     prompt_mean: float
     environment_mean_s: float
     environment_most_s: float
-    kept: float
-    """Share of groups that are not dropped for teaching nothing."""
+    kept_share: float
+    """Share of groups that are not dropped because their rewards are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +41,19 @@ class StepEstimate:
     """Where the time of a step goes, each part as if it were alone."""
 
     generate_s: float
-    """All samples, with every engine full."""
+    """Generating all samples, with every engine full."""
     tail_s: float
-    """The longest sample, alone on its engine."""
+    """Generating the longest sample, alone on its engine."""
     train_s: float
     """The step and the scoring that shares its devices."""
     update_s: float
-    """From a trained to a served version."""
+    """Time from a trained to a served version."""
     step_s: float
-    """All together."""
+    """The whole step."""
 
 
 def draw_workload(scenario: Scenario) -> StepWorkload:
-    """What one step of a scenario consists of."""
+    """Draw the samples of one step of a scenario."""
     costs, settings = scenario.simulation, scenario.settings
     rng = make_rng(scenario.seed, "plan")
     turns, response = make_count_sampler(costs.environment.turns), make_count_sampler(costs.response_tokens)
@@ -74,14 +74,14 @@ def draw_workload(scenario: Scenario) -> StepWorkload:
         prompt_mean=sum(prompts) / len(prompts),
         environment_mean_s=sum(waits) / len(waits),
         environment_most_s=max(waits),
-        kept=max(1.0 - dropped, 1.0 / (settings.max_num_gen_batches or 100)),
+        kept_share=max(1.0 - dropped, 1.0 / (settings.max_num_gen_batches or 100)),
     )
 
 
 def estimate_step(scenario: Scenario, work: StepWorkload) -> StepEstimate:
-    """Seconds per step of a scenario with this workload."""
+    """Estimate the seconds per step of a scenario with this workload."""
     settings, costs = scenario.settings, scenario.simulation
-    generate_s = _generate_s(scenario, work)
+    generate_s = _estimate_generate_s(scenario, work)
     tail_s = work.actions_most * (costs.engine.step_s + costs.engine.step_per_request_s) + work.environment_most_s
     train_s = estimate_train_s(scenario, work.actions_mean * work.samples, work.samples, work.groups)
     update_s = estimate_update_s(costs)
@@ -97,7 +97,7 @@ def estimate_step(scenario: Scenario, work: StepWorkload) -> StepEstimate:
     return StepEstimate(generate_s=generate_s, tail_s=tail_s, train_s=train_s, update_s=update_s, step_s=step_s)
 
 
-def _generate_s(scenario: Scenario, work: StepWorkload) -> float:
+def _estimate_generate_s(scenario: Scenario, work: StepWorkload) -> float:
     engine = scenario.simulation.engine
     context = work.prompt_mean + work.actions_mean / 2
     started = (1 + scenario.settings.depth) * work.samples / scenario.engines
@@ -108,11 +108,11 @@ def _generate_s(scenario: Scenario, work: StepWorkload) -> float:
     decode_s = engine.step_s + together * (engine.step_per_request_s + engine.step_per_context_token_s * context)
     prefill_s = work.groups * work.prompt_mean / engine.prefill_tokens_per_s
     per_engine = work.samples * work.actions_mean / (scenario.engines * together)
-    return (per_engine * decode_s + prefill_s / scenario.engines) / work.kept
+    return (per_engine * decode_s + prefill_s / scenario.engines) / work.kept_share
 
 
 def estimate_train_s(scenario: Scenario, actions: float, samples: float, groups: float) -> float:
-    """What one step, and the scoring of its groups, hold the trainer's devices for."""
+    """Return how long one step, and the scoring of its groups, hold the trainer's devices."""
     costs, gpus = scenario.simulation, len(scenario.train_devices)
     trainer = costs.trainer
     seconds = (trainer.gpu_s_per_token * actions + trainer.gpu_s_per_sample * samples) / gpus + trainer.fixed_s
@@ -123,7 +123,7 @@ def estimate_train_s(scenario: Scenario, actions: float, samples: float, groups:
 
 
 def estimate_update_s(costs: SimulationConfig) -> float:
-    """From a trained to a served version: three parts that overlap bucket by bucket, then the flip."""
+    """Return the time from a trained to a served version: three parts that overlap by bucket, then the flip."""
     parts = (costs.weights.gather_s, costs.weights.send_s, costs.weights.load_s)
     longest = max(parts)
     return longest + (sum(parts) - longest) / costs.weights.buckets + costs.weights.flip_s

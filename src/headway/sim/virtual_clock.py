@@ -2,10 +2,10 @@
 
 Guarantees: `time()` starts at 0 and moves only when nothing is ready; callbacks run first in, first out; timers of
 equal time run in the order they were set; no system call is made, so the same program runs the same way every time.
-A program that can never go on is told so at once (`Deadlock`), one that goes on for ever at a limit (`Stalled`), and
-an exception in a bare callback ends the run instead of being logged.
+A program that can never continue fails at once (`Deadlock`), one that never ends fails at a limit (`Stalled`), and an
+exception in a bare callback ends the run instead of being logged.
 
-It does not do input or output, threads, signals or subprocesses: on a virtual clock they have no meaning.
+Input and output, threads, signals and subprocesses are not supported: on a virtual clock they have no meaning.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DescribeWaits = Callable[[], str]
 
 _COMPACT_ABOVE = 512
 _CLEANUP_EVENTS = 1_000_000
-"""What cancelled leftovers may still do before the cleanup gives them up."""
+"""Callbacks that cancelled tasks may still run before the cleanup gives up on them."""
 
 
 class _Task(asyncio.Task[Any]):
-    """Hashes by number, not by address: task groups cancel their tasks in the same order in every process."""
+    """Hashes by number, not by address, so that task groups cancel their tasks in the same order in every process."""
 
     def __init__(self, coro: Any, *, number: int, **options: Any) -> None:
         self._number = number
@@ -56,7 +56,7 @@ class VirtualEventLoop(asyncio.BaseEventLoop):
     ) -> None:
         super().__init__()
         self.describe = describe
-        """Who waits for what, for the message of `Deadlock` and `Stalled`. May be set at any time."""
+        """Returns who waits for what, for the message of `Deadlock` and `Stalled`. May be set at any time."""
         self.max_events = max_events
         self.max_time_s = max_time_s
         self.events = 0
@@ -92,10 +92,10 @@ class VirtualEventLoop(asyncio.BaseEventLoop):
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers stay in the heap until half of it is theirs. (Those that had fired are counted too.)"""
+        """Remove cancelled timers once they are half of the heap. (Those that had fired are counted too.)"""
         self._cancelled_timers += 1
         if self._cancelled_timers > max(_COMPACT_ABOVE, len(self._timers) // 2):
-            # `handle` itself is not marked yet; it stays until the next time.
+            # `handle` itself is not marked as cancelled yet; it stays until the next time.
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
             heapify(self._timers)
             self._cancelled_timers = 0
@@ -120,12 +120,14 @@ class VirtualEventLoop(asyncio.BaseEventLoop):
             raise failure
 
     def _advance(self) -> None:
-        """Jump to the next timer that is still wanted."""
+        """Jump to the next timer that is not cancelled."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heappop(timers)
         if not timers:
-            raise Deadlock(self._explained(f"nothing is scheduled at t = {self._now:.6g} s and the run has not ended"))
+            raise Deadlock(
+                self._add_description(f"nothing is scheduled at t = {self._now:.6g} s and the run has not ended")
+            )
         when = timers[0][0]
         if self.max_time_s is not None and when > self.max_time_s:
             self._give_up(f"no end by {self.max_time_s} s of virtual time")
@@ -133,13 +135,13 @@ class VirtualEventLoop(asyncio.BaseEventLoop):
             self._now = when
 
     def _give_up(self, problem: str) -> NoReturn:
-        raise Stalled(self._explained(f"{problem}; t = {self._now:.6g} s, {self.events} events"))
+        raise Stalled(self._add_description(f"{problem}; t = {self._now:.6g} s, {self.events} events"))
 
-    def _explained(self, problem: str) -> str:
+    def _add_description(self, problem: str) -> str:
         return f"{problem}\n{self.describe()}" if self.describe is not None else problem
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A callback that raised is a bug: the run ends with it. The rest is logged as usual."""
+        """End the run with the exception of a callback, which is a bug; log everything else as usual."""
         exception = context.get("exception")
         if "handle" in context and exception is not None:
             self._failure = self._failure or exception
@@ -167,7 +169,7 @@ def run_on_virtual_clock(
     max_events: int | None = None,
     max_time_s: float | None = None,
 ) -> T:
-    """Run `main` to its end in virtual time, then cancel what it left behind. Like `asyncio.run`."""
+    """Run `main` to its end in virtual time, then cancel the tasks it left behind, like `asyncio.run`."""
     loop = VirtualEventLoop(describe=describe, max_events=max_events, max_time_s=max_time_s)
     try:
         result = loop.run_until_complete(main)
@@ -188,11 +190,11 @@ def _clean_up(loop: VirtualEventLoop) -> None:
     """Cancel every task, let them end, close asynchronous generators."""
     loop.max_time_s = None
     loop.max_events = loop.events + _CLEANUP_EVENTS
-    tasks = sorted(asyncio.all_tasks(loop), key=_age)
+    tasks = sorted(asyncio.all_tasks(loop), key=_sort_key)
     for task in tasks:
         task.cancel()
     if tasks:
-        loop.run_until_complete(_ended(tasks))
+        loop.run_until_complete(_gather(tasks))
     loop.run_until_complete(loop.shutdown_asyncgens())
     for task in tasks:
         if not task.cancelled() and task.exception() is not None:
@@ -201,11 +203,11 @@ def _clean_up(loop: VirtualEventLoop) -> None:
             )
 
 
-async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
+async def _gather(tasks: list[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _age(task: asyncio.Task[Any]) -> tuple[int, str]:
-    """`all_tasks` is a set: order it by name, so that the cleanup is the same every time."""
+def _sort_key(task: asyncio.Task[Any]) -> tuple[int, str]:
+    """Return a key that orders tasks by name; `all_tasks` is a set, and cleanup must be the same every time."""
     name = task.get_name()
     return (len(name), name)

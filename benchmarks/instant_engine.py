@@ -1,7 +1,7 @@
 """An engine that takes no time: what is left when the control plane itself is measured.
 
-Every request ends at the next turn of the event loop with as many actions as its hint says. It takes
-more than `slots` requests, has no queue and no faults; versions, pauses, aborts and flips behave as the protocol says.
+Every request ends at the next turn of the event loop with as many actions as its hint says. It takes more than `slots`
+requests, has no queue and no faults; versions, pauses, aborts and flips behave as the protocol says.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class InstantEngine:
         self._receiver = SimulatedReceiver(self._switch)
         self.receiver: WeightReceiver = self._receiver
         self._closed = False
-        self._life = 0
+        self._restarts = 0
         self._gate: asyncio.Future[None] | None = None
         self._waiting: dict[str, bool] = {}
         """Requests under way, and whether each was aborted."""
@@ -35,7 +35,7 @@ class InstantEngine:
             raise EngineCrashed(f"{self.name} is closed")
         if self._receiver.version < 0:
             raise EngineError(f"{self.name} has no weights to serve {request.request_id} with")
-        life, waiting = self._life, self._waiting
+        restarts, waiting = self._restarts, self._waiting
         waiting[request.request_id] = False
         try:
             await asyncio.sleep(0)
@@ -44,7 +44,7 @@ class InstantEngine:
             aborted = waiting[request.request_id] or self._closed
         finally:
             waiting.pop(request.request_id, None)
-        if life != self._life:
+        if restarts != self._restarts:
             raise EngineCrashed(f"{self.name} was restarted")
         if aborted:
             return FinishReason.ABORTED
@@ -69,7 +69,7 @@ class InstantEngine:
         """Do nothing: it is up when it is made."""
 
     async def restart(self) -> None:
-        self._life += 1
+        self._restarts += 1
         self._waiting = {}
         self._open(reopen=False)
         self._receiver.reset(gone=False)
@@ -82,7 +82,7 @@ class InstantEngine:
         self._receiver.version = version
 
     def _open(self, *, reopen: bool) -> None:
-        """Wake whoever stands at the gate; `reopen` sends those that were not meant back to it."""
+        """Wake the requests that wait; with `reopen`, those that were not aborted wait again."""
         gate = self._gate
         if gate is not None:
             self._gate = asyncio.get_running_loop().create_future() if reopen else None

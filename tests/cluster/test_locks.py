@@ -145,15 +145,15 @@ def test_waiting_for_a_lock_shows_in_the_graph() -> None:
 
 def test_roles_whose_devices_overlap_take_turns_and_others_do_not() -> None:
     pools = make_pools(train=(0, 1), ref_logp=(1,), generate=(2, 3))
-    assert pools.shared("train", "ref_logp")
-    assert not pools.shared("train", "generate")
-    assert not pools.shared("train", "critic")
+    assert pools.are_shared("train", "ref_logp")
+    assert not pools.are_shared("train", "generate")
+    assert not pools.are_shared("train", "critic")
 
 
 def test_a_role_that_overlaps_two_others_takes_turns_with_both() -> None:
     pools = make_pools(logp=(0,), critic=(1,), train=(0, 1))
-    assert pools.shared("train", "logp")
-    assert pools.shared("train", "critic")
+    assert pools.are_shared("train", "logp")
+    assert pools.are_shared("train", "critic")
 
 
 def test_a_role_without_devices_of_its_own_waits_for_nobody() -> None:

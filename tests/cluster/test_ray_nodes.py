@@ -277,7 +277,7 @@ def test_a_gpu_is_seen_by_who_was_given_it(tmp_path: Path) -> None:
             }
         )
         peers = [
-            await there.start(ChildSpec(name=name, target="tests.processes.targets:service")) for name in there.rooms
+            await there.start(ChildSpec(name=name, target="tests.processes.targets:service")) for name in there.requests
         ]
         seen = [await peer.call("variable", "CUDA_VISIBLE_DEVICES") for peer in peers]
         nodes = [parent(peer.pid) for peer in peers]  # type: ignore[attr-defined]

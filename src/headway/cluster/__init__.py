@@ -1,1 +1,1 @@
-"""Devices: which role has which, and who may use shared ones now."""
+"""Which role has which devices, which role may use shared ones now, and peers in the actors of a Ray cluster."""

@@ -1,9 +1,6 @@
-"""Pools of devices per role, the locks that roles on the same devices share, and parts of a run that live elsewhere.
+"""Pools of devices per role, and the locks that roles on the same devices share.
 
-A lock has an owner and a deadline: whoever cannot have it in time is told who holds it and since when.
-
-A peer is a part of the run in a process of its own. What it is asked are calls by name with records for arguments;
-what it tells unasked are notes. Notes and answers arrive in the order in which they were sent.
+A lock has an owner and a deadline: a role that cannot have it in time is told who holds it and since when.
 """
 
 from __future__ import annotations
@@ -16,40 +13,43 @@ from contextlib import asynccontextmanager
 from headway.errors import ConfigError, LockTimeout
 from headway.monitor.wait_graph import WaitGraph
 
-_TAIL_BYTES, _TAIL_LINES = 4000, 12
+Handler = Callable[[], Awaitable[None]]
+
+
+async def _do_nothing() -> None:
+    return
 
 
 class ResourceLock:
-    """Mutual exclusion, first come first served, with a name on it."""
+    """Mutual exclusion in the order of asking, with the name of the owner."""
 
     def __init__(self, name: str, *, waits: WaitGraph, clock: Callable[[], float]) -> None:
         self.name = name
         self.owner = ""
-        """Who holds it now; empty: nobody."""
-        self._when_held: Callable[[], Awaitable[None]] | None = None
-        self._when_free: Callable[[], Awaitable[None]] | None = None
-        self._since_s = 0.0
-        self._line: deque[asyncio.Future[None]] = deque()
+        """The role that holds it now. Empty: none."""
+        self._when_held: Handler = _do_nothing
+        self._when_free: Handler = _do_nothing
+        self._held_since_s = 0.0
+        self._queue: deque[asyncio.Future[None]] = deque()
         self._waits, self._clock = waits, clock
 
-    def call_when_held(
-        self, when_held: Callable[[], Awaitable[None]], *, when_free: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Await `when_held` whenever the lock is taken, so that other users of the devices step aside, and `when_free`
-        whenever it is released and nobody waits for it."""
+    def call_when_held(self, when_held: Handler, *, when_free: Handler) -> None:
+        """Await `when_held` whenever the lock is taken, so that other users of the devices make room.
+
+        Await `when_free` whenever it is released and no role waits for it.
+        """
         self._when_held, self._when_free = when_held, when_free
 
     @asynccontextmanager
     async def hold(self, owner: str, timeout_s: float) -> AsyncIterator[None]:
-        """Held for the length of the block. Raises `LockTimeout` when it is not to be had in `timeout_s`."""
+        """Hold the lock for the length of the block. Raises `LockTimeout` if it is not free in `timeout_s`."""
         await self._acquire(owner, timeout_s)
         try:
-            if self._when_held is not None:
-                await self._when_held()
+            await self._when_held()
             yield
         finally:
             try:
-                if self._when_free is not None and all(turn.done() for turn in self._line):
+                if all(turn.done() for turn in self._queue):
                     await self._when_free()
             finally:
                 self._release()
@@ -57,14 +57,14 @@ class ResourceLock:
     async def _acquire(self, owner: str, timeout_s: float) -> None:
         if self.owner:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._line.append(turn)
+            self._queue.append(turn)
             try:
                 with self._waits.waiting(owner, f"lock on {self.name}", self.owner):
                     async with asyncio.timeout(timeout_s):
                         await turn
             except TimeoutError:
                 self._decline(turn)
-                held_s = self._clock() - self._since_s
+                held_s = self._clock() - self._held_since_s
                 raise LockTimeout(
                     f"{owner} waited {timeout_s} s for {self.name}, held by {self.owner} for {held_s:.1f} s"
                 ) from None
@@ -72,20 +72,20 @@ class ResourceLock:
                 self._decline(turn)
                 raise
             finally:
-                if turn in self._line:
-                    self._line.remove(turn)
+                if turn in self._queue:
+                    self._queue.remove(turn)
         self.owner = owner
-        self._since_s = self._clock()
+        self._held_since_s = self._clock()
 
     def _decline(self, turn: asyncio.Future[None]) -> None:
-        """The turn is no longer wanted; if it was given in this very tick, the next in line has it."""
+        """Give up a place in the queue. If the lock was given to it in this very tick, pass it on."""
         if turn.done() and not turn.cancelled():
             self._release()
 
     def _release(self) -> None:
         self.owner = ""
-        while self._line:
-            turn = self._line.popleft()
+        while self._queue:
+            turn = self._queue.popleft()
             if not turn.done():
                 self.owner = "(next in line)"
                 turn.set_result(None)
@@ -93,7 +93,7 @@ class ResourceLock:
 
 
 class DevicePools:
-    """Devices by role; roles whose devices overlap share one lock."""
+    """The devices of each role. Roles whose devices overlap share one lock."""
 
     def __init__(self, devices: Mapping[str, tuple[int, ...]], *, waits: WaitGraph, clock: Callable[[], float]) -> None:
         for role, pool in devices.items():
@@ -107,13 +107,13 @@ class DevicePools:
             self.locks[role] = lock
             self.locks = {other: lock if held in shared else held for other, held in self.locks.items()}
 
-    def shared(self, left: str, right: str) -> bool:
-        """Whether two roles take turns on the same devices."""
+    def are_shared(self, left: str, right: str) -> bool:
+        """Return whether two roles take turns on the same devices."""
         return left in self.locks and self.locks[left] is self.locks.get(right)
 
     @asynccontextmanager
     async def hold(self, role: str, timeout_s: float) -> AsyncIterator[None]:
-        """The role's devices for the length of the block; at once for a role that has none of its own."""
+        """Hold the role's devices for the length of the block. A role without devices of its own never waits."""
         lock = self.locks.get(role)
         if lock is None:
             yield

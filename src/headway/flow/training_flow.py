@@ -176,7 +176,7 @@ class AsyncTrainingFlow:
             on_trained=self.context.on_trained,
             on_validated=self.context.on_validated,
         )
-        if pipeline.devices.shared("train", "generate"):
+        if pipeline.devices.are_shared("train", "generate"):
             pipeline.devices.locks["train"].call_when_held(hub.halt_engines, when_free=hub.continue_engines)
         elif self.backends.lent:
             DeviceLending(hub, pipeline.devices.locks["train"], pipeline.versions_changed)

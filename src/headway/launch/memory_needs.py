@@ -116,7 +116,7 @@ def _make_needs(name: str, placement: Placement, threads: int, needs: Mapping[st
         lives = "process" if placement.processes else "thread"
         memory = HOST if placement.device == "cpu" else f"GPU {placement.gpus.get(name, 0)}"
     else:  # the memory of the host is that of the component's own node
-        lives, memory = "actor", f"node {placement.cluster.room(name).node}"
+        lives, memory = "actor", f"node {placement.cluster.get_request(name).node}"
         needs = {purpose.removeprefix(f"{HOST}:"): size for purpose, size in needs.items()}
     return ComponentNeeds(name=name, lives=lives, memory=memory, threads=threads, needs=needs)
 
@@ -125,7 +125,7 @@ def _add_cluster_gpu(
     component: ComponentNeeds, cluster: RayCluster, devices: Mapping[str, tuple[int, ...]]
 ) -> ComponentNeeds:
     """Name the GPU by its number in the run; components of one number share it."""
-    if not cluster.room(component.name).gpus:
+    if not cluster.get_request(component.name).gpus:
         return component
     return replace(component, memory=f"GPU {devices[component.name][0]}, {component.memory}")
 

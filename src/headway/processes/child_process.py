@@ -27,9 +27,9 @@ from headway import errors
 from headway.codec import encode
 from headway.errors import ConfigError
 from headway.processes import parent_watchdog
-from headway.processes.base import ChildSpec, PeerLost
+from headway.processes.base import ChildSpec
 from headway.processes.parent_watchdog import SIGNAL_BASE
-from headway.processes.peer_messages import MessageProtocol, PendingCalls
+from headway.processes.peer_messages import CallingPeer, MessageProtocol
 from headway.processes.process_output import ProcessOutput
 
 LOOPBACK = "127.0.0.1"
@@ -58,23 +58,15 @@ SpawnProcess = Callable[[ChildSpec, socket.socket, int], ProcessHandle]
 """Makes the process of a child, given the child's end of the socket and the descriptor that it writes its output to."""
 
 
-class ChildProcess:
+class ChildProcess(CallingPeer):
     """A `Peer` in a process on this machine. Made by `start`."""
 
     def __init__(self, spec: ChildSpec) -> None:
-        self.spec = spec
-        self.pid = 0
-        self.host = LOOPBACK
-        self._on_note: Callable[[Any], None] = lambda note: None
-        self._on_end: Callable[[str], None] = lambda how: None
-        self._output = ProcessOutput(spec.log, limit=spec.output_limit, on_limit=self.kill)
         self._protocol = MessageProtocol(self._take_message, self._lose_connection)
-        self._calls = PendingCalls(spec.name, self._protocol.send)
+        output = ProcessOutput(spec.log, limit=spec.output_limit, on_limit=self.kill)
+        super().__init__(spec, output, self._protocol.send, LOOPBACK)
         self._process: ProcessHandle | None = None
         self._connected = True
-        self._closing = False
-        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """How the process ended; set when it was reaped."""
 
     @classmethod
     async def start(
@@ -87,16 +79,7 @@ class ChildProcess:
         check_arguments(spec)
         child = cls(spec)
         await child._launch(spawn or spawn_child)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await child.call("start", make_start_message(spec))
-        except TimeoutError:
-            late = PeerLost(f"{spec.name} was not ready after {timeout_s:g} s{child._output.read_last_lines()}")
-            await child._kill_and_wait()
-            raise late from None
-        except BaseException:
-            await child._kill_and_wait()
-            raise
+        await child._bring_up(lambda: child.call("start", make_start_message(spec)), timeout_s)
         return child
 
     async def _launch(self, spawn: SpawnProcess) -> None:
@@ -111,16 +94,6 @@ class ChildProcess:
     def alive(self) -> bool:
         return self._connected and not self._closing
 
-    def subscribe(
-        self, *, on_note: Callable[[Any], None] | None = None, on_end: Callable[[str], None] | None = None
-    ) -> None:
-        self._on_note, self._on_end = on_note or self._on_note, on_end or self._on_end
-
-    async def call(self, method: str, *args: Any) -> Any:
-        if self._ended.done():
-            raise PeerLost(self._ended.result())
-        return await self._calls.call(method, *args)
-
     async def close(self, grace_s: float = _END_S) -> None:
         first, self._closing = not self._closing, True
         try:
@@ -132,32 +105,24 @@ class ChildProcess:
             await asyncio.wait([self._ended], timeout=grace_s)
         finally:
             self.kill()
-        await asyncio.shield(self._ended)
+        await self._wait_for_end()
 
     def kill(self) -> None:
         if self._ended.done():
             return
-        if self.spec.contained and self._connected:
+        if not self.spec.contained:
+            self._kill_group()
+        elif self._connected:
             self._protocol.abort()  # its outer process kills everything below itself
             asyncio.get_running_loop().call_later(_END_S, self._kill_group)
-        elif not self.spec.contained:
-            self._kill_group()
 
     def _kill_group(self) -> None:
         if not self._ended.done():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    async def _kill_and_wait(self) -> None:
-        self.kill()
+    async def _wait_for_end(self) -> None:
         await asyncio.shield(self._ended)
-
-    def _take_message(self, message: Any) -> None:
-        kind, *rest = message
-        if kind == "note":
-            self._on_note(rest[0])
-            return
-        self._calls.take_answer(kind, *rest)
 
     def _lose_connection(self) -> None:
         """The socket is closed on one side: the process has ended, or is about to."""
@@ -166,21 +131,15 @@ class ChildProcess:
         self._connected = False
         assert self._process is not None
         reaped = asyncio.get_running_loop().run_in_executor(None, _reap, self._process)
-        reaped.add_done_callback(lambda done: None if done.cancelled() else self._finish(done.result()))
+        reaped.add_done_callback(lambda done: None if done.cancelled() else self._end_with(done.result()))
 
-    def _finish(self, code: int) -> None:
-        how = f"{self.spec.name} (process {self.pid}) {self._describe_end(code)}{self._output.read_last_lines()}"
-        self._output.close()
-        self._ended.set_result(how)
-        self._on_end(how)
-        self._calls.fail_all(how)
-
-    def _describe_end(self, code: int) -> str:
-        if self._output.over_limit:
-            return f"was killed because it printed more than {self.spec.output_limit >> 20} MB"
+    def _end_with(self, code: int) -> None:
         if self.spec.contained and code > SIGNAL_BASE:
             code = SIGNAL_BASE - code
-        return describe_exit(code)
+        how = describe_exit(code)
+        if self._output.over_limit:
+            how = f"was killed because it printed more than {self.spec.output_limit >> 20} MB"
+        self._finish(f"process {self.pid}", how)
 
 
 def check_arguments(spec: ChildSpec) -> None:

@@ -11,14 +11,16 @@ An error of `headway.errors` is raised again as what it was; any other becomes `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, cast
 
 from headway import errors
 from headway.codec import Bytes, decode, decode_header, encode
 from headway.errors import BackendError, ConfigError, ConfigErrors, HeadwayError
-from headway.processes.base import PeerFailed, PeerLost
+from headway.processes.base import ChildSpec, PeerFailed, PeerLost
+from headway.processes.process_output import ProcessOutput
 
 _LENGTH_BYTES = 8
 
@@ -172,6 +174,74 @@ class PendingCalls:
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(PeerLost(reason))
+
+
+class CallingPeer(ABC):
+    """What a peer in a child process and a peer in an actor have in common: calls, notes, and how it ends."""
+
+    def __init__(self, spec: ChildSpec, output: ProcessOutput, send: Callable[[Any], None], host: str = "") -> None:
+        self.spec = spec
+        self.pid = 0
+        self.host = host
+        self._output = output
+        self._calls = PendingCalls(spec.name, send)
+        self._on_note: Callable[[Any], None] = lambda note: None
+        self._on_end: Callable[[str], None] = lambda how: None
+        self._closing = False
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """How the peer ended, once that is known."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the peer now."""
+
+    @abstractmethod
+    async def _wait_for_end(self) -> None:
+        """Wait until a killed peer is gone."""
+
+    def subscribe(
+        self, *, on_note: Callable[[Any], None] | None = None, on_end: Callable[[str], None] | None = None
+    ) -> None:
+        self._on_note, self._on_end = on_note or self._on_note, on_end or self._on_end
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if self._ended.done():
+            raise PeerLost(self._ended.result())
+        return await self._calls.call(method, *args)
+
+    async def _bring_up(self, start: Callable[[], Awaitable[object]], timeout_s: float) -> None:
+        """Await `start`. If it fails or takes too long, end the peer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await start()
+        except TimeoutError:
+            state = f"{self._describe_start()} after {timeout_s:g} s"
+            late = PeerLost(f"{self.spec.name} was not {state}{self._output.read_last_lines()}")
+            self.kill()
+            await self._wait_for_end()
+            raise late from None
+        except BaseException:
+            self.kill()
+            await self._wait_for_end()
+            raise
+
+    def _describe_start(self) -> str:
+        return "ready"
+
+    def _take_message(self, message: Any) -> None:
+        kind, *rest = message
+        if kind == "note":
+            self._on_note(rest[0])
+        else:
+            self._calls.take_answer(kind, *rest)
+
+    def _finish(self, process: str, how: str) -> None:
+        """The peer is gone. Tell the subscriber first, then every waiting call."""
+        text = f"{self.spec.name} ({process}) {how}{self._output.read_last_lines()}"
+        self._output.close()
+        self._ended.set_result(text)
+        self._on_end(text)
+        self._calls.fail_all(text)
 
 
 def encode_error(error: BaseException) -> dict[str, Any]:

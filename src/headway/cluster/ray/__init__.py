@@ -1,1 +1,1 @@
-"""Parts of a run as actors of a Ray cluster. Needs the extra `ray`; nothing outside this package imports that."""
+"""Peers in the actors of a Ray cluster. Needs the extra `ray`, which nothing outside this package imports."""

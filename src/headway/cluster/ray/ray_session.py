@@ -1,10 +1,10 @@
-"""The connection of this process to a Ray cluster: an existing one, or one that is started on this machine for it.
+"""Connects this process to a Ray cluster: an existing one, or one that is started on this machine for the run.
 
-An address is `host:port` of the head, `auto` for the cluster that this machine is a node of, or `local` for one of our
-own. Left out, it is what `RAY_ADDRESS` says, which Ray sets inside a submitted job, else `local`. What was connected
-already by somebody else is used as it is and left connected.
+An address is `host:port` of the head, `auto` for the cluster that this machine is a node of, or `local` for a cluster
+of our own. If it is left out, `RAY_ADDRESS` counts, which Ray sets inside a submitted job, else `local`. If this
+process is connected already, that connection is used as it is and left open.
 
-A cluster of our own ends with this process, however that ends; Ray sees to it.
+A cluster of our own ends with this process, however it ends; Ray sees to that.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from headway.errors import ConfigError
 
 LOCAL, AUTO = "local", "auto"
 _KEY = "cluster.address"
-_KNOCK_S = 3.0
+_CONNECT_S = 3.0
 
 
 def check_ray_installed() -> None:
-    """Raises `ConfigError` where Ray is not there."""
+    """Raise `ConfigError` if Ray is not installed."""
     try:
         import ray  # noqa: F401
     except ImportError as error:
@@ -38,14 +38,15 @@ def check_ray_installed() -> None:
 
 
 def resolve_address(address: str | None) -> str:
-    """Which cluster is meant."""
+    """Return the address of the cluster to use."""
     return address or os.environ.get("RAY_ADDRESS", "") or LOCAL
 
 
 def connect_to_ray(address: str, *, runtime_env: Mapping[str, Any], cpus: int = 0) -> bool:
-    """Be a driver of that cluster. Raises `ConfigError` when there is none, quickly; false: it was connected already.
+    """Make this process a driver of the cluster. Returns false if it was connected already.
 
-    `cpus`: the least that a cluster of our own has, whatever the machine has.
+    Raises `ConfigError` quickly if there is no such cluster. `cpus` is the least number of CPU slots that a cluster of
+    our own gets, whatever the machine has.
     """
     check_ray_installed()
     import ray
@@ -56,25 +57,25 @@ def connect_to_ray(address: str, *, runtime_env: Mapping[str, Any], cpus: int = 
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
     if address == LOCAL:
-        options |= {"address": LOCAL, "num_cpus": max(cpus, _cores()), "include_dashboard": False}
+        options |= {"address": LOCAL, "num_cpus": max(cpus, _count_cores()), "include_dashboard": False}
     else:
-        _knock(address)
+        _check_reachable(address)
         options["address"] = address
     try:
         if address == LOCAL:
-            _kept(lambda: ray.init(**options))
+            _run_on_lasting_thread(lambda: ray.init(**options))
         else:
-            with _own_signals():
+            with _keep_sigterm_handler():
                 ray.init(**options)
     except Exception as error:  # Ray has no common type for what is wrong with an address, a version or an environment
         with suppress(Exception):
             ray.shutdown()
-        raise _refusal(address, runtime_env, error) from error
+        raise _make_error(address, runtime_env, error) from error
     return True
 
 
 def list_nodes() -> tuple[ClusterNode, ...]:
-    """Of the cluster that this process is connected to, those that live."""
+    """Return the living nodes of the cluster that this process is connected to."""
     import ray
 
     return tuple(
@@ -89,29 +90,29 @@ def list_nodes() -> tuple[ClusterNode, ...]:
 
 
 def describe_this_machine() -> ClusterNode:
-    """What a cluster of our own would have here."""
+    """Return what a cluster of our own would have here."""
     try:
         import torch
 
         gpus = torch.cuda.device_count()
     except ImportError:
         gpus = 0
-    return ClusterNode(name="this machine", cpus=float(_cores()), gpus=float(gpus))
+    return ClusterNode(name="this machine", cpus=float(_count_cores()), gpus=float(gpus))
 
 
 def disconnect_from_ray() -> None:
-    """A cluster of our own ends here. Idempotent."""
+    """Disconnect. A cluster of our own ends. Idempotent."""
     import ray
 
     ray.shutdown()
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _kept(start: Callable[[], object]) -> None:
-    """On a thread that stays: the kernel ends the processes of a cluster together with the thread that made them."""
+def _run_on_lasting_thread(start: Callable[[], object]) -> None:
+    """Run `start` on a thread that stays: the kernel ends the cluster with the thread that made its processes."""
     done: Future[None] = Future()
 
     def keep() -> None:
@@ -127,8 +128,8 @@ def _kept(start: Callable[[], object]) -> None:
     done.result()
 
 
-def _knock(address: str) -> None:
-    """Whether anybody answers there: Ray itself would wait for half a minute."""
+def _check_reachable(address: str) -> None:
+    """Raise `ConfigError` if nothing listens at the address: Ray itself would wait for half a minute."""
     if address == AUTO:
         return
     host, _, port = address.rpartition(":")
@@ -137,7 +138,7 @@ def _knock(address: str) -> None:
             "is no address of the head of a Ray cluster", key=_KEY, value=address, hint="host:port, auto or local"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except OSError as error:
         raise ConfigError(
             f"nobody answers there: {error}",
@@ -147,7 +148,7 @@ def _knock(address: str) -> None:
         ) from error
 
 
-def _refusal(address: str, runtime_env: Mapping[str, Any], error: Exception) -> ConfigError:
+def _make_error(address: str, runtime_env: Mapping[str, Any], error: Exception) -> ConfigError:
     text = " ".join(str(error).split())[:400]
     if isinstance(error, ValueError | TypeError) and runtime_env:
         return ConfigError(text, key="cluster.runtime_env", value=dict(runtime_env))
@@ -156,8 +157,8 @@ def _refusal(address: str, runtime_env: Mapping[str, Any], error: Exception) -> 
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; whoever had it gets it back."""
+def _keep_sigterm_handler() -> Iterator[None]:
+    """Give SIGTERM back to its handler: Ray takes it for itself."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:

@@ -13,7 +13,7 @@ import yaml
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
 from headway.launch import run_directory
-from headway.launch.run_directory import RunDirectory, find_checkpoint_of_run
+from headway.launch.run_directory import RunDirectory, check_disk_space, find_checkpoint_of_run
 from headway.ledger import Ledger
 from headway.monitor.event_log import LoggedEvent, encode_event, read_events
 from headway.monitor.events import StateChange
@@ -106,10 +106,10 @@ def test_a_run_does_not_become_another_one(
 
 
 def test_a_full_disk_is_refused_before_the_start(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path) as directory:
-        directory.check_disk_space(1000, tmp_path / "checkpoints")
-        with pytest.raises(ConfigError, match=r"GB free, and one checkpoint needs about \d+"):
-            directory.check_disk_space(10**18, tmp_path / "checkpoints")
+    options = {"key": "checkpoint_dir", "contents": "one checkpoint needs"}
+    check_disk_space(tmp_path / "checkpoints", 1000, **options)
+    with pytest.raises(ConfigError, match=r"GB free, and one checkpoint needs about \d+"):
+        check_disk_space(tmp_path / "checkpoints", 10**18, **options)
 
 
 @pytest.mark.parametrize("torn", ["", '[7000000,"state","tr', "x" * 200_000])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.launch.training_session import ImageSampleLog, SampleLog, downscale_image
+from headway.launch.training_session import ImageSampleLog, SampleLog
 from headway.monitor.sample_excerpts import read_images
-from headway.rewards.images.image_reward import png_base64_to_image
+from headway.rewards.images.image_reward import downscale_image, png_base64_to_image
 from headway.rollout.sample_evaluation import EvaluatedSample
 from headway.types import (
     Batch,

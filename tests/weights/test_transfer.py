@@ -13,9 +13,9 @@ import pytest
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
 from headway.launch.placement import Placement, make_visible_devices_env, plan_placement
+from headway.launch.run_directory import check_disk_space
 from headway.launch.transports import (
     TransportPlan,
-    check_version_directory,
     choose_bucket_mb,
     make_transport,
     select_transport_kind,
@@ -75,8 +75,7 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_starts(ru
     assert "weight_transfer.directory" in run.text and "cannot be written" in run.text
     assert not (run.directory / "ledger.sqlite").exists()
     with pytest.raises(ConfigError, match="versions need about"):
-        check_version_directory(TransportPlan(kind="disk", directory=str(tmp_path)), 1 << 60)
-    check_version_directory(TransportPlan(kind="broadcast"), 1 << 60)
+        check_disk_space(tmp_path, 1 << 60, key="weight_transfer.directory", contents="3 versions need")
 
 
 def of(**options: Any) -> ResolvedConfig:

@@ -7,7 +7,7 @@ so that the same function makes it in this process and in a child.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -16,6 +16,7 @@ from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig, load_config
 from headway.data import DataSources
 from headway.engines.base import Engine
+from headway.engines.remote_engine import RemoteEngine
 from headway.environments.base import EnvironmentFactory
 from headway.errors import BackendError
 from headway.flow.backends import Backends, EngineReserve
@@ -309,6 +310,20 @@ def publish_policy(context: LaunchContext, engines: list[Engine], weights: Mappi
     return InferenceComponents(engines=engines, transport=transport, store=store, cluster=placement.cluster)
 
 
+def make_own_engine(
+    context: LaunchContext,
+    name: str,
+    make: Callable[[ComponentArgs, str], Engine],
+    target: Callable[[Mapping[str, Any]], Awaitable[Engine]],
+) -> Engine:
+    """Make an engine in this process by `make`, or in a child by `target`, where the placement puts it."""
+    placement = context.placement
+    if not placement.processes:
+        return make(context.make_args(placement.infer_threads), name)
+    spec = context.make_child_spec(name, target, placement.infer_threads)
+    return RemoteEngine(spec, count_engine_slots(context.resolved, placement.device), placement.start_child)
+
+
 def count_engine_slots(resolved: ResolvedConfig, device: Device) -> int:
     """Return how many requests an engine decodes together: `max_num_seqs`, or every sample that can be in flight."""
     derived = resolved.derived
@@ -334,10 +349,14 @@ def read_child_args(args: Mapping[str, Any]) -> tuple[ComponentArgs, TransportPl
     return ComponentArgs(**args["component"]), TransportPlan(**args["transport"])
 
 
-def read_receiver_end(args: Mapping[str, Any], name: str) -> ReceiverEnd:
-    """Make the receiving end of the transport for engine `name`; a scorer has no name."""
+async def create_own_engine(
+    args: Mapping[str, Any], make: Callable[[ComponentArgs, str, ReceiverEnd], Engine]
+) -> Engine:
+    """Make an engine, and build its model before the parent goes on."""
     component, transport = read_child_args(args)
-    return make_receiver_end(transport, name, component.device)
+    engine = make(component, args["name"], make_receiver_end(transport, args["name"], component.device))
+    await engine.restart()
+    return engine
 
 
 def make_publishing_trainer(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from headway.config import ResolvedConfig
 from headway.data import DataSources
 from headway.engines.base import Engine
-from headway.engines.remote_engine import RemoteEngine
 from headway.errors import ConfigError
 from headway.launch.components import (
     ComponentArgs,
@@ -23,10 +22,10 @@ from headway.launch.components import (
     PolicyInfo,
     TrainingComponents,
     count_engine_slots,
+    create_own_engine,
+    make_own_engine,
     make_publishing_trainer,
     publish_policy,
-    read_child_args,
-    read_receiver_end,
 )
 from headway.launch.placement import Placement
 from headway.launch.transports import ReceiverEnd, make_transport
@@ -124,11 +123,7 @@ class DenoisingModelFamily:
 
     def make_engine(self, context: LaunchContext, name: str) -> Engine:
         """Make one denoising engine where the placement puts it."""
-        placement = context.placement
-        if not placement.processes:
-            return make_denoising_engine(context.make_args(placement.infer_threads), name)
-        spec = context.make_child_spec(name, create_engine, placement.infer_threads)
-        return RemoteEngine(spec, count_engine_slots(context.resolved, placement.device), placement.start_child)
+        return make_own_engine(context, name, make_denoising_engine, create_engine)
 
     def _make_engines(self, context: LaunchContext) -> list[Engine]:
         return [self.make_engine(context, f"engine/{number}") for number in range(context.placement.replicas)]
@@ -273,7 +268,5 @@ def create_trainer(args: Mapping[str, Any]) -> Trainer:
 
 
 async def create_engine(args: Mapping[str, Any]) -> Engine:
-    """Make one engine, and build its model before the parent goes on."""
-    engine = make_denoising_engine(read_child_args(args)[0], args["name"], read_receiver_end(args, args["name"]))
-    await engine.restart()
-    return engine
+    """Make one denoising engine."""
+    return await create_own_engine(args, make_denoising_engine)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from headway.config import ResolvedConfig
 from headway.data import DataSources
 from headway.engines.base import Engine
-from headway.engines.remote_engine import RemoteEngine
 from headway.launch.components import (
     ComponentArgs,
     InferenceComponents,
@@ -24,10 +23,11 @@ from headway.launch.components import (
     TrainingComponents,
     count_engine_slots,
     count_prefix_tokens,
+    create_own_engine,
+    make_own_engine,
     make_publishing_trainer,
     publish_policy,
     read_child_args,
-    read_receiver_end,
 )
 from headway.launch.inference_servers import (
     ServerOptions,
@@ -37,7 +37,7 @@ from headway.launch.inference_servers import (
     uses_in_process_vllm,
 )
 from headway.launch.placement import Placement, list_scorer_replicas, make_rank_layout
-from headway.launch.transports import ReceiverEnd, make_transport, select_wire_dtype
+from headway.launch.transports import ReceiverEnd, make_receiver_end, make_transport, select_wire_dtype
 from headway.processes.base import ChildSpec
 from headway.trainers.base import Scorer, Trainer
 from headway.trainers.remote_trainer import RemoteScorer, RemoteTrainer, ReplicaScorer
@@ -136,11 +136,7 @@ class LanguageModelFamily:
 
     def make_engine(self, context: LaunchContext, name: str) -> Engine:
         """Make one native engine where the placement puts it."""
-        placement = context.placement
-        if not placement.processes:
-            return make_native_engine(context.make_args(placement.infer_threads), name)
-        spec = context.make_child_spec(name, create_engine, placement.infer_threads)
-        return RemoteEngine(spec, count_engine_slots(context.resolved, placement.device), placement.start_child)
+        return make_own_engine(context, name, make_native_engine, create_engine)
 
     def _make_engines(self, context: LaunchContext) -> list[Engine]:
         placement, resolved = context.placement, context.resolved
@@ -325,10 +321,8 @@ def create_rank(args: Mapping[str, Any]) -> RankSpec:
 
 
 async def create_engine(args: Mapping[str, Any]) -> Engine:
-    """Make one engine, and build its model before the parent goes on."""
-    engine = make_native_engine(read_child_args(args)[0], args["name"], read_receiver_end(args, args["name"]))
-    await engine.restart()
-    return engine
+    """Make one native engine."""
+    return await create_own_engine(args, make_native_engine)
 
 
 def create_reference_scorer(args: Mapping[str, Any]) -> Scorer:
@@ -338,4 +332,5 @@ def create_reference_scorer(args: Mapping[str, Any]) -> Scorer:
 
 def create_logp_scorer(args: Mapping[str, Any]) -> Scorer:
     """Make a scorer that follows the trainer's weights."""
-    return make_policy_scorer(read_child_args(args)[0], read_receiver_end(args, ""))
+    component, transport = read_child_args(args)
+    return make_policy_scorer(component, make_receiver_end(transport, "", component.device))

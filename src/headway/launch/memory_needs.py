@@ -7,7 +7,7 @@ this estimate will not run, and one that barely fits may not either. Servers (vL
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from headway.cluster.ray.ray_cluster import RayCluster
@@ -223,25 +223,21 @@ def _make_memory_model(resolved: ResolvedConfig, placement: Placement, policy: P
 
 
 def _count_trained_parameters(resolved: ResolvedConfig, policy: PolicyInfo) -> int:
-    """Count the parameters that are trained, on an empty model."""
+    """Count the parameters that are trained; those of adapters are counted on an empty model."""
     args = resolved.config.actor_train.model_args
     if args.lora_rank is None:
         return policy.parameters
-    return args.lora_rank * sum(_iter_adapter_sizes(policy, frozenset(args.lora_target)))
-
-
-def _iter_adapter_sizes(policy: PolicyInfo, targets: frozenset[str]) -> Iterator[int]:
-    """Yield rows plus columns of each layer that gets an adapter."""
     from torch import nn
 
     from headway.models import make_architecture_factory
 
-    model = make_architecture_factory(policy.path)()
-    head = model.get_output_embeddings()
+    model, targets = make_architecture_factory(policy.path)(), frozenset(args.lora_target)
+    head, rows_and_columns = model.get_output_embeddings(), 0
     for name, layer in model.named_modules():
-        chosen = name.rpartition(".")[2] in targets if targets else layer is not head
-        if isinstance(layer, nn.Linear) and chosen:
-            yield layer.in_features + layer.out_features
+        adapted = name.rpartition(".")[2] in targets if targets else layer is not head
+        if isinstance(layer, nn.Linear) and adapted:
+            rows_and_columns += layer.in_features + layer.out_features
+    return args.lora_rank * rows_and_columns
 
 
 def _count_critic_parameters(resolved: ResolvedConfig, policy: PolicyInfo) -> int:

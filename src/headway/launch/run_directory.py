@@ -12,13 +12,6 @@
 
 Guarantees: two processes never run in one directory. A directory that cannot be written, or has no space for a
 checkpoint, is rejected before anything starts; so is a run that would resume with another model, data or group size.
-
-The control socket takes one line of JSON and answers with one:
-
-    {"engines": 3}  →  {"joined": ["engine/1", "engine/2"], "left": []}   or   {"error": "engines = 0: …"}
-
-Only the owner of the run may connect (mode 600). An invalid request is answered with an error and never disturbs the
-run. The socket is removed at the end of the run; the next run replaces one that a killed run left behind.
 """
 
 from __future__ import annotations
@@ -127,21 +120,6 @@ class RunDirectory:
         finally:
             ledger.close()
 
-    def check_disk_space(self, checkpoint_bytes: int, checkpoint_dir: Path) -> None:
-        """Raise `ConfigError` where not even one checkpoint would fit."""
-        try:
-            checkpoint_dir.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=checkpoint_dir):
-                free = shutil.disk_usage(checkpoint_dir).free
-        except OSError as error:
-            raise _make_unwritable_error("checkpoint_dir", checkpoint_dir, error) from error
-        if free < checkpoint_bytes:
-            raise ConfigError(
-                f"has {free / 1e9:.2f} GB free, and one checkpoint needs about {checkpoint_bytes / 1e9:.2f} GB",
-                key="checkpoint_dir",
-                value=str(checkpoint_dir),
-            )
-
     def write_identity(self, resolved: ResolvedConfig, identity: Mapping[str, Any]) -> None:
         """Write the configuration and what identifies the run. Raises `ConfigError` where another run started here."""
         wanted = {**identity, **{key: _read_option(resolved, key) for key in _FIXED_OPTIONS}}
@@ -178,6 +156,19 @@ def _read_last_checkpoint(path: Path) -> tuple[int, str] | None:
         return ledger.last_checkpoint()
     finally:
         ledger.close()
+
+
+def check_disk_space(path: Path, needed_bytes: int, *, key: str, contents: str) -> None:
+    """Check that `contents` can be written to `path` and fit there. Raises `ConfigError` for option `key`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            free = shutil.disk_usage(path).free
+    except OSError as error:
+        raise _make_unwritable_error(key, path, error) from error
+    if free < needed_bytes:
+        problem = f"has {free / 1e9:.2f} GB free, and {contents} about {needed_bytes / 1e9:.2f} GB"
+        raise ConfigError(problem, key=key, value=str(path))
 
 
 def _make_unwritable_error(key: str, path: Path, error: OSError) -> ConfigError:

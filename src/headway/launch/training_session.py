@@ -27,14 +27,14 @@ from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import Placement, plan_placement
-from headway.launch.run_directory import EVENTS_FILE, RunDirectory, make_scale_handler
-from headway.launch.transports import check_version_directory
+from headway.launch.run_directory import EVENTS_FILE, RunDirectory, check_disk_space, make_scale_handler
+from headway.launch.transports import VERSIONS_ON_DISK
 from headway.monitor.event_log import EventLog, EventSink, JsonlSink, LoggedEvent
 from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.machine_facts import describe_machine
 from headway.monitor.sample_excerpts import ImageLog
 from headway.processes.control_socket import serve_control_socket
-from headway.rewards.images.image_reward import image_to_png_base64
+from headway.rewards.images.image_reward import downscale_image, image_to_png_base64
 from headway.rewards.reward_registry import make_rewards
 from headway.rollout.sample_evaluation import EvaluatedSample
 from headway.settings import make_run_settings
@@ -128,14 +128,23 @@ def open_run_directory(prepared: PreparedRun) -> Iterator[RunDirectory]:
                 value=str(directory.path),
                 hint="choose another output_dir, or resume: auto",
             )
-        directory.check_disk_space(prepared.policy.parameters * CHECKPOINT_BYTES_PER_PARAMETER, prepared.checkpoints)
-        version_bytes = prepared.policy.parameters * _VERSION_BYTES_PER_PARAMETER
-        check_version_directory(prepared.placement.transport, version_bytes)
+        _check_disk_space(prepared)
         data = fingerprint(prepared.sources.train)
         directory.write_identity(prepared.resolved, {"pretrain": str(prepared.policy.path), "data": data})
         if not directory.started and resume not in ("auto", "never"):
             directory.start_from_checkpoint(Path(resume))
         yield directory
+
+
+def _check_disk_space(prepared: PreparedRun) -> None:
+    """Check that checkpoints, and versions that travel by disk, can be written. Raises `ConfigError`."""
+    parameters, transport = prepared.policy.parameters, prepared.placement.transport
+    checkpoint_bytes = parameters * CHECKPOINT_BYTES_PER_PARAMETER
+    check_disk_space(prepared.checkpoints, checkpoint_bytes, key="checkpoint_dir", contents="one checkpoint needs")
+    if transport.kind == "disk":
+        needed, path = VERSIONS_ON_DISK * parameters * _VERSION_BYTES_PER_PARAMETER, Path(transport.directory)
+        contents = f"{VERSIONS_ON_DISK} versions need"
+        check_disk_space(path, needed, key="weight_transfer.directory", contents=contents)
 
 
 async def run_training(
@@ -336,11 +345,9 @@ class SampleLog:
         }
 
 
-def _best_and_worst(group: SampleGroup) -> Iterator[Sample]:
+def _best_and_worst(group: SampleGroup) -> list[Sample]:
     ranked = sorted(group.samples, key=lambda sample: -(sample.score.value if sample.score else 0.0))
-    yield ranked[0]
-    if len(ranked) > 1:
-        yield ranked[-1]
+    return ranked[:1] + ranked[1:][-1:]
 
 
 class ImageSampleLog:
@@ -351,7 +358,7 @@ class ImageSampleLog:
 
     def __call__(self, trained: int, judged: Sequence[EvaluatedSample]) -> None:
         images = [
-            (str(one.task.data.get(self._prompt, "")), image_to_png_base64(downscale_image(image)), score.value)
+            (str(one.task.data.get(self._prompt, "")), _encode_image(image), score.value)
             for one in judged[:_IMAGES_PER_VALIDATION]
             for episode, score in one.answers[:1]
             if (image := episode.turns[-1].generation.image) is not None
@@ -360,15 +367,5 @@ class ImageSampleLog:
             self._log(trained, images)
 
 
-def downscale_image(image: Image, largest: int = _LONGEST_SIDE) -> Image:
-    """Return every nth pixel of the image, so that no side is longer than `largest`."""
-    step = -(-max(image.height, image.width) // largest)
-    if step == 1:
-        return image
-    rows, wide = range(0, image.height, step), 3 * image.width
-    pixels = b"".join(
-        image.pixels[row * wide + 3 * column : row * wide + 3 * column + 3]
-        for row in rows
-        for column in range(0, image.width, step)
-    )
-    return Image(height=len(rows), width=len(range(0, image.width, step)), pixels=pixels)
+def _encode_image(image: Image) -> str:
+    return image_to_png_base64(downscale_image(image, _LONGEST_SIDE))

@@ -12,9 +12,7 @@ An engine that joins late needs nothing else: it is sent the newest version by t
 
 from __future__ import annotations
 
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +33,7 @@ _KEY = "weight_transfer.transport"
 _LOOPBACK = "127.0.0.1"
 _DELTA_BUCKET_MB = 16.0
 """Largest bucket of a delta transfer: one changed number sends its whole bucket."""
-_VERSIONS_ON_DISK = 3
+VERSIONS_ON_DISK = 3
 """Versions that stay: the newest, the one before it, and one for an engine that is slow to read."""
 _BROADCAST_TIMEOUT_S = 60.0
 _VERSIONS_ON_GPU = 4
@@ -117,23 +115,6 @@ def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-def check_version_directory(plan: TransportPlan, version_bytes: int) -> None:
-    """Check that versions can be written where they go, and fit there. Raises `ConfigError`."""
-    if plan.kind != "disk":
-        return
-    path, key = Path(plan.directory), "weight_transfer.directory"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            free = shutil.disk_usage(path).free
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", key=key, value=str(path)) from error
-    needed = _VERSIONS_ON_DISK * version_bytes
-    if free < needed:
-        problem = f"has {free / 1e9:.2f} GB free, and {_VERSIONS_ON_DISK} versions need about {needed / 1e9:.2f} GB"
-        raise ConfigError(problem, key=key, value=str(path))
 
 
 # -- in the controller
@@ -242,7 +223,7 @@ def wrap_weight_source(source: WeightSource, resolved: ResolvedConfig, plan: Tra
     from headway.weights.disk_transport import DiskSource, VersionDirectory
 
     shard_mb = resolved.config.param_update_produce_bucket_mb
-    return DiskSource(source, VersionDirectory(plan.directory, keep=_VERSIONS_ON_DISK, shard_mb=shard_mb))
+    return DiskSource(source, VersionDirectory(plan.directory, keep=VERSIONS_ON_DISK, shard_mb=shard_mb))
 
 
 # -- in the process of an engine, or of a scorer that follows the trainer

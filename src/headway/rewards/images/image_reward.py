@@ -98,6 +98,20 @@ def decode_png(png: bytes) -> Image:
         return array_to_image(np.array(opened.convert("RGB"), dtype=np.uint8))
 
 
+def downscale_image(image: Image, longest_side: int) -> Image:
+    """Return every nth pixel of the image, so that no side is longer than `longest_side`."""
+    step = -(-max(image.height, image.width) // longest_side)
+    if step == 1:
+        return image
+    rows, wide = range(0, image.height, step), 3 * image.width
+    pixels = b"".join(
+        image.pixels[row * wide + 3 * column : row * wide + 3 * column + 3]
+        for row in rows
+        for column in range(0, image.width, step)
+    )
+    return Image(height=len(rows), width=len(range(0, image.width, step)), pixels=pixels)
+
+
 def image_to_png_base64(image: Image) -> str:
     """Return the picture as PNG in base64, as servers get it."""
     return base64.b64encode(encode_png(image)).decode("ascii")

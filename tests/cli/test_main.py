@@ -64,7 +64,7 @@ def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(simulate_command, "run", interrupted)
+    monkeypatch.setattr(simulate_command, "run_scenario", interrupted)
     assert main(["simulate", SMALL, "--json", "--out", str(tmp_path)]) == 130
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from headway.cli.train_command import resolve_source
+from headway.cli.command_line import resolve_source
 from headway.launch.run_directory import CONFIG_FILE
 
 

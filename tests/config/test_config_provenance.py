@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import subprocess
@@ -10,7 +9,7 @@ import sys
 
 import pytest
 
-from headway.cli import config_command as command
+from headway.cli import main
 from headway.config import load_config
 from headway.config.resolved_config import list_leaves
 
@@ -20,10 +19,7 @@ RLVR = str(CONFIGS / "rlvr_async.yaml")
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["config", *arguments])
-    return int(args.run(args))
+    return main(["config", *arguments])
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """The command line: `headway train`, `scale`, `eval`, `play`, `serve`, `report`, `config`, `simulate`, `plan`,
-`pretrain` and `cluster`. The module `<name>_command` implements the command `<name>`; its docstring is the help text.
+`pretrain` and `cluster`.
 
-Exit codes: 0 done, 1 the run ended before its last step, 2 the input is wrong (said on standard error, without a
-traceback), 130 interrupted. A traceback means a bug in Headway.
+Each command is a module with `HELP`, `add_arguments` and `run_command`; its docstring is the help text. Exit codes:
+0 done, 1 the run ended before its last step, 2 the input is wrong (said on standard error, without a traceback),
+130 interrupted. A traceback means a bug in Headway.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from typing import Protocol
 
 from headway.cli import (
     cluster_command,
@@ -30,14 +32,38 @@ from headway.errors import HeadwayError
 from headway.version import VERSION
 
 
+class Command(Protocol):
+    """Describes what a module of a command has."""
+
+    HELP: str
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run_command(self, args: argparse.Namespace) -> int: ...
+
+
+COMMANDS: dict[str, Command] = {
+    "train": train_command,
+    "scale": scale_command,
+    "eval": eval_command,
+    "play": play_command,
+    "serve": serve_command,
+    "report": report_command,
+    "config": config_command,
+    "simulate": simulate_command,
+    "plan": plan_command,
+    "pretrain": pretrain_command,
+    "cluster": cluster_command,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
     gc.set_threshold(100_000, 20, 50)  # collecting among thousands of live tasks costs a fifth of the time
     try:
-        code = args.run(args)
+        args = parse_arguments(sys.argv[1:] if argv is None else argv)
+        code = COMMANDS[args.command].run_command(args)
         sys.stdout.flush()
-        assert isinstance(code, int)
         return code
     except HeadwayError as error:
         print(error, file=sys.stderr)
@@ -60,25 +86,16 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"headway {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (
-        train_command,
-        scale_command,
-        eval_command,
-        play_command,
-        serve_command,
-        report_command,
-        config_command,
-        simulate_command,
-        plan_command,
-        pretrain_command,
-        cluster_command,
-    ):
-        command.add_parser(commands)
-        subparser = commands.choices[command.__name__.rpartition(".")[2].removesuffix("_command")]
-        subparser.description, subparser.formatter_class = command.__doc__, argparse.RawDescriptionHelpFormatter
+    for name, command in COMMANDS.items():
+        layout = argparse.RawDescriptionHelpFormatter
+        subparser = commands.add_parser(name, help=command.HELP, description=command.__doc__, formatter_class=layout)
+        command.add_arguments(subparser)
     args, rest = parser.parse_known_args(argv)
     unrecognized = [word for word in rest if word.startswith("-") or "=" not in word]
     if unrecognized:
         parser.error(f"unrecognized arguments: {' '.join(unrecognized)}")
-    args.arguments += rest
+    if rest and "arguments" not in args:
+        raise HeadwayError(f"{args.command} takes no overrides: {' '.join(rest)}")
+    if rest:
+        args.arguments += rest
     return args

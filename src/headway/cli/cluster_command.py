@@ -1,25 +1,24 @@
-"""`headway cluster check`: what is there, how fast it is, and what a configuration would place where.
+"""`headway cluster check`: what this machine has, how fast it is, and where a configuration would be placed.
 
     headway cluster check
     headway cluster check examples/arithmetic.yaml --json
 
-Looks at the machine that it runs on, and where the configuration names a Ray cluster, at that. Reads no model and
-starts nothing; `headway train … --dry-run` also counts memory by the model's shapes.
+Looks at this machine and, if the configuration names one, at the Ray cluster. Reads no model and starts nothing;
+`headway train … --dry-run` also counts memory by the model's shapes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from headway.cli.command_line import add_json_option, add_run_arguments, load_run_config, make_console, print_json
 from headway.cli.machine_inventory import (
     format_size,
     get_total_memory,
@@ -31,42 +30,39 @@ from headway.cli.machine_inventory import (
     parts_to_json,
     print_layout,
 )
-from headway.cli.train_command import PIPE_WIDTH, load_run_config
 from headway.config import ResolvedConfig
 from headway.launch.memory_needs import ComponentNeeds, estimate_component_needs
 from headway.launch.placement import Placement, count_usable_cores, plan_placement
 from headway.version import VERSION
 
-if TYPE_CHECKING:
-    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+HELP = "look at what there is to run on"
 
 
-def add_parser(subparsers: _SubParsers) -> None:
-    """Add `cluster` with `check`."""
-    parser = subparsers.add_parser("cluster", help="look at what there is to run on")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the action `check`."""
     actions = parser.add_subparsers(dest="action", required=True)
     check = actions.add_parser("check", help="devices, packages, bandwidth, and where a configuration's parts would go")
-    check.add_argument(
-        "arguments", nargs="*", metavar="FILE|RUN|key=value", help="YAML file or run directory, then overrides"
-    )
-    check.add_argument("--json", action="store_true", help="for machines")
-    check.set_defaults(run=run_check)
+    add_run_arguments(check)
+    add_json_option(check)
 
 
-def run_check(args: argparse.Namespace) -> int:
-    """Look, measure, print. A configuration that cannot be placed here is said, with exit code 2."""
+def run_command(args: argparse.Namespace) -> int:
+    """Print what is here and where a configuration would be placed. Raise `ConfigError` if it cannot be."""
     resolved = load_run_config(args.arguments) if args.arguments else None
     directory = Path() if resolved is None else Path(resolved.config.output_dir)
     facts = collect_inventory(directory)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    console = make_console()
     if not args.json:
         console.print(_table(facts))
     if resolved is None:
         if args.json:
-            print(json.dumps(facts, indent=2, ensure_ascii=False))
+            print_json(facts)
         return 0
     where = plan_placement(resolved)
-    parts, notes = estimate_component_needs(resolved, where), _asked(resolved, len(facts["gpus"]), where.device)
+    parts, notes = (
+        estimate_component_needs(resolved, where),
+        _note_missing_devices(resolved, len(facts["gpus"]), where.device),
+    )
     if args.json:
         placed = {
             "placement": where.summary,
@@ -74,15 +70,14 @@ def run_check(args: argparse.Namespace) -> int:
             "parts": parts_to_json(parts),
             "notes": notes,
         }
-        found = {**facts, **placed, **_nodes(where)}
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json({**facts, **placed, **_list_nodes(where)})
         return 0
     _explain(parts, where.summary, notes, console)
     return 0
 
 
 def collect_inventory(directory: Path) -> dict[str, Any]:
-    """Everything that can be asked here; `directory` is where a run would write."""
+    """Collect everything about this machine; `directory` is where a run would write."""
     return {
         "headway": VERSION,
         "python": platform.python_version(),
@@ -96,26 +91,26 @@ def collect_inventory(directory: Path) -> dict[str, Any]:
     }
 
 
-def _nodes(where: Placement) -> dict[str, Any]:
-    """Machines of a Ray cluster, where there is one."""
+def _list_nodes(where: Placement) -> dict[str, Any]:
+    """Return the nodes of the Ray cluster, if the configuration uses one."""
     if where.cluster is None:
         return {}
     return {"nodes": [{"name": node.name, **node.resources} for node in where.cluster.nodes()]}
 
 
-def _asked(resolved: ResolvedConfig, there: int, device: str) -> list[str]:
-    """Where the configuration speaks of more than there is; a Ray cluster has been asked itself."""
+def _note_missing_devices(resolved: ResolvedConfig, there: int, device: str) -> list[str]:
+    """Return notes where the configuration has more devices than this machine. A Ray cluster was asked itself."""
     derived = resolved.derived
     if resolved.config.cluster.kind == "ray":
         return []
-    devices = sorted({one for role in ("actor_train", "actor_infer") for one in derived.devices[role]})
+    devices = sorted({device_id for role in ("actor_train", "actor_infer") for device_id in derived.devices[role]})
     notes = []
     if device == "cuda" and len(devices) > there:
-        notes.append(f"it speaks of {len(devices)} devices, and torch sees {there} here")
+        notes.append(f"it names {len(devices)} devices, and torch sees {there} here")
     if derived.num_nodes > 1:
-        notes.append(f"it speaks of {derived.num_nodes} machines, and this is one of them")
+        notes.append(f"it names {derived.num_nodes} machines, and this is one of them")
     if device == "cpu" and len(devices) > 1:
-        shares = "they tell who shares with whom, and how many ranks a trainer has"
+        shares = "they say which roles share, and how many ranks a trainer has"
         notes.append(f"its {len(devices)} devices are shares of one CPU here: {shares}")
     return notes
 

@@ -1,7 +1,7 @@
-"""What this machine has and how fast it copies: cores, memory, GPUs, packages, room, bandwidth.
+"""Finds out what this machine has and how fast it copies, and prints where the components of a run would go.
 
-Everything is asked of the system itself or of torch; what cannot be asked is left out. The measurements take about a
-second and are what one core gets now, whatever else is running.
+Facts come from the system or from torch; what cannot be found out is left out. The measurements take about a second
+and are what one core gets now, beside whatever else is running.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import disk_usage
@@ -27,18 +27,18 @@ _MEMINFO, _SHARED, _CONTROL_GROUP = Path("/proc/meminfo"), Path("/dev/shm"), Pat
 
 
 def measure_free_memory() -> dict[str, int]:
-    """Bytes by where they are: `host`, `GPU 0`, …"""
-    limits = [one for one in (_meminfo("MemAvailable"), _container_left()) if one is not None]
+    """Return free bytes by where they are: `host`, `GPU 0`, …"""
+    limits = [limit for limit in (_read_meminfo("MemAvailable"), _measure_cgroup_memory()) if limit is not None]
     found = {"host": min(limits)} if limits else {}
     return found | {f"GPU {number}": gpu["free"] for number, gpu in enumerate(list_gpus())}
 
 
 def get_total_memory() -> int | None:
-    """Of the host, in bytes."""
-    return _meminfo("MemTotal")
+    """Return the memory of the host in bytes."""
+    return _read_meminfo("MemTotal")
 
 
-def _meminfo(name: str) -> int | None:
+def _read_meminfo(name: str) -> int | None:
     try:
         for line in _MEMINFO.read_text(encoding="ascii").splitlines():
             if line.startswith(f"{name}:"):
@@ -48,8 +48,8 @@ def _meminfo(name: str) -> int | None:
     return None
 
 
-def _container_left() -> int | None:
-    """What a control group leaves; `None` where there is no limit."""
+def _measure_cgroup_memory() -> int | None:
+    """Return what the control group of this process leaves, or `None` where it sets no limit."""
     try:
         most, used = (
             (_CONTROL_GROUP / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current")
@@ -60,7 +60,7 @@ def _container_left() -> int | None:
 
 
 def list_gpus() -> list[dict[str, Any]]:
-    """Name, memory and free memory of each GPU that torch sees."""
+    """Return name, memory and free memory of each GPU that torch sees."""
     try:
         import torch
     except ImportError:
@@ -73,11 +73,11 @@ def list_gpus() -> list[dict[str, Any]]:
 
 
 def list_packages() -> dict[str, str | None]:
-    """Versions of what Headway can run on; `None`: not installed."""
-    return {name: _version(name) for name in PACKAGES}
+    """Return versions of packages that Headway can use, and `None` for those that are not installed."""
+    return {name: _find_version(name) for name in PACKAGES}
 
 
-def _version(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
@@ -85,30 +85,30 @@ def _version(name: str) -> str | None:
 
 
 def measure_free_space(directory: Path) -> dict[str, int]:
-    """Free bytes on the disk of `directory`, and of shared memory that has names."""
-    places = {"disk": _existing(directory), "shared memory": _SHARED}
+    """Return free bytes on the disk of `directory` and in named shared memory."""
+    places = {"disk": _find_existing_parent(directory), "shared memory": _SHARED}
     return {name: disk_usage(path).free for name, path in places.items() if path.is_dir()}
 
 
-def _existing(path: Path) -> Path:
-    """The nearest directory that is there already."""
+def _find_existing_parent(path: Path) -> Path:
+    """Return the nearest directory that exists."""
     path = path.absolute()
-    return path if path.is_dir() else _existing(path.parent)
+    return path if path.is_dir() else _find_existing_parent(path.parent)
 
 
 def measure_bandwidth(directory: Path) -> dict[str, float]:
-    """Bytes a second: of a copy in memory, and of a file in `directory`, written to the disk and read back."""
+    """Measure bytes per second of a copy in memory, and of a file in `directory` written to disk and read back."""
     found = {"memory copy": _memory_bandwidth()}
     try:
-        with tempfile.NamedTemporaryFile(dir=_existing(directory), prefix=".headway-check-") as file:
+        with tempfile.NamedTemporaryFile(dir=_find_existing_parent(directory), prefix=".headway-check-") as file:
             found |= _disk_bandwidth(file)
     except OSError:
-        pass  # not ours to write in, or full: what there is room for is said elsewhere
+        pass  # not writable or full: `measure_free_space` shows it
     return found
 
 
 def _memory_bandwidth() -> float:
-    source = memoryview(bytearray(b"x") * _MEMORY_BYTES)  # zeros would be one page, read again and again
+    source = memoryview(bytearray(b"x") * _MEMORY_BYTES)  # zeros would all be the same page
     target = memoryview(bytearray(_MEMORY_BYTES))
 
     def copy() -> None:
@@ -145,15 +145,15 @@ def _timed(call: Callable[[], None]) -> float:
 
 
 def print_layout(parts: Sequence[ComponentNeeds], console: Console) -> None:
-    """The parts, and whether what they need is there."""
-    console.print(_table(parts))
-    there = measure_free_memory()
+    """Print the components, and whether what they need is free."""
+    console.print(_make_layout_table(parts))
+    free = measure_free_memory()
     for where, size in sum_by_memory(list(parts)).items():
-        console.print(_verdict(where, size, there), markup=False)
+        console.print(_describe_fit(where, size, free.get(where)), markup=False)
 
 
 def parts_to_json(parts: Sequence[ComponentNeeds]) -> list[dict[str, object]]:
-    """The same for machines."""
+    """Return the components as JSON values."""
     return [
         {
             "name": part.name,
@@ -168,7 +168,7 @@ def parts_to_json(parts: Sequence[ComponentNeeds]) -> list[dict[str, object]]:
 
 
 def format_size(count: float) -> str:
-    """`1.5 GiB`."""
+    """Return a number of bytes as text, such as `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
@@ -176,7 +176,7 @@ def format_size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def _table(parts: Sequence[ComponentNeeds]) -> Table:
+def _make_layout_table(parts: Sequence[ComponentNeeds]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="Where the parts go", title_justify="left")
     for heading in ("part", "lives as", "on", "threads"):
         table.add_column(heading, no_wrap=True, justify="right" if heading == "threads" else "left")
@@ -199,9 +199,8 @@ def _table(parts: Sequence[ComponentNeeds]) -> Table:
     return table
 
 
-def _verdict(where: str, size: int, there: Mapping[str, int]) -> str:
+def _describe_fit(where: str, size: int, free: int | None) -> str:
     name = "memory of the host" if where == HOST else f"memory of {where}"
-    free = there.get(where)
     if free is None:
         return f"{name}: {format_size(size)} and activations; how much is free cannot be said here"
     fits = "fits" if size < free else "does not fit"

@@ -9,49 +9,45 @@ gives batch, lengths and costs; its own devices and α are what is searched for,
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from headway.cli.command_line import add_json_option, make_console, print_json
 from headway.cli.simulate_command import PIPE_WIDTH, load_simulation
 from headway.errors import ConfigError
 from headway.monitor.report_tables import format_number, format_percent
 from headway.monitor.run_report import to_plain_json
 from headway.sim.planner import GpuSplitOption, GpuSplitPlan, plan_gpu_split, recommend_split
-from headway.sim.simulated_run import make_scenario, count_gpus_per_trainer_copy
+from headway.sim.simulated_run import count_gpus_per_trainer_copy, make_scenario
 
-if TYPE_CHECKING:
-    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+HELP = "rank the ways to use N GPUs, the synchronous one included"
 
 
-def add_parser(subparsers: _SubParsers) -> None:
-    """Add `plan`."""
-    parser = subparsers.add_parser("plan", help="rank the ways to use N GPUs, the synchronous one included")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `plan`."""
     parser.add_argument("arguments", nargs="+", metavar="CONFIG|key=value", help="YAML file, then overrides key=value")
     parser.add_argument("--gpus", type=int, required=True, metavar="N", help="GPUs there are")
     parser.add_argument("--alpha", type=parse_numbers, default=(0.0, 1.0, 2.0, 4.0), metavar="A,B,…", help="α to try")
     parser.add_argument("--top", type=int, default=10, metavar="K", help="rows to print")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    parser.set_defaults(run=run_plan)
+    add_json_option(parser)
 
 
 def parse_numbers(text: str) -> tuple[float, ...]:
-    """`0,1,2` as numbers."""
+    """Parse `0,1,2`."""
     return tuple(float(part) for part in text.split(","))
 
 
-def run_plan(args: argparse.Namespace) -> int:
-    """Search, rank, print."""
+def run_command(args: argparse.Namespace) -> int:
+    """Simulate the options and print them in order of speed."""
     if args.top < 1:
         raise ConfigError("must be at least 1", key="--top", value=args.top)
     _, resolved = load_simulation(args.arguments)
     notes = Console(stderr=True, highlight=False)
 
-    def tell(option: GpuSplitOption) -> None:
+    def print_progress(option: GpuSplitOption) -> None:
         if not args.json and notes.is_terminal:
             notes.print(f"simulated {option.name}: {format_number(option.seconds_per_step)} s a step", style="dim")
 
@@ -60,12 +56,12 @@ def run_plan(args: argparse.Namespace) -> int:
         gpus=args.gpus,
         alphas=args.alpha,
         trainer_gpus=count_gpus_per_trainer_copy(resolved),
-        on_option=tell,
+        on_option=print_progress,
     )
     if args.json:
-        print(json.dumps(plan_to_json(plan, args.top), indent=2, ensure_ascii=False))
+        print_json(plan_to_json(plan, args.top))
         return 0
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    console = make_console(PIPE_WIDTH)
     console.print(make_ranking_table(plan, args.top))
     shrunk = f", at 1/{plan.scale} of batch and engines" if plan.scale > 1 else ""
     console.print(f"{len(plan.options)} of {plan.considered} options were simulated{shrunk}.", style="dim")
@@ -75,7 +71,7 @@ def run_plan(args: argparse.Namespace) -> int:
 
 
 def plan_to_json(plan: GpuSplitPlan, top: int) -> dict[str, Any]:
-    """The plan as JSON values."""
+    """Return the plan as JSON values."""
     rows = []
     for option in plan.options[:top]:
         row = to_plain_json(option)
@@ -93,7 +89,7 @@ def plan_to_json(plan: GpuSplitPlan, top: int) -> dict[str, Any]:
 
 
 def make_ranking_table(plan: GpuSplitPlan, top: int) -> Table:
-    """The fastest options, and the synchronous one wherever it stands."""
+    """Make the table of the fastest options and of the synchronous one, whatever its rank."""
     table = Table(title=f"{plan.gpus} GPUs", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("", justify="right")
     table.add_column("option", no_wrap=True)

@@ -15,11 +15,11 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-from headway.cli.train_command import load_run_config
+from headway.cli.command_line import load_run_config, make_policy_override
 from headway.config import load_config
 from headway.environments.environment_registry import list_environment_names, make_environment
 from headway.environments.local_host import LocalEnvironmentHost
@@ -27,23 +27,19 @@ from headway.environments.text_environment import Reply
 from headway.environments.text_episode import SEED_KEY
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.launch.inference_session import evaluate_policy, select_evaluation_tasks
-from headway.launch.run_directory import find_checkpoint_of_run
 from headway.launch.training_session import PreparedRun, prepare_run
 from headway.types import Episode, Task
 
+HELP = "step through an environment by hand or with a policy"
 _TAG = "played"
 _LONGEST = 2048
-"""Tokens of an episode, where the model reads as many."""
+"""Longest episode in tokens, if the model can read that many."""
 _TURN = 256
-"""Tokens of a turn, where the environment does not say otherwise."""
-
-if TYPE_CHECKING:
-    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+"""Longest turn in tokens, unless the environment sets another limit."""
 
 
-def add_parser(subparsers: _SubParsers) -> None:
-    """Add `play`."""
-    parser = subparsers.add_parser("play", help="step through an environment by hand or with a policy")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `play`."""
     parser.add_argument(
         "environment", nargs="?", metavar="ENV|FILE|RUN", help="name, module:Class, or what a run plays"
     )
@@ -51,24 +47,23 @@ def add_parser(subparsers: _SubParsers) -> None:
     parser.add_argument("--model", help="let this model play: directory or name")
     parser.add_argument("--seed", type=int, default=0, help="which episode (0)")
     parser.add_argument("--episodes", type=int, default=1, help="how many a policy plays (1)")
-    parser.set_defaults(run=run_play)
 
 
-def run_play(args: argparse.Namespace) -> int:
-    """By hand, unless there is a policy."""
+def run_command(args: argparse.Namespace) -> int:
+    """Play by hand, or let a policy play where there is one."""
     if args.environment is None:
         print("\n".join(list_environment_names()))
         return 0
     if Path(args.environment).is_dir() or args.environment.endswith((".yaml", ".yml")):
-        return _watch(_of_a_run(args), args)
-    options = _options(args.arguments)
+        return _watch_policy(_prepare_run_to_watch_policy(args), args)
+    options = _parse_options(args.arguments)
     if args.model is None:
-        return _by_hand(args.environment, options, args.seed)
-    return _watch(_of_a_model(args.environment, options, args.model), args)
+        return _play_by_hand(args.environment, options, args.seed)
+    return _watch_policy(_prepare_model_to_watch_policy(args.environment, options, args.model), args)
 
 
-def _options(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` as keywords; values are read as in YAML."""
+def _parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """Parse `key=value` into keywords; values are read as in YAML."""
     options = {}
     for word in words:
         key, sign, value = word.partition("=")
@@ -81,8 +76,8 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def _by_hand(name: str, options: dict[str, Any], seed: int) -> int:
-    make_environment(name, **options)  # so that what is wrong with it is said as such
+def _play_by_hand(name: str, options: dict[str, Any], seed: int) -> int:
+    make_environment(name, **options)  # raises ConfigError where the name or an option is wrong
     host = LocalEnvironmentHost(name, lambda: make_environment(name, **options))
     with asyncio.Runner() as runner:
         seat, earned = host.make_slot(), 0.0
@@ -99,8 +94,8 @@ def _by_hand(name: str, options: dict[str, Any], seed: int) -> int:
                     break
                 reply = runner.run(seat.step(action.rstrip("\n")))
                 earned += reply.reward
-                print(f"{reply.text}\n{_judged(reply)}")
-        except Exception as error:  # a bad episode is data, here as in a run
+                print(f"{reply.text}\n{_describe_reply(reply)}")
+        except Exception as error:  # a failed episode is data, as in a run
             what = str(error) if isinstance(error, EnvironmentFailed) else f"{type(error).__name__}: {error}"
             print(f"the episode failed: {what}", file=sys.stderr)
             return 1
@@ -111,7 +106,7 @@ def _by_hand(name: str, options: dict[str, Any], seed: int) -> int:
     return 0
 
 
-def _judged(reply: Reply) -> str:
+def _describe_reply(reply: Reply) -> str:
     words = [f"reward {reply.reward:g}"]
     if not reply.valid:
         words.append("not understood")
@@ -122,16 +117,13 @@ def _judged(reply: Reply) -> str:
     return f"[{', '.join(words)}]"
 
 
-def _of_a_run(args: argparse.Namespace) -> PreparedRun:
-    """What a run plays, with its newest policy or the one that is named."""
-    source, words = args.environment, list(args.arguments)
-    policy = args.model or (find_checkpoint_of_run(Path(source)) if Path(source).is_dir() else None)
-    if policy is not None:
-        words.append(f"pretrain={policy}")
-    return prepare_run(load_run_config([source, *words]))
+def _prepare_run_to_watch_policy(args: argparse.Namespace) -> PreparedRun:
+    """Prepare what a run plays, with its newest policy or the one that is named."""
+    policy = make_policy_override(args.environment, args.model)
+    return prepare_run(load_run_config([args.environment, *args.arguments, *policy]))
 
 
-def _of_a_model(name: str, options: dict[str, Any], model: str) -> PreparedRun:
+def _prepare_model_to_watch_policy(name: str, options: dict[str, Any], model: str) -> PreparedRun:
     from headway.models import max_sequence_length, resolve_model
 
     longest = min(_LONGEST, max_sequence_length(resolve_model(model)) or _LONGEST)
@@ -146,7 +138,7 @@ def _of_a_model(name: str, options: dict[str, Any], model: str) -> PreparedRun:
     return prepare_run(load_config(tree))
 
 
-def _watch(prepared: PreparedRun, args: argparse.Namespace) -> int:
+def _watch_policy(prepared: PreparedRun, args: argparse.Namespace) -> int:
     if prepared.resolved.derived.pipeline != "agentic":
         raise ConfigError("plays in no environment", key="train_env_manager", value=None)
     tasks = select_evaluation_tasks(prepared, args.episodes)
@@ -163,13 +155,13 @@ def _watch(prepared: PreparedRun, args: argparse.Namespace) -> int:
             print("the episode failed", file=sys.stderr)
         for episode, score in one.answers:
             _print(episode, prepared.policy.tokenizer)
-            told = ", ".join(f"{name} {value}" for name, value in episode.info.items())
-            print(f"[reward {score.value:g}{', cut off' if episode.truncated else ''}; {told}]")
+            info = ", ".join(f"{name} {value}" for name, value in episode.info.items())
+            print(f"[reward {score.value:g}{', cut off' if episode.truncated else ''}; {info}]")
     return 0 if all(one.answers for one in judged) else 1
 
 
 def _print(episode: Episode, tokenizer: Any) -> None:
-    """All of it, with the marks of the template: what the policy saw is what one sees."""
+    """Print all tokens, those of the chat template included: what the policy saw."""
     for turn in episode.turns:
         print(tokenizer.decode(list(turn.observation)), end="")
         print(tokenizer.decode(list(turn.generation.actions)), end=f"\n[reward {turn.reward:g}]\n")

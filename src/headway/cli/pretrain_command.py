@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from headway.denoising.models import SmallMmdit
     from headway.denoising.pretraining import PretrainingSettings
 
-    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-_SAID_EVERY = 100
+HELP = "make a small flow model that draws strings"
+_REPORT_STEPS = 100
 _HELD_OUT = 200
 
 
-def add_parser(subparsers: _SubParsers) -> None:
-    """Add `pretrain`."""
-    parser = subparsers.add_parser("pretrain", help="make a small flow model that draws strings")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `pretrain`."""
     parser.add_argument("directory", type=Path, help="where the model goes")
     parser.add_argument("--steps", type=int, help="steps of flow matching")
     parser.add_argument("--seed", type=int, help="of weights, pictures and noise")
@@ -37,26 +35,23 @@ def add_parser(subparsers: _SubParsers) -> None:
     parser.add_argument("--strokes", type=float, help="share of pictures with a stroke across them")
     parser.add_argument("--threads", type=int, default=1, help="processor cores (1)")
     parser.add_argument("--half", action="store_true", help="keep the weights in half precision, for shipping")
-    parser.set_defaults(run=run_pretrain, arguments=[])
 
 
-def run_pretrain(args: argparse.Namespace) -> int:
-    """Pretrain, save, read what the model draws."""
-    if args.arguments:
-        raise ConfigError("takes options only", key="pretrain", value=" ".join(args.arguments))
+def run_command(args: argparse.Namespace) -> int:
+    """Pretrain and save the model, and print how legible its images are."""
     import torch
 
     from headway.denoising.models import count_parameters
     from headway.denoising.pretraining import pretrain, save_half_precision
 
     torch.set_num_threads(args.threads)
-    settings, begun = _settings(args), time.perf_counter()
+    settings, begun = _make_settings(args), time.perf_counter()
     losses: list[float] = []
 
     def report_step(step: int, loss: float) -> None:
         losses.append(loss)
-        if step % _SAID_EVERY == 0 or step == settings.steps:
-            mean = sum(losses[-_SAID_EVERY:]) / len(losses[-_SAID_EVERY:])
+        if step % _REPORT_STEPS == 0 or step == settings.steps:
+            mean = sum(losses[-_REPORT_STEPS:]) / len(losses[-_REPORT_STEPS:])
             print(
                 f"step {step:5d} of {settings.steps}  loss {mean:.4f}  {time.perf_counter() - begun:.0f} s", flush=True
             )
@@ -65,11 +60,11 @@ def run_pretrain(args: argparse.Namespace) -> int:
     if args.half:
         save_half_precision(model, args.directory)
     print(f"{args.directory}: {count_parameters(model):,} parameters")
-    _judge(model, settings)
+    _print_legibility(model, settings)
     return 0
 
 
-def _settings(args: argparse.Namespace) -> PretrainingSettings:
+def _make_settings(args: argparse.Namespace) -> PretrainingSettings:
     from headway.denoising.pretraining import BASE_PRETRAINING
 
     chosen = {name: getattr(args, name) for name in ("steps", "seed") if getattr(args, name) is not None}
@@ -77,8 +72,8 @@ def _settings(args: argparse.Namespace) -> PretrainingSettings:
     return replace(BASE_PRETRAINING, style=replace(BASE_PRETRAINING.style, **style), **chosen)
 
 
-def _judge(model: SmallMmdit, settings: PretrainingSettings) -> None:
-    """Print what can be read, where there is something to read it with."""
+def _print_legibility(model: SmallMmdit, settings: PretrainingSettings) -> None:
+    """Print how much of the model's images each OCR that is installed can read."""
     from headway.denoising.image_evaluation import draw_images, measure_legibility
     from headway.rewards.images.ocr_reward import READERS, make_reader
 

@@ -12,33 +12,25 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
-import sys
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Console
-
+from headway.cli.command_line import make_console, print_json
 from headway.errors import HeadwayError
 from headway.monitor.report_page import describe_run_state, list_run_facts, render_report_page
 from headway.monitor.report_tables import print_training_summary
 from headway.monitor.run_record import RunRecord, read_run_record
 
-if TYPE_CHECKING:
-    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-
 PAGE_FILE = "report.html"
-_PIPE_WIDTH = 110
+HELP = "show what came of a run"
 _PORT = 6007
 
 
-def add_parser(subparsers: _SubParsers) -> None:
-    """Add `report`."""
-    parser = subparsers.add_parser("report", help="show what came of a run")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `report`."""
     parser.add_argument("directory", type=Path, metavar="RUN", help="directory of a run, or its event log")
     parser.add_argument("--compare", nargs="+", type=Path, default=[], metavar="RUN", help="further runs, laid over it")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where the page goes (RUN/{PAGE_FILE})")
@@ -46,37 +38,34 @@ def add_parser(subparsers: _SubParsers) -> None:
     parser.add_argument(
         "--serve", nargs="?", type=int, const=_PORT, metavar="PORT", help=f"show it on 127.0.0.1:PORT ({_PORT})"
     )
-    parser.set_defaults(run=run_report, arguments=[])
 
 
-def run_report(args: argparse.Namespace) -> int:
-    """Read, print, write."""
-    if args.arguments:
-        raise HeadwayError(f"report takes no overrides: {' '.join(args.arguments)}")
+def run_command(args: argparse.Namespace) -> int:
+    """Read the runs, print their reports and write the page."""
     runs = (args.directory, *args.compare)
     if args.serve is not None:
         return _serve(runs, args.serve)
     records = [read_run_record(path) for path in runs]
     if args.json:
         reports = [record_to_dict(record) for record in records]
-        print(json.dumps(reports if args.compare else reports[0], indent=2, ensure_ascii=False))
+        print_json(reports if args.compare else reports[0])
     else:
         _print(records)
     if args.out or not args.json:
-        page = _written(records, args.out or _beside(args.directory))
+        page = _write_page(records, args.out or _get_default_page(args.directory))
         if not args.json:
             print(f"{page}  the run as a page, open it in a browser")
     return 0
 
 
 def _serve(runs: Sequence[Path], port: int) -> int:
-    """Until somebody interrupts."""
+    """Serve the page until an interrupt."""
 
     def page() -> str:
         first, *others = map(read_run_record, runs)
         return render_report_page(first, compare=others)
 
-    page()  # what cannot be shown is said before anybody looks
+    page()  # raises before anybody looks if the page cannot be made
     with make_page_server(page, port) as server:
         print(f"http://{HOST}:{server.server_port}  reload for what is new, Ctrl-C to end", flush=True)
         try:
@@ -87,7 +76,7 @@ def _serve(runs: Sequence[Path], port: int) -> int:
 
 
 def record_to_dict(record: RunRecord) -> dict[str, Any]:
-    """The report as JSON values, with what ran and how it stands."""
+    """Return the report as JSON values, with facts about the run and its state."""
     state, said = describe_run_state(record)
     return {
         "name": record.name,
@@ -98,7 +87,7 @@ def record_to_dict(record: RunRecord) -> dict[str, Any]:
 
 
 def _print(records: list[RunRecord]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    console = make_console(110)
     for record in records:
         facts = ", ".join(f"{name} {text}" for name, text in list_run_facts(record)[:4])
         said = describe_run_state(record)[1]
@@ -106,11 +95,11 @@ def _print(records: list[RunRecord]) -> None:
         print_training_summary(record.report, console)
 
 
-def _beside(run: Path) -> Path:
+def _get_default_page(run: Path) -> Path:
     return (run if run.is_dir() else run.parent) / PAGE_FILE
 
 
-def _written(records: list[RunRecord], page: Path) -> Path:
+def _write_page(records: list[RunRecord], page: Path) -> Path:
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(render_report_page(records[0], compare=records[1:]), encoding="utf-8")
@@ -123,7 +112,7 @@ HOST = "127.0.0.1"
 
 
 def make_page_server(make_page: Callable[[], str], port: int) -> ThreadingHTTPServer:
-    """A server that has the port already; port 0 takes a free one. Raises `HeadwayError` where it is taken."""
+    """Make a server that holds the port already. Port 0 takes a free one. Raise `HeadwayError` if the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -143,7 +132,7 @@ def make_page_server(make_page: Callable[[], str], port: int) -> ThreadingHTTPSe
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Visitors are not news."""
+            """Print nothing about requests."""
 
     try:
         return ThreadingHTTPServer((HOST, port), Handler)

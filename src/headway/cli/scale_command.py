@@ -10,27 +10,21 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError
 from headway.processes.control_socket import send_control_request
 
-if TYPE_CHECKING:
-    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+HELP = "have more or fewer engines in a run that is at work"
 
 
-def add_parser(subparsers: _SubParsers) -> None:
-    """Add `scale`."""
-    parser = subparsers.add_parser("scale", help="have more or fewer engines in a run that is at work")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `scale`."""
     parser.add_argument("directory", type=Path, metavar="RUN", help="directory of the run")
     parser.add_argument("--engines", type=int, required=True, metavar="N", help="how many there shall be")
-    parser.set_defaults(run=run_scale, arguments=[])
 
 
-def run_scale(args: argparse.Namespace) -> int:
-    """Ask, and say what comes of it."""
-    if args.arguments:
-        raise HeadwayError(f"scale takes no overrides: {' '.join(args.arguments)}")
+def run_command(args: argparse.Namespace) -> int:
+    """Ask the run for another number of engines, and print which engines come and go."""
     if args.engines < 1:
         raise ConfigError("a run has at least one engine", key="--engines", value=args.engines)
     reply = send_control_request(args.directory, {"engines": args.engines})

@@ -1,4 +1,4 @@
-"""`headway train` for scripts and notebooks: the same checks, display and files; how it went is returned.
+"""Runs `headway train` from scripts and notebooks, with the same checks, display and files, and returns the summary.
 
 A reward that is a function is written into the run's configuration by its name, so it has to have one: defined in a
 module, or in the script itself.
@@ -8,19 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
-
-from headway.cli.train_command import (
-    PIPE_WIDTH,
-    print_conclusion,
-    print_introduction,
-    resolve_source,
-    train_with_display,
-)
+from headway.cli.command_line import make_console, resolve_source
+from headway.cli.train_command import print_conclusion, print_introduction, train_with_display
 from headway.errors import ConfigError
 from headway.flow.training_flow import RunSummary
 from headway.launch.training_session import open_run_directory, prepare_run
@@ -32,7 +24,7 @@ Rewards = Mapping[str, Callable[..., Any]]
 
 
 def train(source: str | Mapping[str, Any], overrides: Overrides = (), *, rewards: Rewards | None = None) -> RunSummary:
-    """Train to the end, or until it is interrupted; twice: `KeyboardInterrupt`."""
+    """Train to the end or until an interrupt. A second interrupt raises `KeyboardInterrupt`."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -48,9 +40,9 @@ def train(source: str | Mapping[str, Any], overrides: Overrides = (), *, rewards
 async def train_async(
     source: str | Mapping[str, Any], overrides: Overrides = (), *, rewards: Rewards | None = None
 ) -> RunSummary:
-    """The same, awaited."""
-    resolved = resolve_source(source, [*_words(overrides), *_words(_named(rewards or {}))])
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    """Train like `train`, where an event loop runs already."""
+    resolved = resolve_source(source, [*_to_words(overrides), *_to_words(_name_rewards(rewards or {}))])
+    console = make_console()
     prepared = prepare_run(resolved)
     with open_run_directory(prepared) as directory:
         done = directory.count_trained_steps()
@@ -62,14 +54,15 @@ async def train_async(
     return summary
 
 
-def _words(overrides: Overrides) -> list[str]:
-    """As on the command line."""
+def _to_words(overrides: Overrides) -> list[str]:
+    """Return overrides as they are written on the command line."""
     if not isinstance(overrides, Mapping):
         return list(overrides)
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in overrides.items()]
 
 
-def _named(rewards: Rewards) -> dict[str, Any]:
+def _name_rewards(rewards: Rewards) -> dict[str, Any]:
+    """Return the options that name these functions. Raise `ConfigError` for a function without a name."""
     named = {}
     for name, function in rewards.items():
         module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", "")

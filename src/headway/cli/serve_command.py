@@ -4,8 +4,8 @@
     headway serve Qwen/Qwen2.5-0.5B-Instruct --port 8000    any model, by directory or name
     headway serve MODEL sequence_length=8192 --host 0.0.0.0 --token SECRET
 
-Answers `/v1/chat/completions`, `/v1/completions`, `/v1/models` and `/health` until it is interrupted: answers that are
-on their way then arrive, nothing new is taken; a second interrupt ends it at once.
+Answers `/v1/chat/completions`, `/v1/completions`, `/v1/models` and `/health` until it is interrupted. Requests in
+flight are then finished and new ones refused; a second interrupt ends it at once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from headway.cli.command_line import at_least_one
 from headway.errors import ConfigError
 from headway.launch.inference_session import PreparedServing, open_serving_hub, prepare_serving
 from headway.launch.run_directory import find_checkpoint_of_run
@@ -24,34 +24,30 @@ from headway.rollout.inference_hub import InferenceHub
 from headway.serving.agent_environment import require_aiohttp
 from headway.serving.request_errors import RequestRefused
 
+HELP = "answer over HTTP, as OpenAI's servers do"
 TOKEN = "HEADWAY_TOKEN"
 
-if TYPE_CHECKING:
-    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-
-def add_parser(subparsers: _SubParsers) -> None:
-    """Add `serve`."""
-    parser = subparsers.add_parser("serve", help="answer over HTTP, as OpenAI's servers do")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `serve`."""
     parser.add_argument("model", metavar="MODEL|RUN", help="model directory or name, or the directory of a run")
     parser.add_argument("arguments", nargs="*", metavar="key=value", help="overrides, such as sequence_length=8192")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1); others need a token")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (8000); 0 takes a free one")
     parser.add_argument("--token", help=f"what clients send as their API key (${TOKEN})")
     parser.add_argument("--name", help="what the model is called (the name of its directory)")
-    parser.add_argument("--max-body-mb", type=_positive, default=16.0, help="largest request (16)")
-    parser.add_argument("--max-requests", type=_positive, default=256, help="requests at work at once (256)")
-    parser.set_defaults(run=run_serve)
+    parser.add_argument("--max-body-mb", type=at_least_one, default=16, help="largest request (16)")
+    parser.add_argument("--max-requests", type=at_least_one, default=256, help="requests at work at once (256)")
 
 
-def run_serve(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     require_aiohttp()
     from headway.serving.completion_server import check_address
 
     args.token = args.token or os.environ.get(TOKEN) or None
     check_address(args.host, args.port, args.token)
-    ready = prepare_serving(_model(args.model), args.arguments)
+    ready = prepare_serving(_find_model(args.model), args.arguments)
     asyncio.run(_serve(ready, args))
     return 0
 
@@ -70,7 +66,7 @@ async def _serve(ready: PreparedServing, args: argparse.Namespace) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    limits = ServerLimits(body_mb=args.max_body_mb, requests=int(args.max_requests))
+    limits = ServerLimits(body_mb=args.max_body_mb, requests=args.max_requests)
     async with open_serving_hub(ready) as hub:
         service = ServedModel(
             model=args.name or Path(args.model).name or ready.context.policy.path.name,
@@ -93,8 +89,8 @@ def _health(hub: InferenceHub) -> dict[str, int]:
     return {"engines": hub.up}
 
 
-def _model(name: str) -> str:
-    """Of a run directory, its newest checkpoint."""
+def _find_model(name: str) -> str:
+    """Return the newest checkpoint of a run directory, and any other name as it is."""
     path = Path(name)
     if not path.is_dir() or (path / "config.json").is_file():
         return name
@@ -103,10 +99,3 @@ def _model(name: str) -> str:
         hint = "a model has config.json, a run has checkpoints"
         raise ConfigError("is neither a model nor a run with a checkpoint", key="MODEL", value=name, hint=hint)
     return str(checkpoint)
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value >= 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

@@ -13,11 +13,11 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
-from headway.cli.config_command import split_arguments
+from headway.cli.command_line import make_console, print_json, split_arguments
 from headway.config import ResolvedConfig, load_config
 from headway.errors import HeadwayError
 from headway.flow.training_flow import RunSummary
@@ -27,51 +27,51 @@ from headway.monitor.perfetto_trace import write_perfetto_trace
 from headway.monitor.report_tables import print_report
 from headway.monitor.run_report import RunMonitor, RunReport, to_plain_json
 from headway.monitor.timeline_page import render_timeline_page
-from headway.sim.simulated_run import make_scenario
-from headway.sim.simulated_run import run_scenario
+from headway.sim.simulated_run import make_scenario, run_scenario
 
-if TYPE_CHECKING:
-    _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
+HELP = "run a configuration on a virtual clock"
+_ARGUMENTS_HELP = "YAML file (- for standard input), then overrides key=value"
 PIPE_WIDTH = 110
 """Columns where the output is not a terminal: narrow enough for a report, wide enough for every table."""
-_WHAT = "YAML file (- for standard input), then overrides key=value"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRun:
-    """What one simulated run gave."""
+    """Results of one simulated run."""
 
     summary: RunSummary
     report: RunReport
     events: list[LoggedEvent]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON values, with how the run ended."""
+        """Return the report as JSON values, with how the run ended."""
         return {"summary": to_plain_json(self.summary), **self.report.to_dict()}
 
 
-def add_parser(subparsers: _SubParsers) -> None:
-    """Add `simulate`."""
-    parser = subparsers.add_parser("simulate", help="run a configuration on a virtual clock")
-    parser.add_argument("arguments", nargs="+", metavar="CONFIG|key=value", help=_WHAT)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `simulate`."""
+    parser.add_argument(
+        "arguments",
+        nargs="+",
+        metavar="CONFIG|key=value",
+        help="YAML file (- for standard input), then overrides key=value",
+    )
     parser.add_argument("--json", action="store_true", help="print only the report, for machines")
     parser.add_argument("--seed", type=int, help="instead of the configuration's")
     parser.add_argument("--steps", type=int, help="training steps, instead of simulation.steps")
     parser.add_argument("--out", type=Path, help="where files go (runs/simulate-<configuration>)")
-    parser.set_defaults(run=run_simulate)
 
 
-def run_simulate(args: argparse.Namespace) -> int:
-    """Simulate, print, write. Exit code 1 when the run ended early."""
+def run_command(args: argparse.Namespace) -> int:
+    """Simulate, print the report, write files. Return 1 when the run ended early."""
     name, resolved = load_simulation(args.arguments, seed=args.seed, steps=args.steps)
     out: Path = args.out or Path("runs") / f"simulate-{name}"
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
-    with _writable(out / "events.jsonl").open("w", encoding="utf-8", newline="\n") as log:
+    console = make_console(PIPE_WIDTH)
+    with _make_writable(out / "events.jsonl").open("w", encoding="utf-8", newline="\n") as log:
         result = simulate_run(resolved, log=JsonlSink(log), console=None if args.json else console)
     written = write_result_files(result, out, title=name)
     if args.json:
-        print(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
+        print_json(result.to_dict())
     else:
         console.print()
         print_report(result.report, console)
@@ -85,7 +85,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 def load_simulation(
     arguments: list[str], *, seed: int | None = None, steps: int | None = None, more: tuple[str, ...] = ()
 ) -> tuple[str, ResolvedConfig]:
-    """The name and the configuration that the command line describes."""
+    """Return the name and the configuration that the command line describes."""
     source, overrides = split_arguments(arguments)
     overrides = [*overrides, *more]
     if seed is not None:
@@ -97,7 +97,7 @@ def load_simulation(
 
 
 def simulate_run(resolved: ResolvedConfig, *, log: JsonlSink, console: Console | None = None) -> SimulatedRun:
-    """One run on the virtual clock; its progress goes to `console`."""
+    """Run on the virtual clock, and print the progress to `console`."""
     monitor = RunMonitor(resolved.config.simulation.warmup_steps)
     events: list[LoggedEvent] = []
 
@@ -114,7 +114,7 @@ def simulate_run(resolved: ResolvedConfig, *, log: JsonlSink, console: Console |
 
 
 def write_result_files(result: SimulatedRun, out: Path, *, title: str) -> dict[Path, str]:
-    """Write what can be looked at afterwards; returns each file with a word about it."""
+    """Write the page, the trace and the report. Return each file with a description."""
     page, trace, report = out / "timeline.html", out / "trace.json", out / "report.json"
     steps = len(result.report.throughput.steps) - result.report.window.steps
     page.write_text(render_timeline_page(result.events, title=title, warmup_steps=max(steps, 1)), encoding="utf-8")
@@ -129,7 +129,7 @@ def write_result_files(result: SimulatedRun, out: Path, *, title: str) -> dict[P
     }
 
 
-def _writable(path: Path) -> Path:
+def _make_writable(path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

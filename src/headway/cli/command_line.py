@@ -1,0 +1,86 @@
+"""Parts that commands share: how arguments name a configuration, and how results are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+
+from headway.config import ResolvedConfig, load_config
+from headway.config.document import Source
+from headway.errors import ConfigError
+from headway.launch.run_directory import CONFIG_FILE, find_checkpoint_of_run
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the positional arguments that `load_run_config` reads."""
+    parser.add_argument(
+        "arguments", nargs="*", metavar="FILE|RUN|key=value", help="YAML file or run directory, then overrides"
+    )
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def at_least_one(text: str) -> int:
+    """Parse an integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[str | TextIO | None, list[str]]:
+    """Return the source and the overrides. The first argument is a file unless it reads `key=value`."""
+    if not arguments:
+        return None, []
+    first, *rest = arguments
+    if first == "-":
+        return sys.stdin, rest
+    if "=" not in first or Path(first).is_file():
+        return first, rest
+    return None, list(arguments)
+
+
+def load_run_config(arguments: Sequence[str]) -> ResolvedConfig:
+    """Load the configuration that a command line names: a file, or the directory of an earlier run."""
+    return resolve_source(*split_arguments(arguments))
+
+
+def resolve_source(source: Source, overrides: Sequence[str]) -> ResolvedConfig:
+    """Load a configuration from a file, a mapping or the directory of an earlier run."""
+    if not isinstance(source, str) or not Path(source).is_dir():
+        return load_config(source, overrides)
+    saved = Path(source) / CONFIG_FILE
+    if not saved.is_file():
+        raise ConfigError(
+            f"{source} is a directory without {CONFIG_FILE}", hint="a YAML file, or the directory of a run"
+        )
+    # A run has written down which model each role took from `pretrain`; another `pretrain` is another policy.
+    models = [word.partition("=")[2] for word in overrides if word.startswith("pretrain=")]
+    roles = ("actor_train", "actor_infer", "reference")
+    policy = [f"{role}.model_args.model_name_or_path={model}" for model in models for role in roles]
+    return load_config(str(saved), [*overrides, *policy, f"output_dir={source}"])
+
+
+def make_policy_override(source: str, model: str | None = None) -> list[str]:
+    """Return the override that selects `model`, or the newest checkpoint where `source` is a run directory."""
+    policy = model or (find_checkpoint_of_run(Path(source)) if Path(source).is_dir() else None)
+    return [] if policy is None else [f"pretrain={policy}"]
+
+
+def make_console(pipe_width: int = 160) -> Console:
+    """Make a console that is as wide as the terminal, or `pipe_width` columns where there is none."""
+    return Console(width=None if sys.stdout.isatty() else pipe_width, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print a value for machines."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""What the supervisor watches is the program's world, and not ours while that is still being made."""
+"""The supervisor checks the program's own root, and not that of the host while the sandbox starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headway.sandbox.sandbox_supervisor import SupervisedRun
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 def test_files_are_counted_only_once_the_program_has_its_own_root() -> None:
     child = subprocess.Popen(["sleep", "600"])
-    run = SupervisedRun({"memory_bytes": 1 << 40, "files_most": 0, "folder": "/"})
+    run = SupervisedRun({"memory_bytes": 1 << 40, "max_files": 0, "folder": "/"})
     run.inner, run.inner_fd = child.pid, os.pidfd_open(child.pid)
-    run.watch()
+    run.check_limits()
     assert run.ending is None, "its root is still that of the machine, which has more files than allowed"
     run.ready = True
-    run.watch()
+    run.check_limits()
     assert run.ending == "files" and child.wait(10) == -9
     os.close(run.inner_fd)

@@ -1,4 +1,4 @@
-"""Sandbox: a place for code that nobody has read. See `Sandbox`."""
+"""Isolation of untrusted programs. See `Sandbox`."""
 
 from headway.sandbox.probe import SandboxProbe
 from headway.sandbox.sandbox import Sandbox

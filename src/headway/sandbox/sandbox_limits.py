@@ -1,4 +1,4 @@
-"""What a sandboxed program may use, how it ended, and the errors of a sandbox that cannot be had."""
+"""Limits and outcomes of sandboxed programs, and the errors of the sandbox itself."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from headway.errors import BackendError, ConfigError
 
 
 class SandboxRefused(BackendError):
-    """This machine cannot enforce what untrusted code needs; the message names what is missing and how to get it."""
+    """This machine cannot isolate untrusted code; the message names what is missing and how to get it."""
 
     fatal = True
 
 
 class SandboxBroken(BackendError):
-    """The sandbox itself failed: nothing is known about the program, which may be tried again."""
+    """The sandbox itself failed. Nothing is known about the program, and a retry may succeed."""
 
 
 class ProgramEnding(StrEnum):
@@ -27,25 +27,25 @@ class ProgramEnding(StrEnum):
     OUTPUT = "output"
     """It wrote more than its limit."""
     MEMORY = "memory"
-    """Its processes together held more than the limit; one that hits it alone gets a MemoryError of its own first."""
+    """Its processes together held more than the limit; a single process gets a MemoryError first."""
     FILES = "files"
     """It made more files than its limit."""
     CANCELLED = "cancelled"
-    """The caller went away."""
+    """The caller was cancelled or died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """Ceilings of one run; each is enforced by the kernel or ends the run."""
+    """Limits of one run; each is enforced by the kernel or ends the run."""
 
     wall_s: float = 10.0
-    """From start to end, however little of it is computing."""
+    """Wall-clock time of the whole run."""
     cpu_s: int = 10
-    """Computing time of each process."""
+    """Processor time of each process."""
     memory_mb: int = 512
     """Address space of each process, and resident memory of all together."""
     disk_mb: int = 64
-    """What fits into the private folder, and the largest file."""
+    """Size of the private folder, and of the largest file."""
     processes: int = 32
     """Processes and threads at one time."""
     open_files: int = 64
@@ -53,7 +53,7 @@ class SandboxLimits:
     files: int = 10_000
     """Files and folders made in the private folder."""
     output_kb: int = 256
-    """Text on each of stdout and stderr; more ends the run."""
+    """Size of stdout and of stderr; more ends the run."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -63,23 +63,23 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOutcome:
-    """What became of one program."""
+    """How one program ended, and what it printed."""
 
     ending: ProgramEnding
     exit_code: int | None
-    """`None` where the program was ended by a signal or a limit."""
+    """`None` if a signal or a limit ended the program."""
     signal: int | None
-    """That ended it. A program that exits with 128 + n by itself looks the same."""
+    """Signal that ended it. A program that exits with 128 + n by itself looks the same."""
     stdout: str
     stderr: str
     truncated: bool
-    """Output was cut at the limit, and the program ended for it."""
+    """Whether the output exceeded its limit, which ended the program."""
     timed_out: bool
     cpu_s: float
-    """Of the program and of those of its children that it waited for."""
+    """Processor time of the program and of the children that it waited for."""
     wall_s: float
 
     @property
     def ok(self) -> bool:
-        """Ended by itself with exit code 0."""
+        """Whether it ended by itself with exit code 0."""
         return self.exit_code == 0

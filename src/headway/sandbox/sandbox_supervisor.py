@@ -1,14 +1,13 @@
-"""The small program beside every sandboxed one: starts it, feeds it, cuts it off, reports how it ended.
+"""The supervisor of one sandboxed program: it starts the program, feeds it, enforces limits and reports how it ended.
 
-Run by a bare interpreter, once for every program, so it imports only what costs nothing to import. It reads
-one request from its standard input: eight bytes of length, then marshalled values, which come from our own process and
-never from a program. It writes one report to its standard output: a line of words, then stdout and stderr as they are.
-Its input stays open while the program runs: when it closes, the caller is gone and everything is killed. When this
-process itself is killed, bubblewrap sees its parent die and takes the program with it. What it holds in memory is
-bounded by the output limits of the request.
+A bare interpreter runs it once for every program, so it imports only modules that cost nothing. It reads one request
+from its standard input: eight bytes of length, then marshalled values, which come from Headway, never from a program.
+It writes one report to its standard output: a header line, then stdout and stderr of the program. Its input stays open
+while the program runs; when it closes, the caller is gone and everything is killed. If this process itself is killed,
+bubblewrap ends with its parent and takes the program with it. The output limits of the request bound its memory.
 
-Started as root it becomes the request's unused user before anything else is started: RLIMIT_NPROC does not bind root.
-Files it needs are opened before that, so they may lie where only root can go.
+If it runs as root, it becomes the request's unused user before it starts anything: RLIMIT_NPROC does not bind root. It
+opens the files it needs before that, so they may lie in folders of root.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ if TYPE_CHECKING:
 
     Request = dict[str, Any]
 else:
-    import _signal as signal  # without the enumerations around it, which cost the most
+    import _signal as signal  # without the enumerations of `signal`, which are slow to import
 
 
 READY_FD, LIBRARY_FD = 3, 4
-"""Open in the prelude inside the sandbox, which closes them before the program starts."""
-WATCH_S, GRACE_S = 0.05, 2.0
-"""How often memory is looked at; how long the end of a killed program may take."""
+"""File descriptors of the shell script inside the sandbox, which closes them before the program starts."""
+CHECK_S, GRACE_S = 0.05, 2.0
+"""Interval of memory checks; how long a killed program may take to end."""
 
 
 def read_request() -> Request:
-    request: Request = marshal.loads(_exactly(int.from_bytes(_exactly(8), "big")))
+    request: Request = marshal.loads(_read_exactly(int.from_bytes(_read_exactly(8), "big")))
     return request
 
 
-def _exactly(count: int) -> bytes:
+def _read_exactly(count: int) -> bytes:
     data = b""
     while len(data) < count:
         part = os.read(0, count - len(data))
@@ -53,7 +52,8 @@ def _exactly(count: int) -> bytes:
     return data
 
 
-def memory_file(content: bytes) -> int:
+def make_memory_file(content: bytes) -> int:
+    """Return the descriptor of a new memory file with `content`."""
     fd = os.memfd_create("headway", 0)
     view = memoryview(content)
     while view:
@@ -62,22 +62,22 @@ def memory_file(content: bytes) -> int:
     return fd
 
 
-def arguments(request: Request, info_fd: int) -> tuple[list[str], list[int]]:
-    """bubblewrap's arguments, with the descriptors of everything that is handed over as one."""
+def make_arguments(request: Request, info_fd: int) -> tuple[list[str], list[int]]:
+    """Return the arguments of bubblewrap, and the descriptors that it inherits."""
     fds = [info_fd]
 
-    def opened(fd: int) -> str:
+    def inherit(fd: int) -> str:
         fds.append(fd)
         return str(fd)
 
     argv = ["bwrap", "--info-fd", str(info_fd), *request["head"]]
     for path, content in request["files"].items():
-        argv += ["--file", opened(memory_file(content)), path]
-    argv += ["--seccomp", opened(memory_file(request["seccomp"]))]
+        argv += ["--file", inherit(make_memory_file(content)), path]
+    argv += ["--seccomp", inherit(make_memory_file(request["seccomp"]))]
     return [*argv, *request["tail"]], fds
 
 
-def become(uid: int) -> None:
+def switch_user(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -91,13 +91,13 @@ def start(
     fds: list[int],
     pipes: tuple[tuple[int, int], ...],
 ) -> int:
-    """Fork bubblewrap with the limits on. Returns its process id."""
+    """Fork bubblewrap with the resource limits set; return its process id."""
     pid = os.fork()
     if pid:
         return pid
     try:
         os.setsid()
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and programs would inherit that
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs would inherit that
             signal.signal(ignored, signal.SIG_DFL)
         for source, target in pipes:
             os.dup2(source, target)
@@ -116,7 +116,7 @@ def start(
 
 
 class SupervisedRun:
-    """One program from start to report."""
+    """One program, from start to report."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -132,96 +132,99 @@ class SupervisedRun:
 
     def launch(self) -> None:
         request = self.request
-        # the lowest numbers are kept for the prelude, so nothing opened below can be one of them
+        # Reserve the lowest descriptors for the shell script, so that nothing opened below uses one of them.
         for _ in range(8):
             os.dup(0)
         bwrap_fd = os.open(request["bwrap"], os.O_PATH)
         library = request["library"]
         library_fd = os.open(library, os.O_PATH | os.O_DIRECTORY) if library else None
         info, info_fd = os.pipe()
-        argv, fds = arguments(request, info_fd)
+        argv, fds = make_arguments(request, info_fd)
         in_read, in_write = os.pipe()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         ready_read, ready_write = os.pipe()
         if request["uid"]:
-            become(request["uid"])
+            switch_user(request["uid"])
         pipes = ((in_read, 0), (out_write, 1), (err_write, 2), (ready_write, READY_FD))
         self.started = time.monotonic()
         self.pid = start(request, bwrap_fd, library_fd, argv, fds, pipes)
         for fd in (in_read, out_write, err_write, ready_write, *fds):
             os.close(fd)
         self.outer = os.pidfd_open(self.pid)
-        self.feed(in_write, request["stdin"])
-        self.collect(out_read, "stdout")
-        self.collect(err_read, "stderr")
-        self.on(info, self.informed)
-        self.on(ready_read, self.is_ready)
-        self.on(0, self.abandoned)
-        self.on(self.outer, lambda fd: None)
+        self.feed_stdin(in_write, request["stdin"])
+        self.collect_output(out_read, "stdout")
+        self.collect_output(err_read, "stderr")
+        self.watch_fd(info, self.read_info)
+        self.watch_fd(ready_read, self.read_ready)
+        self.watch_fd(0, self.stop_without_caller)
+        self.watch_fd(self.outer, lambda fd: None)
 
-    def on(self, fd: int, handler: Callable[[int], None], events: int = select.POLLIN) -> None:
+    def watch_fd(self, fd: int, handler: Callable[[int], None], events: int = select.POLLIN) -> None:
         self.handlers[fd] = handler
         self.poll.register(fd, events)
 
-    def off(self, fd: int) -> None:
+    def close_fd(self, fd: int) -> None:
         self.poll.unregister(fd)
         del self.handlers[fd]
         os.close(fd)
 
-    def feed(self, fd: int, data: bytes) -> None:
+    def feed_stdin(self, fd: int, data: bytes) -> None:
         os.set_blocking(fd, False)
-        left = memoryview(data)
+        rest = memoryview(data)
 
         def write(_: int) -> None:
-            nonlocal left
+            nonlocal rest
             try:
-                left = left[os.write(fd, left[:65536]) :] if left else left
+                rest = rest[os.write(fd, rest[:65536]) :] if rest else rest
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                left = left[:0]
-            if not left:
-                self.off(fd)
+                rest = rest[:0]
+            if not rest:
+                self.close_fd(fd)
 
-        self.on(fd, write, select.POLLOUT)
+        self.watch_fd(fd, write, select.POLLOUT)
 
-    def collect(self, fd: int, name: str) -> None:
+    def collect_output(self, fd: int, name: str) -> None:
         text, most = self.texts[name], self.request["output_bytes"]
 
         def read(_: int) -> None:
             part = os.read(fd, 65536)
             if not part:
-                self.off(fd)
+                self.close_fd(fd)
             if len(text) + len(part) > most:
                 self.stop("output")
             text.extend(part[: most - len(text)])
 
-        self.on(fd, read)
+        self.watch_fd(fd, read)
 
-    def informed(self, fd: int) -> None:
+    def read_info(self, fd: int) -> None:
+        """Read the process id inside the namespace from bubblewrap."""
         part = os.read(fd, 4096)
         self.info += part
         if not part:
-            self.off(fd)
+            self.close_fd(fd)
             _, _, tail = bytes(self.info).partition(b'"child-pid":')
             digits = tail.split(b",")[0].split(b"}")[0].strip()
             try:
                 self.inner_fd = os.pidfd_open(int(digits))
                 self.inner = int(digits)
-            except (OSError, ValueError):  # gone already, or never there
+            except (OSError, ValueError):  # it has ended already, or never started
                 return
             if self.ending is not None:
                 self.kill()
 
-    def is_ready(self, fd: int) -> None:
+    def read_ready(self, fd: int) -> None:
+        """Note that the program's own root is in place."""
         if os.read(fd, 16):
             self.ready = True
         else:
-            self.off(fd)
+            self.close_fd(fd)
 
-    def abandoned(self, fd: int) -> None:
-        self.off(fd)
+    def stop_without_caller(self, fd: int) -> None:
+        """Stop the program because the caller has closed the request."""
+        self.close_fd(fd)
         self.stop("cancelled")
 
     def stop(self, ending: str) -> None:
@@ -231,7 +234,7 @@ class SupervisedRun:
             self.kill()
 
     def kill(self) -> None:
-        """End the first process of the namespace: the kernel ends all others. Its parent then reports."""
+        """Kill the first process of the namespace; the kernel then kills all others."""
         try:
             if self.inner is not None:
                 signal.pidfd_send_signal(self.inner_fd, signal.SIGKILL)
@@ -240,64 +243,64 @@ class SupervisedRun:
         except ProcessLookupError:
             pass
 
-    def follow(self) -> tuple[int, resource.struct_rusage]:
-        """Until bubblewrap is gone. Returns its status and resource usage."""
+    def wait_for_end(self) -> tuple[int, resource.struct_rusage]:
+        """Handle events until bubblewrap ends; return its status and resource usage."""
         deadline = self.started + self.request["wall_s"]
-        gone, watched = False, self.started
+        gone, checked = False, self.started
         while not gone:
             now = time.monotonic()
             if now >= deadline:
                 self.stop("timeout")
             if self.ending is not None and now > self.killed_at + GRACE_S:
                 os.killpg(self.pid, signal.SIGKILL)
-            if now >= watched + WATCH_S:
-                watched = now
-                self.watch()
-            for fd, _ in self.poll.poll(1000 * min(WATCH_S, max(deadline - now, 0.001))):
+            if now >= checked + CHECK_S:
+                checked = now
+                self.check_limits()
+            for fd, _ in self.poll.poll(1000 * min(CHECK_S, max(deadline - now, 0.001))):
                 gone = gone or fd == self.outer
                 if fd in self.handlers:
                     self.handlers[fd](fd)
         _, status, usage = os.wait4(self.pid, 0)
         self.ended = time.monotonic()
-        self.drain()
+        self.drain_pipes()
         return status, usage
 
-    def drain(self) -> None:
-        """What is left in the pipes. Nobody can write to them any more, so the end is there already."""
-        self.off(self.outer)
+    def drain_pipes(self) -> None:
+        """Read the rest of the pipes. No process can write to them any more, so they end."""
+        self.close_fd(self.outer)
         if 0 in self.handlers:
-            self.off(0)
-        late = time.monotonic() + GRACE_S
-        while self.handlers and time.monotonic() < late:
+            self.close_fd(0)
+        deadline = time.monotonic() + GRACE_S
+        while self.handlers and time.monotonic() < deadline:
             for fd, _ in self.poll.poll(100):
                 if fd in self.handlers:
                     self.handlers[fd](fd)
 
-    def watch(self) -> None:
-        """Memory of all processes together and number of files: what no resource limit counts.
+    def check_limits(self) -> None:
+        """Check the memory of all processes together and the number of files, which no resource limit counts.
 
-        Not before the program's world is there: until then its root is ours, with all our files.
+        Nothing is checked before the program has its own root: until then its root is that of the host.
         """
         if not self.ready or self.inner is None or self.ending is not None:
             return
-        if memory(self.inner, self.request["memory_bytes"]) > self.request["memory_bytes"]:
+        if measure_memory(self.inner, self.request["memory_bytes"]) > self.request["memory_bytes"]:
             self.stop("memory")
         try:
-            room = os.statvfs(f"/proc/{self.inner}/root{self.request['folder']}")
+            disk = os.statvfs(f"/proc/{self.inner}/root{self.request['folder']}")
         except OSError:
             return
-        if room.f_files - room.f_ffree > self.request["files_most"]:
+        if disk.f_files - disk.f_ffree > self.request["max_files"]:
             self.stop("files")
 
     def report(self, status: int, usage: resource.struct_rusage) -> bytes:
         code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
         stdout, stderr = self.texts["stdout"], self.texts["stderr"]
-        words = (int(self.ready), self.ending or "-", code, cpu_s, self.ended - self.started, len(stdout), len(stderr))
-        return " ".join(map(str, words)).encode() + b"\n" + stdout + stderr
+        header = (int(self.ready), self.ending or "-", code, cpu_s, self.ended - self.started, len(stdout), len(stderr))
+        return " ".join(map(str, header)).encode() + b"\n" + stdout + stderr
 
 
-def family(pid: int) -> list[str]:
-    """A process and its descendants."""
+def list_descendants(pid: int) -> list[str]:
+    """Return a process and its descendants."""
     found, waiting = [], [str(pid)]
     while waiting:
         process = waiting.pop()
@@ -311,17 +314,17 @@ def family(pid: int) -> list[str]:
     return found
 
 
-def memory(pid: int, enough: int) -> int:
-    """Bytes that a process and its descendants hold together.
+def measure_memory(pid: int, enough: int) -> int:
+    """Return the bytes that a process and its descendants hold together.
 
-    Counted quickly, shared pages once for each process; where that is more than `enough`, counted again properly.
+    The quick count has shared pages once for each process; if it exceeds `enough`, the exact count decides.
     """
-    processes = family(pid)
-    total = sum(resident(process) for process in processes)
-    return total if total <= enough else sum(proportional(process) for process in processes)
+    processes = list_descendants(pid)
+    total = sum(measure_resident(process) for process in processes)
+    return total if total <= enough else sum(measure_proportional(process) for process in processes)
 
 
-def resident(process: str) -> int:
+def measure_resident(process: str) -> int:
     try:
         with open(f"/proc/{process}/statm") as file:
             return resource.getpagesize() * int(file.read().split()[1])
@@ -329,8 +332,8 @@ def resident(process: str) -> int:
         return 0
 
 
-def proportional(process: str) -> int:
-    """Shared pages by share. A process that forbids to look gets none of its pages shared."""
+def measure_proportional(process: str) -> int:
+    """Count shared pages by share. A process that forbids access counts with all its pages."""
     try:
         with open(f"/proc/{process}/smaps_rollup") as file:
             for line in file:
@@ -338,13 +341,13 @@ def proportional(process: str) -> int:
                     return 1024 * int(line.split()[1])
     except OSError:
         pass
-    return resident(process)
+    return measure_resident(process)
 
 
 def main() -> None:
     run = SupervisedRun(read_request())
     run.launch()
-    status, usage = run.follow()
+    status, usage = run.wait_for_end()
     report = memoryview(run.report(status, usage))
     while report:
         report = report[os.write(1, report) :]

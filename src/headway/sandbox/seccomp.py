@@ -1,9 +1,9 @@
-"""A system call filter for the sandbox, as classic BPF in bytes.
+"""The system call filter of the sandbox, as bytes of classic BPF.
 
-Namespaces and limits do the keeping-in. The filter takes away calls that hold memory no limit counts (System V
-shared memory, memory files), that open doors around a network namespace (vsock and other odd socket families), and
-that a program under test has no use for and kernels have had bugs in. A denied call fails with EPERM; a call made
-for another architecture ends the process.
+Namespaces and limits isolate a program. The filter denies system calls that hold memory which no limit counts (System V
+shared memory, memory files), that lead around a network namespace (vsock and other rare socket families), or that a
+program under test does not need and kernels have had bugs in. A denied call fails with EPERM; a call made for another
+architecture ends the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FAMILIES = (1, 2, 10)  # unix, inet, inet6: all of them inside the private netw
 
 _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SOCKETS = {"x86_64": (41, 53), "aarch64": (198, 199)}
-"""socket, socketpair."""
+"""Numbers of `socket` and `socketpair`."""
 _OLD_CALLS = {
     "shmget": (29, 194), "shmat": (30, 196), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
     "memfd_create": (319, 279), "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
@@ -37,32 +37,32 @@ _NEW_CALLS = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
 
 
 def is_supported(machine: str | None = None) -> bool:
-    """Whether there is a filter for this processor."""
+    """Return whether there is a filter for this processor."""
     return (machine or platform.machine()) in _ARCHES
 
 
 def make_filter(machine: str | None = None) -> bytes:
-    """The filter for this processor, as `bwrap --seccomp` reads it."""
+    """Return the filter for this processor, as `bwrap --seccomp` reads it."""
     machine = machine or platform.machine()
     column = tuple(_ARCHES).index(machine)
     code = [
-        _step(_LOAD, _ARCH_AT),
-        _step(_EQUAL, _ARCHES[machine], 1, 0),
-        _step(_RETURN, _KILL),
-        _step(_LOAD, _NUMBER_AT),
+        _instruction(_LOAD, _ARCH_AT),
+        _instruction(_EQUAL, _ARCHES[machine], 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER_AT),
     ]
     if machine == "x86_64":
-        code += [_step(_AT_LEAST, _X32, 0, 1), _step(_RETURN, _KILL)]
+        code += [_instruction(_AT_LEAST, _X32, 0, 1), _instruction(_RETURN, _KILL)]
     for number in (*(pair[column] for pair in _OLD_CALLS.values()), *_NEW_CALLS):
-        code += [_step(_EQUAL, number, 0, 1), _step(_RETURN, _DENY)]
+        code += [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, _DENY)]
     first, second = _SOCKETS[machine]
-    code += [_step(_EQUAL, first, 2, 0), _step(_EQUAL, second, 1, 0), _step(_RETURN, _ALLOW)]
-    code.append(_step(_LOAD, _FIRST_ARGUMENT_AT))
+    code += [_instruction(_EQUAL, first, 2, 0), _instruction(_EQUAL, second, 1, 0), _instruction(_RETURN, _ALLOW)]
+    code.append(_instruction(_LOAD, _FIRST_ARGUMENT_AT))
     for family in _FAMILIES:
-        code += [_step(_EQUAL, family, 0, 1), _step(_RETURN, _ALLOW)]
-    code.append(_step(_RETURN, _DENY))
+        code += [_instruction(_EQUAL, family, 0, 1), _instruction(_RETURN, _ALLOW)]
+    code.append(_instruction(_RETURN, _DENY))
     return b"".join(code)
 
 
-def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)

@@ -37,6 +37,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -48,7 +49,7 @@ from benchmarks.pictures.rows import ROWS, Row, costs
 from benchmarks.pictures.scorers import server
 
 from headway.config import ResolvedConfig, load_config
-from headway.denoising.models import MmditConfig, SmallMmdit, save_small_mmdit
+from headway.denoising.models import MmditConfig, SmallMmdit, count_parameters, save_small_mmdit
 from headway.launch.placement import count_usable_cores
 from headway.launch.training_session import open_run_directory, prepare_run, run_training
 from headway.monitor.event_log import LoggedEvent
@@ -57,15 +58,17 @@ ROLES = ("actor_train", "actor_infer")
 
 
 def make_model(directory: Path, args: argparse.Namespace) -> int:
-    """A random model of about so many parameters; gives how many."""
+    """Save a random model of about so many parameters; return how many it has."""
     wanted = float(args.parameters.rstrip("Mm")) * 1e6
     depth = 2 if wanted < 1e6 else 4 if wanted < 2e7 else 12
     head = 32 if wanted < 2e7 else 64
     size = {"height": args.height, "width": args.width, "patch": args.patch, "channels": 3}
     shapes = (MmditConfig(dim=dim, depth=depth, heads=dim // head, **size) for dim in range(head, 4096, head))
-    shape = min(shapes, key=lambda shape: abs(shape.parameters - wanted))
-    save_small_mmdit(SmallMmdit(shape, seed=0), directory)
-    return shape.parameters
+    with torch.device("meta"):  # shapes without memory
+        shape = min(shapes, key=lambda shape: abs(count_parameters(SmallMmdit(shape)) - wanted))
+    model = SmallMmdit(shape, seed=0)
+    save_small_mmdit(model, directory)
+    return count_parameters(model)
 
 
 def reward_of(args: argparse.Namespace, row: Row, url: str) -> dict[str, Any]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
 import pytest
+from benchmarks.pictures.comparison_grid import make_comparison_grid
 from benchmarks.pictures.prediction import predict_row
 from benchmarks.pictures.prefixes import measure_prefix_sharing
 from benchmarks.pictures.rows import ROWS, covered
 
 from headway.config import load_config
+from headway.rewards.images.image_reward import array_to_image, image_to_array
 
 ARGS = argparse.Namespace(
     prompts=4,
@@ -64,3 +67,11 @@ def test_a_shared_prefix_saves_the_rows_before_the_window(tmp_path: Path) -> Non
     save_small_mmdit(SmallMmdit(MmditConfig(height=8, width=8, dim=16, heads=2, depth=1)), tmp_path)
     alone, shared = measure_prefix_sharing(ARGS, tmp_path)
     assert alone["calls"] == 4 * 5 and shared["calls"] <= alone["calls"]
+
+
+def test_a_grid_holds_each_picture_before_and_after() -> None:
+    shades = [array_to_image(np.full((4, 6), value, np.uint8)) for value in (10, 20, 30)]
+    later = [array_to_image(np.full((4, 6), value, np.uint8)) for value in (110, 120, 130)]
+    grid = image_to_array(make_comparison_grid(shades, later, columns=2, scale=1))[:, :, 0]
+    inside = [value for row in grid for value in dict.fromkeys(row.tolist()) if value in (10, 20, 30, 110, 120, 130)]
+    assert list(dict.fromkeys(inside)) == [10, 110, 20, 120, 30, 130]

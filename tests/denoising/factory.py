@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import LossSettings
 from headway.denoising.denoising_engine import DenoisingEngine
-from headway.denoising.denoising_request import DenoisingRequest
 from headway.denoising.denoising_runner import DenoisingRunner
-from headway.denoising.denoising_scheduler import DenoisingStepResult
+from headway.denoising.denoising_scheduler import DenoisingRequest, DenoisingStepResult
 from headway.denoising.denoising_trainer import DenoisingTrainer
 from headway.denoising.models import MmditConfig, SmallMmdit
 from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings

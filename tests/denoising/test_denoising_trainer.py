@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.algorithms.denoising import DiffusionNftParams
+from headway.algorithms.diffusion_nft import DiffusionNftParams
 from headway.denoising.models import is_small_mmdit, load_small_mmdit
 from headway.denoising.settings import DenoisingSettings
 from headway.errors import TrainerError

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headway.algorithms.denoising import CpsSampler, DenoisingSampler, FlowSdeSampler, StepWindow, logp
-from headway.algorithms.denoising.denoising_samplers import VelocityFunction
+from headway.algorithms.denoising import (
+    CpsSampler,
+    DenoisingSampler,
+    FlowSdeSampler,
+    StepWindow,
+    VelocityFunction,
+    logp,
+)
 
 SHAPE = (2, 3, 4)
 SAMPLERS: dict[str, DenoisingSampler] = {"flow_sde": FlowSdeSampler(), "cps": CpsSampler()}

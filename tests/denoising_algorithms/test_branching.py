@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms.denoising import (
-    DenoisingSampler,
-    StepWindow,
-    make_timesteps,
-    solve_ode,
-)
+from headway.algorithms.denoising import DenoisingSampler, StepWindow, make_timesteps, solve_ode
 from tests.denoising_algorithms.factory import SAMPLERS, SHAPE, Bell, Toy, draw_window_steps
 
 both = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())

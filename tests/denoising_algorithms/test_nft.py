@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms.denoising import (
+from headway.algorithms.denoising import add_noise
+from headway.algorithms.diffusion_nft import (
     DiffusionNftParams,
-    add_noise,
     advantage_to_optimality,
     nft_loss,
     old_policy_decay,

@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms.denoising import (
-    DenoisingSampler,
-    StepWindow,
-    logp,
-    make_timesteps,
-    solve_ode,
-)
+from headway.algorithms.denoising import DenoisingSampler, StepWindow, logp, make_timesteps, solve_ode
 from tests.denoising_algorithms.factory import SAMPLERS, Bell, draw_window_steps, normal
 
 both = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())

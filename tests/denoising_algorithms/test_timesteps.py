@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.algorithms.denoising import (
-    add_noise,
-    apply_guidance,
-    make_timesteps,
-    predict_data,
-    predict_noise,
-)
+from headway.algorithms.denoising import add_noise, apply_guidance, make_timesteps, predict_data, predict_noise
 from headway.errors import ConfigError
 from tests.denoising_algorithms.factory import SHAPE, normal, uniform
 

@@ -6,12 +6,7 @@ from collections import Counter
 
 import pytest
 
-from headway.algorithms.denoising import (
-    StepWindow,
-    draw_random_window,
-    make_full_window,
-    make_sliding_window,
-)
+from headway.algorithms.denoising import StepWindow, draw_random_window, make_full_window, make_sliding_window
 from headway.errors import ConfigError
 from headway.seeding import make_rng
 

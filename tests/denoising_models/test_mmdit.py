@@ -13,15 +13,11 @@ from headway.errors import ConfigError
 from tests.denoising_models.factory import SMALL, noise, small
 
 
-@pytest.mark.parametrize("config", [SMALL, replace(SMALL, channels=3, depth=1, heads=4, mlp_ratio=2.5), MmditConfig()])
-def test_a_shape_knows_how_many_parameters_the_model_will_have(config: MmditConfig) -> None:
-    assert count_parameters(SmallMmdit(config)) == config.parameters
-
-
 def test_by_default_it_is_a_million_parameters_and_it_can_be_hundreds() -> None:
-    assert 0.8e6 < MmditConfig().parameters < 1.5e6
+    assert 0.8e6 < count_parameters(SmallMmdit()) < 1.5e6
     large = MmditConfig(height=128, width=128, channels=3, patch=8, dim=640, depth=10, heads=10)
-    assert large.parameters > 100e6
+    with torch.device("meta"):
+        assert count_parameters(SmallMmdit(large)) > 100e6
 
 
 def test_the_seed_decides_the_weights_and_nobody_elses_dice_are_touched() -> None:

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.denoising.denoising_request import DenoisingRequest
 from headway.denoising.denoising_runner import DenoisingRunner
-from headway.denoising.denoising_scheduler import DenoisingScheduler
+from headway.denoising.denoising_scheduler import DenoisingRequest, DenoisingScheduler
 from headway.denoising.settings import DenoisingSettings
 from headway.engines.base import Progress, Request
 from headway.engines.native import NativeEngine, NativeSettings

@@ -19,17 +19,8 @@ import torch
 from torch import Tensor
 
 from headway.algorithms import Actions, Advantages, BatchTotals, PolicyMetricSums, make_action_weights, sum_weighted
-from headway.algorithms.denoising import (
-    DiffusionNftParams,
-    LatentTransition,
-    add_noise,
-    kl_compatible,
-    kl_exact,
-    logp,
-    nft_loss,
-    old_policy_decay,
-    update_old_policy,
-)
+from headway.algorithms.denoising import LatentTransition, add_noise, kl_compatible, kl_exact, logp
+from headway.algorithms.diffusion_nft import DiffusionNftParams, nft_loss, old_policy_decay, update_old_policy
 from headway.denoising.denoising_batch import DenoisingBatch, SampleSteps
 from headway.denoising.denoising_policy import DenoisingPolicy
 from headway.denoising.settings import DenoisingTrainerSettings
@@ -77,6 +68,17 @@ class DenoisingUpdateReport:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DenoisingUpdate:
+    """One update of the policy: the whole batch, its advantages, and the report that gathers its sums."""
+
+    batch: DenoisingBatch
+    advantages: Advantages
+    version: int
+    gate: CommitGate
+    report: DenoisingUpdateReport = field(default_factory=DenoisingUpdateReport)
+
+
 class DenoisingObjective(Protocol):
     """Computes the gradients of a batch."""
 
@@ -94,15 +96,7 @@ class DenoisingObjective(Protocol):
         """Return the batch with log-probabilities under the current weights, if the objective needs them."""
         ...
 
-    def add_gradients(
-        self,
-        batch: DenoisingBatch,
-        advantages: Advantages,
-        rows: Sequence[SampleSteps],
-        version: int,
-        report: DenoisingUpdateReport,
-        gate: CommitGate,
-    ) -> None:
+    def add_gradients(self, rows: Sequence[SampleSteps], update: DenoisingUpdate) -> None:
         """Add up the gradients of one mini-batch."""
         ...
 
@@ -124,34 +118,21 @@ class PolicyGradientObjective:
             return batch
         return replace(batch, proximal_N=compute_step_logps(self._policy, batch, self.micro_batch_samples, gate))
 
-    def add_gradients(
-        self,
-        batch: DenoisingBatch,
-        advantages: Advantages,
-        rows: Sequence[SampleSteps],
-        version: int,
-        report: DenoisingUpdateReport,
-        gate: CommitGate,
-    ) -> None:
+    def add_gradients(self, rows: Sequence[SampleSteps], update: DenoisingUpdate) -> None:
+        batch, advantages = update.batch, update.advantages
         inside_N = torch.zeros_like(advantages.mask_N)
         inside_N[rows[0].first : rows[-1].end] = True
         totals = BatchTotals.of(advantages.mask_N & inside_N, batch.sequence_N, len(batch.rows))
         may_skip = self._settings.local.objective.skips_zero_advantages and self._settings.kl_coef is None
         useful = [row for row in rows if not may_skip or _has_advantage(row, advantages)]
-        report.skipped |= {row.first for row in rows} - {row.first for row in useful}
+        update.report.skipped |= {row.first for row in rows} - {row.first for row in useful}
         for part in _split_micro_batches(useful, self.micro_batch_samples):
-            gate.check()
-            self._add_micro_batch(batch, advantages, part, totals, report)
+            update.gate.check()
+            self._add_micro_batch(part, totals, update)
 
-    def _add_micro_batch(
-        self,
-        batch: DenoisingBatch,
-        advantages: Advantages,
-        rows: Sequence[SampleSteps],
-        totals: BatchTotals,
-        report: DenoisingUpdateReport,
-    ) -> None:
+    def _add_micro_batch(self, rows: Sequence[SampleSteps], totals: BatchTotals, update: DenoisingUpdate) -> None:
         """Run forward and backward of one micro-batch."""
+        batch, advantages, report = update.batch, update.advantages, update.report
         steps = _StepInputs.of(self._policy, batch, rows)
         transition = steps.transition(self._policy)
         at, objective = steps.index_N, self._settings.local.objective
@@ -253,32 +234,25 @@ class DiffusionNftObjective:
     def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
         return batch
 
-    def add_gradients(
-        self,
-        batch: DenoisingBatch,
-        advantages: Advantages,
-        rows: Sequence[SampleSteps],
-        version: int,
-        report: DenoisingUpdateReport,
-        gate: CommitGate,
-    ) -> None:
+    def add_gradients(self, rows: Sequence[SampleSteps], update: DenoisingUpdate) -> None:
         levels = self._settings.nft_levels
         for part in _split_micro_batches(rows, self.micro_batch_samples):
-            gate.check()
-            loss = self._loss(batch, advantages, part, version).sum() / (len(rows) * levels)
+            update.gate.check()
+            loss = self._loss(part, update).sum() / (len(rows) * levels)
             if not bool(loss.isfinite()):
-                raise TrainerError(f"step {version + 1}: a loss that is not finite")
+                raise TrainerError(f"step {update.version + 1}: a loss that is not finite")
             loss.backward()  # type: ignore[no-untyped-call]
-            report.loss += float(loss.detach())
-            report.micro_batches += 1
-            report.denoiser_rows += len(part) * levels
+            update.report.loss += float(loss.detach())
+            update.report.micro_batches += 1
+            update.report.denoiser_rows += len(part) * levels
 
-    def _loss(self, batch: DenoisingBatch, advantages: Advantages, rows: Sequence[SampleSteps], version: int) -> Tensor:
+    def _loss(self, rows: Sequence[SampleSteps], update: DenoisingUpdate) -> Tensor:
         """Return the loss of each sample at each of its noise levels."""
-        levels, device = self._settings.nft_levels, batch.behaviour_N.device
+        batch, levels = update.batch, self._settings.nft_levels
+        device = batch.behaviour_N.device
         last = torch.tensor([row.end - 1 for row in rows]).repeat_interleave(levels)
         x0 = batch.after_NCHW[last].to(device)
-        draws = [self._draw_noise(row, version) for row in rows]
+        draws = [self._draw_noise(row, update.version) for row in rows]
         s_N = torch.cat([s for s, _ in draws]).to(device)
         x_s = add_noise(x0, torch.cat([noise for _, noise in draws]).to(device), s_N)
         prompts = [row.prompt for row in rows for _ in range(levels)]
@@ -286,7 +260,7 @@ class DiffusionNftObjective:
         with torch.no_grad():
             v_old = self._policy.velocity(x_s, s_N, prompts, self.optimizer.old)
             v_ref = self._reference_velocity(x_s, s_N, prompts)
-        advantage_N = advantages.advantage_N[last.to(device)]
+        advantage_N = update.advantages.advantage_N[last.to(device)]
         return nft_loss(v, v_old, x0, x_s, s_N, advantage_N, self._params, v_ref)
 
     def _reference_velocity(self, x_s: Tensor, s_N: Tensor, prompts: Sequence[str]) -> Tensor | None:

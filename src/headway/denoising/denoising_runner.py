@@ -19,8 +19,7 @@ from torch import Tensor
 
 from headway.algorithms.denoising import apply_guidance, logp
 from headway.denoising.denoising_graphs import FixedSizeModel, make_cuda_graph_capture
-from headway.denoising.denoising_request import DenoisingRequest
-from headway.denoising.denoising_scheduler import DenoisingStepResult
+from headway.denoising.denoising_scheduler import DenoisingRequest, DenoisingStepResult
 from headway.denoising.models.denoiser import Conditioning
 from headway.denoising.settings import DenoisingSettings
 from headway.types import DenoisingStep, Image

@@ -19,13 +19,10 @@ from torch import Tensor
 
 from headway.algorithms import Advantages
 from headway.algorithms.kl import KlController
-from headway.denoising.denoising_batch import (
-    DenoisingBatch,
-    SampleSteps,
-    make_denoising_batch,
-)
+from headway.denoising.denoising_batch import DenoisingBatch, SampleSteps, make_denoising_batch
 from headway.denoising.denoising_objectives import (
     DenoisingObjective,
+    DenoisingUpdate,
     DenoisingUpdateReport,
     DiffusionNftObjective,
     PolicyGradientObjective,
@@ -110,14 +107,16 @@ class DenoisingLearner(StepLearner):
 
     def _update(self, batch: DenoisingBatch, advantages: Advantages, gate: CommitGate) -> DenoisingUpdateReport:
         """Apply all optimizer steps of one batch, or none."""
-        report = DenoisingUpdateReport()
+        update = DenoisingUpdate(batch=batch, advantages=advantages, version=self.version, gate=gate)
         mini_batches = list(iterate_mini_batches(batch.rows, self.settings))
 
         def add_gradients(rows: Sequence[SampleSteps]) -> None:
-            self.objective.add_gradients(batch, advantages, rows, self.version, report, gate)
+            self.objective.add_gradients(rows, update)
 
-        apply_optimizer_steps([self.objective.optimizer], mini_batches, add_gradients, report, self.version, gate)
-        return report
+        apply_optimizer_steps(
+            [self.objective.optimizer], mini_batches, add_gradients, update.report, self.version, gate
+        )
+        return update.report
 
     def _score(self, kind: ScoreKind, group: SampleGroup, gate: CommitGate) -> list[list[float]]:
         """Return a log-probability for each step of each sample; 0 for steps that are not trained."""

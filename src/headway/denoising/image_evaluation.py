@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from headway.algorithms.denoising import apply_guidance, make_timesteps, solve_ode
-from headway.algorithms.denoising.denoising_samplers import VelocityFunction
+from headway.algorithms.denoising import VelocityFunction, apply_guidance, make_timesteps, solve_ode
 from headway.rewards.images.image_reward import array_to_image
 from headway.rewards.images.ocr_reward import ImageReader, measure_agreement
 from headway.seeding import make_rng
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from headway.denoising.models import Denoiser
 
 _BATCH = 64
-_FRAME_PIXELS, _GAP_PIXELS = 2, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,27 +83,6 @@ async def measure_legibility(images: Sequence[Image], texts: Sequence[str], read
     rewards = [measure_agreement(text, one) for text, one in zip(texts, found, strict=True)]
     count = len(rewards)
     return Legibility(reward=sum(rewards) / count, exact=sum(value == 1.0 for value in rewards) / count, samples=count)
-
-
-def make_comparison_grid(before: Sequence[Image], after: Sequence[Image], *, columns: int = 4, scale: int = 3) -> Image:
-    """Return a grid of pairs: each picture before training, with the same prompt after training beside it."""
-    pairs = [
-        np.concatenate([_enlarge_and_frame(one, scale), _enlarge_and_frame(two, scale)], axis=1)
-        for one, two in zip(before, after, strict=True)
-    ]
-    pairs += [np.full_like(pairs[0], 255)] * (-len(pairs) % columns)
-    gap = np.full((pairs[0].shape[0], _GAP_PIXELS, 3), 255, dtype=np.uint8)
-    rows = [
-        np.concatenate([part for pair in pairs[start : start + columns] for part in (pair, gap)][:-1], axis=1)
-        for start in range(0, len(pairs), columns)
-    ]
-    return array_to_image(np.concatenate(rows, axis=0))
-
-
-def _enlarge_and_frame(image: Image, times: int) -> NDArray[np.uint8]:
-    pixels = np.frombuffer(image.pixels, dtype=np.uint8).reshape(image.height, image.width, 3)
-    large = pixels.repeat(times, axis=0).repeat(times, axis=1)
-    return np.pad(large, ((_FRAME_PIXELS,) * 2, (_FRAME_PIXELS,) * 2, (0, 0)), constant_values=128)
 
 
 def _draw_noise(prompt: str, shape: tuple[int, int, int], seed: int) -> torch.Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor
 from headway.algorithms.denoising import (
     CpsSampler,
     DenoisingSampler,
-    DiffusionNftParams,
     FlowSdeSampler,
     StepWindow,
     draw_random_window,
@@ -18,6 +17,7 @@ from headway.algorithms.denoising import (
     make_sliding_window,
     make_timesteps,
 )
+from headway.algorithms.diffusion_nft import DiffusionNftParams
 from headway.denoising.models.denoiser import Denoiser
 from headway.errors import ConfigError
 from headway.seeding import make_rng

@@ -66,11 +66,6 @@ def render_text(text: str, style: TextImageStyle, rng: Rng) -> NDArray[np.uint8]
     return np.asarray(paper, dtype=np.uint8)[:, :, None]
 
 
-def make_clean_style(style: TextImageStyle) -> TextImageStyle:
-    """Return the style without clutter: what a perfect policy would draw."""
-    return TextImageStyle(height=style.height, width=style.width, alphabet=style.alphabet)
-
-
 def _draw_wrong_letter(letter: str, style: TextImageStyle, rng: Rng) -> str:
     others = style.alphabet.replace(letter, "")
     return others[rng.randrange(0, len(others))]

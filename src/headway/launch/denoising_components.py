@@ -67,7 +67,7 @@ class DenoisingModelFamily:
     def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
         """Find the model and read as much of it as the controller needs. Raises `ConfigError`."""
         from headway.denoising.models import is_sd3, is_small_mmdit
-        from headway.denoising.shipped_models import find_shipped_model, list_shipped_models
+        from headway.denoising.models.denoiser_storage import find_shipped_model, list_shipped_models
 
         wanted = resolved.config.actor_train.model_args.model_name_or_path or resolved.config.pretrain or ""
         shipped = list_shipped_models()
@@ -200,7 +200,7 @@ def make_denoising_settings(resolved: ResolvedConfig) -> DenoisingSettings:
 
 def make_denoising_training(args: ComponentArgs, resolved: ResolvedConfig) -> DenoisingTrainerSettings:
     """Return the settings of the trainer."""
-    from headway.algorithms.denoising import DiffusionNftParams
+    from headway.algorithms.diffusion_nft import DiffusionNftParams
     from headway.denoising.settings import DenoisingTrainerSettings
     from headway.trainers.local import make_local_settings
 

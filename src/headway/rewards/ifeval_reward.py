@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -22,6 +23,7 @@ CheckFunction = Callable[..., bool]
 
 _ABBREVIATIONS = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|etc|e\.g|i\.e|a\.m|p\.m|No|Fig)\.", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*(?=\s|$)")
+_RELATIONS = {"at least": operator.ge, "less than": operator.lt, "at most": operator.le, "exactly": operator.eq}
 _CONSTRAINED_ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _QUOTES = {'"': '"', "\N{LEFT DOUBLE QUOTATION MARK}": "\N{RIGHT DOUBLE QUOTATION MARK}"}
 
@@ -103,15 +105,9 @@ def _suggest(name: str) -> str:
 
 def compare_count(count: int, relation: str, wanted: int) -> bool:
     """Compare by IFEval's two relations, or by the plain ones."""
-    if relation == "at least":
-        return count >= wanted
-    if relation == "less than":
-        return count < wanted
-    if relation == "at most":
-        return count <= wanted
-    if relation == "exactly":
-        return count == wanted
-    raise ValueError(f"relation {relation!r} is none of: at least, less than, at most, exactly")
+    if relation not in _RELATIONS:
+        raise ValueError(f"relation {relation!r} is none of: {', '.join(_RELATIONS)}")
+    return bool(_RELATIONS[relation](count, wanted))
 
 
 def count_words(text: str) -> int:

@@ -25,12 +25,7 @@ from headway.rewards.judge_rewards import JudgeReward, VisionJudgeReward
 from headway.rewards.math_reward import make_math_reward
 from headway.rewards.reasoning_reward import make_reasoning_gym_reward
 from headway.rewards.reward_composition import RewardTerm, RoutedReward
-from headway.rewards.text_rewards import (
-    make_exact_reward,
-    make_format_reward,
-    make_numeric_reward,
-    make_regex_reward,
-)
+from headway.rewards.text_rewards import make_exact_reward, make_format_reward, make_numeric_reward, make_regex_reward
 from headway.types import Episode
 from headway.user_code import import_object
 

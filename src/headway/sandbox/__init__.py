@@ -2,13 +2,7 @@
 
 from headway.sandbox.probe import SandboxProbe
 from headway.sandbox.sandbox import Sandbox
-from headway.sandbox.sandbox_limits import (
-    ProgramEnding,
-    ProgramOutcome,
-    SandboxBroken,
-    SandboxLimits,
-    SandboxRefused,
-)
+from headway.sandbox.sandbox_limits import ProgramEnding, ProgramOutcome, SandboxBroken, SandboxLimits, SandboxRefused
 
 __all__ = [
     "ProgramEnding",

@@ -25,13 +25,7 @@ from headway.errors import ConfigError
 from headway.sandbox import probe as probing
 from headway.sandbox.bubblewrap_command import SandboxLayout, find_hidden_folders, make_supervisor_request
 from headway.sandbox.probe import SandboxProbe
-from headway.sandbox.sandbox_limits import (
-    ProgramEnding,
-    ProgramOutcome,
-    SandboxBroken,
-    SandboxLimits,
-    SandboxRefused,
-)
+from headway.sandbox.sandbox_limits import ProgramEnding, ProgramOutcome, SandboxBroken, SandboxLimits, SandboxRefused
 
 _SUPERVISOR = (
     f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from sandbox_supervisor import main; main()"

@@ -11,6 +11,7 @@ Legend: B samples, C channels, H and W of the latent.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,25 +24,23 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 """The two files of a checkpoint; `model_type` in the first tells which model it is."""
 
 
+def read_checkpoint_config(directory: Path) -> dict[str, Any]:
+    """Return the content of `config.json`, or an empty dict if there is no such file."""
+    try:
+        content = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditioning:
     """Named tensors with one row per prompt: what `encode` made of the texts, and all that `forward` sees of them."""
 
     tensors: Mapping[str, Tensor]
 
-    def __len__(self) -> int:
-        return next(iter(self.tensors.values())).shape[0]
-
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
-
-    def select(self, index: Tensor) -> Conditioning:
-        """Return the rows at `index`, in that order; a row may come several times."""
-        return Conditioning({name: rows[index.to(rows.device)] for name, rows in self.tensors.items()})
-
-    def repeat(self, times: int) -> Conditioning:
-        """Return each row `times` times in a row."""
-        return Conditioning({name: rows.repeat_interleave(times, 0) for name, rows in self.tensors.items()})
 
     def to(self, device: torch.device | str) -> Conditioning:
         """Return the same rows on `device`."""

@@ -1,4 +1,6 @@
-"""Loading and saving of denoising models: directories with `config.json` and `model.safetensors`, or pipelines.
+"""Loading and saving of denoising models, and the models that come with Headway (`pretrain: text-images`).
+
+A model is a directory with `config.json` and `model.safetensors`, or a pipeline of `diffusers`.
 
 Guarantees: a `SmallMmdit` is loaded as it was saved, bit for bit. A directory that holds something else is refused with
 a `ConfigError` that says what is wrong. Nothing is pickled.
@@ -6,6 +8,7 @@ a `ConfigError` that says what is wrong. Nothing is pickled.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -16,6 +19,12 @@ from headway.denoising.models.mmdit import SmallMmdit
 from headway.denoising.models.mmdit_config import is_small_mmdit, read_mmdit_config
 from headway.denoising.models.stable_diffusion_3 import is_sd3, load_sd3
 from headway.errors import ConfigError
+
+TEXT_IMAGES = "text-images"
+"""Draws four digits in 16 × 32 pixels, often wrong and sometimes cluttered: a base that a reward can improve."""
+
+_CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
+"""Folder of the models that come with Headway: each has a `README.md` that tells how it was made."""
 
 
 def save_small_mmdit(model: SmallMmdit, directory: Path) -> None:
@@ -58,3 +67,19 @@ def open_denoiser(
         value=str(directory),
         hint="a small MMDiT (config.json, model.safetensors) or a StableDiffusion3Pipeline (model_index.json)",
     )
+
+
+def list_shipped_models() -> tuple[str, ...]:
+    """Return the names that `find_shipped_model` knows."""
+    return tuple(sorted(path.parent.name for path in _CHECKPOINTS.glob("*/config.json")))
+
+
+def find_shipped_model(name: str) -> Path:
+    """Return the directory of a model. Raises `ConfigError` for an unknown name."""
+    names = list_shipped_models()
+    if name not in names:
+        close = get_close_matches(name, names, 1)
+        meant = f", did you mean {close[0]!r}?" if close else ""
+        hint = f"one of {', '.join(names)}, or a directory"
+        raise ConfigError(f"is no model that comes with Headway{meant}", key="pretrain", value=name, hint=hint)
+    return _CHECKPOINTS / name

@@ -7,7 +7,7 @@ import string
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headway.denoising.models.denoiser import CONFIG_FILE
+from headway.denoising.models.denoiser import CONFIG_FILE, read_checkpoint_config
 from headway.errors import ConfigError
 
 DEFAULT_ALPHABET = string.digits + string.ascii_letters + string.punctuation + " "
@@ -54,20 +54,6 @@ class MmditConfig:
         """Tokens of a picture."""
         return self.height // self.patch * (self.width // self.patch)
 
-    @property
-    def parameters(self) -> int:
-        """Number of trained parameters of a model of this shape."""
-        d, pixels = self.dim, self.channels * self.patch**2
-        hidden, norms = int(d * self.mlp_ratio), 2 * (d // self.heads)
-        attention = _count_linear(d, 3 * d) + norms
-        mlp = _count_linear(d, hidden) + _count_linear(hidden, d)
-        stream = attention + _count_linear(d, 6 * d) + _count_linear(d, d) + mlp
-        last = stream + attention + _count_linear(d, 2 * d)
-        inputs = _count_linear(pixels, d) + (self.patches + self.characters + len(self.alphabet) + 2) * d
-        modulation = _count_linear(2 * NOISE_LEVEL_FREQUENCIES, d) + 3 * _count_linear(d, d)
-        outputs = _count_linear(d, 2 * d) + _count_linear(d, pixels)
-        return inputs + modulation + 2 * (self.depth - 1) * stream + last + outputs
-
     def tokenize(self, prompt: str) -> list[int]:
         """Return one token per character, padded with 0 to `characters`; 1 stands for an unknown character."""
         if len(prompt) > self.characters:
@@ -86,17 +72,9 @@ class MmditConfig:
         (directory / CONFIG_FILE).write_text(content + "\n", encoding="utf-8")
 
 
-def _count_linear(inputs: int, outputs: int) -> int:
-    return (inputs + 1) * outputs
-
-
 def is_small_mmdit(directory: Path) -> bool:
     """Return whether the directory holds a `SmallMmdit`."""
-    try:
-        content = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
-        return bool(content.get("model_type") == SMALL_MMDIT_TYPE)
-    except (OSError, ValueError, AttributeError):
-        return False
+    return read_checkpoint_config(directory).get("model_type") == SMALL_MMDIT_TYPE
 
 
 def read_mmdit_config(directory: Path) -> MmditConfig:
@@ -107,7 +85,7 @@ def read_mmdit_config(directory: Path) -> MmditConfig:
             key="pretrain",
             value=str(directory),
         )
-    content = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    content = read_checkpoint_config(directory)
     try:
         return MmditConfig(**{name: value for name, value in content.items() if name != "model_type"})
     except TypeError as error:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.denoising.models.denoiser import CONFIG_FILE, WEIGHTS_FILE, Conditioning
+from headway.denoising.models.denoiser import CONFIG_FILE, WEIGHTS_FILE, Conditioning, read_checkpoint_config
 from headway.errors import ConfigError
 from headway.models.model_loading import hide_progress_bars
 
@@ -153,7 +153,9 @@ def load_sd3(
     dtype: torch.dtype = torch.float32,
 ) -> StableDiffusion3:
     """Load the directory of a `StableDiffusion3Pipeline`, or a checkpoint that was trained from one."""
-    saved = _read_checkpoint_config(Path(directory))
+    saved = read_checkpoint_config(Path(directory))
+    if saved.get("model_type") != SD3_CHECKPOINT_TYPE:
+        saved = {}
     base = saved.get("base", str(directory))
     model = StableDiffusion3(
         _load_pipeline(base, dtype),
@@ -171,22 +173,13 @@ def load_sd3(
 
 def is_sd3(directory: Path) -> bool:
     """Return whether `load_sd3` can load the directory."""
-    if _read_checkpoint_config(directory):
+    if read_checkpoint_config(directory).get("model_type") == SD3_CHECKPOINT_TYPE:
         return True
     try:
         index = json.loads((directory / "model_index.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return bool(index.get("_class_name") == _PIPELINE)
-
-
-def _read_checkpoint_config(directory: Path) -> dict[str, Any]:
-    """Return what `save_config` wrote there, or an empty dict if it wrote nothing."""
-    try:
-        saved = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return saved if isinstance(saved, dict) and saved.get("model_type") == SD3_CHECKPOINT_TYPE else {}
 
 
 def _load_pipeline(directory: str, dtype: torch.dtype) -> Any:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.algorithms.denoising.noise_levels import mean_per_sample, predict_data, widen_precision
+from headway.algorithms.denoising import mean_per_sample, predict_data, widen_precision
 from headway.errors import ConfigError
 
 

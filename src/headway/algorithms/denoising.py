@@ -1,17 +1,23 @@
-"""Steps from one noise level to the next: the ODE, and the two stochastic samplers whose steps are actions.
+"""The mathematics of denoising by flow matching: a denoising step is an action with a log-probability.
 
-A stochastic step gives the distribution of the next latent: a Gaussian with a `mean` and one `std` per sample. The
-engine draws `x' = mean + std·z` from it (`LatentTransition.draw`); the trainer computes `logp` of the drawn x'.
+    timesteps = make_timesteps(steps)                                  # noise levels from 1 to 0
+    transition = sampler.step(x, v, s, s_next, noisy)                  # FlowSdeSampler or CpsSampler
+    x_next = transition.draw(z)
+    behaviour = logp(x_next, *transition)                              # one number per sample, stored with the sample
+
+The trainer calls the same `step` and `logp` on the stored x and x_next, with the velocity of the weights being trained.
+Every policy loss of `headway.algorithms.losses` takes that log-probability. Log-densities are *means* over the
+dimensions of the latent, which is why clip ranges are near 1e-4.
 
 Guarantees: with a = 0 both samplers are the Euler step of the ODE. A sample's result does not depend on the other
 samples of its batch nor on their noise levels, so that requests may join and leave between any two steps. A step
 without noise (std = 0) is not an action: its `logp` is 0 and has no gradient. Results are at least float32, whatever
-precision the model has.
+precision the model has. Nothing here knows a model, draws noise or holds state.
 
-The samplers draw no noise and hold no state. Log-densities are *means* over the dimensions of the latent, which is why
-clip ranges are near 1e-4.
+s = 1 is noise, s = 0 is data, x_s = (1 − s)·x₀ + s·e, v = e − x₀. Steps are counted from 0 at pure noise.
 
-Legend: B samples; x, v, mean are [B, ...]; s, s_next and std are [B]; dt = s_next − s < 0.
+Legend: B samples; x, v, mean are [B, ...]; s, s_next and std are [B], each sample may be anywhere on the path;
+dt = s_next − s < 0.
 """
 
 from __future__ import annotations
@@ -25,17 +31,67 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headway.algorithms.denoising.noise_levels import (
-    broadcast_per_sample,
-    mean_per_sample,
-    predict_data,
-    predict_noise,
-    widen_precision,
-)
 from headway.errors import ConfigError
+from headway.seeding import Rng
 
 VelocityFunction = Callable[[Tensor, Tensor], Tensor]
 """(x [B, ...], s [B]) → v: a denoiser with its conditioning and guidance."""
+DEFAULT_SHIFT = 3.0
+"""Shift k that most models use: it puts more steps where there is more noise."""
+
+
+def make_timesteps(steps: int, shift: float = DEFAULT_SHIFT, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return `steps` + 1 falling noise levels from exactly 1 to exactly 0, [steps + 1]."""
+    if steps < 1:
+        raise ConfigError("a path has at least one step", key="num_inference_steps", value=steps)
+    if shift <= 0:
+        raise ConfigError("must be positive", key="timestep_shift", value=shift, hint="1 is an even grid, 3 is usual")
+    return shift_noise_levels(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift).to(dtype)
+
+
+def shift_noise_levels(s: Tensor, shift: float) -> Tensor:
+    """Map s to k·s/(1 + (k − 1)·s), which leaves 0 and 1 unchanged."""
+    return shift * s / (1 + (shift - 1) * s)
+
+
+def add_noise(x0: Tensor, noise: Tensor, s_B: Tensor) -> Tensor:
+    """Return x_s on the straight path from the data `x0` to `noise`."""
+    x0 = widen_precision(x0)
+    s = broadcast_per_sample(s_B, x0)
+    return (1 - s) * x0 + s * widen_precision(noise)
+
+
+def predict_data(x: Tensor, v: Tensor, s_B: Tensor) -> Tensor:
+    """Return x̂₀ = x − s·v, the data end of the path."""
+    x = widen_precision(x)
+    return x - broadcast_per_sample(s_B, x) * widen_precision(v)
+
+
+def predict_noise(x: Tensor, v: Tensor, s_B: Tensor) -> Tensor:
+    """Return ê = x + (1 − s)·v, the noise end of the path."""
+    x = widen_precision(x)
+    return x + (1 - broadcast_per_sample(s_B, x)) * widen_precision(v)
+
+
+def apply_guidance(v_conditional: Tensor, v_unconditional: Tensor, scale: float) -> Tensor:
+    """Return v_u + g·(v_c − v_u), in rollout and in training alike; g = 1 is the conditional velocity."""
+    unconditional = widen_precision(v_unconditional)
+    return unconditional + scale * (widen_precision(v_conditional) - unconditional)
+
+
+def widen_precision(x: Tensor) -> Tensor:
+    """Return `x` in at least float32: half precision is too coarse for the differences and quotients here."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def broadcast_per_sample(a_B: Tensor, x: Tensor) -> Tensor:
+    """Return `a_B` with the device and precision of `x` [B, ...], shaped to be multiplied with it."""
+    return a_B.to(device=x.device, dtype=x.dtype).reshape(-1, *(1,) * (x.dim() - 1))
+
+
+def mean_per_sample(x: Tensor) -> Tensor:
+    """Average over everything but the batch, [B]."""
+    return x.flatten(1).mean(1)
 
 
 class LatentTransition(NamedTuple):
@@ -154,3 +210,58 @@ def kl_compatible(mean: Tensor, mean_ref: Tensor, std: Tensor, dt: Tensor) -> Te
     """
     exact = kl_exact(mean, mean_ref, std)
     return exact * dt.abs().to(exact.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWindow:
+    """The steps start … start + length − 1, which get noise and are trained.
+
+    A sample follows the ODE outside its window: those steps are neither stored nor trained. The last step, onto the
+    data, is never in a window: CPS has no noise there, and the noise of any other sampler would stay on the picture. A
+    window belongs to a group: members that share a window can share the ODE prefix before it.
+    """
+
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The first step after the window."""
+        return self.start + self.length
+
+    def __contains__(self, step: int) -> bool:
+        return self.start <= step < self.end
+
+
+def make_full_window(steps: int) -> StepWindow:
+    """Return every step but the last (Flow-GRPO)."""
+    return StepWindow(0, _count_noisy_steps(steps))
+
+
+def draw_random_window(steps: int, width: int, rng: Rng) -> StepWindow:
+    """Draw `width` steps inside the first half (Flow-GRPO-Fast); start at step 0 if the half is too short."""
+    _check_width(steps, width)
+    return StepWindow(rng.randrange(0, max(steps // 2 - width, 0) + 1), width)
+
+
+def make_sliding_window(steps: int, width: int, update: int, *, interval: int = 25, stride: int = 1) -> StepWindow:
+    """Return a window that moves `stride` steps every `interval` updates and restarts at the noise end (MixGRPO)."""
+    _check_width(steps, width)
+    if interval < 1 or stride < 1:
+        raise ConfigError("interval and stride are at least 1", key="sde_window", value=(interval, stride))
+    positions = (_count_noisy_steps(steps) - width) // stride + 1
+    return StepWindow(update // interval % positions * stride, width)
+
+
+def _count_noisy_steps(steps: int) -> int:
+    """Return how many steps may get noise: all but the last."""
+    if steps < 2:
+        raise ConfigError("no step is left to train: the last one has no noise", key="num_inference_steps", value=steps)
+    return steps - 1
+
+
+def _check_width(steps: int, width: int) -> None:
+    if not 1 <= width <= _count_noisy_steps(steps):
+        raise ConfigError(
+            f"does not fit into {steps} denoising steps", key="sde_window_size", value=width, hint=f"1 to {steps - 1}"
+        )

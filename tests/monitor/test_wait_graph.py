@@ -12,7 +12,7 @@ from headway.monitor.wait_graph import WaitEdge, WaitGraph
 def make_waits(*edges: tuple[str, str], now_s: float = 0.0) -> WaitGraph:
     """A graph in which each owner waits for another since the start."""
     waits = WaitGraph(lambda: now_s)
-    waits.report_with(lambda: [WaitEdge(owner, "something", on, 0.0) for owner, on in edges])
+    waits.add_reporter(lambda: [WaitEdge(owner, "something", on, 0.0) for owner, on in edges])
     return waits
 
 
@@ -46,7 +46,7 @@ def test_reporters_are_asked_each_time_the_graph_is_looked_at() -> None:
         asked.append(1)
         return [WaitEdge("hub", "restart", "engine/0", 0.0)]
 
-    waits.report_with(report)
+    waits.add_reporter(report)
     assert waits.edges() == waits.edges() == [WaitEdge("hub", "restart", "engine/0", 0.0)]
     assert len(asked) == 2
 
@@ -62,22 +62,22 @@ def test_an_empty_graph_says_so() -> None:
 
 def test_a_ring_is_found_and_printed() -> None:
     waits = make_waits(("a", "b"), ("b", "c"), ("c", "a"), ("d", "a"))
-    assert waits.cycle() == ["a", "b", "c", "a"]
+    assert waits.find_cycle() == ["a", "b", "c", "a"]
     assert waits.describe().endswith("  ring: a → b → c → a")
 
 
 def test_a_chain_is_no_ring() -> None:
-    assert make_waits(("a", "b"), ("b", "c"), ("d", "b")).cycle() == []
+    assert make_waits(("a", "b"), ("b", "c"), ("d", "b")).find_cycle() == []
 
 
 def test_whoever_waits_for_itself_is_a_ring() -> None:
-    assert make_waits(("a", "a")).cycle() == ["a", "a"]
+    assert make_waits(("a", "a")).find_cycle() == ["a", "a"]
 
 
 def test_a_ring_behind_a_tail_is_named_without_the_tail() -> None:
-    assert make_waits(("tail", "a"), ("a", "b"), ("b", "a")).cycle() == ["a", "b", "a"]
+    assert make_waits(("tail", "a"), ("a", "b"), ("b", "a")).find_cycle() == ["a", "b", "a"]
 
 
 def test_a_ring_is_found_also_through_the_second_of_two_waits() -> None:
     waits = make_waits(("a", "b"), ("a", "c"), ("b", "d"), ("d", "nobody"), ("c", "a"))
-    assert waits.cycle() == ["a", "c", "a"]
+    assert waits.find_cycle() == ["a", "c", "a"]

@@ -117,7 +117,7 @@ class AsyncTrainingFlow:
         engines, lent = self.backends.engines, self.backends.lent
         hub = InferenceHub(engines, lent=lent, events=self.events, reliability=reliability, clock=self._clock)
         self.fleet = EngineFleet(hub, self.backends.reserve, events=self.events)
-        self.waits.report_with(hub.waits)
+        self.waits.add_reporter(hub.waits)
         try:
             lost = await self._load_trainer(ledger)
             while True:

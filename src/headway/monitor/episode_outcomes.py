@@ -1,4 +1,4 @@
-"""What became of episodes in environments: how many succeeded, how long they were, how many turns were invalid.
+"""Counts the outcomes of episodes in environments: success, number of turns, invalid turns.
 
 Episodes are counted when they end (`SampleFinish`), so groups that teach nothing and are dropped count too; for
 validation the numbers are those of `ValidateEnd`. A run without environments has no outcomes.

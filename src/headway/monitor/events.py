@@ -75,9 +75,6 @@ class GenericEvent(Event):
         return dict(self.data)
 
 
-# -- stages, groups and samples
-
-
 @_event_kind("state")
 class StateChange(Event):
     """A stage went from one state of its state machine to another."""
@@ -92,7 +89,6 @@ class GroupStart(Event):
 
     group: int
     position: int
-    """Position of its task in the data."""
     served: int
     """Oldest version that the engines served at that time."""
 
@@ -103,7 +99,6 @@ class GroupReady(Event):
 
     group: int
     reward: float | None = None
-    """Mean over its members."""
     equal: bool | None = None
     """True if all rewards are equal and the group is kept to fill a batch."""
 
@@ -156,13 +151,12 @@ class SampleFinish(Event):
 
 @_event_kind("sample.end")
 class SampleEnd(Event):
-    """A sample was trained on, dropped, or saved for the next process of the run."""
+    """A sample was trained on, dropped (with the reason), or saved for the next process of the run."""
 
     sample: str
     end: str
     """`trained`, `dropped` or `saved`."""
     reason: str | None = None
-    """Why it was dropped."""
 
 
 @_event_kind("sample.reopen")
@@ -184,9 +178,6 @@ class ScoreEnd(Event):
     """The reward of a sample was computed, or scoring it failed for good."""
 
     sample: str
-
-
-# -- requests and weights
 
 
 @_event_kind("request.start")
@@ -218,10 +209,9 @@ class WeightsServed(Event):
 
 @_event_kind("span.begin")
 class SpanBegin(Event):
-    """A worker pool such as `param_update` or `ref_logp` began a piece of work."""
+    """A worker pool such as `param_update` began a piece of work, which has a unique number."""
 
     span: int
-    """Unique number of the piece of work."""
     name: str = ""
 
 
@@ -231,9 +221,6 @@ class SpanEnd(Event):
 
     span: int
     name: str = ""
-
-
-# -- training and validation
 
 
 @_event_kind("step.begin")
@@ -300,9 +287,6 @@ class CheckpointRemove(Event):
     """A checkpoint was deleted to keep within the configured number."""
 
     trained: int
-
-
-# -- faults and what is done about them
 
 
 @_record
@@ -390,9 +374,6 @@ class RunStall(FaultEvent):
     """Wait-for graph as text."""
 
 
-# -- the run itself
-
-
 @_event_kind("run.begin")
 class RunBegin(Event):
     """A process of the run began; what an earlier process had under way ended without an event of its own."""
@@ -403,7 +384,6 @@ class RunBegin(Event):
     steps: int | None = None
     machine: str | None = None
     headway: str | None = None
-    """Version of the package."""
 
 
 @_event_kind("run.end")

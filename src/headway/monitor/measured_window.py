@@ -10,12 +10,11 @@ first sample on; means, shares and rates cover the window.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from headway.monitor.event_log import LoggedEvent
-from headway.monitor.events import Event, StepEnd
+from headway.monitor.events import StepEnd
 
 EventHandler = Callable[[float, Any], None]
 """Takes the time of an event and the event."""
@@ -76,36 +75,3 @@ class WindowClock:
             steps = self.steps - self.warmup_steps
             return MeasuredWindow(start_s=self.opened_s, end_s=self._end_s, steps=steps, warmed_up=True)
         return MeasuredWindow(start_s=self.first_s or 0.0, end_s=self.last_s, steps=self.steps, warmed_up=False)
-
-
-class EventRecorder(Protocol):
-    """A part of the monitor: the events that it takes, and what it does with each."""
-
-    @property
-    def handlers(self) -> Mapping[type[Event], EventHandler]: ...
-
-
-class MeasuringSink:
-    """Hands every event to the recorders that take it, and keeps their common clock.
-
-    This is the hot path of a run: one dictionary look-up per event, and nothing for events that no recorder takes.
-    """
-
-    def __init__(self, clock: WindowClock, *recorders: EventRecorder) -> None:
-        self.clock = clock
-        # The clock goes first, so that recorders find the window already moved.
-        handlers: dict[type[Event], list[EventHandler]] = {StepEnd: [clock.end_step]}
-        for recorder in recorders:
-            for event_type, handler in recorder.handlers.items():
-                handlers.setdefault(event_type, []).append(handler)
-        self._handlers = {event_type: tuple(takers) for event_type, takers in handlers.items()}
-
-    def __call__(self, logged: LoggedEvent) -> None:
-        clock = self.clock
-        time_s, event = logged
-        if clock.first_s is None:
-            clock.first_s = clock.opened_s = time_s
-        clock.last_s = time_s
-        clock.events += 1
-        for handler in self._handlers.get(type(event), ()):
-            handler(time_s, event)

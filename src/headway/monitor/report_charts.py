@@ -1,4 +1,4 @@
-"""Which curves the report page draws, and their numbers, few enough to draw.
+"""Defines the charts of the report page and makes their numbers, few enough to draw.
 
 A chart is shown if one of its curves has a number that is not zero. Above `_MOST_POINTS` neighbouring steps are
 averaged (or their maximum taken, if the curve is one of maxima), so that a long run keeps its shape.

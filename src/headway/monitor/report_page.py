@@ -43,8 +43,7 @@ def make_report_page_data(records: Sequence[RunRecord]) -> dict[str, Any]:
         "differences": _find_differences(records) if len(records) > 1 else [],
         "timeline": render_template("timeline.html", timeline) if first.lanes.states or first.lanes.engines else "",
     }
-    plain = to_plain_json(data)
-    assert isinstance(plain, dict)
+    plain: dict[str, Any] = to_plain_json(data)
     return plain
 
 

@@ -1,4 +1,4 @@
-"""Where the time of every role went: seconds by state, and how full the engines were.
+"""Measures where the time of every role went: seconds by state, and how full the engines were.
 
 Three kinds of roles are told apart by the events they emit:
 
@@ -87,7 +87,7 @@ class UsageSummary:
 
 
 class _OccupancyTotals(NamedTuple):
-    """What an `_Occupancy` had added up to at some moment."""
+    """Sums of an `_Occupancy` at some moment."""
 
     busy_s: float = 0.0
     area_s: float = 0.0
@@ -95,7 +95,7 @@ class _OccupancyTotals(NamedTuple):
 
 
 class _Occupancy:
-    """How many things are open at once, integrated over time."""
+    """Number of things that are open at once, integrated over time."""
 
     __slots__ = ("_area_s", "_busy_s", "_since_s", "actions", "done", "open", "peak")
 
@@ -188,12 +188,12 @@ class UsageRecorder:
 
     @property
     def states(self) -> dict[str, str]:
-        """What every stage is doing now."""
+        """State of every stage now."""
         return {who: stage.state for who, stage in self._stages.items()}
 
     @property
     def engines_busy(self) -> tuple[int, int]:
-        """How many engines have a request now, and how many there are."""
+        """Number of engines that have a request now, and of all engines."""
         return sum(1 for engine in self._engines.values() if engine.open), len(self._engines)
 
     @property

@@ -56,7 +56,7 @@ class RunCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSegment:
-    """What one process did for a run; a run that was resumed has several."""
+    """The part of a run that one process did; a run that was resumed has several."""
 
     begun_s: float
     begin: RunBegin

@@ -1,4 +1,4 @@
-"""How far off-policy a run is: the lag of trained samples, how far served is behind trained, and the drops.
+"""Measures how far off-policy a run is: the lag of trained samples, served behind trained, and the drops.
 
 The lag of a sample is `trained − oldest` at the moment of training, never measured against `served`. It has two parts:
 versions that passed while the sample was generated (in flight) and while it waited to be trained on (in queue).
@@ -23,7 +23,7 @@ VALIDATION_ROLE = "validate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagBin:
-    """How many samples had this lag; each column adds up to the samples trained."""
+    """Samples that had this lag; each column adds up to the samples trained."""
 
     lag: int
     samples: int
@@ -36,7 +36,7 @@ class LagBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagSummary:
-    """How far off-policy a run is."""
+    """Lag of a whole run."""
 
     histogram: tuple[LagBin, ...]
     """One bin for every lag from 0 to the largest, gaps included."""
@@ -55,7 +55,7 @@ class LagSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleEndCounts:
-    """How the samples of the whole run ended."""
+    """Numbers of samples of the whole run by how they ended."""
 
     started: int
     finished: int

@@ -1,4 +1,4 @@
-"""How fast a run is: steps, seconds per step, samples and actions per second, reward per step.
+"""Measures how fast a run is: steps, seconds per step, samples and actions per second, reward per step.
 
 Seconds per step run from one step end to the next, which is what a user waits for; `train_s` is the part of it from
 the step's begin to its end. Samples and actions are counted when they are trained on, so dropped ones do not look like

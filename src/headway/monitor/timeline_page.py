@@ -77,8 +77,7 @@ def draw_timeline(lanes: TimelineLanes, report: RunReport, *, title: str) -> dic
         "markers_left_out": max(0, len(lanes.markers) - MOST_MARKERS),
         **_make_chart_data(report),
     }
-    plain = to_plain_json(data)
-    assert isinstance(plain, dict)
+    plain: dict[str, Any] = to_plain_json(data)
     return plain
 
 

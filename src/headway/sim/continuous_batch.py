@@ -27,12 +27,12 @@ TOLERANCE_S = 1e-9
 
 
 class DecodePace(NamedTuple):
-    """How fast one stretch of decode steps goes."""
+    """Speed of one stretch of decode steps."""
 
     first_s: float
     """Cost of its first step."""
     growth_s: float
-    """By how much each step costs more than the one before."""
+    """Difference in cost between one step and the next."""
 
     def time_of(self, steps: int) -> float:
         """Return when the first `steps` steps have ended, from the start of the stretch."""
@@ -62,7 +62,7 @@ class DecodePace(NamedTuple):
 
 
 class SimulatedSequenceState(Enum):
-    """Where a request is."""
+    """State of a request inside the replica."""
 
     QUEUED = auto()
     RUNNING = auto()
@@ -133,7 +133,7 @@ class ContinuousBatch:
         self.queue: deque[SimulatedSequence] = deque()
         """First in, first out; may hold some that are gone."""
         self.running: dict[SimulatedSequence, None] = {}
-        """In the order they joined."""
+        """Running requests, in the order they joined."""
         self.leaving: list[SimulatedSequence] = []
         """Running, and to leave at the next boundary."""
         self._context = 0

@@ -44,9 +44,9 @@ class BackendHealth:
         """Whether a hang without an end lasts until a restart; otherwise it hits one operation."""
         self.hung = False
         self.slow = 1.0
-        """How many times longer everything takes."""
+        """Factor by which everything takes longer."""
         self.crashes = 0
-        """How often it has crashed so far."""
+        """Number of crashes so far."""
         self._active: list[FaultConfig] = []
         self._single: list[FaultConfig] = []
         """Faults that hit the next message or operation only."""

@@ -38,7 +38,7 @@ class StepWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
-    """Where the time of a step goes, each part as if it were alone."""
+    """Estimated parts of a step, each as if it were alone."""
 
     generate_s: float
     """Generating all samples, with every engine full."""

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 
 from headway.environments.library.repair import RepairEnvironment
-from headway.environments.library.repair_modules import REPAIR_MODULES
 from headway.environments.library.repair_repository import (
+    REPAIR_MODULES,
     RepairCheck,
     RepairRepository,
     call_outcome,

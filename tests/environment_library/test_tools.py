@@ -13,7 +13,7 @@ from headway.environments.tools.base import Tool, ToolRefused, check_tool_argume
 from headway.environments.tools.calculator_tool import CALCULATOR_TOOL, calculate
 from headway.environments.tools.python_tool import make_python_tool
 from headway.environments.tools.search_tool import BM25Index, make_search_tool
-from headway.environments.tools.toolbox import Toolbox, make_tool_sources
+from headway.environments.tools.toolbox import Toolbox, make_tool_source
 from headway.errors import ConfigError, EnvironmentFailed
 from tests.sandbox.factory import require_sandbox
 
@@ -175,7 +175,8 @@ def test_calls_that_cannot_be_read_say_why(said: str) -> None:
 
 
 def test_the_toolbox_tells_what_is_malformed_from_what_is_refused() -> None:
-    box = Toolbox(make_tool_sources(["calculator", "tests.environment_library.test_tools:double"]), longest=100)
+    names = ("calculator", "tests.environment_library.test_tools:double")
+    box = Toolbox([make_tool_source(name) for name in names], longest=100)
 
     async def scene() -> None:
         await box.begin()
@@ -188,11 +189,11 @@ def test_the_toolbox_tells_what_is_malformed_from_what_is_refused() -> None:
             "not valid JSON",
         ]
         answers = await box.call_tools(calls)
-        assert (answers.called, answers.refused, answers.malformed) == (2, 1, 3)
+        assert answers.counts == {"called": 2, "refused": 1, "malformed": 3}
         assert answers.text.startswith("<tool_response>\n4\n</tool_response>\n<tool_response>\n8\n</tool_response>\n")
         assert "no tool 'halve', only calculator, double" in answers.text
         with pytest.raises(EnvironmentFailed, match="two tools"):
-            await Toolbox(make_tool_sources(["calculator", "calculator"])).begin()
+            await Toolbox([make_tool_source("calculator"), make_tool_source("calculator")]).begin()
 
     asyncio.run(scene())
 
@@ -211,7 +212,7 @@ def test_the_toolbox_tells_what_is_malformed_from_what_is_refused() -> None:
 )
 def test_tools_that_do_not_exist_are_refused(asked: object) -> None:
     with pytest.raises(ConfigError):
-        make_tool_sources([asked])  # type: ignore[list-item]
+        make_tool_source(asked)  # type: ignore[arg-type]
 
 
 def test_the_calculator_is_described_for_the_policy() -> None:

@@ -82,10 +82,7 @@ class SingleTurnEnvironment:
         return Observation(tokens=task.prompt)
 
     async def step(self, generation: Generation) -> Observation:
-        return _DONE
+        return Observation(done=True)
 
     async def close(self) -> None:
         return None
-
-
-_DONE = Observation(done=True)

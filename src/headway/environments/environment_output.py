@@ -22,8 +22,6 @@ MAX_PRINTED_CHARACTERS = 16 << 20
 class OutputCounter:
     """Counts the characters that one environment has printed."""
 
-    __slots__ = ("count",)
-
     def __init__(self) -> None:
         self.count = 0
 

@@ -1,13 +1,15 @@
 """Environments by registered name, by `module:Class` or by `file.py:Class`.
 
-Every mistake in a name or an option is a `ConfigError` here, before anything starts. Modules are imported only when an
-environment of theirs is asked for.
+Every mistake in a name or an option is a `ConfigError` here, before anything starts. Modules, and packages that not
+every installation has, are imported only when an environment of theirs is asked for.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, cast
 
 from headway.environments.text_environment import TextEnvironment
@@ -102,3 +104,12 @@ def check_environment_options(factory: EnvironmentClass, name: str, options: Map
         problem = f"{error}{suggest_close_match(unknown[0], known) if unknown else ''}"
         hint = f"options of {name}: {', '.join(known) or 'none'}"
         raise ConfigError(problem, key="env_config", value=dict(options), hint=hint) from error
+
+
+def import_optional_library(module: str, *, extra: str, wanted_by: str) -> ModuleType:
+    """Import a module. Raises a `ConfigError` that names the extra to install if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        problem, hint = f"needs {module.partition('.')[0]}: {error}", f"pip install 'headway[{extra}]'"
+        raise ConfigError(problem, key="env_type", value=wanted_by, hint=hint) from error

@@ -15,6 +15,7 @@ import asyncio
 import contextvars
 import ctypes
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -40,7 +41,7 @@ class LocalEnvironmentHost:
         """Reusable objects that wait for their next episode."""
         self.threads = asyncio.Semaphore(_MAX_THREADS)
         """Limits the calls that run at once."""
-        self.admission = None if max_episodes is None else asyncio.Semaphore(max_episodes)
+        self.admission = asyncio.Semaphore(max_episodes or sys.maxsize)
 
     def make_slot(self) -> LocalEpisodeSlot:
         """Return a slot for one episode."""
@@ -79,8 +80,7 @@ class LocalEpisodeSlot:
         self._running_call: BlockingCall | None = None
 
     async def enter(self) -> None:
-        if self._host.admission is not None:
-            await self._host.admission.acquire()
+        await self._host.admission.acquire()
         self._has_entered = True
 
     async def open(self) -> EnvironmentTraits:
@@ -92,13 +92,14 @@ class LocalEpisodeSlot:
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Reply:
         assert self._environment is not None
-        reply = check_reply(await self._call(self._environment.reset, seed, data), started=False)
-        self._is_intact = True
-        return reply
+        return self._check(await self._call(self._environment.reset, seed, data), started=False)
 
     async def step(self, action: str) -> Reply:
         assert self._environment is not None
-        reply = check_reply(await self._call(self._environment.step, action), started=True)
+        return self._check(await self._call(self._environment.step, action), started=True)
+
+    def _check(self, value: object, *, started: bool) -> Reply:
+        reply = check_reply(value, started=started)
         self._is_intact = True
         return reply
 
@@ -106,7 +107,7 @@ class LocalEpisodeSlot:
         try:
             await self._release_environment()
         finally:
-            if self._has_entered and self._host.admission is not None:
+            if self._has_entered:
                 self._host.admission.release()
             self._has_entered = False
 

@@ -22,7 +22,7 @@ knows tokens: `headway.environments.chat_turns` converts text to tokens.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from numbers import Real
 from typing import Any, Protocol
@@ -121,14 +121,8 @@ def check_reply(value: object, *, started: bool) -> Reply:
         raise EnvironmentFailed(f"{method} returned {_shorten_repr(value)}: text must be a str and info a mapping")
     if len(value.text) > MAX_REPLY_CHARACTERS:
         raise EnvironmentFailed(f"{method} said {len(value.text)} characters, more than {MAX_REPLY_CHARACTERS}")
-    return Reply(
-        text=value.text,
-        reward=reward,
-        done=bool(value.done),
-        valid=bool(value.valid),
-        success=None if value.success is None else bool(value.success),
-        info=value.info,
-    )
+    success = None if value.success is None else bool(value.success)
+    return replace(value, reward=reward, done=bool(value.done), valid=bool(value.valid), success=success)
 
 
 def to_finite_float(value: object) -> float | None:

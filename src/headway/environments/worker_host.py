@@ -26,8 +26,6 @@ from headway.processes.child_process import ChildProcess, spawn_isolated
 _RELEASE_TIMEOUT_S = 3.0
 """How long a worker may take to release an episode."""
 _START_TIMEOUT_S = 300.0
-_ENV = {"PYTHONHASHSEED": "0"}
-"""Equal seeds begin equally, also where an environment iterates over sets."""
 
 
 class WorkerEnvironmentHost:
@@ -146,7 +144,7 @@ class EnvironmentWorker:
             target=f"{__name__}:serve_episodes",
             args={"name": name, "options": JsonValue(dict(options))},
             threads=None,
-            env=_ENV,
+            env={"PYTHONHASHSEED": "0"},  # equal seeds begin equally, also if an environment iterates over sets
             contained=True,
             output_limit=MAX_PRINTED_CHARACTERS,
         )

@@ -93,9 +93,8 @@ class ConversationHistory:
             return TurnContext(tokens=prompt, new_tokens=prompt, starts_new_context=bool(self._answered))
         answered, added = found
         tokens = [*answered.tokens, *added]
-        if answered is self._answered[-1]:
-            return TurnContext(tokens=tokens, new_tokens=added, starts_new_context=False)
-        return TurnContext(tokens=tokens, new_tokens=tokens, starts_new_context=True)
+        is_last = answered is self._answered[-1]
+        return TurnContext(tokens=tokens, new_tokens=added if is_last else tokens, starts_new_context=not is_last)
 
     def add(self, request: AnyRequest, context: TurnContext, choice: CompletionChoice) -> None:
         """Record the answer to a request."""
@@ -127,16 +126,11 @@ class ConversationHistory:
         known = answered.conversation
         if [one.normalized for one in known] != [one.normalized for one in request.messages[: len(known)]]:
             return None
-        answer, index = answered.choice.generated.tokens, len(known) - 1
-        return self._template.encode_continuation(
-            answer, index, request.messages, request.tools, request.template_variables
-        )
+        return self._template.encode_continuation(answered.choice.generated.tokens, len(known) - 1, request)
 
 
 class PendingRequest:
     """A request that waits for its answer."""
-
-    __slots__ = ("completion", "name", "request")
 
     def __init__(self, request: AnyRequest, name: str) -> None:
         self.request, self.name = request, name

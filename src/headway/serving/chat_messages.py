@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,10 +45,8 @@ class ToolCall:
     def to_template(self) -> dict[str, Any]:
         """Return the form that chat templates read: arguments as an object, if they are valid JSON."""
         body = self.to_body()
-        try:
+        with suppress(ValueError):
             body["function"]["arguments"] = json.loads(self.arguments)
-        except ValueError:
-            return body
         return body
 
 

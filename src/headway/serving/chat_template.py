@@ -9,14 +9,13 @@ Needs no torch: any object with the methods of `ServingTokenizer` will do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from headway.serving.chat_messages import ChatMessage
+from headway.serving.completion_requests import ChatCompletionRequest
 from headway.serving.request_errors import RequestRefused
 
 _ANSWER_MARK = "headway-was-here-4f1c9a"
-ToolSchemas = Sequence[Mapping[str, Any]]
 
 
 class ServingTokenizer(Protocol):
@@ -37,25 +36,18 @@ class ChatTemplate:
         self._tokenizer, self._end_tokens = tokenizer, end_tokens
         self.vocabulary_size = len(tokenizer)
 
-    def encode_conversation(
-        self, messages: Sequence[ChatMessage], tools: ToolSchemas = (), variables: Mapping[str, Any] | None = None
-    ) -> list[int]:
+    def encode_conversation(self, request: ChatCompletionRequest) -> list[int]:
         """Encode a conversation from its beginning up to the next answer. Raises `RequestRefused`."""
-        return self.encode(self._render([message.to_template() for message in messages], tools, variables or {}))
+        return self.encode(self._render(request, [message.to_template() for message in request.messages]))
 
     def encode_continuation(
-        self,
-        answer: Sequence[int],
-        index: int,
-        messages: Sequence[ChatMessage],
-        tools: ToolSchemas = (),
-        variables: Mapping[str, Any] | None = None,
+        self, answer: Sequence[int], index: int, request: ChatCompletionRequest
     ) -> list[int] | None:
-        """Encode what follows `answer`, the tokens of `messages[index]`; `None` if the template hides the place."""
-        rendered = [message.to_template() for message in messages]
-        rendered[index] = {"role": "assistant", "content": _ANSWER_MARK}
+        """Encode what follows `answer`, the tokens of message `index`; `None` if the template hides the place."""
+        messages = [message.to_template() for message in request.messages]
+        messages[index] = {"role": "assistant", "content": _ANSWER_MARK}
         try:
-            before, mark, text = self._render(rendered, tools, variables or {}).rpartition(_ANSWER_MARK)
+            before, mark, text = self._render(request, messages).rpartition(_ANSWER_MARK)
         except RequestRefused:
             return None
         if not mark or _ANSWER_MARK in before:
@@ -78,13 +70,14 @@ class ChatTemplate:
         """Return the text of tokens, by default without those that only mark beginnings and ends."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=not keep_special_tokens))
 
-    def _render(self, messages: list[dict[str, Any]], tools: ToolSchemas, variables: Mapping[str, Any]) -> str:
+    def _render(self, request: ChatCompletionRequest, messages: list[dict[str, Any]]) -> str:
+        tools = list(request.tools) or None
         if tools and "tools" not in str(self._tokenizer.chat_template):
             problem = "the chat template of this model knows no tools"
             raise RequestRefused(problem, param="tools", code="unsupported_parameter")
-        options = {**variables, "tokenize": False, "add_generation_prompt": True}
+        options = {**request.template_variables, "tokenize": False, "add_generation_prompt": True}
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tools=list(tools) or None, **options))
+            return str(self._tokenizer.apply_chat_template(messages, tools=tools, **options))
         except Exception as error:
             problem = f"the chat template of this model refuses these messages: {error}"
             raise RequestRefused(problem, param="messages") from error

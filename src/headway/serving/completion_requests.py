@@ -6,7 +6,6 @@ parameter. Parameters without an effect here (`user`, `store`, …) are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +87,7 @@ def parse_chat_request(body: Any) -> ChatCompletionRequest:
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise invalid_field("tool_choice", choice, "auto or none: answers are not forced into a form here")
-    limit = _parse_token_limit(fields, "max_completion_tokens") or _parse_token_limit(fields, "max_tokens")
+    limit = fields.integer("max_completion_tokens", 1, MAX_TOKENS) or fields.integer("max_tokens", 1, MAX_TOKENS)
     return ChatCompletionRequest(
         **_parse_common_fields(fields, limit, logprobs=fields.boolean("logprobs")),
         messages=parse_messages(fields.get("messages")),
@@ -104,7 +103,7 @@ def parse_text_request(body: Any) -> TextCompletionRequest:
     if top:
         expected = "0, for the log-probabilities of the tokens drawn; those of others are not kept"
         raise invalid_field("logprobs", top, expected)
-    limit = _parse_token_limit(fields, "max_tokens")
+    limit = fields.integer("max_tokens", 1, MAX_TOKENS)
     return TextCompletionRequest(
         **_parse_common_fields(fields, 16 if limit is None else limit, logprobs=top is not None),
         prompt=_parse_prompt(fields.get("prompt")),
@@ -150,10 +149,6 @@ def _parse_common_fields(fields: RequestFields, limit: int | None, *, logprobs: 
     }
 
 
-def _parse_token_limit(fields: RequestFields, name: str) -> int | None:
-    return fields.integer(name, 1, MAX_TOKENS)
-
-
 def _parse_prompt(value: Any) -> str | tuple[int, ...]:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
         value = value[0]
@@ -173,7 +168,5 @@ def _parse_tools(value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _is_function_tool(tool: Any) -> bool:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        return False
-    function = tool.get("function")
-    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)

@@ -60,6 +60,12 @@ class Completion:
     prompt: Sequence[int]
     choices: tuple[CompletionChoice, ...]
 
+    @property
+    def usage(self) -> JsonBody:
+        """Token counts of all choices together."""
+        prompt, generated = len(self.prompt), sum(len(choice.generated.tokens) for choice in self.choices)
+        return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+
 
 def make_choice(
     template: ChatTemplate, request: CompletionRequest, generated: GeneratedTokens, name: str
@@ -138,7 +144,7 @@ class CompletionWriter:
         body = {**self._write_header("chat.completion"), "choices": choices}
         if self.request.return_token_ids and self._is_chat:
             body["prompt_token_ids"] = list(completion.prompt)
-        return {**body, "usage": count_usage(completion)}
+        return {**body, "usage": completion.usage}
 
     def write_first_chunk(self, index: int) -> JsonBody:
         """Return the first object of a streamed chat choice."""
@@ -163,7 +169,7 @@ class CompletionWriter:
 
     def write_usage_chunk(self, completion: Completion) -> JsonBody:
         """Return the last object of a stream whose client asked for token counts."""
-        return {**self._write_header("chat.completion.chunk"), "choices": [], "usage": count_usage(completion)}
+        return {**self._write_header("chat.completion.chunk"), "choices": [], "usage": completion.usage}
 
     def _write_choice(self, index: int, choice: CompletionChoice) -> JsonBody:
         generated = choice.generated
@@ -204,10 +210,3 @@ class CompletionWriter:
             for text, logp in zip(texts, logps, strict=True)
         ]
         return {"content": content, "refusal": None}
-
-
-def count_usage(completion: Completion) -> JsonBody:
-    """Return the token counts of all choices together."""
-    generated = sum(len(choice.generated.tokens) for choice in completion.choices)
-    prompt = len(completion.prompt)
-    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}

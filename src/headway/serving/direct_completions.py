@@ -113,7 +113,7 @@ class DirectCompletions:
 def encode_prompt(template: ChatTemplate, request: AnyRequest) -> list[int]:
     """Encode the whole prompt of a request from scratch. Raises `RequestRefused`."""
     if isinstance(request, ChatCompletionRequest):
-        return template.encode_conversation(request.messages, request.tools, request.template_variables)
+        return template.encode_conversation(request)
     if isinstance(request.prompt, str):
         return template.encode(request.prompt, add_special_tokens=True)
     size = template.vocabulary_size

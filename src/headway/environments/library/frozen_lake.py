@@ -69,6 +69,7 @@ class FrozenLake:
         self._move_pattern = re.compile(rf"\b({'|'.join(map(re.escape, self._moves))})\b", re.IGNORECASE)
         lookup = {int(index): letter for index, letter in (grid_lookup or {}).items()}  # JSON keys are texts
         self._letters = [lookup.get(index, letter) for index, letter in enumerate(_CELL_LETTERS)]
+        self._show = self._show_surroundings if self._is_near_view else self._show_grid
         self.max_steps = max_steps
         self.instructions = env_instruction or self._make_instructions(grid_vocab)
 
@@ -119,9 +120,6 @@ class FrozenLake:
             action = found[1] if found.groups() else found[0]
         named = {word.lower() for word in self._move_pattern.findall(action)}
         return [word.lower() for word in self._moves].index(named.pop()) if len(named) == 1 else None
-
-    def _show(self) -> str:
-        return self._show_surroundings() if self._is_near_view else self._show_grid()
 
     def _show_grid(self) -> str:
         player, ice, hole, goal, fallen, won = self._letters

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headway.environments.environment_registry import import_optional_library
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, suggest_close_match
 
@@ -44,15 +45,11 @@ class GymnasiumEnvironment:
         max_steps: int | None = None,
         **options: Any,
     ) -> None:
-        try:
-            import gymnasium
-        except ImportError as error:
-            raise ConfigError("needs the package gymnasium", key="env_type", value=id) from error
+        gymnasium = import_optional_library("gymnasium", extra="gymnasium", wanted_by=id)
         try:
             spec = gymnasium.spec(id)
             self._has_ansi = "ansi" in _find_render_modes(spec.entry_point)
-            make: Any = gymnasium.make
-            self._game = make(id, **({"render_mode": "ansi"} if self._has_ansi else {}), **options)
+            self._game = gymnasium.make(id, **({"render_mode": "ansi"} if self._has_ansi else {}), **options)
         except (gymnasium.error.Error, TypeError, ImportError) as error:
             raise ConfigError(f"gymnasium does not make it: {error}", key="id", value=id) from error
         self._spaces = gymnasium.spaces
@@ -137,13 +134,10 @@ class ReasoningGymEnvironment:
     reusable = True
 
     def __init__(self, task: str, *, tries: int = 1, **options: Any) -> None:
-        try:
-            import reasoning_gym
-            from reasoning_gym.factory import DATASETS
-        except ImportError as error:
-            raise ConfigError("needs the package reasoning-gym", key="task", value=task) from error
-        if task not in DATASETS:
-            problem = f"is no task of reasoning-gym{suggest_close_match(task, DATASETS)}"
+        reasoning_gym = import_optional_library("reasoning_gym", extra="data", wanted_by="reasoning_gym")
+        tasks = reasoning_gym.factory.DATASETS
+        if task not in tasks:
+            problem = f"is no task of reasoning-gym{suggest_close_match(task, tasks)}"
             raise ConfigError(problem, key="task", value=task)
         if tries < 1:
             raise ConfigError("must be at least 1", key="tries", value=tries)

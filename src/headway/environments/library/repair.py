@@ -105,6 +105,7 @@ class RepairEnvironment:
         self.max_steps = max_steps
         self._sizes = {"modules": modules, "bugs": bugs}
         self._timeout_s = timeout_s
+        self.workspace = RepairWorkspace(timeout_s)
         tools = self._make_tools()
         self._toolbox = Toolbox([StaticToolSource(*tools)], longest=longest)
         self.instructions = f"{_TASK}\n\n{describe_tools(tools)}"
@@ -112,7 +113,7 @@ class RepairEnvironment:
     async def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         await self._toolbox.begin()
         self.repository: RepairRepository = make_repository(seed, **self._sizes)
-        self.workspace = RepairWorkspace(self.repository.files, timeout_s=self._timeout_s)
+        self.workspace.load(self.repository.files)
         self._steps, self._submitted = 0, False
         listed = "\n".join(sorted(self.workspace.files))
         return f"The tests of this repository fail (`python3 -m unittest`). Repair it.\n\n{listed}"
@@ -121,7 +122,7 @@ class RepairEnvironment:
         self._steps += 1
         calls = parse_tool_calls(action).calls
         results = await self._toolbox.call_tools(calls) if calls else None
-        valid = results is not None and not results.malformed
+        valid = results is not None and not results.counts["malformed"]
         text = results.text if results else "Call one of the tools; `submit` when the repository is repaired."
         if not self._submitted and self._steps < self.max_steps:
             return Reply(text, valid=valid)
@@ -141,26 +142,24 @@ class RepairEnvironment:
             schema = make_schema(dict.fromkeys(parameters, "string"))
             return Tool(name=name, description=description, parameters=schema, call=lambda given: call(**given))
 
-        # `self.workspace` is another object in every episode, so the lambdas look it up at each call.
-        run, edit, write = (
-            lambda **given: self.workspace.run(**given),
-            lambda **given: self.workspace.edit(**given),
-            lambda **given: self.workspace.write(**given),
-        )
+        workspace = self.workspace
         return [
-            make("shell", "Run a command of sh in the repository's folder.", run, "command"),
-            make("edit", "Replace a text that a file has exactly once.", edit, "path", "old", "new"),
-            make("write", "Write a whole file, new or not.", write, "path", "content"),
+            make("shell", "Run a command of sh in the repository's folder.", workspace.run, "command"),
+            make("edit", "Replace a text that a file has exactly once.", workspace.edit, "path", "old", "new"),
+            make("write", "Write a whole file, new or not.", workspace.write, "path", "content"),
             make("submit", "The repository is repaired: end the task.", submit),
         ]
 
 
 class RepairWorkspace:
-    """The files of one episode, kept in memory. A command gets a copy, and the files it leaves come back."""
+    """The files of the current episode, kept in memory. A command gets a copy, and the files it leaves come back."""
 
-    def __init__(self, files: Mapping[str, str], *, timeout_s: float) -> None:
-        self.files: dict[str, bytes] = {path: text.encode() for path, text in files.items()}
+    def __init__(self, timeout_s: float) -> None:
+        self.files: dict[str, bytes] = {}
         self._timeout_s = timeout_s
+
+    def load(self, files: Mapping[str, str]) -> None:
+        self.files = {path: text.encode() for path, text in files.items()}
 
     async def run(self, command: str) -> str:
         """Run a shell command and return its output. Raises `ToolRefused` if it exceeded a limit."""
@@ -275,7 +274,7 @@ def _check_files(files: Mapping[str, bytes]) -> None:
 def _check_path(path: str) -> str:
     """Return the normalised path. Raises `ToolRefused` if it is not inside the repository."""
     parsed = PurePosixPath(path)
-    is_short = len(path.encode(errors="replace")) <= 200
-    if parsed.is_absolute() or ".." in parsed.parts or not parsed.parts or not path.isprintable() or not is_short:
+    is_inside = parsed.parts and not parsed.is_absolute() and ".." not in parsed.parts
+    if not is_inside or not path.isprintable() or len(path.encode(errors="replace")) > 200:
         raise ToolRefused(f"{path[:200]!r} is no path inside the repository")
     return str(parsed)

@@ -4,8 +4,6 @@ Each module imports nothing but the standard library, so its text works anywhere
 wording is part of the environment's behaviour.
 """
 
-from __future__ import annotations
-
 MODULE_SOURCES: dict[str, str] = {
     "days": r'''"""Days of the Gregorian calendar."""
 

@@ -45,14 +45,17 @@ class ShopEnvironment:
         self.max_steps = max_steps
         self._seed = catalogue_seed
         self._catalogue, self._index = _load_catalogue(catalogue_seed, products)
-        self._results: list[ShopProduct] | None = None
-        self._product: ShopProduct | None = None
-        self._chosen: dict[str, str] = {}
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         self.goal = make_goal(self._catalogue, self._seed, int(data.get("goal", seed)))
         self._open_search_page()
         return self._show_page()
+
+    def _open_search_page(self) -> None:
+        self._results: list[ShopProduct] | None = None
+        self._product: ShopProduct | None = None
+        self._chosen: dict[str, str] = {}
+        self._first, self._detail = 0, ""
 
     def step(self, action: str) -> Reply:
         found = _ACTION.findall(extract_answer(action))
@@ -111,10 +114,6 @@ class ShopEnvironment:
             self._product = None
         else:
             self._first += _RESULTS_PER_PAGE if what == "next >" else -_RESULTS_PER_PAGE
-
-    def _open_search_page(self) -> None:
-        self._results, self._first = None, 0
-        self._product, self._chosen, self._detail = None, {}, ""
 
     def _visible_results(self) -> list[ShopProduct]:
         return (self._results or [])[self._first : self._first + _RESULTS_PER_PAGE]

@@ -149,19 +149,14 @@ def make_goal(catalogue: Sequence[ShopProduct], seed: int, number: int) -> Shopp
     choices = (dict(zip(wanted.options, choice, strict=True)) for choice in combinations(*wanted.options.values()))
     dearest = max(wanted.price_with({**choice, **options}) for choice in choices)
     upper = float(10 * (int(dearest) // 10 + 1 + rng.randrange(0, 3)))
+    described = " and ".join(attributes) + "".join(f", {name}: {choice}" for name, choice in options.items())
     return ShoppingGoal(
         product=wanted,
         attributes=attributes,
         options=options,
         price_upper=upper,
-        instruction=_make_instruction(wanted, attributes, options, upper),
+        instruction=f"I am looking for {wanted.kind} that is {described}, and price lower than {upper:.2f} dollars",
     )
-
-
-def _make_instruction(wanted: ShopProduct, attributes: Sequence[str], options: Mapping[str, str], upper: float) -> str:
-    chosen = "".join(f", {name}: {choice}" for name, choice in options.items())
-    qualities = " and ".join(attributes)
-    return f"I am looking for {wanted.kind} that is {qualities}{chosen}, and price lower than {upper:.2f} dollars"
 
 
 def _make_product(rng: Rng, number: int) -> ShopProduct:

@@ -30,7 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from headway.environments.optional_dependencies import import_optional_library
+from headway.environments.environment_registry import import_optional_library
 from headway.environments.response_parsing import extract_command
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, EnvironmentFailed

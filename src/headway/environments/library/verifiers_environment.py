@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from headway.environments.optional_dependencies import import_optional_library
+from headway.environments.environment_registry import import_optional_library
 from headway.environments.response_parsing import ParsedToolCall, parse_tool_calls
 from headway.environments.text_environment import Reply
 from headway.environments.tools.toolbox import TOOL_PROMPT_FORMAT
@@ -213,14 +213,13 @@ def make_completion_body(body: Mapping[str, Any], text: str) -> dict[str, Any]:
         message["content"] = parsed.text or None
         message["tool_calls"] = [_make_tool_call_body(number, call) for number, call in enumerate(calls)]
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
-    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",
         "object": "chat.completion",
         "created": 0,
         "model": body.get("model", "headway"),
         "choices": [choice],
-        "usage": usage,
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
     }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from headway.environments.optional_dependencies import import_optional_library
+from headway.environments.environment_registry import import_optional_library
 from headway.environments.tools.base import Tool, ToolArguments, ToolRefused
 from headway.errors import ConfigError, EnvironmentFailed
 

@@ -78,7 +78,8 @@ def make_search_tool(files: Sequence[str], *, most: int = 3, longest: int = 1000
         if not str(arguments["query"]).strip():
             raise ToolRefused("the query is empty")
         found = [documents[number] for number, _ in index.search(arguments["query"], most)]
-        parts = (f"[{rank}] {one.title}\n{_shorten_end(one.text, longest)}" for rank, one in enumerate(found, 1))
+        texts = (one.text if len(one.text) <= longest else f"{one.text[:longest]}…" for one in found)
+        parts = (f"[{rank}] {one.title}\n{text}" for rank, (one, text) in enumerate(zip(found, texts, strict=True), 1))
         return "\n\n".join(parts) or "Nothing found."
 
     return Tool(
@@ -87,10 +88,6 @@ def make_search_tool(files: Sequence[str], *, most: int = 3, longest: int = 1000
         parameters=make_schema({"query": "string"}),
         call=call,
     )
-
-
-def _shorten_end(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 @lru_cache(maxsize=8)

@@ -19,7 +19,8 @@ from typing import Any
 from headway.environments.response_parsing import find_tagged_answer, parse_tool_calls
 from headway.environments.text_environment import Reply
 from headway.environments.tools.base import StaticToolSource
-from headway.environments.tools.toolbox import Toolbox, describe_tools, make_tool_sources
+from headway.environments.tools.search_tool import split_words
+from headway.environments.tools.toolbox import Toolbox, describe_tools, make_tool_source
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.seeding import make_rng
 from headway.user_code import import_function
@@ -49,7 +50,7 @@ class ToolEnvironment:
             raise ConfigError("must be at least 1", key="max_steps", value=max_steps)
         self.max_steps = max_steps
         self._malformed_penalty = malformed_penalty
-        sources = make_tool_sources(tools)
+        sources = [make_tool_source(one) for one in tools]
         self._toolbox = Toolbox(sources)
         self._static_tools = [tool for one in sources if isinstance(one, StaticToolSource) for tool in one.tools]
         self._judge: AnswerJudge = import_function(judge, key="judge") if judge else score_exact_answer
@@ -74,12 +75,9 @@ class ToolEnvironment:
         results = await self._toolbox.call_tools(response.calls)
         for name, count in results.counts.items():
             self._counts[name] += count
-        return Reply(
-            results.text,
-            0.0 - self._malformed_penalty * results.malformed,  # never -0.0
-            valid=not results.malformed,
-            info=dict(self._counts),
-        )
+        malformed = results.counts["malformed"]
+        reward = 0.0 - self._malformed_penalty * malformed  # never -0.0
+        return Reply(results.text, reward, valid=not malformed, info=dict(self._counts))
 
     async def close(self) -> None:
         await self._toolbox.close()
@@ -111,7 +109,7 @@ def _is_same_answer(one: str, other: str) -> bool:
     numbers = _parse_number(one), _parse_number(other)
     if None not in numbers:
         return numbers[0] == numbers[1]
-    return _normalize_words(one) == _normalize_words(other)
+    return split_words(one) == split_words(other)
 
 
 def _parse_number(text: str) -> Fraction | None:
@@ -120,10 +118,6 @@ def _parse_number(text: str) -> Fraction | None:
         return Fraction(digits) if len(digits) <= 100 and "e" not in digits.lower() else None
     except (ValueError, ZeroDivisionError):
         return None
-
-
-def _normalize_words(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.casefold()))
 
 
 @lru_cache(maxsize=8)

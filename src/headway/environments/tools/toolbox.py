@@ -50,16 +50,9 @@ class ToolResults:
     """The answers of the tools to the calls of one turn."""
 
     text: str
-    malformed: int
-    """Calls that could not be parsed, named an unknown tool, or had arguments that do not fit."""
-    refused: int
-    """Calls that were understood but that the tool could not answer."""
-    called: int
-    """Calls that were answered."""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"malformed": self.malformed, "refused": self.refused, "called": self.called}
+    counts: Mapping[str, int]
+    """Calls by outcome. `malformed`: cannot be parsed, unknown tool or wrong arguments; `refused`: understood, but the
+    tool could not answer; `called`: answered."""
 
 
 class Toolbox:
@@ -88,7 +81,7 @@ class Toolbox:
             outcome, text = await self._call_tool(call)
             counts[outcome] += 1
             texts.append(f"<tool_response>\n{shorten_middle(text, self._longest)}\n</tool_response>")
-        return ToolResults(text="\n".join(texts), **counts)
+        return ToolResults(text="\n".join(texts), counts=counts)
 
     async def _call_tool(self, call: ParsedToolCall | str) -> tuple[str, str]:
         if isinstance(call, str):
@@ -112,12 +105,8 @@ def describe_tools(tools: Sequence[Tool]) -> str:
     return TOOL_PROMPT_FORMAT.format(signatures=signatures)
 
 
-def make_tool_sources(tools: Sequence[str | Mapping[str, Any]]) -> list[ToolSource]:
-    """Make the sources of the tools that a configuration lists. Raises `ConfigError`."""
-    return [_make_source(one) for one in tools]
-
-
-def _make_source(given: str | Mapping[str, Any]) -> ToolSource:
+def make_tool_source(given: str | Mapping[str, Any]) -> ToolSource:
+    """Make the source of a tool that a configuration lists. Raises `ConfigError`."""
     options = {} if isinstance(given, str) else dict(given)
     name = str(given if isinstance(given, str) else options.pop("name", ""))
     if name in _BUILT_IN_SOURCES:

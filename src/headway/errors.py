@@ -1,7 +1,7 @@
-"""Every error Headway raises on purpose, most specific type first asked for.
+"""Every error that Headway raises on purpose.
 
-A message says what happened, where, and the value that caused it. Whether an error is worth a retry is a
-property of its type, so that recovery never parses text.
+A message says what happened, where, and the value that caused it. The type of an error says whether a retry makes
+sense, so that recovery never parses text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class IllegalTransition(HeadwayError):
 
 
 class ChannelClosed(HeadwayError):
-    """The end of a stream: nothing more will be received, nothing more may be sent."""
+    """The stream has ended: nothing more can be sent or received."""
 
 
 class DeadlineExceeded(HeadwayError):
@@ -57,15 +57,15 @@ class LockTimeout(DeadlineExceeded):
 
 
 class Deadlock(HeadwayError):
-    """On the virtual clock: nothing is scheduled and the flow has not ended. Carries the wait-for graph."""
+    """Nothing is scheduled on the virtual clock, and the flow has not ended. Carries the wait-for graph."""
 
 
 class Stalled(HeadwayError):
-    """On the wall clock: no progress for the configured time. Carries the wait-for graph."""
+    """There was no progress for the configured time on the wall clock. Carries the wait-for graph."""
 
 
 class InvariantBroken(HeadwayError):
-    """A promise of the system was about to be broken. Always a bug in Headway, never in the user's code."""
+    """An invariant of the system was about to be broken. This is always a bug in Headway, never in user code."""
 
 
 class BackendError(HeadwayError):
@@ -79,7 +79,7 @@ class EngineError(BackendError):
 
 
 class EngineCrashed(BackendError):
-    """The engine is gone with everything it held."""
+    """The engine died with everything it held."""
 
     fatal = True
 
@@ -89,7 +89,7 @@ class TrainerError(BackendError):
 
 
 class TrainerCrashed(BackendError):
-    """The trainer is gone; what it held since its last checkpoint is lost."""
+    """The trainer died; everything since its last checkpoint is lost."""
 
     fatal = True
 
@@ -103,11 +103,11 @@ class TransferError(BackendError):
 
 
 class EnvironmentFailed(BackendError):
-    """An environment raised, hung or answered nonsense: the episode is lost, the run is not."""
+    """An environment raised, hung or returned nonsense. The episode is lost, the run goes on."""
 
 
 class RewardError(BackendError):
-    """A reward function failed: the sample has no reward, which is not a reward of zero."""
+    """A reward function failed, so the sample has no reward. That is not a reward of zero."""
 
 
 class RunStopped(HeadwayError):

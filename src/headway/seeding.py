@@ -1,4 +1,4 @@
-"""Injected randomness: the only place that makes generators.
+"""Makes random generators. No other module does, so that all randomness comes from the seed.
 
 A generator is derived from the run's seed and a path of names, so that adding a consumer somewhere changes no
 other consumer's stream, and the same seed gives the same run.
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Rng(Protocol):
-    """The part of `random.Random` that the system draws from."""
+    """The methods of `random.Random` that the system uses."""
 
     def random(self) -> float: ...
     def gauss(self, mu: float = ..., sigma: float = ...) -> float: ...
@@ -24,7 +24,7 @@ class Rng(Protocol):
 
 
 def make_rng(seed: int, *path: str | int) -> Rng:
-    """A generator of its own for whoever is named by `path`."""
+    """Make the generator of the consumer that `path` names."""
     text = "/".join(str(part) for part in (seed, *path))
     return random.Random(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big"))
 

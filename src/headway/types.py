@@ -1,12 +1,12 @@
-"""The records that travel down the line, each field filled at exactly one stage.
+"""The records that travel through the pipeline. Each field is filled at exactly one stage.
 
     Task → Turn* → Episode → EpisodeGroup → Sample → SampleGroup → Batch → Snapshot
 
 An *action* is a token or a denoising step: both carry a behaviour log-probability, a mask bit and the policy
-version that made them, so that language and image models share everything behind this module.
+version that made them, so that language and denoising models share the whole pipeline.
 
-Records are frozen; a later stage fills its fields by `dataclasses.replace`. Sequences are whatever the back end
-found cheap (tuple, array, numpy, range): readers may index, slice and take `len`, nothing else.
+Records are frozen; a later stage fills its fields by `dataclasses.replace`. Sequences have whatever type is cheap for
+the back end (tuple, array, numpy, range): readers may only index, slice and take `len`.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import Any
 
 
 class DropReason(StrEnum):
-    """Why a started sample was not trained. Every drop has one, and they are counted by it."""
+    """Why a started sample was not trained. Drops are counted by reason."""
 
     STALE_IN_FLIGHT = "stale_in_flight"
-    """Could no longer be trained inside the bound while it was still being made."""
+    """The staleness bound passed while the sample was still being generated."""
     STALE_IN_QUEUE = "stale_in_queue"
-    """Finished, but waited in the line until the bound had passed."""
+    """The sample was finished, but the staleness bound passed while it waited."""
     SURPLUS_MEMBER = "surplus_member"
     """A redundant member of a group that filled without it."""
     SURPLUS_GROUP = "surplus_group"
     """A redundant prompt of a batch that filled without it."""
     ZERO_VARIANCE = "zero_variance"
-    """All rewards of the group are equal: nothing to learn."""
+    """All rewards of the group are equal, so that it has no gradient."""
     FILTERED = "filtered"
-    """A stage of the user's own let it go."""
+    """A stage of a plugin dropped it."""
     ENGINE_FAILED = "engine_failed"
     ENVIRONMENT_FAILED = "environment_failed"
     REWARD_FAILED = "reward_failed"
     SCORING_FAILED = "scoring_failed"
     GROUP_FAILED = "group_failed"
-    """A sibling failed for good, and groups stay whole."""
+    """Another member of the group failed finally, and groups are trained whole."""
     LOST_LINEAGE = "lost_lineage"
-    """Made by weights that a crash has undone, and too far from those that are left."""
+    """The sample was made by weights that a crash undid, and is too far from those that are left."""
 
     @property
     def regenerates(self) -> bool:
-        """Whether the prompt goes back to the queue: it taught nothing through no fault of its own."""
+        """Return whether the prompt goes back to the queue, because the drop was not its fault."""
         return self in _REGENERATING
 
 
@@ -67,14 +67,14 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRun:
-    """A stretch of consecutive actions made by one policy version."""
+    """Consecutive actions that were made by one policy version."""
 
     version: int
     count: int
 
 
 def extend_runs(runs: tuple[VersionRun, ...], version: int, count: int) -> tuple[VersionRun, ...]:
-    """`runs` with `count` more actions of `version`, merged with the last stretch where it is the same."""
+    """Return `runs` with `count` more actions of `version`, merged with the last run if it has the same version."""
     if count <= 0:
         return runs
     if runs and runs[-1].version == version:
@@ -87,18 +87,18 @@ class Task:
     """One prompt, or one starting state of an environment."""
 
     position: int
-    """Where the source gave it out; the ledger's cursor. Filled by the dataloader."""
+    """Position in the data source; the ledger's cursor. Filled by the dataloader."""
     domain: str = "default"
-    """Which environment and which rewards it goes to. Filled by the dataloader."""
+    """Selects the environment and the rewards. Filled by the dataloader."""
     prompt: Sequence[int] = ()
     """Prompt actions (token ids). Filled by the dataloader, or by the environment's first observation."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the reward or the environment needs: answer, seed, tests. JSON values only. Filled by the dataloader."""
+    """Data for the reward or the environment: answer, seed, tests. JSON values only. Filled by the dataloader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How actions are drawn; log-probabilities are reported after the temperature."""
+    """How actions are drawn. Log-probabilities are reported after the temperature."""
 
     max_new_tokens: int = 1024
     temperature: float = 1.0
@@ -107,52 +107,52 @@ class SamplingParams:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
     guidance: float = 1.0
-    """Of denoising, whose steps `max_new_tokens` counts; a temperature of 0 draws no noise there."""
+    """Guidance of denoising, whose steps `max_new_tokens` counts; a temperature of 0 draws no noise there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """A picture. Filled by the engine, with the last step of a generation."""
+    """An image. Filled by the engine, with the last step of a generation."""
 
     height: int
     width: int
     pixels: bytes = field(repr=False)
-    """Red, green, blue, a byte each; row by row from the top."""
+    """Red, green and blue, one byte each; row by row from the top."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoisingStep:
-    """One denoising step as an action. Latents are kept where they are trained, and nowhere else.
+    """One denoising step as an action. It holds latents only if it is trained.
 
-    They are float32, little-endian, in the shape that the model has. A step without them follows from the one before
-    and can be made again.
+    Latents are float32, little-endian, in the shape of the model. A step without them follows from the step before and
+    can be computed again.
     """
 
     trained: bool = False
-    """The mask: it was drawn inside the window. Outside, a step follows from the one before and has no gradient."""
+    """The mask: noise was drawn, because the step is inside the window. Steps outside have no gradient."""
     before: bytes = field(default=b"", repr=False)
-    """Where it started from; empty: where the action before it ended."""
+    """Latents before the step. Empty: those at the end of the action before."""
     after: bytes = field(default=b"", repr=False)
-    """Where it ended."""
+    """Latents after the step."""
     image: Image | None = None
-    """What the last one shows."""
+    """The finished image, in the last step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an engine made for one request, partial or whole. Filled by `generate`."""
+    """Result of one request, partial or whole. Filled by `generate`."""
 
     actions: Sequence[Any]
     logps: Sequence[float]
     """Behaviour log-probability of each action."""
     runs: tuple[VersionRun, ...]
-    """Which policy version made which stretch; counts add up to `len(actions)`."""
+    """Policy versions that made the actions; counts add up to `len(actions)`."""
     finish: FinishReason
     text: str = ""
 
     @property
     def image(self) -> Image | None:
-        """What was made, where it is a picture and done."""
+        """Return the image, if the generation is a finished one."""
         last = self.actions[-1] if len(self.actions) else None
         return last.image if isinstance(last, DenoisingStep) else None
 
@@ -162,31 +162,31 @@ class Turn:
     """One exchange of an episode: what the policy saw and what it did. Filled by `generate`."""
 
     observation: Sequence[int]
-    """Actions-to-condition-on appended before this turn's actions; never trained."""
+    """Tokens that come before the actions of this turn; never trained."""
     generation: Generation
     reward: float = 0.0
     """Reward the environment gave for this turn."""
     fresh: bool = False
-    """The context began anew with `observation`: nothing of the turns before was seen when this one was made."""
+    """The context began anew with `observation`: the policy saw nothing of the turns before."""
     state: str = ""
-    """Equal in turns that were made in equal states, whatever else their observations hold. Empty: not known."""
+    """Identifies the state of the environment: equal in turns with equal states. Empty: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialGeneration(Generation):
-    """The turn that an interrupted episode was in, and the turns before it. Filled by `generate`.
+    """The unfinished turn of an interrupted episode, and the turns before it. Filled by `generate`.
 
-    A `finish` other than aborted: the turn is whole, and only the environment has not answered yet.
+    If `finish` is not aborted, the turn is whole and only the environment has not answered yet.
     """
 
     before: tuple[Turn, ...] = ()
-    """Whole turns from the beginning of the episode, each of which the environment has answered."""
+    """Whole turns from the start of the episode, each of which the environment has answered."""
     observation: Sequence[int] = ()
-    """What this turn began with."""
+    """Tokens that come before this turn."""
 
     @classmethod
     def of(cls, made: Generation, *, before: tuple[Turn, ...], observation: Sequence[int]) -> PartialGeneration:
-        """`made`, as the answer to `observation` after the turns `before`."""
+        """Make one from `made`, the answer to `observation` after the turns `before`."""
         return cls(
             actions=made.actions,
             logps=made.logps,
@@ -206,21 +206,21 @@ class Episode:
     task: Task
     turns: tuple[Turn, ...]
     truncated: bool = False
-    """Ended by a limit of ours, not by the environment."""
+    """A limit of the run ended it, not the environment."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """What the environment wants the reward to know. JSON values only."""
+    """Facts from the environment for the reward. JSON values only."""
 
     @property
     def cut_off(self) -> bool:
-        """Whether a limit of ours ended it: `truncated`, or one answer that ran out of tokens.
+        """Return whether a limit of the run ended it: `truncated`, or a single answer that ran out of tokens.
 
-        In an episode of several turns one that ran out of tokens is an action like others: the environment answered it.
+        In an episode of several turns a turn that ran out of tokens does not count: the environment answered it.
         """
         return self.truncated or (len(self.turns) == 1 and self.turns[0].generation.finish is FinishReason.LENGTH)
 
     @property
     def runs(self) -> tuple[VersionRun, ...]:
-        """Version stretches of all turns, in order."""
+        """Return the version runs of all turns, in order."""
         if len(self.turns) == 1:
             return self.turns[0].generation.runs
         runs: tuple[VersionRun, ...] = ()
@@ -232,7 +232,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeGroup:
-    """All episodes of one prompt, as they came in. Filled by `generate`, consumed by `rollout`."""
+    """All episodes of one prompt, in order of arrival. Filled by `generate`, consumed by `rollout`."""
 
     group_id: int
     task: Task
@@ -250,7 +250,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionedScores(Sequence[Sequence[float]]):
-    """Numbers of a group, a row for each sample, that know the weights they were made with. Filled by who has them."""
+    """Numbers of a group, one row for each sample, and the version of the weights that computed them."""
 
     rows: Sequence[Sequence[float]]
     version: int
@@ -264,30 +264,30 @@ class VersionedScores(Sequence[Sequence[float]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One trajectory, ready to be judged and trained."""
+    """One trajectory, ready to be scored and trained."""
 
     sample_id: str
     """Group, member and attempt; the ledger's key. Filled by `generate`."""
     episode: Episode
     """Filled by `rollout`."""
     oldest: int
-    """Oldest policy version among its actions: what freshness is judged by. Filled by `rollout`."""
+    """Oldest policy version among its actions, which decides its freshness. Filled by `rollout`."""
     newest: int
     """Newest policy version among its actions. Filled by `rollout`."""
     actions: int
-    """How many trained actions it has. Filled by `rollout`."""
+    """Number of trained actions. Filled by `rollout`."""
     logps: Sequence[float] | None = None
-    """Under the proximal policy, where a loss asks for it. Filled by `logp`."""
+    """Log-probabilities under the proximal policy, if the loss needs them. Filled by `logp`."""
     logps_version: int | None = None
-    """The weights that `logps` were made with; a step that begins with others makes them anew. Filled by `logp`."""
+    """Version that computed `logps`; a step from another version computes them again. Filled by `logp`."""
     ref_logps: Sequence[float] | None = None
-    """Under the reference model. Filled by `ref_logp`."""
+    """Log-probabilities under the reference model. Filled by `ref_logp`."""
     score: Score | None = None
     """Filled by `reward`."""
     advantage: float = 0.0
     """Group-relative advantage, broadcast over the actions unless the trainer refines it. Filled by `reward`."""
     values: Sequence[float] | None = None
-    """What the critic expected when the sample passed it. Filled by `critic`."""
+    """Values that the critic estimated. Filled by `critic`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,31 +301,31 @@ class SampleGroup:
 
     @property
     def oldest(self) -> int:
-        """Oldest policy version in the group."""
+        """Return the oldest policy version in the group."""
         return min(sample.oldest for sample in self.samples)
 
     @property
     def newest(self) -> int:
-        """Newest policy version in the group."""
+        """Return the newest policy version in the group."""
         return max(sample.newest for sample in self.samples)
 
     @property
     def actions(self) -> int:
-        """Trained actions of all members."""
+        """Return the number of trained actions of all members."""
         return sum(sample.actions for sample in self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one training step consumes. Filled by `train`."""
+    """Groups that one training step consumes. Filled by `train`."""
 
     trained: int
-    """Optimizer updates done before this step; the step makes `trained + 1`."""
+    """Training steps done before this one, which makes version `trained + 1`."""
     groups: tuple[SampleGroup, ...]
 
     @property
     def actions(self) -> int:
-        """Trained actions in the whole batch."""
+        """Return the number of trained actions in the whole batch."""
         return sum(group.actions for group in self.groups)
 
 
@@ -335,11 +335,11 @@ class Snapshot:
 
     version: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the trainer reported about the step that made it."""
+    """Metrics of the step that made it."""
 
 
 class RepeatedValue(Sequence[Any]):
-    """`length` times the same value, in constant memory: what simulated engines fill records with."""
+    """The same value `length` times in constant memory. Simulated engines fill records with it."""
 
     __slots__ = ("length", "value")
 
@@ -375,7 +375,7 @@ class RepeatedValue(Sequence[Any]):
 
 
 def concatenate_actions(left: Sequence[Any], right: Sequence[Any]) -> Sequence[Any]:
-    """Two stretches in order. `RepeatedValue` stays compact; arrays, which add element by element, become lists."""
+    """Return two sequences joined. `RepeatedValue` stays compact; arrays, which `+` would add, become lists."""
     if not len(left):
         return right
     if type(left) is type(right) and isinstance(left, tuple | list | RepeatedValue):

@@ -1,3 +1,3 @@
-"""Which Headway this is."""
+"""The version of Headway."""
 
 VERSION = "0.1.0"

@@ -14,7 +14,7 @@ from .factory import only_problem, problems_of
 RUN: dict[str, Any] = {"denoising": {}, "rollout_batch_size": 4, "num_return_sequences_in_group": 4}
 
 
-def test_a_picture_has_as_many_actions_as_steps_and_the_published_defaults() -> None:
+def test_an_image_has_as_many_actions_as_steps_and_the_published_defaults() -> None:
     resolved = load_config({**RUN, "actor_infer": {"generating_args": {"num_inference_steps": 12}}})
     derived, config = resolved.derived, resolved.config
     assert derived.pipeline == "denoising"
@@ -84,7 +84,7 @@ def test_without_log_probabilities_any_staleness_is_allowed() -> None:
         ({"adv_estimator": "gae"}, "adv_estimator = 'gae': is for language"),
         ({"add_token_level_kl": True}, "add_token_level_kl"),
         ({"entropy_loss_coef": 0.1}, "entropy_loss_coef"),
-        ({"actor_infer.generating_args.max_new_tokens": 7}, "but a picture has 10 denoising steps"),
+        ({"actor_infer.generating_args.max_new_tokens": 7}, "but an image has 10 denoising steps"),
         ({"actor_infer.generating_args.temperature": 0, "validation.generating_args.temperature": 0}, "draws no noise"),
     ],
 )
@@ -92,12 +92,12 @@ def test_what_cannot_run_is_refused(change: dict[str, Any], message: str) -> Non
     assert message in only_problem({**RUN, **change})
 
 
-def test_environments_have_no_pictures_to_make() -> None:
+def test_environments_have_no_images_to_make() -> None:
     found = problems_of({**RUN, "train_env_manager": {"group_size": 4}})
-    assert any("pictures are made in one turn" in str(problem) for problem in found)
+    assert any("images are made in one turn" in str(problem) for problem in found)
 
 
-def test_a_simulated_picture_has_as_many_steps_as_a_real_one() -> None:
+def test_a_simulated_image_has_as_many_steps_as_a_real_one() -> None:
     lengths = load_config(RUN).config.simulation.response_tokens
     assert (lengths.kind, lengths.mean) == ("fixed", 10.0)
     assert load_config({**RUN, "simulation.response_tokens.mean": 7}).config.simulation.response_tokens.mean == 7.0

@@ -23,7 +23,7 @@ class StageConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvManagerConfig:
-    """How many environments run, and of which kinds."""
+    """How many environments run, and which."""
 
     num_env_groups: Count | None = None
     """Groups of environments that run at once. null: as many as there are slots."""
@@ -32,13 +32,13 @@ class EnvManagerConfig:
     group_size_redundancy: Amount = 0
     """Members started beyond `group_size`; the first `group_size` to end are kept."""
     max_env_num_per_worker: Amount = 0
-    """Environments in one worker process; where it is given, environments are played in as many as that takes."""
+    """Environments in one worker process; if given, environments run in as many processes as that takes."""
     tags: tuple[str, ...] = ()
     """Keys of `custom_envs` to draw environments from."""
     num_groups_partition: tuple[Count, ...] = ()
     """Groups of each tag, in the order of `tags`; adds up to `num_env_groups`. Empty: equal parts."""
     format_penalty: Signed = 0.0
-    """Taken from the reward of a turn whose action was not understood; its sign does not matter."""
+    """Subtracted from the reward of a turn whose action could not be parsed; its sign does not matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,16 @@ class CustomEnvConfig:
     max_steps: Count | None = None
     """Turns after which an episode is cut off. null: the environment decides."""
     max_invalid: Count | None = None
-    """Actions that were not understood after which it is cut off. null: any number."""
+    """Actions that could not be parsed after which it is cut off. null: any number."""
     max_tokens_per_step: Count | None = None
     """Longest answer of one turn. null: `actor_infer.generating_args.max_new_tokens`."""
     env_config: Mapping[str, Any] = field(default_factory=dict)
     """Passed to the environment by keyword."""
     workers: Amount | None = None
-    """Worker processes that it is played in; 0: in the process of the run. null: as `max_env_num_per_worker` asks for,
-    else as the environment suggests."""
+    """Worker processes that run it; 0: the process of the run. null: as many as `max_env_num_per_worker` needs, else as
+    many as the environment suggests."""
     concurrency: Count | None = None
-    """Episodes played at once, over all groups. null: what the environment suggests."""
+    """Episodes at once, over all groups. null: what the environment suggests."""
     history: bool = True
     """The policy sees the whole episode; false: the system message and the newest observation alone."""
     agent_system_template: str | None = None
@@ -70,7 +70,7 @@ class CustomEnvConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoisingConfig:
-    """How pictures are denoised, and which of the steps are trained."""
+    """How images are denoised, and which of the steps are trained."""
 
     algorithm: Literal["flow_grpo", "diffusion_nft"] = "flow_grpo"
     """A policy loss (`pg_variant`) on denoising steps; or DiffusionNFT, which needs no log-probabilities."""
@@ -94,9 +94,9 @@ class DenoisingConfig:
     kl_mode: Literal["exact", "compatible"] = "exact"
     """`use_kl_loss`: the KL of two Gaussians, or |dt| times that, as published code has it."""
     nft_beta: Positive = 1.0
-    """diffusion_nft: β, how much of the new policy is in the mixture that is pulled."""
+    """diffusion_nft: β, share of the new policy in the mixture that is trained."""
     nft_levels: Count = 2
-    """diffusion_nft: noise levels that each picture is looked at from."""
+    """diffusion_nft: noise levels at which each image is trained."""
     height: Count | None = None
     """Pixels, for models that draw several sizes. null: the model's own."""
     width: Count | None = None
@@ -117,7 +117,7 @@ class ImportanceWeightConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioFilterConfig:
-    """A mask that drops what the trainer and the engine disagree about."""
+    """A mask that drops actions or samples on which trainer and engine disagree."""
 
     enabled: bool = True
     """Apply this filter."""
@@ -141,7 +141,7 @@ class TrainInferCorrectionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Which machines the parts of a run are on."""
+    """Which machines a run uses."""
 
     kind: Literal["local", "ray"] = "local"
     """Trainer and engines are processes of this machine, or actors of a Ray cluster."""
@@ -156,12 +156,11 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTransferConfig:
-    """How new weights get from the trainer into engines that are processes of their own."""
+    """How new weights travel from the trainer to engines in other processes."""
 
     transport: Literal["auto", "shared_memory", "disk", "broadcast", "cuda_ipc", "object_store"] = "auto"
-    """Through memory of this machine; as files; over sockets to all engines at once; from GPU to GPU of this machine;
-    or through the object store of Ray. `auto`: the last on Ray, else through shared memory between processes, and
-    handed over inside one."""
+    """Shared memory; files; sockets to all engines at once; from GPU to GPU of this machine; or Ray's object store.
+    `auto`: the object store on Ray, else shared memory between processes, and no copy inside one process."""
     delta: bool = False
     """Only buckets that changed travel; each engine keeps a copy of those that it serves."""
     bucket_mb: Positive | None = None
@@ -174,15 +173,15 @@ class WeightTransferConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliabilityConfig:
-    """Deadlines and budgets. Every wait of the system has one of these."""
+    """Deadlines and retries. Every wait of the system has one of these."""
 
     request_timeout_s: Seconds = 3600.0
-    """One request on one replica, queueing not counted. A late request goes on elsewhere with what it has; a
-    replica on which nothing ended meanwhile is restarted."""
+    """One request on one replica, queueing not counted. A late request moves to another replica with
+    the tokens it has; a replica on which no request ended meanwhile is restarted."""
     abort_timeout_s: Seconds = 10.0
-    """How long a healthy engine may take to answer an abort, a pause or a resume, and how often it is looked at."""
+    """How long a healthy engine may take to answer an abort, a pause or a resume, and how often it is checked."""
     episode_timeout_s: Seconds = 7200.0
-    """One whole episode, time in queues not counted; looked at after every turn."""
+    """One whole episode, time in queues not counted; checked after every turn."""
     environment_timeout_s: Seconds = 600.0
     """One reset or step of an environment."""
     reward_timeout_s: Seconds = 600.0
@@ -194,18 +193,18 @@ class ReliabilityConfig:
     lock_timeout_s: Seconds = 28_800.0
     """Longest wait for devices that roles share."""
     stall_timeout_s: Seconds = 900.0
-    """Without progress for this long a run prints its wait-for graph; without engines it stops, cleanly."""
+    """Time without progress after which a run prints its wait-for graph; without engines it stops cleanly."""
     sample_retries: Amount = 2
-    """Further tries for a failed episode or verdict before its group is given up."""
+    """Retries of a failed episode or verdict before its group is given up."""
     step_retries: Amount = 3
-    """Further tries for a failed training step or scoring."""
+    """Retries of a failed training step or scoring."""
     transfer_retries: Amount = 3
-    """Further tries for a failed bucket before the replica is restarted."""
+    """Retries of a failed bucket before the replica is restarted."""
     replica_restarts: Amount = 3
     """Restarts of a replica, or of the trainer, that fail in a row before it is given up."""
     restart_backoff_s: Real = 1.0
-    """Before the second try in a row; doubles with each further one."""
+    """Wait before the second try in a row; doubles with each further one."""
     probe_s: Seconds = 60.0
     """How often a replica that was given up is tried again."""
     quiet_s: Seconds = 300.0
-    """Without a failure for this long, a degraded run climbs back up."""
+    """Time without a failure after which a degraded run is restored."""

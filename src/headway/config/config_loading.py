@@ -1,9 +1,9 @@
-"""From a file, a mapping and overrides to a configuration that can run.
+"""Loads a configuration that can run from a file or a mapping, with overrides.
 
-    read → overrides → ${} → foreign keys aside → second dialect translated → typed tree → derived → checked
+    read → overrides → ${} → plugins → foreign keys set aside → translated → typed tree → derived → checked
 
 Problems are collected along the way and raised together as `ConfigErrors`; arithmetic is judged only once every
-single value is right. Notes, in contrast, do not stop anything.
+single value is right. Notes do not stop anything.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def load_config(
     *,
     available: Collection[str] = BUILT_IN_STRATEGIES,
 ) -> ResolvedConfig:
-    """The configuration in `source` (a YAML file by name or open, or a mapping) with `overrides` on top.
+    """Load `source` (a YAML file by name or open, or a mapping) with `overrides` on top.
 
     `available` names the back ends this build can serve. Raises `ConfigErrors` with every problem found.
     """
     problems: list[ConfigError] = []
     notes: list[str] = []
     entries = apply_overrides(read_source(source, problems), overrides, problems)
-    entries, used = resolve_references(entries, _default_of, problems, unread=is_foreign_key)
+    entries, used = resolve_references(entries, _get_default, problems, unread=is_foreign_key)
     _load_plugins(entries, source, problems)
     entries = set_foreign_keys_aside(_without_variables(entries, used), notes, problems)
     translation = translate(entries, notes, problems)
-    config, provenance = build_tree(Config, _without_strangers(translation.entries, problems), problems)
+    config, provenance = build_tree(Config, _without_unknown_dialect_keys(translation.entries, problems), problems)
     if problems:
         raise ConfigErrors(problems)
     draft = ConfigDraft(config, provenance, notes)
@@ -83,8 +83,8 @@ def _load_plugins(entries: ConfigEntries, source: Source, problems: list[ConfigE
 _DEFAULTS = Config()
 
 
-def _default_of(name: str) -> Any:
-    """The schema's default of a leaf; `KeyError` where there is none to speak of."""
+def _get_default(name: str) -> Any:
+    """Return the default of a leaf. Raise `KeyError` if the key is not a leaf with a default."""
     try:
         value = get_at_key(_DEFAULTS, name)
     except (AttributeError, KeyError):
@@ -95,13 +95,13 @@ def _default_of(name: str) -> Any:
 
 
 def _without_variables(entries: ConfigEntries, used: Collection[str]) -> ConfigEntries:
-    """Entries without names that exist only to be referred to by `${}`."""
+    """Return entries without names that exist only to be referred to by `${}`."""
     known = get_fields(Config).keys() | DOTTED_ROOTS
     return {path: entry for path, entry in entries.items() if path[0] in known or path[0] not in used}
 
 
-def _without_strangers(entries: ConfigEntries, problems: list[ConfigError]) -> ConfigEntries:
-    """Entries without keys of the second dialect that nothing translates; each of those is a problem."""
+def _without_unknown_dialect_keys(entries: ConfigEntries, problems: list[ConfigError]) -> ConfigEntries:
+    """Return entries without keys of verl that nothing translates; each of those is a problem."""
     kept: ConfigEntries = {}
     for path, entry in entries.items():
         hint = suggest_dialect_key(path)

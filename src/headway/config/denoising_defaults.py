@@ -1,6 +1,6 @@
-"""Pictures: what follows from the `denoising` block, and what about it cannot run.
+"""Defaults and checks of runs that train a denoising model.
 
-A denoising step is an action, so lengths are counted in steps: a response has as many actions as a picture has steps.
+A denoising step is an action, so lengths are counted in steps: a response has as many actions as an image has steps.
 Published defaults of Flow-GRPO are filled in where the configuration says nothing: clip 1e-4, rewards scaled by the
 batch, advantages within ±5.
 """
@@ -16,14 +16,14 @@ from headway.config.resolved_config import ConfigDraft, get_at_key
 
 _STEPS = 10
 _PROMPT = 256
-"""Bytes of a prompt."""
+"""Longest prompt in bytes."""
 _TRAIN, _VALIDATION = "actor_infer.generating_args", "validation.generating_args"
 _KINDS = ("headway-small-mmdit", "headway-stable-diffusion-3")
 _USUAL = {"pg_clip": 1e-4, "norm_std_type": "batch", "advantage_clip": 5.0}
 
 
 def derive_denoising(draft: ConfigDraft) -> None:
-    """Lengths, validation and algorithm of a run that makes pictures."""
+    """Derive lengths, validation and algorithm of a run that makes images."""
     if draft.config.denoising is None:
         if not is_denoising_model(draft.config.pretrain):
             return
@@ -44,7 +44,7 @@ def derive_denoising(draft: ConfigDraft) -> None:
         if not draft.given(key):
             draft.derive(key, value, "num_inference_steps")
         elif get_at_key(draft.config, key) != value:
-            draft.refuse(key, f"but a picture has {value} denoising steps", f"set {_TRAIN}.num_inference_steps instead")
+            draft.refuse(key, f"but an image has {value} denoising steps", f"set {_TRAIN}.num_inference_steps instead")
     _derive_simulation(draft, steps)
     if not draft.given(f"{_VALIDATION}.temperature"):
         draft.derive(f"{_VALIDATION}.temperature", 0.0, "validation draws no noise")
@@ -54,7 +54,7 @@ def derive_denoising(draft: ConfigDraft) -> None:
 
 
 def _derive_simulation(draft: ConfigDraft, steps: int) -> None:
-    """A simulated picture has as many steps as a real one."""
+    """Give a simulated image as many steps as a real one has."""
     lengths = {"kind": "fixed", "mean": float(steps), "std": 0.0, "min": 1.0, "max": None}
     if not any(draft.given(f"simulation.response_tokens.{key}") for key in lengths):
         for key, value in lengths.items():
@@ -62,7 +62,7 @@ def _derive_simulation(draft: ConfigDraft, steps: int) -> None:
 
 
 def is_denoising_model(pretrain: str | None) -> bool:
-    """Whether a directory says of itself that it holds one: a pipeline of `diffusers`, or a model of ours."""
+    """Return whether a directory holds a denoising model: a pipeline of `diffusers`, or a model of ours."""
     if not pretrain:
         return False
     try:
@@ -75,7 +75,7 @@ def is_denoising_model(pretrain: str | None) -> bool:
 
 
 def check_denoising(draft: ConfigDraft) -> None:
-    """What cannot run together with `denoising`."""
+    """Refuse what cannot run together with `denoising`."""
     config, denoising = draft.config, draft.config.denoising
     if denoising is None:
         for role, args in (("actor_infer", config.actor_infer), ("validation", config.validation)):
@@ -95,13 +95,13 @@ def check_denoising(draft: ConfigDraft) -> None:
     if denoising.sampler == "cps" and denoising.noise_level is not None and denoising.noise_level > 1:
         draft.refuse("denoising.noise_level", "must lie in [0, 1] for cps", "0.8 is usual")
     if config.train_env_manager is not None:
-        draft.refuse("train_env_manager", "pictures are made in one turn, without an environment")
+        draft.refuse("train_env_manager", "images are made in one turn, without an environment")
     if config.add_token_level_kl:
-        draft.refuse("add_token_level_kl", "a picture's reward has no parts to subtract it from", "use_kl_loss")
+        draft.refuse("add_token_level_kl", "an image's reward has no parts to subtract it from", "use_kl_loss")
     estimator = ADVANTAGE_TRAITS.get(config.adv_estimator)
     if estimator.needs_critic or estimator.reads_turns:
         draft.refuse("adv_estimator", "is for language", "grpo")
     if config.mask_truncated_samples:
-        draft.refuse("mask_truncated_samples", "a picture always has all of its steps", "false")
+        draft.refuse("mask_truncated_samples", "an image always has all of its steps", "false")
     if config.entropy_loss_coef:
         draft.refuse("entropy_loss_coef", "the noise of a step is given, its entropy cannot be raised", "0")

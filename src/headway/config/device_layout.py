@@ -1,8 +1,14 @@
-"""Which role runs on which devices: from `device_mapping`, else from `use_nodes_ratios`, else shared.
+"""Places roles on devices, and cuts a training step into optimizer steps, micro-batches and devices.
 
-Roles that are not given devices: logp, reference and critic go where actor_train is; actor_infer shares them when
-the engine is hybrid and takes what is left over when it is not. A single device is always shared: in turns when the
-engine is hybrid, else side by side.
+Devices come from `device_mapping`, else from `use_nodes_ratios`. Roles without either: logp, reference and critic run
+where actor_train does; actor_infer shares its devices if the engine is hybrid and takes the rest if not. A single
+device is always shared, in turns if the engine is hybrid, else side by side.
+
+    samples per step = optimizer steps × per_device_train_batch_size × gradient_accumulation_steps × data parallel
+    data parallel    = devices of actor_train / (tensor · pipeline · context parallel)
+    replicas         = devices of actor_infer / (tensor · pipeline parallel)
+
+Numbers that do not divide are refused.
 """
 
 from __future__ import annotations
@@ -17,20 +23,20 @@ from headway.errors import ConfigError
 
 DeviceIds = tuple[int, ...]
 RATIO_ROLES = ("actor_train", "logp", "reference", "actor_infer")
-"""In the order of `use_nodes_ratios`: train, logp, ref_logp, generate."""
+"""Roles in the order of `use_nodes_ratios`: train, logp, ref_logp, generate."""
 _MAPPED = ("actor_train", "actor_infer", "reference", "critic")
 
 
 def place_roles(draft: ConfigDraft) -> dict[str, DeviceIds]:
-    """Devices by role; also derives num_gpus_per_node, num_nodes and hybrid_engine."""
+    """Return the devices of each role, and derive num_gpus_per_node, num_nodes and hybrid_engine."""
     given = {role: getattr(draft.config, role).device_mapping for role in _MAPPED}
     mapped = {role: devices for role, devices in given.items() if devices is not None}
     for domain, reward in draft.config.rewards.items():
         if reward.device_mapping:
             mapped[f"rewards.{domain}"] = reward.device_mapping
-    total = _count(draft, mapped)
+    total = _count_devices(draft, mapped)
     problems = len(draft.problems)
-    placed = {**_by_ratio(draft, total), **mapped}
+    placed = {**_place_by_ratio(draft, total), **mapped}
     _place_actors(draft, placed, total)
     for role in ("logp", "reference", "critic"):
         placed.setdefault(role, placed["actor_train"])
@@ -43,8 +49,8 @@ def place_roles(draft: ConfigDraft) -> dict[str, DeviceIds]:
     return placed
 
 
-def _count(draft: ConfigDraft, mapped: dict[str, DeviceIds]) -> int:
-    """All devices of the run."""
+def _count_devices(draft: ConfigDraft, mapped: dict[str, DeviceIds]) -> int:
+    """Return the number of all devices of the run."""
     config = draft.config
     decoupled = config.hybrid_engine is False or config.use_nodes_ratios is not None
     highest = max((device for devices in mapped.values() for device in devices), default=-1)
@@ -63,8 +69,8 @@ def _count(draft: ConfigDraft, mapped: dict[str, DeviceIds]) -> int:
     return total
 
 
-def _by_ratio(draft: ConfigDraft, total: int) -> dict[str, DeviceIds]:
-    """Devices by share: disjoint where the shares add up to at most 1, else the first three share."""
+def _place_by_ratio(draft: ConfigDraft, total: int) -> dict[str, DeviceIds]:
+    """Place roles by their shares: separately if the shares add up to at most 1, else the first three share devices."""
     ratios, key = draft.config.use_nodes_ratios, "use_nodes_ratios"
     if ratios is None:
         return {}
@@ -89,7 +95,7 @@ def _by_ratio(draft: ConfigDraft, total: int) -> dict[str, DeviceIds]:
 
 
 def _place_actors(draft: ConfigDraft, placed: dict[str, DeviceIds], total: int) -> None:
-    """Devices of actor_train and actor_infer where nothing has placed them yet."""
+    """Place actor_train and actor_infer if nothing has placed them yet."""
     everything = tuple(range(total))
     shared = draft.config.hybrid_engine is not False or total == 1
     if "actor_train" not in placed and "actor_infer" not in placed:
@@ -140,7 +146,7 @@ _MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSizes:
-    """What one training step consumes."""
+    """Groups that one training step consumes."""
 
     per_step: int
     size: int
@@ -149,13 +155,13 @@ class GroupSizes:
 
     @property
     def samples(self) -> int:
-        """Samples of one training step."""
+        """Return the samples of one training step."""
         return self.per_step * self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """One training step on the devices that do it."""
+    """How one training step is cut into optimizer steps on its devices."""
 
     data_parallel: int
     replicas: int
@@ -166,17 +172,17 @@ class StepSizes:
 def compute_step_sizes(
     draft: ConfigDraft, devices: Mapping[str, tuple[int, ...]], groups: GroupSizes, mini_batch: ConfigEntry | None
 ) -> StepSizes:
-    """The arithmetic of one step; derives gradient_accumulation_steps where it is not given.
+    """Compute the sizes of one step, and derive gradient_accumulation_steps if it is not given.
 
-    `mini_batch` is the size of an optimizer step in prompts, as the second dialect gives it.
+    `mini_batch` is the size of an optimizer step in prompts, as verl's key gives it.
     """
     training = draft.config.actor_train.training_args
-    ways, replicas = _copies(draft, "actor_train", devices), _copies(draft, "actor_infer", devices)
+    ways, replicas = _count_copies(draft, "actor_train", devices), _count_copies(draft, "actor_infer", devices)
     micro = training.per_device_train_batch_size
     if training.gradient_accumulation_steps is None:
         samples, reason = groups.samples, f"{groups.samples} samples / ({micro} per device × {ways} data parallel)"
         if mini_batch is not None:
-            samples, reason = _translated(draft, mini_batch, groups, micro * ways)
+            samples, reason = _convert_mini_batch(draft, mini_batch, groups, micro * ways)
         draft.derive(_ACCUMULATION, max(1, samples // (micro * ways)), reason)
     accumulation = draft.config.actor_train.training_args.gradient_accumulation_steps or 1
     one_step = micro * accumulation * ways
@@ -193,8 +199,8 @@ def compute_step_sizes(
     )
 
 
-def _copies(draft: ConfigDraft, role: str, devices: Mapping[str, tuple[int, ...]]) -> int:
-    """How many copies of the model a role holds."""
+def _count_copies(draft: ConfigDraft, role: str, devices: Mapping[str, tuple[int, ...]]) -> int:
+    """Return how many copies of the model a role holds."""
     sizes = (
         draft.config.actor_train if role == "actor_train" else draft.config.actor_infer
     ).strategy_args.strategy_config
@@ -210,8 +216,8 @@ def _copies(draft: ConfigDraft, role: str, devices: Mapping[str, tuple[int, ...]
     return max(1, count // one)
 
 
-def _translated(draft: ConfigDraft, mini_batch: ConfigEntry, groups: GroupSizes, unit: int) -> tuple[int, str]:
-    """Samples of one optimizer step, given in prompts."""
+def _convert_mini_batch(draft: ConfigDraft, mini_batch: ConfigEntry, groups: GroupSizes, unit: int) -> tuple[int, str]:
+    """Return the samples of an optimizer step that is given in prompts, and where they come from."""
     prompts = mini_batch.value
     if isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 1:
         problem = f"is not a count of prompts [{mini_batch.origin}]"

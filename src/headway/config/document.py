@@ -1,7 +1,7 @@
-"""What the user wrote, as flat entries: key path → value and where it stands.
+"""Reads what the user wrote into flat entries: key path → value and where it was given.
 
 Reads YAML files (line numbers kept, repeated keys refused), mappings and `key=value` overrides, and merges them.
-Knows nothing of the schema: names and types are judged later.
+Replaces references `${name}`. Knows nothing of the schema: names and types are checked later.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ ConfigEntries = dict[KeyPath, ConfigEntry]
 
 
 def join_key(path: KeyPath) -> str:
-    """The key as the user types it."""
+    """Return the key as the user types it."""
     return ".".join(path)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but `1e-6` is a number as everywhere else."""
+    """Reads YAML 1.1, except that `1e-6` is a number, as in every other format."""
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 def read_source(source: Source, problems: list[ConfigError]) -> ConfigEntries:
-    """Entries of a file or mapping; what cannot be read is added to `problems`."""
+    """Return the entries of a file or mapping, and add what cannot be read to `problems`."""
     if source is None:
         return {}
     if isinstance(source, Mapping):
-        return _collected(_walk_values(source, (), "mapping"), problems)
+        return _collect_entries(_walk_values(source, (), "mapping"), problems)
     if isinstance(source, str | Path):
         try:
             return read_yaml_text(Path(source).read_text(encoding="utf-8"), Path(source).name, problems)
@@ -72,7 +72,7 @@ def read_source(source: Source, problems: list[ConfigError]) -> ConfigEntries:
 
 
 def read_yaml_text(text: str, name: str, problems: list[ConfigError]) -> ConfigEntries:
-    """Entries of YAML text; `name` stands for the file in messages."""
+    """Return the entries of YAML text; `name` stands for the file in messages."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -82,7 +82,7 @@ def read_yaml_text(text: str, name: str, problems: list[ConfigError]) -> ConfigE
             kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
             problems.append(ConfigError(f"{name} holds {kind}, not `key: value` lines"))
             return {}
-        return _collected(_walk_nodes(loader, node, (), name, problems), problems)
+        return _collect_entries(_walk_nodes(loader, node, (), name, problems), problems)
     except yaml.YAMLError as error:
         problems.append(ConfigError(_syntax_message(error, name)))
         return {}
@@ -100,8 +100,8 @@ def _syntax_message(error: yaml.YAMLError, name: str) -> str:
     return f"{where}: not valid YAML: {what}"
 
 
-def _split(path: KeyPath, key: str) -> KeyPath:
-    """`path` with `key` appended, split at its dots where dotted keys are allowed."""
+def _append_key(path: KeyPath, key: str) -> KeyPath:
+    """Append `key` to `path`, split at its dots where dotted keys are allowed."""
     if not path or path[0] in DOTTED_ROOTS:
         return (*path, *key.split("."))
     return (*path, key)
@@ -110,19 +110,19 @@ def _split(path: KeyPath, key: str) -> KeyPath:
 def _walk_nodes(
     loader: _Loader, node: yaml.MappingNode, path: KeyPath, name: str, problems: list[ConfigError]
 ) -> Iterator[tuple[KeyPath, ConfigEntry]]:
-    for key, child in _pairs(loader, node, path, name, problems).items():
-        here = _split(path, key)
+    for key, child in _list_children(loader, node, path, name, problems).items():
+        here = _append_key(path, key)
         if isinstance(child, yaml.MappingNode) and child.value:
             yield from _walk_nodes(loader, child, here, name, problems)
         else:
-            value = _plain(loader, child, here, name, problems)
+            value = _construct_value(loader, child, here, name, problems)
             yield here, ConfigEntry(value, f"{name}:{child.start_mark.line + 1}")
 
 
-def _pairs(
+def _list_children(
     loader: _Loader, node: yaml.MappingNode, path: KeyPath, name: str, problems: list[ConfigError]
 ) -> dict[str, yaml.Node]:
-    """Children by key, merge keys expanded, repeated keys reported."""
+    """Return children by key, expand merge keys and report repeated keys."""
     lines: dict[str, int] = {}
     for key_node, _ in node.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
@@ -134,36 +134,36 @@ def _pairs(
     return {str(key_node.value): child for key_node, child in node.value}
 
 
-def _plain(loader: _Loader, node: yaml.Node, path: KeyPath, name: str, problems: list[ConfigError]) -> Any:
+def _construct_value(loader: _Loader, node: yaml.Node, path: KeyPath, name: str, problems: list[ConfigError]) -> Any:
     if isinstance(node, yaml.MappingNode):
-        pairs = _pairs(loader, node, path, name, problems)
-        return {key: _plain(loader, child, (*path, key), name, problems) for key, child in pairs.items()}
+        pairs = _list_children(loader, node, path, name, problems)
+        return {key: _construct_value(loader, child, (*path, key), name, problems) for key, child in pairs.items()}
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(loader, child, path, name, problems) for child in node.value]
+        return [_construct_value(loader, child, path, name, problems) for child in node.value]
     return loader.construct_object(node, deep=True)
 
 
 def _walk_values(values: Mapping[Any, Any], path: KeyPath, origin: str) -> Iterator[tuple[KeyPath, ConfigEntry]]:
     for key, value in values.items():
-        here = _split(path, str(key))
+        here = _append_key(path, str(key))
         if isinstance(value, Mapping) and value:
             yield from _walk_values(value, here, origin)
         else:
             yield here, ConfigEntry(value, origin)
 
 
-def _collected(found: Iterable[tuple[KeyPath, ConfigEntry]], problems: list[ConfigError]) -> ConfigEntries:
+def _collect_entries(found: Iterable[tuple[KeyPath, ConfigEntry]], problems: list[ConfigError]) -> ConfigEntries:
     entries: ConfigEntries = {}
     for path, entry in found:
         if path in entries:
             where = f"{entries[path].origin} and {entry.origin}"
             problems.append(ConfigError(f"{join_key(path)}: given twice, at {where} (keep one of them)"))
-        _place(entries, path, entry)
+        _set_entry(entries, path, entry)
     return entries
 
 
-def _place(entries: ConfigEntries, path: KeyPath, entry: ConfigEntry) -> None:
-    """Set one entry; whatever stood above or below it gives way."""
+def _set_entry(entries: ConfigEntries, path: KeyPath, entry: ConfigEntry) -> None:
+    """Set one entry, and remove entries above and below it."""
     for length in range(1, len(path)):
         entries.pop(path[:length], None)
     for other in [other for other in entries if len(other) > len(path) and other[: len(path)] == path]:
@@ -174,7 +174,7 @@ def _place(entries: ConfigEntries, path: KeyPath, entry: ConfigEntry) -> None:
 def apply_overrides(
     entries: ConfigEntries, overrides: Iterable[str] | Mapping[str, Any], problems: list[ConfigError]
 ) -> ConfigEntries:
-    """`entries` with overrides on top; a later one wins over an earlier one."""
+    """Return `entries` with overrides on top. A later override wins over an earlier one."""
     merged = dict(entries)
     if isinstance(overrides, Mapping):
         given: Iterable[tuple[str, Any]] = overrides.items()
@@ -185,12 +185,12 @@ def apply_overrides(
         path = tuple(key.split("."))
         children = _walk_values(value, path, "override") if isinstance(value, Mapping) and value else None
         for child_path, entry in children or [(path, ConfigEntry(value, "override"))]:
-            _place(merged, child_path, entry)
+            _set_entry(merged, child_path, entry)
     return merged
 
 
 def parse_override(text: str, problems: list[ConfigError]) -> list[tuple[str, Any]]:
-    """Keys and values of `key=value` text as people paste it: `+` in front, ` \\` behind, comments, several lines."""
+    """Parse `key=value` text as people paste it: with a leading `+`, a trailing ` \\`, comments and several lines."""
     pairs = []
     for raw in text.splitlines():
         line = raw.strip().removesuffix("\\").strip()
@@ -220,9 +220,9 @@ def resolve_references(
     problems: list[ConfigError],
     unread: Callable[[KeyPath], bool] = lambda path: False,
 ) -> tuple[ConfigEntries, frozenset[str]]:
-    """Entries without references, and the first segments of the names that were referred to.
+    """Return entries without references, and the first segments of the names that were referred to.
 
-    Where `unread` says that nobody reads an entry, a reference in it that leads nowhere is no problem.
+    A reference to an unknown name is no problem in an entry that is `unread`.
     """
     resolver = _Resolver(entries, default_of)
     resolved: ConfigEntries = {}
@@ -242,7 +242,7 @@ def resolve_references(
 
 
 class _Cycle(ConfigError):
-    """Values that stand for each other; reported once, however many of them are looked at."""
+    """Values that refer to each other in a circle. A circle is reported once."""
 
     def __init__(self, circle: list[KeyPath], entry: ConfigEntry) -> None:
         self.members = frozenset(circle)
@@ -253,7 +253,7 @@ class _Cycle(ConfigError):
 
 
 class _Resolver:
-    """Depth-first resolution with a stack, so that a cycle is seen and named."""
+    """Resolves references depth first, with a stack that shows circles."""
 
     def __init__(self, entries: ConfigEntries, default_of: Callable[[str], Any]) -> None:
         self._entries = entries
@@ -263,7 +263,7 @@ class _Resolver:
         self.used: set[str] = set()
 
     def value_at(self, path: KeyPath) -> Any:
-        """The resolved value of an entry."""
+        """Return the resolved value of an entry."""
         if path in self._done:
             return self._done[path]
         entry = self._entries[path]
@@ -271,28 +271,28 @@ class _Resolver:
             raise _Cycle(self._stack[self._stack.index(path) :], entry)
         self._stack.append(path)
         try:
-            self._done[path] = self._expanded(entry.value, entry)
+            self._done[path] = self._expand(entry.value, entry)
         finally:
             self._stack.pop()
         return self._done[path]
 
-    def _expanded(self, value: Any, entry: ConfigEntry) -> Any:
+    def _expand(self, value: Any, entry: ConfigEntry) -> Any:
         if isinstance(value, str):
-            return self._expanded_text(value, entry)
+            return self._expand_text(value, entry)
         if isinstance(value, Mapping):
-            return {key: self._expanded(item, entry) for key, item in value.items()}
+            return {key: self._expand(item, entry) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._expanded(item, entry) for item in value]
+            return [self._expand(item, entry) for item in value]
         return value
 
-    def _expanded_text(self, text: str, entry: ConfigEntry) -> Any:
+    def _expand_text(self, text: str, entry: ConfigEntry) -> Any:
         whole = _REFERENCE.fullmatch(text.strip())
         if whole:
-            return self._looked_up(whole.group(1), entry)
-        expanded = _REFERENCE.sub(lambda match: str(self._looked_up(match.group(1), entry)), text)
+            return self._look_up(whole.group(1), entry)
+        expanded = _REFERENCE.sub(lambda match: str(self._look_up(match.group(1), entry)), text)
         return expanded.replace("\\${", "${")
 
-    def _looked_up(self, name: str, entry: ConfigEntry) -> Any:
+    def _look_up(self, name: str, entry: ConfigEntry) -> Any:
         key = join_key(self._stack[-1])
         if not _NAME.fullmatch(name.strip()):
             raise ConfigError(
@@ -307,7 +307,7 @@ class _Resolver:
             return self.value_at(path)
         below = {other: other[len(path) :] for other in self._entries if other[: len(path)] == path}
         if below:
-            return _nested({rest: self.value_at(other) for other, rest in below.items()})
+            return _nest_values({rest: self.value_at(other) for other, rest in below.items()})
         try:
             return self._default_of(name.strip())
         except KeyError:
@@ -319,7 +319,7 @@ class _Resolver:
             ) from None
 
 
-def _nested(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
+def _nest_values(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, value in values.items():
         spot = tree

@@ -1,4 +1,4 @@
-"""What loading gives: the complete tree, what was derived from it, where each value came from, and notes."""
+"""The result of loading: the complete tree, derived values, where each value came from, and notes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedConfig:
-    """Numbers that follow from the configuration. The flow, the simulator and the planner read these."""
+    """Values that follow from the configuration, for scheduler, simulator and planner."""
 
     pipeline: Literal["rlvr", "agentic", "denoising"]
     """Agentic when `train_env_manager` is given, denoising when `denoising` is."""
@@ -95,13 +95,13 @@ class ResolvedConfig:
     """One line each: keys that change nothing here, back ends that stand in for others."""
 
     def rows(self) -> list[tuple[str, Any, str]]:
-        """Key, value and origin of every leaf, in the order of the schema."""
+        """Return key, value and origin of every leaf, in the order of the schema."""
         return [(key, value, self.provenance.get(key, "default")) for key, value in list_leaves(self.config)]
 
     def changed(self) -> dict[str, Any]:
-        """Every leaf that is not as in an empty configuration: enough to load the same one again.
+        """Return every leaf that differs from an empty configuration: enough to load the same one again.
 
-        A derived `hybrid_engine` is left out: given, `false` would part devices that are shared.
+        A derived `hybrid_engine` is left out, because a given `false` would separate devices that are shared.
         """
         usual = dict(list_leaves(Config()))
         return {
@@ -112,20 +112,20 @@ class ResolvedConfig:
         }
 
     def given(self) -> dict[str, Any]:
-        """The same without what was derived: loaded with other overrides, what follows from them follows anew.
+        """Return the same without derived leaves, so that they are derived anew when it is loaded with other overrides.
 
-        What was translated from a key of the second dialect was given, and that key is not in here.
+        Leaves that were translated from a key of another framework count as given.
         """
-        followed = {
+        derived = {
             key
             for key, origin in self.provenance.items()
             if origin.startswith("derived: ") and not origin.startswith("derived: translated from ")
         }
-        return {key: value for key, value in self.changed().items() if key not in followed}
+        return {key: value for key, value in self.changed().items() if key not in derived}
 
 
 def list_leaves(block: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted keys and values below a dataclass."""
+    """Return dotted keys and values below a dataclass."""
     found: list[tuple[str, Any]] = []
     for item in fields(block):
         key, value = prefix + item.name, getattr(block, item.name)
@@ -140,7 +140,7 @@ def list_leaves(block: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def to_plain_value(value: Any) -> Any:
-    """A leaf as JSON and YAML can hold it."""
+    """Return a leaf as JSON and YAML can hold it."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, list | tuple):
@@ -149,7 +149,7 @@ def to_plain_value(value: Any) -> Any:
 
 
 class ConfigDraft:
-    """The tree so far. `given` tells what the user said from what is a default."""
+    """A configuration while values are derived: keeps the reason of each, and collects notes and problems."""
 
     def __init__(self, config: Config, provenance: Mapping[str, str], notes: list[str]) -> None:
         self.config = config
@@ -158,28 +158,28 @@ class ConfigDraft:
         self.problems: list[ConfigError] = []
 
     def given(self, key: str) -> bool:
-        """Whether the user gave this leaf, and not as null."""
+        """Return whether the user gave this leaf a value other than null."""
         return key in self.provenance and get_at_key(self.config, key) is not None
 
     def derive(self, key: str, value: Any, reason: str) -> None:
-        """Fill a leaf in."""
+        """Set a leaf that the user did not give."""
         self.config = replace_at_key(self.config, key.split("."), value)
         self.provenance[key] = f"derived: {reason}"
 
     def refuse(self, key: str, problem: str, hint: str = "") -> None:
-        """Note a problem with the value at `key`; the message shows both."""
+        """Add a problem with the value at `key`; the message shows both."""
         self.problems.append(ConfigError(problem, key=key, value=get_at_key(self.config, key), hint=hint))
 
 
 def get_at_key(block: Any, key: str) -> Any:
-    """The value at a dotted key."""
+    """Return the value at a dotted key."""
     for name in key.split("."):
         block = block[name] if isinstance(block, Mapping) else getattr(block, name)
     return block
 
 
 def replace_at_key(block: Any, names: list[str], value: Any) -> Any:
-    """`block` with the value at `names` replaced."""
+    """Return `block` with the value at the path `names` replaced."""
     name, *rest = names
     old = block[name] if isinstance(block, Mapping) else getattr(block, name)
     new = replace_at_key(old, rest, value) if rest else value

@@ -1,7 +1,7 @@
-"""The configuration tree: every option there is, with its type, range, default and meaning.
+"""The configuration tree: every option, with its type, range, default and meaning.
 
 The shape is that of the YAML files users have: scheduler and algorithm options at the top, roles below them.
-Defaults live here and nowhere else; null means "derived", and `headway.config.derivation` says from what. A `Config`
+Defaults are here and nowhere else; null means "derived", and `headway.config.derivation` says from what. A `Config`
 made by `headway.config.load_config` is complete and checked; one made by hand is neither.
 """
 
@@ -49,27 +49,27 @@ from headway.config.simulation_config import SimulationConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One run."""
+    """The configuration of one run."""
 
     # The run.
     exp_name: str = "headway"
-    """Name of the run, where it is shown and in trackers."""
+    """Name of the run in displays and trackers."""
     seed: Amount = 42
-    """Where all randomness comes from."""
+    """Seed of all randomness."""
     output_dir: str = "./output"
     """Directory of the run: ledger, events, logs."""
     checkpoint_dir: str | None = None
-    """Where checkpoints go. null: `<output_dir>/checkpoints`."""
+    """Directory of checkpoints. null: `<output_dir>/checkpoints`."""
     resume: str = "auto"
-    """`auto`: from the newest checkpoint if there is one; `never`; or the path of a checkpoint."""
+    """`auto`: start from the newest checkpoint if there is one; `never`; or the path of a checkpoint."""
     max_steps: Count = 500
     """Training steps of the run."""
     save_steps: Amount = 50
     """Steps between checkpoints. 0: only at the end."""
     save_total_limit: Amount = 5
-    """Checkpoints that are kept, the newest ones; older ones are removed when the next is whole. 0: all."""
+    """Number of newest checkpoints that are kept; older ones are removed when the next is complete. 0: all."""
     track_with: tuple[Literal["tensorboard", "wandb", "trackio", "jsonl"], ...] = ("tensorboard",)
-    """Who is given the curves of the run. An empty list: nobody."""
+    """Trackers that get the metrics of the run. An empty list: none."""
     eval_steps: Amount = 10
     """Steps between validations. 0: never."""
     val_batch_size: Count | None = None
@@ -85,7 +85,7 @@ class Config:
 
     # Models and lengths, in actions.
     pretrain: str | None = None
-    """The policy at the start: directory, hub name, GGUF file or built-in name."""
+    """The initial policy: directory, hub name, GGUF file or built-in name."""
     reward_pretrain: str | None = None
     """The same for critic and learned rewards."""
     prompt_length: Count | None = None
@@ -103,14 +103,14 @@ class Config:
     pipeline_depth: Steps | None = None
     """Steps' worth of groups started ahead, at most α. null: α."""
     staleness_policy: StalenessPolicyName = "drop"
-    """A sample that would break the bound is dropped and regenerated; or training waits for stragglers; or for
-    those among the next `staleness_window` groups."""
+    """`drop`: a sample that would break the bound is dropped and generated again. `wait`: training waits for stragglers.
+    `window`: training waits for those among the next `staleness_window` groups. Plugins may register others."""
     staleness_window: Count | None = None
-    """Groups that `window` looks ahead. null: groups of one step."""
+    """Groups that the `window` policy may choose a batch from. null: groups of one step."""
     selection_order: Literal["freshest", "oldest"] = "freshest"
     """Which of the ready groups are trained first."""
     allow_uncorrected_async: bool = False
-    """Accept α > 0 with a loss that does not correct for it."""
+    """Allow α > 0 with a loss that does not correct for old samples."""
 
     # Rollout.
     rollout_batch_size: Count = 128
@@ -126,49 +126,49 @@ class Config:
     max_additional_running_prompts: Amount = 0
     """Groups started beyond the slots; the surplus of a step is cancelled."""
     rollout_scheduling: Literal["queue", "batch"] = "queue"
-    """A free slot takes the next prompt at once, or a whole batch starts together."""
+    """`queue`: a free slot takes the next prompt at once. `batch`: a whole batch starts together."""
     env_scheduling: Literal["async", "barrier"] = "async"
-    """Episodes step on their own, or all of a batch step together."""
+    """`async`: episodes step independently. `barrier`: all episodes of a batch step together."""
     with_reward: bool = True
-    """Score a sample the moment it ends, not when its group has ended."""
+    """Score a sample when it ends instead of when its group has ended."""
     filter_zero_variance: bool | None = None
-    """Drop groups whose rewards are all equal, and replace them. null: where members are compared with each other
-    alone, so that such groups teach nothing."""
+    """Drop and replace groups whose rewards are all equal. null: true where members are compared only with each other,
+    so that such groups have no gradient."""
     max_num_gen_batches: Amount = 10
-    """Batches' worth of groups made for one step at most; then those with equal rewards fill it. 0: any number."""
+    """Most batches' worth of groups generated for one step; then groups with equal rewards fill it. 0: any number."""
     pause_generation_for_validation: bool = False
     """Pause training rollouts while validation runs."""
 
     # Weights.
     inflight_update: Literal["keep", "recompute"] = "keep"
-    """What requests in flight do with their KV cache when new weights arrive. The native engine keeps it, vllm and
-    sglang fill it anew: `recompute` is refused with the former, and `keep` changes nothing with the latter."""
+    """What happens to the KV cache of requests in flight when new weights arrive. The native engine keeps it and refuses
+    `recompute`; vllm and sglang always recompute it."""
     enable_dual_buffer: bool = True
     """Load new weights into a spare buffer while generation goes on; false pauses, loads, resumes."""
     param_update_produce_bucket_mb: Count = 512
-    """Bucket in which the trainer gathers weights: the size of a file, where they go through files."""
+    """Bucket in which the trainer gathers weights; the size of a file where the transport is `disk`."""
     param_update_consume_bucket_mb: Count = 128
-    """Bucket in which an engine loads them; bounds its extra memory."""
+    """Bucket in which an engine loads weights; bounds its extra memory."""
     weight_transfer: WeightTransferConfig = field(default_factory=WeightTransferConfig)
-    """The way between them."""
+    """How weights travel between them."""
 
     # Devices.
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    """Which machines there are."""
+    """Machines of the run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What models run on. `auto`: a GPU where there is one."""
+    """Device of the models. `auto`: a GPU if there is one."""
     processes: bool | None = None
-    """Trainer and engines each in a process of their own. null: on the CPU, but not on a GPU that they share."""
+    """Run trainer and engines in separate processes. null: true on the CPU, false on a GPU that they share."""
     num_gpus_per_node: NodeSize | None = None
-    """Devices of a node. null: 8, or 1 where nothing is said about devices."""
+    """Devices of a node. null: 8, or 1 if no option is about devices."""
     num_nodes: Nodes | None = None
-    """Nodes. null: as many as the device numbers need."""
+    """Number of nodes. null: as many as the device numbers need."""
     use_nodes_ratios: tuple[Probability, ...] | None = None
     """Shares of all devices for [train, logp, ref_logp, generate], for roles without a `device_mapping`."""
     hybrid_engine: bool | None = None
-    """actor_train and actor_infer share devices. null: unless they are given different ones."""
+    """actor_train and actor_infer share devices. null: true unless they have different ones."""
     lend_idle_trainer: bool = False
-    """Engines on actor_train's devices generate while training waits, and make way before each step."""
+    """Engines on actor_train's devices generate while training waits, and release them before each step."""
 
     # Policy loss.
     pg_variant: PolicyLossName = "ppo"
@@ -206,15 +206,15 @@ class Config:
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "token-mean"
     )
-    """How losses of actions become one number; `-norm` divides by `response_length`."""
+    """How the losses of actions are aggregated; `-norm` divides by `response_length`."""
     entropy_loss_coef: Real = 0.0
     """Entropy bonus."""
     mask_truncated_samples: bool = False
-    """Answers and episodes that were cut off by a length are not trained; their rewards count for their group."""
+    """Do not train answers and episodes that a length limit cut off; their rewards still count for their group."""
     value_clip: Positive | None = None
     """Clip of the critic's change. null: off."""
     train_infer_correction: TrainInferCorrectionConfig = field(default_factory=TrainInferCorrectionConfig)
-    """Correction of the trainer/engine mismatch, on top of `pg_variant`."""
+    """Correction of the mismatch between trainer and engine, on top of `pg_variant`."""
 
     # Distance to the reference model.
     use_kl_loss: bool = False
@@ -248,9 +248,9 @@ class Config:
     step_reward_weight: Real = 1.0
     """gigpo: weight of the step's advantage."""
     norm_mean_type: Literal["group", "batch", "none"] | None = None
-    """What rewards are centred on. null: by estimator; a group of one is centred on the batch."""
+    """Scope of the mean that is subtracted from rewards. null: by estimator; the batch for groups of one."""
     norm_std_type: Literal["group", "batch", "none"] | None = None
-    """What rewards are scaled by; `none` with grpo is Dr.GRPO. null: by estimator."""
+    """Scope of the standard deviation that divides rewards; `none` with grpo is Dr.GRPO. null: by estimator."""
     reward_clip: Positive | None = None
     """Rewards are clipped to ± this. null: off."""
     whiten_advantages: bool = False
@@ -274,11 +274,11 @@ class Config:
 
     # Environments.
     train_env_manager: EnvManagerConfig | None = None
-    """Environments of training; its presence makes the run agentic."""
+    """Environments of training; makes the run agentic."""
     val_env_manager: EnvManagerConfig | None = None
     """Environments of validation. null: as in training."""
     custom_envs: Mapping[str, CustomEnvConfig] = field(default_factory=dict)
-    """Kinds of environments by tag."""
+    """Environments by tag."""
 
     # Images.
     denoising: DenoisingConfig | None = None
@@ -288,4 +288,4 @@ class Config:
     reliability: ReliabilityConfig = field(default_factory=ReliabilityConfig)
     """Deadlines and retries."""
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
-    """What the simulated world costs; read by `headway simulate` and `headway plan` only."""
+    """Costs of the simulated back ends; only `headway simulate` and `headway plan` read them."""

@@ -1,6 +1,6 @@
-"""The `simulation:` block: what simulated back ends cost. Times in seconds, of one replica or one GPU.
+"""The `simulation:` block: what simulated back ends cost, in seconds of one replica or one GPU.
 
-Only `headway simulate`, `headway plan` and the tests read it; a training run ignores it.
+Only `headway simulate` and `headway plan` read it; a training run ignores it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class DistributionConfig:
     kind: Literal["fixed", "gaussian", "lognormal", "empirical"] = "fixed"
     """Shape of the distribution."""
     mean: Real = 0.0
-    """Of the distribution before clipping, in every kind but `empirical`."""
+    """Mean before clipping, in every kind but `empirical`."""
     std: Real = 0.0
-    """Of the distribution itself (not of its logarithm), in `gaussian` and `lognormal`."""
+    """Standard deviation of the value itself (not of its logarithm), in `gaussian` and `lognormal`."""
     min: Real = 0.0
     """Smallest value drawn."""
     max: Real | None = None
@@ -48,7 +48,7 @@ class SimulatedEngineConfig:
     kv_tokens: Count | None = None
     """Tokens of context that fit; the youngest request is preempted and recomputed when they do not."""
     restart_s: Real = 30.0
-    """From a crash to an empty replica."""
+    """Time from a crash to an empty replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class SimulatedTrainerConfig:
     fixed_s: Real = 0.0
     """What more GPUs do not make faster: communication, the optimizer, the host."""
     save_s: Real = 1.0
-    """Of one checkpoint."""
+    """Time of one checkpoint."""
     restart_s: Real = 60.0
-    """From a crash to an empty trainer."""
+    """Time from a crash to an empty trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class SimulatedScorerConfig:
     fixed_s: Real = 0.0
     """Seconds for each group, however short."""
     with_trainer: bool = True
-    """On the trainer's devices, so that it and a training step exclude each other."""
+    """Runs on the trainer's devices, so that it and a training step exclude each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +86,11 @@ class SimulatedWeightsConfig:
     buckets: Count = 4
     """Parts that a version is sent in."""
     gather_s: Real = 0.0
-    """Of the whole version."""
+    """Time for the whole version."""
     send_s: Real = 0.0
-    """Of the whole version, to one replica."""
+    """Time for the whole version, to one replica."""
     load_s: Real = 0.0
-    """Of the whole version, into the spare buffer."""
+    """Time for the whole version, into the spare buffer."""
     flip_s: Real = 0.0
     """Decoding stands still for this long."""
 
@@ -106,13 +106,13 @@ class SimulatedEnvironmentConfig:
     step_s: DistributionConfig = field(default_factory=DistributionConfig)
     """Latency of a step."""
     hang_probability: Probability = 0.0
-    """Of a step never to return; the agent's timeout ends it."""
+    """Probability that a step never returns; the agent's timeout ends it."""
     slow_probability: Probability = 0.0
-    """Of an environment whose every step takes `slow_factor` times as long."""
+    """Probability of an environment whose every step takes `slow_factor` times as long."""
     slow_factor: Factor = 1.0
     """How many times slower a slow environment is."""
     failure_probability: Probability = 0.0
-    """Of an environment step to raise."""
+    """Probability that a step raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +120,16 @@ class SimulatedRewardConfig:
     """Verdicts: 0 or 1, with a difficulty drawn per prompt."""
 
     latency_s: DistributionConfig = field(default_factory=DistributionConfig)
-    """From asking to the verdict."""
+    """Time from the request to the verdict."""
     zero_variance_share: Probability = 0.0
     """Share of prompts whose members all get the same reward."""
     failure_probability: Probability = 0.0
-    """Of a verdict to fail."""
+    """Probability that a verdict fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultConfig:
-    """Something that breaks at a time and is mended after another."""
+    """Something that breaks at a given time, and for how long."""
 
     kind: Literal["crash", "hang", "slowdown", "lost_message", "late_message", "corrupted_bucket", "lost_node"]
     """What goes wrong."""
@@ -138,7 +138,7 @@ class FaultConfig:
     at_s: Real = 0.0
     """When, from the start of the run."""
     for_s: Real = 0.0
-    """How long the cause lasts; restarts fail meanwhile. 0: a single blow."""
+    """How long the cause lasts; restarts fail meanwhile. 0: a single failure."""
     factor: Real = 4.0
     """`slowdown`: how many times slower. `late_message`: seconds of delay."""
 
@@ -148,11 +148,11 @@ class EngineChangeConfig:
     """An engine that comes or goes on purpose."""
 
     kind: Literal["join", "leave"]
-    """A newcomer serves after `engine.restart_s` and a weight update."""
+    """A new engine serves after `engine.restart_s` and a weight update."""
     at_s: Real = 0.0
     """When, from the start of the run."""
     engine: str | None = None
-    """`leave`: who, such as `engine/0`. null: whoever came last."""
+    """`leave`: which engine, such as `engine/0`. null: the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +162,13 @@ class SimulationConfig:
     steps: Count = 6
     """Training steps to simulate."""
     warmup_steps: Amount = 2
-    """Left out of the averages: the pipeline is still filling."""
+    """First steps, left out of the averages because the pipeline is still filling."""
     response_tokens: DistributionConfig = field(
         default_factory=lambda: DistributionConfig(kind="lognormal", mean=2000, std=2000, min=1, max=32_768)
     )
-    """Of one turn."""
+    """Tokens of one turn."""
     prompt_tokens: DistributionConfig = field(default_factory=lambda: DistributionConfig(mean=512))
-    """Of one prompt."""
+    """Tokens of one prompt."""
     engine: SimulatedEngineConfig = field(default_factory=SimulatedEngineConfig)
     """One replica."""
     trainer: SimulatedTrainerConfig = field(default_factory=lambda: SimulatedTrainerConfig(gpu_s_per_token=0.0003))

@@ -10,25 +10,25 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 
-from . import agentic, tables
-from .cells import Cell
-from .report import PAGE, grouped, markdown, summary, text_table
+from benchmarks.scaling import agentic_tables, training_tables
+from benchmarks.scaling.cells import Cell
+from benchmarks.scaling.report import PAGE, format_page, format_summary, format_text_table, group_by_table
 
 TABLES: dict[str, Callable[[], Iterator[Cell]]] = {
-    "split": tables.split,
-    "think": lambda: tables.gpu_count("think"),
-    "base": lambda: tables.gpu_count("base"),
-    "batch": tables.batch,
-    "alpha": tables.alpha,
-    "alpha-needed": tables.alpha_needed,
-    "queue": tables.queue,
-    "replication": tables.replication,
-    "environment": agentic.environment_async,
-    "redundant": agentic.redundant,
-    "tasks": agentic.tasks,
-    "bound": agentic.bound,
-    "large": agentic.large,
-    "losing": agentic.losing,
+    "split": training_tables.simulate_split,
+    "think": lambda: training_tables.simulate_gpu_count("think"),
+    "base": lambda: training_tables.simulate_gpu_count("base"),
+    "batch": training_tables.simulate_batch,
+    "alpha": training_tables.simulate_alpha,
+    "alpha-needed": training_tables.simulate_alpha_needed,
+    "queue": training_tables.simulate_queue,
+    "replication": training_tables.simulate_replication,
+    "environment": agentic_tables.simulate_environment_async,
+    "redundant": agentic_tables.simulate_redundant,
+    "tasks": agentic_tables.simulate_tasks,
+    "bound": agentic_tables.compute_bound,
+    "large": agentic_tables.simulate_large,
+    "losing": agentic_tables.simulate_losing,
 }
 
 
@@ -40,20 +40,20 @@ def main() -> int:
     parser.add_argument("--table", action="append", choices=TABLES, help="only this one; may be repeated")
     options = parser.parse_args()
     gc.set_threshold(200_000, 20, 50)  # a run makes millions of small objects and hardly any cycles
-    tables.FULL = options.full
+    training_tables.FULL = options.full
     started_s = time.monotonic()
     cells: list[Cell] = []
     for name in ["split"] if options.quick else options.table or TABLES:
         begun_s = time.monotonic()
         found = list(TABLES[name]())
         cells += found
-        for title, members in grouped(found).items():
-            print(text_table(title, members))
+        for title, members in group_by_table(found).items():
+            print(format_text_table(title, members))
         print(f"({name}: {time.monotonic() - begun_s:.0f} s)\n", flush=True)
-    print(summary(cells))
+    print(format_summary(cells))
     if options.write:
         PAGE.parent.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(markdown(cells, seconds=time.monotonic() - started_s, full=options.full), encoding="utf-8")
+        PAGE.write_text(format_page(cells, seconds=time.monotonic() - started_s, full=options.full), encoding="utf-8")
     return 1 if any(cell.failed for cell in cells) else 0
 
 

@@ -7,6 +7,8 @@ GPU-seconds per token plus a fixed part; a weight update is everything between a
 
 from __future__ import annotations
 
+from benchmarks.scaling.setups import ResponseLengths, Workload
+
 from headway.config.simulation_config import (
     DistributionConfig,
     SimulatedEngineConfig,
@@ -18,16 +20,14 @@ from headway.config.simulation_config import (
     SimulationConfig,
 )
 
-from .world import Lengths, Workload
-
 PROMPT = DistributionConfig(mean=512)
-FREE = SimulatedTrainerConfig()
-"""For tables of generation alone."""
-AT_ONCE = SimulatedWeightsConfig(buckets=1)
+FREE_TRAINER = SimulatedTrainerConfig()
+"""Trainer without costs, for tables about generation alone."""
+INSTANT_WEIGHTS = SimulatedWeightsConfig(buckets=1)
 
 THINK = Workload(
     name="Qwen3-8B Think",
-    lengths=Lengths(mean=11_030, prompt_spread=0.45, spread=0.12),
+    lengths=ResponseLengths(mean=11_030, prompt_spread=0.45, spread=0.12),
     simulation=SimulationConfig(
         prompt_tokens=PROMPT,
         engine=SimulatedEngineConfig(
@@ -41,7 +41,7 @@ THINK = Workload(
 
 BASE = Workload(
     name="Qwen3-8B Base",
-    lengths=Lengths(mean=2_000, prompt_spread=0.17, spread=0.65),
+    lengths=ResponseLengths(mean=2_000, prompt_spread=0.17, spread=0.65),
     simulation=SimulationConfig(
         prompt_tokens=PROMPT,
         engine=SimulatedEngineConfig(
@@ -58,12 +58,12 @@ MODELS = {"think": THINK, "base": BASE}
 QUEUE_GPUS = 12
 QUEUE = Workload(
     name="queue scheduling",
-    lengths=Lengths(mean=1_633, prompt_spread=0.62, spread=0.226, longest=3374, easy_is_short=True),
+    lengths=ResponseLengths(mean=1_633, prompt_spread=0.62, spread=0.226, longest=3374, easy_is_short=True),
     simulation=SimulationConfig(
         prompt_tokens=DistributionConfig(mean=0),
         engine=SimulatedEngineConfig(slots=83, step_s=0.01704, step_per_request_s=0.00041),
-        trainer=FREE,
-        weights=AT_ONCE,
+        trainer=FREE_TRAINER,
+        weights=INSTANT_WEIGHTS,
         reward=SimulatedRewardConfig(zero_variance_share=0.07),
     ),
 )
@@ -71,21 +71,21 @@ QUEUE = Workload(
 REPLICATION_GPUS = 15
 REPLICATION = Workload(
     name="prompt replication",
-    lengths=Lengths(mean=3_940, prompt_spread=2.24, spread=0.16, longest=4900),
+    lengths=ResponseLengths(mean=3_940, prompt_spread=2.24, spread=0.16, longest=4900),
     simulation=SimulationConfig(
         prompt_tokens=DistributionConfig(mean=0),
         engine=SimulatedEngineConfig(slots=164, step_s=0.01056, step_per_request_s=0.000477),
-        trainer=FREE,
-        weights=AT_ONCE,
+        trainer=FREE_TRAINER,
+        weights=INSTANT_WEIGHTS,
     ),
 )
 
 TURNS = 21
-"""Of an episode in the environment tables, with no time for generation: what fits 892 → 362 s."""
+"""Turns of an episode in the environment tables, with no time for generation; fits 892 → 362 s."""
 
 
-def environments(mean_s: float, std_s: float, *, turns: int = TURNS, hang: float = 0.0) -> Workload:
-    """Environments whose steps take N(mean, std), never less than nothing."""
+def make_environment_workload(mean_s: float, std_s: float, *, turns: int = TURNS, hang: float = 0.0) -> Workload:
+    """Return a workload of environments whose steps take N(mean, std) seconds, never less than 0."""
     return Workload(
         name=f"N({mean_s:g}, {std_s:g})",
         lengths=None,
@@ -93,8 +93,8 @@ def environments(mean_s: float, std_s: float, *, turns: int = TURNS, hang: float
             prompt_tokens=DistributionConfig(mean=0),
             response_tokens=DistributionConfig(mean=1),
             engine=SimulatedEngineConfig(slots=1024, step_s=1e-6, step_per_request_s=0.0),
-            trainer=FREE,
-            weights=AT_ONCE,
+            trainer=FREE_TRAINER,
+            weights=INSTANT_WEIGHTS,
             environment=SimulatedEnvironmentConfig(
                 turns=DistributionConfig(mean=turns),
                 step_s=DistributionConfig(kind="gaussian", mean=mean_s, std=std_s),
@@ -104,8 +104,10 @@ def environments(mean_s: float, std_s: float, *, turns: int = TURNS, hang: float
     )
 
 
-def agentic(*, turns: float, latency_s: float, spread_s: float, tokens: float, train_gpu_s: float) -> Workload:
-    """A task of many turns: each costs some tokens and a step of the environment."""
+def make_agentic_workload(
+    *, turns: float, latency_s: float, spread_s: float, tokens: float, train_gpu_s: float
+) -> Workload:
+    """Return a workload of many turns, each of which costs some tokens and a step of the environment."""
     return Workload(
         name="agentic",
         lengths=None,
@@ -124,14 +126,14 @@ def agentic(*, turns: float, latency_s: float, spread_s: float, tokens: float, t
 
 
 AGENTIC = {
-    "SWE": agentic(turns=30, latency_s=1.7, spread_s=1.0, tokens=150, train_gpu_s=106.0),
-    "ALFWorld": agentic(turns=30, latency_s=4.6, spread_s=2.0, tokens=100, train_gpu_s=84.0),
-    "ShopSimulator": agentic(turns=10, latency_s=0.8, spread_s=1.2, tokens=100, train_gpu_s=33.0),
+    "SWE": make_agentic_workload(turns=30, latency_s=1.7, spread_s=1.0, tokens=150, train_gpu_s=106.0),
+    "ALFWorld": make_agentic_workload(turns=30, latency_s=4.6, spread_s=2.0, tokens=100, train_gpu_s=84.0),
+    "ShopSimulator": make_agentic_workload(turns=10, latency_s=0.8, spread_s=1.2, tokens=100, train_gpu_s=33.0),
 }
 
 LOSING = Workload(
     name="training-bound 30B",
-    lengths=Lengths(mean=2_000, prompt_spread=0.3, spread=0.3, longest=8192),
+    lengths=ResponseLengths(mean=2_000, prompt_spread=0.3, spread=0.3, longest=8192),
     simulation=SimulationConfig(
         prompt_tokens=PROMPT,
         engine=SimulatedEngineConfig(slots=128, step_s=0.01, step_per_request_s=0.00005),

@@ -1,4 +1,4 @@
-"""A cell of a table, the tolerance, and the short list of cells that are known to be off, each with its reason."""
+"""Defines a cell of a table, the tolerance, and the cells that are known to deviate, each with its reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LATE = (
     "a long group that turns out to have no variance is replaced at the very end; the published queue hardly pays for "
     "that, though its batch column pays for whole rounds"
 )
-KNOWN: dict[tuple[str, str, str], str] = {
+KNOWN_DEVIATIONS: dict[tuple[str, str, str], str] = {
     ("GPU count, think", "32 GPUs", "sync naive"): _MIDDLE,
     ("GPU count, think", "64 GPUs", "sync naive"): _MIDDLE,
     ("GPU count, base", "64 GPUs", "async"): (
@@ -52,21 +52,21 @@ KNOWN: dict[tuple[str, str, str], str] = {
         "lengths over prompts gives 8 % and 43 %"
     ),
 }
-"""(table, row, column) → why the simulation is more than 15 % off there."""
+"""Maps (table, row, column) to the reason why the simulation is more than 15 % off there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One published number and what the simulation says."""
+    """One published number and the simulated one."""
 
     table: str
     row: str
     column: str
     published: float | None
-    """None: an extension that nobody has published."""
+    """None for an extension that nobody has published."""
     simulated: float
     checked: bool = True
-    """Whether being off counts as a failure."""
+    """Whether a deviation counts as a failure."""
 
     @property
     def ratio(self) -> float | None:
@@ -78,10 +78,10 @@ class Cell:
 
     @property
     def reason(self) -> str | None:
-        """Why it is on the list; None where it is not."""
-        return KNOWN.get((self.table, self.row, self.column))
+        """Reason of a known deviation; None if it is not known."""
+        return KNOWN_DEVIATIONS.get((self.table, self.row, self.column))
 
     @property
     def failed(self) -> bool:
-        """Off without being on the list."""
+        """Whether it deviates without a known reason."""
         return self.checked and not self.is_within and self.reason is None

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from itertools import islice
 
 import pytest
-from benchmarks.scaling import tables
+from benchmarks.scaling import training_tables
 from benchmarks.scaling.__main__ import TABLES, main
 from benchmarks.scaling.calibration import THINK
 from benchmarks.scaling.cells import Cell
-from benchmarks.scaling.report import summary
-from benchmarks.scaling.world import PromptLengths
+from benchmarks.scaling.report import format_summary
+from benchmarks.scaling.setups import PromptLengthEnvironments
 
 from headway.types import Task
 
@@ -34,9 +34,9 @@ def cell(simulated: float, *, checked: bool = True) -> Cell:
 @pytest.mark.soak
 def test_the_resource_split_is_reproduced() -> None:
     """Up to the best split; `benchmarks/scaling.py --quick` has all of them."""
-    cells = list(islice(tables.split(), 3))
+    cells = list(islice(training_tables.simulate_split(), 3))
     assert [one.row for one in cells] == ["sync", "8T32I", "16T24I"]
-    assert summary(cells) == "3 cells, 3 within 15 %, 0 on the list, 0 failed"
+    assert format_summary(cells) == "3 cells, 3 within 15 %, 0 on the list, 0 failed"
 
 
 @pytest.mark.parametrize(("simulated", "code"), [(100.0, 0), (50.0, 1)])
@@ -53,12 +53,12 @@ def test_a_checked_cell_more_than_15_percent_off_fails() -> None:
     assert not cell(114.0).failed
     assert cell(116.0).failed
     assert not cell(116.0, checked=False).failed
-    assert summary([cell(100.0), cell(50.0)]) == "2 cells, 1 within 15 %, 0 on the list, 1 failed"
+    assert format_summary([cell(100.0), cell(50.0)]) == "2 cells, 1 within 15 %, 0 on the list, 1 failed"
 
 
 def test_answers_to_a_prompt_are_long_or_short_together() -> None:
     assert THINK.lengths is not None
-    environments = PromptLengths(THINK.lengths, THINK.simulation, seed=0)
+    environments = PromptLengthEnvironments(THINK.lengths, THINK.simulation, seed=0)
     groups = [[environments(Task(position=n, prompt=()))._length for _ in range(8)] for n in range(200)]
     means = [sum(group) / len(group) for group in groups]
     overall = sum(means) / len(means)

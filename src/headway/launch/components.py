@@ -256,7 +256,7 @@ def _make_reserve(context: LaunchContext, family: ModelFamily, engines: list[Eng
         return engine
 
     if placement.cluster is not None:
-        why = "each engine has its room in the cluster"
+        why = "each engine has reserved resources in the cluster"
     elif placement.device == "cpu":
         return EngineReserve(make=make, most=MAX_ENGINES_ON_CPU, why=f"at most {MAX_ENGINES_ON_CPU} on one machine")
     else:

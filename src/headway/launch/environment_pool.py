@@ -68,11 +68,10 @@ class EnvironmentPool(Protocol):
 class SingleTurnPool:
     """Pool for tasks that are answered once; all episodes share one stateless environment."""
 
-    def __init__(self) -> None:
-        self._environment = SingleTurnEnvironment()
+    environment = SingleTurnEnvironment()
 
     def __call__(self, task: Task) -> Environment:
-        return self._environment
+        return self.environment
 
     async def close(self) -> None:
         """Do nothing: the environment holds nothing."""

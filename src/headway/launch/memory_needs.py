@@ -83,16 +83,15 @@ def estimate_component_needs(
             rank = RankPlacement(devices=devices[name], coordinates=placement.layout.coordinates(number))
             trainer = replace(trainer, rank=rank)
         found.append(trainer)
-    engine_needs, engines = model.estimate_engine() if model else {}, list(range(placement.replicas))
+    engines = [f"engine/{number}" for number in range(placement.replicas)]
     if uses_external_engines(resolved):
-        urls = dict(enumerate(resolved.config.actor_infer.strategy_args.strategy_config.url))
-        for number in engines:
-            memory = urls.get(number, "its own GPUs")
-            found.append(ComponentNeeds(name=f"engine/{number}", lives="server", memory=memory, threads=0, needs={}))
+        urls = resolved.config.actor_infer.strategy_args.strategy_config.url or ["its own GPUs"] * len(engines)
+        for name, url in zip(engines, urls, strict=True):
+            found.append(ComponentNeeds(name=name, lives="server", memory=url, threads=0, needs={}))
     else:
-        names = [f"engine/{number}" for number in engines]
-        names += [LENT_ENGINE] if resolved.config.lend_idle_trainer else []
-        found += [_make_needs(name, placement, placement.infer_threads, engine_needs) for name in names]
+        engines += [LENT_ENGINE] if resolved.config.lend_idle_trainer else []
+        needs = model.estimate_engine() if model else {}
+        found += [_make_needs(name, placement, placement.infer_threads, needs) for name in engines]
     for role in list_scorer_replicas(resolved) if placement.processes else []:
         scorer_needs = model.estimate_scorer(role) if model else {}
         found.append(_make_needs(role, placement, placement.train_threads, scorer_needs))

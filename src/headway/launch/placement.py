@@ -387,9 +387,9 @@ def make_resource_requests(resolved: ResolvedConfig, device: Device, ranks: int)
 
 def _summarize_on_ray(cluster: RayCluster, placement: Placement) -> str:
     nodes = cluster.nodes()
-    parts = ", ".join(
-        f"{name} on {room.node} ({format_resources(room.resources)})" for name, room in cluster.requests.items()
+    components = ", ".join(
+        f"{name} on {one.node} ({format_resources(one.resources)})" for name, one in cluster.requests.items()
     )
     machines = f"{len(nodes)} machine{'' if len(nodes) == 1 else 's'}: {', '.join(node.text for node in nodes)}"
     ranks = f"; {placement.ranks} ranks of the trainer: {placement.layout.summary}" if placement.ranks > 1 else ""
-    return f"{placement.device} on Ray at {cluster.address}, {machines}; by nodes of the run: {parts}{ranks}"
+    return f"{placement.device} on Ray at {cluster.address}, {machines}; by nodes of the run: {components}{ranks}"

@@ -107,13 +107,10 @@ def _check_context_length(resolved: ResolvedConfig, policy: PolicyInfo) -> None:
     """Reject sequences that are longer than the positions of the model."""
     wanted, derived = resolved.derived.sequence_length, resolved.derived
     if policy.positions is not None and wanted > policy.positions:
-        raise ConfigError(
-            f"the model in {policy.path} knows {policy.positions} positions, and a sequence may have "
-            f"{derived.prompt_length} of the prompt + {derived.response_length} of the answer",
-            key="sequence_length",
-            value=wanted,
-            hint=f"prompt_length + response_length of at most {policy.positions}",
-        )
+        problem = f"the model in {policy.path} knows {policy.positions} positions, and a sequence may have "
+        problem += f"{derived.prompt_length} of the prompt + {derived.response_length} of the answer"
+        hint = f"prompt_length + response_length of at most {policy.positions}"
+        raise ConfigError(problem, key="sequence_length", value=wanted, hint=hint)
 
 
 @contextmanager
@@ -122,12 +119,8 @@ def open_run_directory(prepared: PreparedRun) -> Iterator[RunDirectory]:
     with RunDirectory(prepared.directory) as directory:
         resume = prepared.resolved.config.resume
         if directory.started and resume == "never":
-            raise ConfigError(
-                "holds a run already, and resume is never",
-                key="output_dir",
-                value=str(directory.path),
-                hint="choose another output_dir, or resume: auto",
-            )
+            problem, hint = "holds a run already, and resume is never", "choose another output_dir, or resume: auto"
+            raise ConfigError(problem, key="output_dir", value=str(directory.path), hint=hint)
         _check_disk_space(prepared)
         data = fingerprint(prepared.sources.train)
         directory.write_identity(prepared.resolved, {"pretrain": str(prepared.policy.path), "data": data})

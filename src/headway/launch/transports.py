@@ -62,11 +62,13 @@ class TransportPlan:
 def plan_transport(resolved: ResolvedConfig, *, device: str, processes: bool) -> TransportPlan:
     """Plan the transport that the configuration asks for, or one that suits the placement. Raises `ConfigError`."""
     kind = select_transport_kind(resolved, device=device, processes=processes)
+    given = resolved.config.weight_transfer.directory
+    directory = Path(given).expanduser() if given else Path(resolved.config.output_dir) / "weights"
     return TransportPlan(
         kind=kind,
         delta=resolved.config.weight_transfer.delta,
         rendezvous=_choose_rendezvous(resolved) if kind == "broadcast" else "",
-        directory=_find_version_directory(resolved) if kind == "disk" else "",
+        directory=str(directory.absolute()) if kind == "disk" else "",
     )
 
 
@@ -93,28 +95,18 @@ def plan_transport_without_trainer(plan: TransportPlan, *, clustered: bool) -> T
     return TransportPlan(kind="object_store" if clustered else "shared_memory")
 
 
-def _find_version_directory(resolved: ResolvedConfig) -> str:
-    given = resolved.config.weight_transfer.directory
-    path = Path(given).expanduser() if given else Path(resolved.config.output_dir) / "weights"
-    return str(path.absolute())
-
-
 def _choose_rendezvous(resolved: ResolvedConfig) -> str:
     given, key = resolved.config.weight_transfer.address, "weight_transfer.address"
     if given is None and resolved.config.cluster.kind == "ray":
         raise ConfigError("where do engines on other machines reach this one?", key=key, value=None, hint="10.0.0.1")
     host, colon, port = (given or _LOOPBACK).rpartition(":")
     if not colon:
-        return f"{port}:{_find_free_port()}"
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"{port}:{probe.getsockname()[1]}"
     if not (host and port.isdigit() and 0 < int(port) < 1 << 16):
         raise ConfigError("is no address", key=key, value=given, hint="host, or host:port")
     return f"{host}:{port}"
-
-
-def _find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 # -- in the controller

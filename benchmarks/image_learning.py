@@ -151,7 +151,7 @@ def main() -> None:
 
 def learned(args: argparse.Namespace) -> SavedRuns:
     """Every run, `at_once` of them together; kept as they end."""
-    strings = STRINGS.held_out(args.strings)
+    strings = STRINGS.list_held_out(args.strings)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {args.at_once} runs at once"
     kept = SavedRuns(
         strings=strings, before=draw_images(load_small_mmdit(find_shipped_model(TEXT_IMAGES)), strings), machine=machine

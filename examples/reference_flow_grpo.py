@@ -187,7 +187,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
     generator, rng = torch.Generator().manual_seed(options.seed), make_rng(options.seed, "reference")
     strings, begun = StringSet(), time.perf_counter()
-    held_out = strings.held_out(100)
+    held_out = strings.list_held_out(100)
     for step in range(options.steps + 1):
         if step % 20 == 0 or step == options.steps:
             print(f"step {step:3d}  held-out reward {held_out_reward(model, held_out, options):.3f}", flush=True)
@@ -196,7 +196,7 @@ def main() -> None:
         groups = []
         for _ in range(options.prompts_per_step):
             first = rng.randrange(0, options.denoising_steps // 2 - options.window + 1)
-            groups.append(sample_group(model, strings.trained(rng), first, options, generator))
+            groups.append(sample_group(model, strings.draw_trained(rng), first, options, generator))
         for drawing in (drawing for group in groups for drawing in group):
             drawing.reward = legible(drawing.picture, drawing.prompt)
         loss, norm = train_step(model, optimizer, groups, options)

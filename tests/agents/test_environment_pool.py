@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from headway.config import ResolvedConfig, load_config
-from headway.data import fingerprint
 from headway.environments.local_host import LocalEnvironmentHost
 from headway.environments.text_episode import SEED_KEY, TextEpisode
 from headway.errors import ConfigError
@@ -66,10 +65,10 @@ def test_held_out_starts_are_others_and_end() -> None:
 
 
 def test_what_an_environment_is_made_of_is_told_apart_how_it_is_run_is_not() -> None:
-    first = fingerprint(make_episode_sources(resolved(), POLICY).train)
-    assert first == fingerprint(make_episode_sources(resolved(**{"custom_envs.easy.workers": 3}), POLICY).train)
+    first = make_episode_sources(resolved(), POLICY).train.fingerprint()
+    assert first == make_episode_sources(resolved(**{"custom_envs.easy.workers": 3}), POLICY).train.fingerprint()
     for other in ({"custom_envs.easy.env_config.most": 2}, {"seed": 1}, {"custom_envs.hard.env_type": "frozen_lake"}):
-        assert first != fingerprint(make_episode_sources(resolved(**other), POLICY).train)
+        assert first != make_episode_sources(resolved(**other), POLICY).train.fingerprint()
 
 
 def test_an_environment_by_its_name_alone_and_all_of_them_without_tags() -> None:

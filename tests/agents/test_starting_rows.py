@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.data import DataSources, fingerprint
+from headway.data import DataSources
 from headway.environments.text_episode import SEED_KEY
 from headway.errors import ConfigError
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
@@ -46,7 +46,7 @@ def test_a_pass_gives_every_row_once_and_keeps_some_from_training(tmp_path: Path
     seeds = {task.data[SEED_KEY] for task in tasks(made.train, 12)}
     assert len(seeds) == 12, "the same row begins otherwise in the next pass"
     other = written(tmp_path / "rows.jsonl", *({"secret": number} for number in range(1, 11)))
-    assert fingerprint(sources(other, **ONE_TAG).train) != fingerprint(sources(**ONE_TAG).train)
+    assert sources(other, **ONE_TAG).train.fingerprint() != sources(**ONE_TAG).train.fingerprint()
 
 
 def test_rows_go_to_their_tag_and_tags_without_rows_are_played_from_seeds(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from headway.data import fingerprint
 from headway.data.task_table import TaskTable
 from headway.errors import ConfigError
 from headway.types import Task
@@ -146,7 +145,7 @@ def test_a_fingerprint_tells_other_data_other_prompts_and_another_order(tmp_path
     args: dict[str, Any] = {"file_name": write(tmp_path / "a.jsonl", sums(5)), "holdout": 1}
     changed = write(tmp_path / "b.jsonl", [*sums(4), {"prompt": "4+1", "answer": "6"}])
     made = sources(args)
-    assert fingerprint(made.train) == fingerprint(sources(args).train)
+    assert made.train.fingerprint() == sources(args).train.fingerprint()
     others = [
         made.validation,
         sources({**args, "file_name": changed}).train,
@@ -156,8 +155,8 @@ def test_a_fingerprint_tells_other_data_other_prompts_and_another_order(tmp_path
         sources(args, seed=7).train,
         sources({**args, "holdout": None, "domain_interleave_probs": {"a": 1.0}}).train,
     ]
-    found = [fingerprint(other) for other in others if other is not None]
-    assert len({fingerprint(made.train), *found}) == len(others) + 1
+    found = [other.fingerprint() for other in others if other is not None]
+    assert len({made.train.fingerprint(), *found}) == len(others) + 1
 
 
 def test_a_note_says_how_many_rows_lack_an_answer_and_what_json_cannot_hold(tmp_path: Path) -> None:
@@ -177,6 +176,6 @@ def test_a_table_holds_a_short_row_in_less_than_two_hundred_bytes() -> None:
     table = TaskTable()
     row = {"prompt": "What is 12 + 34? Answer with the number.", "answer": "46"}
     for _ in range(1000):
-        table.add(row, domain="math", identity=7, prompt=(), tokenise=lambda data: [len(data)])
+        table.add(row, domain="math", identity=7, prompt=(), tokenize=lambda data: [len(data)])
     assert table.nbytes() < 200 * len(table)
     assert table[999] == Task(position=999, domain="math", prompt=(2,), data=row)

@@ -120,8 +120,8 @@ class Expanding(Characters):
 def test_no_prompt_has_more_tokens_than_it_can_have_at_most(text: str, raw: bool, system: bool) -> None:
     args = DataArgs(template="none" if raw else None, system="S" if system and not raw else None)
     prompts = PromptBuilder(Expanding(), args, key="data_args")
-    messages = prompts.conversation({"prompt": text}, "here")
-    assert len(prompts.of_row({"prompt": text})) <= prompts.longest(messages, "here")
+    messages = prompts.make_messages({"prompt": text}, "here")
+    assert len(prompts.tokenize_row({"prompt": text})) <= prompts.max_length(messages, "here")
 
 
 def test_the_longest_expansions_there_are_stay_within_the_bound() -> None:
@@ -131,7 +131,9 @@ def test_the_longest_expansions_there_are_stay_within_the_bound() -> None:
     assert "\ufdfa" in longest
     for character in longest:
         row = {"prompt": character * 9}
-        assert len(prompts.of_row(row)) <= prompts.longest(prompts.conversation(row, "here"), "here"), repr(character)
+        assert len(prompts.tokenize_row(row)) <= prompts.max_length(prompts.make_messages(row, "here"), "here"), repr(
+            character
+        )
 
 
 def test_a_tokenizer_of_transformers_is_asked_in_batches_and_adds_no_special_token_twice(tmp_path: Path) -> None:

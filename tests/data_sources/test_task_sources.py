@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.data import JsonlSource, ListSource
+from headway.data import ListSource
+from headway.data.data_files import read_json_lines
 from headway.errors import ConfigError
 from headway.types import Task
 
@@ -64,16 +65,10 @@ def test_an_empty_list_and_impossible_epochs_are_refused() -> None:
         ListSource(make_tasks(1)).task(-1)
 
 
-def test_files_are_read_in_order_and_keep_the_prompt_in_the_data(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    first.write_text('{"prompt": "1+1?", "answer": "2"}\n\n{"prompt": "é", "domain": "code"}\n', encoding="utf-8")
-    second.write_text('{"prompt": "last"}', encoding="utf-8")
-    source = JsonlSource([first, second], shuffle=False, domain="math")
-    tasks = [source.task(position) for position in range(3)]
-    assert [task.domain for task in tasks if task] == ["math", "code", "math"]
-    assert tasks[0] is not None
-    assert tasks[0].data == {"prompt": "1+1?", "answer": "2"}
-    assert source.task(3) is None
+def test_json_lines_are_numbered_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "1+1?", "answer": "2"}\n\n{"prompt": "é"}', encoding="utf-8")
+    assert list(read_json_lines(path, key="x")) == [(1, {"prompt": "1+1?", "answer": "2"}), (3, {"prompt": "é"})]
 
 
 @pytest.mark.parametrize(
@@ -81,22 +76,19 @@ def test_files_are_read_in_order_and_keep_the_prompt_in_the_data(tmp_path: Path)
     [
         ('{"prompt": "a"}\n{"prompt": \n', r"tasks\.jsonl:2: not JSON"),
         ("[1]\n", r"tasks\.jsonl:1: list instead of an object"),
-        ('{"prompt": "a"}\n\n{"question": "b"}\n', r"tasks\.jsonl:3: no field 'prompt' among \['question'\]"),
-        ('{"prompt": "a", "domain": 3}\n', r"tasks\.jsonl:1: domain 3"),
-        ("\n \n", r"tasks\.jsonl.*has no tasks"),
     ],
 )
 def test_a_bad_file_is_refused_with_the_place(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
-        JsonlSource(path)
+        list(read_json_lines(path, key="x"))
 
 
 def test_a_missing_file_and_a_file_that_is_not_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl.*No such file"):
-        JsonlSource(str(tmp_path / "nowhere.jsonl"))
+        list(read_json_lines(tmp_path / "nowhere.jsonl", key="x"))
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        JsonlSource(path)
+        list(read_json_lines(path, key="x"))

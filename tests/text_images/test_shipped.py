@@ -44,7 +44,7 @@ def test_names_that_mean_nothing_are_refused() -> None:
 def test_it_is_legible_and_often_wrong() -> None:
     from headway.rewards.images.ppocr_worker import read_text_line
 
-    strings = StringSet().held_out(40, seed=7)
+    strings = StringSet().list_held_out(40, seed=7)
     found = [
         read_text_line(image_to_array(image))
         for image in draw_images(load_small_mmdit(find_shipped_model(TEXT_IMAGES)), strings)

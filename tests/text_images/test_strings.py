@@ -16,18 +16,18 @@ def test_a_fifth_is_held_out_and_never_trained() -> None:
     every = [f"{number:04d}" for number in range(10_000)]
     assert 0.18 < sum(map(is_held_out, every)) / len(every) < 0.22
     rng = make_rng(0)
-    assert not any(is_held_out(StringSet().trained(rng)) for _ in range(200))
-    assert all(map(is_held_out, StringSet().held_out(50)))
-    assert StringSet().held_out(50) == StringSet().held_out(50) != StringSet().held_out(50, seed=1)
+    assert not any(is_held_out(StringSet().draw_trained(rng)) for _ in range(200))
+    assert all(map(is_held_out, StringSet().list_held_out(50)))
+    assert StringSet().list_held_out(50) == StringSet().list_held_out(50) != StringSet().list_held_out(50, seed=1)
 
 
 def test_lengths_and_letters_are_as_asked_for() -> None:
     strings = StringSet(alphabet="ab", shortest=1, longest=3)
-    found = strings.distinct(100, 0)
+    found = strings.list_distinct(100, 0)
     assert len(found) == len(set(found)) == 2 + 4 + 8
     assert {len(text) for text in found} == {1, 2, 3} and set("".join(found)) == {"a", "b"}
     with pytest.raises(ConfigError, match="not so many"):
-        strings.held_out(14)
+        strings.list_held_out(14)
 
 
 def test_a_run_trains_on_strings_and_validates_on_others() -> None:

@@ -77,7 +77,7 @@ def _print_legibility(model: SmallMmdit, settings: PretrainingSettings) -> None:
     from headway.denoising.image_evaluation import draw_images, measure_legibility
     from headway.rewards.images.ocr_reward import READERS, make_reader
 
-    strings = settings.strings.held_out(_HELD_OUT)
+    strings = settings.strings.list_held_out(_HELD_OUT)
     images = draw_images(model, strings, shift=settings.shift)
     for name in READERS:
         try:

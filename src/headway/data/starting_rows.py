@@ -1,4 +1,4 @@
-"""Read rows of data files as starting states of environments: a row is an episode's `data`, without a prompt.
+"""Rows of data files as starting states of environments: a row is an episode's `data`, without a prompt.
 
 Guarantees: every row belongs to a tag of the run. An invalid row is a `ConfigError` that names its place, before
 anything starts. A row that is held out is never trained. Where no file is named there are no rows, and episodes start
@@ -15,7 +15,7 @@ from typing import Any
 from headway.config import DataArgs, ResolvedConfig
 from headway.data.data_entries import DataEntry, DatasetPart, open_entries
 from headway.data.task_sources import ListSource
-from headway.data.task_table import TaskSelection, TaskTable
+from headway.data.task_table import TaskTable
 from headway.data.training_data import resolve_validation_args, split_train_and_validation
 from headway.errors import ConfigError
 
@@ -45,11 +45,9 @@ def read_starting_rows(
         _check_no_validation_rows(resolved)
         return StartingRows(train={}, held_out={})
     if args.domain_interleave_probs:
+        key, shares = f"{_DATA_KEY}.domain_interleave_probs", dict(args.domain_interleave_probs)
         hint = "train_env_manager.num_groups_partition"
-        shares = dict(args.domain_interleave_probs)
-        raise ConfigError(
-            "is not for environments", key=f"{_DATA_KEY}.domain_interleave_probs", value=shares, hint=hint
-        )
+        raise ConfigError("is not for environments", key=key, value=shares, hint=hint)
 
     def read(args: DataArgs, key: str, part: DatasetPart, names: Sequence[str] | None = None) -> TaskTable:
         table = TaskTable()
@@ -59,22 +57,21 @@ def read_starting_rows(
                 _check_row(row, entry.place(number), seed_key, reserved_key)
                 identity = hash(json.dumps(row, sort_keys=True, default=str))
                 tag = _find_tag(row, entry, number, tuple(dict.fromkeys(tags)))
-                table.add(row, domain=tag, identity=identity, prompt=(), tokenise=lambda row: ())
+                table.add(row, domain=tag, identity=identity, prompt=(), tokenize=lambda row: ())
             if len(table) == before:
                 raise ConfigError("has no rows", key=f"{key}.file_name", value=entry.name)
-        if table.lost:
-            kinds = ", ".join(sorted(table.lost))
-            notes.append(f"{key}: values of type {kinds} are null in the tasks' data, which is JSON")
+        notes.extend(table.lost_types_note(key))
         return table
 
     train, held_out = split_train_and_validation(resolved, read, notes)
     shuffle = resolve_validation_args(resolved).shuffle
+    held_out_by_tag = {} if held_out is None else held_out.by_domain()
     return StartingRows(
         train={
             tag: ListSource(rows, seed=seed, epochs=None, shuffle=args.shuffle)
-            for tag, rows in _group_by_tag(train).items()
+            for tag, rows in train.by_domain().items()
         },
-        held_out={tag: ListSource(rows, seed=seed, shuffle=shuffle) for tag, rows in _group_by_tag(held_out).items()},
+        held_out={tag: ListSource(rows, seed=seed, shuffle=shuffle) for tag, rows in held_out_by_tag.items()},
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -86,10 +83,6 @@ def _check_no_validation_rows(resolved: ResolvedConfig) -> None:
         problem, key = "rows to validate on and none to train on", "validation.data_args.file_name"
         hint = f"{_DATA_KEY}.file_name, or no data: then both are played from seeds"
         raise ConfigError(problem, key=key, value=list(named), hint=hint)
-
-
-def _group_by_tag(rows: TaskSelection | None) -> dict[str, TaskSelection]:
-    return {} if rows is None else {tag: rows.of_domain(tag) for tag in rows.domains()}
 
 
 def _find_tag(row: Mapping[str, Any], entry: DataEntry, number: int, tags: Sequence[str]) -> str:

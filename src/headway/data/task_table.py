@@ -1,7 +1,7 @@
-"""Many tasks in little memory: rows as JSON in one buffer, tokens in one array, records made when asked for.
+"""Many tasks in little memory: rows as JSON in one buffer, tokens in one array, records made when they are read.
 
-Guarantees: what was added comes back equal, as JSON values. A row without tokens is tokenised each time it is asked
-for, by the function it was added with. Does not know about order or epochs; a source does.
+Guarantees: what was added comes back equal, as JSON values. A row without tokens is tokenized each time it is read, by
+the function it was added with. Order and epochs are the matter of a source.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TokenizeRow = Callable[[Mapping[str, Any]], Sequence[int]]
 
 
 class TaskSequence(Protocol):
-    """What a source reads from: a list of tasks, or something smaller that looks like one."""
+    """Tasks by index: a list, or something smaller that behaves like one."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Task: ...
@@ -34,29 +34,32 @@ class TaskTable:
         self._row_ends = array("Q", [0])
         self._tokens = array("I")
         self._token_ends = array("Q", [0])
-        self._makers: list[TokenizeRow] = []
-        self._maker = array("H")
-        self._domains: dict[str, int] = {}
-        self._names: list[str] = []
+        self._tokenizers: list[TokenizeRow] = []
+        self._tokenizer = array("H")
+        self._domain_numbers: dict[str, int] = {}
+        self._domain_names: list[str] = []
         self._domain = array("H")
         self.identities = array("q")
-        """A hash of each prompt, to find twins; of this process only."""
-        self.lost: set[str] = set()
-        """Types of values that JSON does not know; they became null."""
+        """A hash of each prompt, with which duplicates are found; valid in this process only."""
+        self.lost_types: set[str] = set()
+        """Types of values that JSON does not have; they became null."""
 
     def add(
-        self, data: Mapping[str, Any], *, domain: str, identity: int, prompt: Sequence[int], tokenise: TokenizeRow
+        self, data: Mapping[str, Any], *, domain: str, identity: int, prompt: Sequence[int], tokenize: TokenizeRow
     ) -> None:
-        """One more task. `prompt`: its tokens, or none to have them made when they are needed."""
-        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=self._plain)
+        """Add a task. An empty `prompt` is tokenized when it is needed."""
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=self._to_json)
         self._rows += text.encode("utf-8", "surrogatepass")
         self._row_ends.append(len(self._rows))
         self._tokens.extend(prompt)
         self._token_ends.append(len(self._tokens))
-        self._domain.append(self._number_of(domain))
-        if not self._makers or self._makers[-1] is not tokenise:
-            self._makers.append(tokenise)
-        self._maker.append(len(self._makers) - 1)
+        if domain not in self._domain_numbers:
+            self._domain_numbers[domain] = len(self._domain_names)
+            self._domain_names.append(domain)
+        self._domain.append(self._domain_numbers[domain])
+        if not self._tokenizers or self._tokenizers[-1] is not tokenize:
+            self._tokenizers.append(tokenize)
+        self._tokenizer.append(len(self._tokenizers) - 1)
         self.identities.append(identity)
 
     def __len__(self) -> int:
@@ -66,48 +69,49 @@ class TaskTable:
         return Task(position=index, domain=self.domain(index), prompt=tuple(self.prompt(index)), data=self.data(index))
 
     def data(self, index: int) -> dict[str, Any]:
-        """The row."""
+        """Return the row of a task."""
         row = self._rows[self._row_ends[index] : self._row_ends[index + 1]]
         found: dict[str, Any] = json.loads(row.decode("utf-8", "surrogatepass"))
         return found
 
     def prompt(self, index: int) -> Sequence[int]:
-        """The tokens."""
-        held = self._tokens[self._token_ends[index] : self._token_ends[index + 1]]
-        return held or self._makers[self._maker[index]](self.data(index))
+        """Return the tokens of a task's prompt."""
+        stored = self._tokens[self._token_ends[index] : self._token_ends[index + 1]]
+        return stored or self._tokenizers[self._tokenizer[index]](self.data(index))
 
     def domain(self, index: int) -> str:
-        """The domain."""
-        return self._names[self._domain[index]]
+        """Return the domain of a task."""
+        return self._domain_names[self._domain[index]]
 
     def digest(self) -> bytes:
-        """Of rows, domains and tokens; of rows without tokens, the first ones stand for how they are made."""
+        """Hash rows, domains and tokens; of rows without tokens, the first shows how they are tokenized."""
         found = blake2b(self._rows, digest_size=16)
         for part in (self._row_ends, self._tokens, self._token_ends, self._domain):
             found.update(memoryview(part))
-        found.update("\0".join(self._names).encode())
-        for maker in range(len(self._makers)):
-            found.update(array("I", self.prompt(self._maker.index(maker))).tobytes())
+        found.update("\0".join(self._domain_names).encode())
+        for number in range(len(self._tokenizers)):
+            found.update(array("I", self.prompt(self._tokenizer.index(number))).tobytes())
         return found.digest()
 
     def nbytes(self) -> int:
-        """Memory that the tasks take."""
-        arrays = (self._row_ends, self._tokens, self._token_ends, self._domain, self._maker, self.identities)
+        """Return the memory that the tasks take."""
+        arrays = (self._row_ends, self._tokens, self._token_ends, self._domain, self._tokenizer, self.identities)
         return len(self._rows) + sum(len(part) * part.itemsize for part in arrays)
 
-    def _number_of(self, domain: str) -> int:
-        if domain not in self._domains:
-            self._domains[domain] = len(self._names)
-            self._names.append(domain)
-        return self._domains[domain]
-
-    def _plain(self, value: Any) -> Any:
+    def _to_json(self, value: Any) -> Any:
         if isinstance(value, datetime | date | time):
             return value.isoformat()
         if isinstance(value, Decimal):
             return str(value)
-        self.lost.add(type(value).__name__)
+        self.lost_types.add(type(value).__name__)
         return None
+
+    def lost_types_note(self, key: str) -> list[str]:
+        """Return a note about values that became null, if there are any. `key` is the place of the data."""
+        if not self.lost_types:
+            return []
+        types = ", ".join(sorted(self.lost_types))
+        return [f"{key}: values of type {types} are null in the tasks' data, which is JSON"]
 
 
 class TaskSelection:
@@ -123,14 +127,13 @@ class TaskSelection:
     def __getitem__(self, index: int, /) -> Task:
         return self._table[self._indices[index]]
 
-    def domains(self) -> tuple[str, ...]:
-        """Every domain among them."""
-        return tuple(dict.fromkeys(self._table.domain(index) for index in self._indices))
-
-    def of_domain(self, domain: str) -> TaskSelection:
-        """Those of one domain."""
-        return TaskSelection(self._table, (index for index in self._indices if self._table.domain(index) == domain))
+    def by_domain(self) -> dict[str, TaskSelection]:
+        """Return the tasks of each domain."""
+        found: dict[str, list[int]] = {}
+        for index in self._indices:
+            found.setdefault(self._table.domain(index), []).append(index)
+        return {domain: TaskSelection(self._table, indices) for domain, indices in found.items()}
 
     def digest(self) -> bytes:
-        """Of the table and of what was selected."""
+        """Hash the table and the selection."""
         return blake2b(self._table.digest() + self._indices.tobytes(), digest_size=16).digest()

@@ -71,7 +71,7 @@ class PretrainingSettings:
     def examples(self, step: int) -> tuple[list[str], Tensor]:
         """Return captions and pictures [B, 1, H, W] in −1 … 1 of one step."""
         rng = make_rng(self.seed, "pretraining", step)
-        captions = [self.strings.trained(rng) for _ in range(self.batch)]
+        captions = [self.strings.draw_trained(rng) for _ in range(self.batch)]
         pictures = np.stack([render_text(caption, self.style, rng)[:, :, 0] for caption in captions])
         captions = ["" if rng.random() < self.without_prompt else caption for caption in captions]
         return captions, torch.from_numpy(pictures).float().div(127.5).sub(1).unsqueeze(1)

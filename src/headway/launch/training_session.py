@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import ResolvedConfig
-from headway.data import DataSources, fingerprint, make_sources
+from headway.data import DataSources, make_sources
 from headway.environments.text_episode import SEED_KEY
 from headway.errors import ConfigError
 from headway.flow.backends import Backends, RunContext, StopRequest
@@ -122,7 +122,7 @@ def open_run_directory(prepared: PreparedRun) -> Iterator[RunDirectory]:
             problem, hint = "holds a run already, and resume is never", "choose another output_dir, or resume: auto"
             raise ConfigError(problem, key="output_dir", value=str(directory.path), hint=hint)
         _check_disk_space(prepared)
-        data = fingerprint(prepared.sources.train)
+        data = prepared.sources.train.fingerprint()
         directory.write_identity(prepared.resolved, {"pretrain": str(prepared.policy.path), "data": data})
         if not directory.started and resume not in ("auto", "never"):
             directory.start_from_checkpoint(Path(resume))

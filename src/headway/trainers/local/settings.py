@@ -111,8 +111,10 @@ def make_local_settings(
     return LocalSettings(
         objective=make_objective(resolved),
         advantages=make_advantage_settings(resolved),
-        optimizer=_optimizer_of(train.training_args, config.max_steps),
-        critic=_optimizer_of(config.critic.training_args, config.max_steps) if derived.needs_critic else None,
+        optimizer=_make_optimizer_settings(train.training_args, config.max_steps),
+        critic=_make_optimizer_settings(config.critic.training_args, config.max_steps)
+        if derived.needs_critic
+        else None,
         value_clip=config.value_clip,
         mask_truncated=config.mask_truncated_samples,
         temperature=sampling.temperature or 1.0,
@@ -123,20 +125,20 @@ def make_local_settings(
         precision=precision,
         device=device,
         threads=threads,
-        lora=_lora_of(train.model_args, config.seed),
+        lora=_make_lora_settings(train.model_args, config.seed),
         reference=derived.needs_reference,
         proximal=derived.needs_proximal,
     )
 
 
-def _lora_of(args: TrainedModelArgs, seed: int) -> LoraSettings | None:
+def _make_lora_settings(args: TrainedModelArgs, seed: int) -> LoraSettings | None:
     if args.lora_rank is None:
         return None
     alpha = args.lora_alpha or 2.0 * args.lora_rank
     return LoraSettings(rank=args.lora_rank, alpha=alpha, targets=args.lora_target, seed=seed)
 
 
-def _optimizer_of(args: OptimizerArgs, max_steps: int) -> OptimizerSettings:
+def _make_optimizer_settings(args: OptimizerArgs, max_steps: int) -> OptimizerSettings:
     return OptimizerSettings(
         learning_rate=args.learning_rate,
         weight_decay=args.weight_decay,

@@ -39,14 +39,14 @@ _KEY = "actor_train.strategy_args.strategy_config.tensor_model_parallel_size"
 
 
 def parallelize_layers(layers: Sequence[nn.Module], config: Any, mesh: DeviceMesh) -> None:
-    """Cut every layer over `mesh`. Raise `ConfigError` if a layer cannot be meshes."""
+    """Cut every layer over `mesh`. Raise `ConfigError` if a layer cannot be cut."""
     check_tensor_parallel(config, mesh.size())
     for layer in layers:
         parallelize_module(layer, mesh, make_parallel_plan(layer, mesh.size()))
 
 
 def make_parallel_plan(layer: nn.Module, size: int) -> dict[str, ParallelStyle]:
-    """Return how each matrix of a layer is meshes. Raise `ConfigError` for a matrix with an unknown name."""
+    """Return how each matrix of a layer is cut. Raise `ConfigError` for a matrix with an unknown name."""
     plan: dict[str, ParallelStyle] = {}
     for name, module in layer.named_modules():
         last = name.rpartition(".")[2]
@@ -186,7 +186,7 @@ class ShardedCritic(CriticModel):
 
 
 def _find_adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """Return layers with adapters by the names of their weights. Raise `ConfigError` for adapters that cannot be meshes."""
+    """Return layers with adapters by the names of their weights. Raise `ConfigError` for adapters that cannot be cut."""
     found = lora.find_adapted_modules(model)
     for name, layer in found.items():
         if hasattr(layer, "parameter_name") or lora.ADAPTER_NAME not in layer.lora_A:

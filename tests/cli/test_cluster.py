@@ -177,9 +177,9 @@ def needs(model: Path, **options: Any) -> dict[str, dict[str, int]]:
 
 
 def test_needs_are_those_of_the_shapes(model: Path) -> None:
-    from headway.models import parameter_count
+    from headway.models import count_parameters
 
-    count = parameter_count(model)
+    count = count_parameters(model)
     found = needs(
         model,
         rollout_batch_size=2,
@@ -203,9 +203,9 @@ def test_needs_are_those_of_the_shapes(model: Path) -> None:
 
 
 def test_adapters_a_reference_and_a_critic_count(model: Path) -> None:
-    from headway.models import parameter_count
+    from headway.models import count_parameters
 
-    count, width = parameter_count(model), HEADS * HEAD_SIZE
+    count, width = count_parameters(model), HEADS * HEAD_SIZE
     attention, mlp = 4 * 2 * width, 3 * (width + 32)
     found = needs(model, **{"actor_train.model_args.lora_rank": 4})
     assert found["trainer"]["optimizer"] == 8 * 4 * LAYERS * (attention + mlp)

@@ -59,7 +59,7 @@ def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     with socket.create_server(("127.0.0.1", 0)) as silent:
         point_hub_at(f"http://127.0.0.1:{silent.getsockname()[1]}", monkeypatch)
         with pytest.raises(ConfigError, match="the hub is silent"):
-            resolve_hub_model("org/name", probe_s=0.2)
+            resolve_hub_model("org/name", timeout_s=0.2)
 
 
 def test_offline_mode_asks_nobody(untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

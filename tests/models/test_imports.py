@@ -17,9 +17,9 @@ def test_what_is_not_installed_is_named_with_the_way_to_install_it() -> None:
     lines = (
         "import sys",
         "from headway.errors import ConfigError",
-        "from headway.models import resolve",
+        "from headway.models import resolve_model",
         "sys.modules['huggingface_hub'] = None",
-        "try: resolve('org/name')",
+        "try: resolve_model('org/name')",
         "except ConfigError as error: print(error)",
     )
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)

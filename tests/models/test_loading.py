@@ -12,11 +12,11 @@ from transformers import GenerationConfig
 
 from headway.errors import ConfigError
 from headway.models import (
+    count_parameters,
     find_end_tokens,
     load_model,
     load_tokenizer,
     make_architecture_factory,
-    parameter_count,
 )
 
 
@@ -42,7 +42,7 @@ def test_tied_tensors_of_an_architecture_are_one_and_every_call_makes_another(un
 
 def test_parameters_are_counted_once(untrained: Path) -> None:
     model = load_model(untrained, torch.float32)
-    assert parameter_count(untrained) == sum(tensor.numel() for tensor in model.parameters()) == 99_072
+    assert count_parameters(untrained) == sum(tensor.numel() for tensor in model.parameters()) == 99_072
 
 
 def test_the_dtype_and_the_attention_are_those_asked_for(untrained: Path) -> None:
@@ -63,6 +63,6 @@ def test_all_that_ends_an_answer_is_found(untrained: Path, tmp_path: Path) -> No
 
 
 def test_what_is_no_model_is_refused_by_everybody(tmp_path: Path) -> None:
-    for use in (make_architecture_factory, parameter_count, load_tokenizer, find_end_tokens):
+    for use in (make_architecture_factory, count_parameters, load_tokenizer, find_end_tokens):
         with pytest.raises(ConfigError, match=r"config\.json"):
             use(tmp_path)

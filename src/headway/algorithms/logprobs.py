@@ -51,8 +51,8 @@ def compute_token_logps(
 ) -> TokenLogps:
     """Return log p(token | hidden) after the temperature, and the entropy of p.
 
-    `temperature` is the one the engine sampled with, because its log-probabilities are after it too. `chunk` is the number
-    of positions whose logits exist at once.
+    `temperature` is the one the engine sampled with, because its log-probabilities are after it too. `chunk` is the
+    number of positions whose logits exist at once.
     """
     size = chunk or max(1, (GPU_CHUNK_LOGITS if hidden_NH.is_cuda else CHUNK_LOGITS) // head_VH.shape[0])
     logp_N, entropy_N = _Chunked.apply(hidden_NH, head_VH, bias_V, token_N, 1 / temperature, size)  # type: ignore[no-untyped-call]
@@ -172,7 +172,7 @@ def _compute_logit_gradient(
 
 
 def _log_p(logits_CV: Tensor, norm_C: Tensor) -> Tensor:
-    """Overwrite `logits_CV` with log-probabilities. Forbidden tokens become finite, so that p·log p is 0 and not NaN."""
+    """Overwrite `logits_CV` with log-probabilities. Forbidden tokens become finite, so that p·log p is 0, not NaN."""
     return logits_CV.sub_(norm_C[:, None]).clamp_(min=_IMPOSSIBLE)
 
 

@@ -66,7 +66,7 @@ def _gradient(
 def write_logp_sums(
     logits_CV: Tensor, token_C: Tensor, scale: float, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor
 ) -> None:
-    """Fill the last three arguments with log p of the chosen token, entropy and log of the norm of softmax(scale·logits)."""
+    """Fill the last three arguments with log p of the token, entropy and log-norm of softmax(scale·logits)."""
     rows, width = logits_CV.shape
     _sums[(rows,)](logits_CV, token_C, scale, logp_C, entropy_C, norm_C, width, BLOCK=_BLOCK, num_warps=_WARPS)
 

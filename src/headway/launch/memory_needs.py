@@ -244,9 +244,9 @@ def _count_critic_parameters(resolved: ResolvedConfig, policy: PolicyInfo) -> in
         return 0
     if policy.critic is None:
         return policy.parameters
-    from headway.models import parameter_count
+    from headway.models import count_parameters
 
-    return parameter_count(policy.critic)
+    return count_parameters(policy.critic)
 
 
 def _count_kv_per_token(resolved: ResolvedConfig, policy: PolicyInfo) -> int:

@@ -1,6 +1,9 @@
-"""The head of a GGUF file: what it says about itself, and the names of its tensors. Reads no weights.
+"""GGUF files as ordinary model directories: bf16 safetensors, tokenizer, chat template.
 
-A file that is not GGUF, or ends in the middle of its head, raises `GgufFormatError` with the reason.
+Guarantees: weights are dequantised. The head is tied to the embedding unless the file has a separate head. A tokenizer
+that splits digits one by one still does so. The tokens that end a turn are in `generation_config.json`, and padding is
+not one of them where any other token will do. Quantised weights stay as coarse as they were. A file that is not GGUF,
+or ends in the middle of its header, raises `GgufFormatError` with the reason.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import HeadwayError
 from headway.models.model_cache import make_once
+from headway.models.model_checks import model_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,20 +37,20 @@ class GgufFormatError(HeadwayError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """What stands before the weights."""
+    """The metadata and tensor names that stand before the weights."""
 
     metadata: dict[str, Any]
-    """By key. Of an array only its length is kept."""
+    """Metadata by key. Of an array only its length is kept."""
     tensors: frozenset[str]
 
     @property
-    def own_head(self) -> bool:
-        """The output layer is a tensor of its own, not the embedding's."""
+    def has_own_head(self) -> bool:
+        """Whether the output layer is a tensor of its own, not the embedding."""
         return "output.weight" in self.tensors
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Of `path`, or `GgufFormatError`."""
+    """Read the header of `path`, without the weights. Raise `GgufFormatError` if it is not one."""
     with path.open("rb") as file:
         if file.read(4) != GGUF_MAGIC:
             raise GgufFormatError("it does not begin with the letters GGUF")
@@ -58,7 +62,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """A place in the file that moves on."""
+    """Reads values from the file one after the other."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
@@ -82,7 +86,7 @@ class _Reader:
         return self._content[start : self._place].decode()
 
     def _skip_string(self) -> int:
-        """Where it began."""
+        """Skip a string and return where it starts."""
         length = self._number("Q")
         start = self._place
         self._place += length
@@ -111,51 +115,44 @@ class _Reader:
 
 
 _REVISION = 1
-"""Raised when a conversion comes out differently, so that older ones are not used."""
+"""Raised when a conversion gives a different result, so that older results are not used."""
 _SAMPLE = 1 << 20
 _SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact"})
-"""Names under which GGUF files ask for GPT-2's splitting with every digit on its own."""
-_PLAIN = frozenset({"gpt-2", "gpt2", "default", "mpt", "olmo", "phi-2"})
-"""Names that ask for GPT-2's splitting and nothing else."""
+"""Names of pre-tokenizers that split as GPT-2 does, with every digit on its own."""
+_GPT2_SPLITTING = frozenset({"gpt-2", "gpt2", "default", "mpt", "olmo", "phi-2"})
+"""Names of pre-tokenizers that split exactly as GPT-2 does."""
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<|end|>", "<|end_of_text|>")
 _PADDING = ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>")
 
 
 def resolve_gguf(file: Path, root: Path, name: str) -> Path:
-    """The directory that `file` was converted into, now or earlier; `name` is what the user wrote."""
+    """Return the directory that `file` was converted into, now or earlier; `name` is what the user wrote."""
     try:
-        kept = root / "models" / gguf_cache_key(file)
-        if kept.is_dir():
-            return kept.resolve()
+        directory = root / "models" / gguf_cache_key(file)
+        if directory.is_dir():
+            return directory.resolve()
         header = read_gguf_header(file)
     except (GgufFormatError, OSError) as error:
         hint = "a .gguf file, a model directory, or a hub name; if it was downloaded, is it complete?"
-        raise ConfigError(f"is no GGUF file: {error}", key="pretrain", value=name, hint=hint) from error
+        raise model_error(f"is no GGUF file: {error}", name, hint) from error
 
     def make(directory: Path) -> None:
         try:
-            write_converted_model(file.resolve(), header, directory)
+            write_converted_load_model(file.resolve(), header, directory)
         except ImportError as error:
-            raise ConfigError(
-                f"GGUF files need a package that is not here: {error}",
-                key="pretrain",
-                value=name,
-                hint="pip install 'headway[train]'",
-            ) from error
+            problem = f"GGUF files need a package that is not here: {error}"
+            raise model_error(problem, name, "pip install 'headway[train]'") from error
         except Exception as error:
             kind = header.metadata.get("general.architecture", "unknown")
-            raise ConfigError(
-                f"cannot be converted (architecture {kind}): {type(error).__name__}: {error}",
-                key="pretrain",
-                value=name,
-                hint="is the file complete, and is there room on the disk? Otherwise give the original model",
-            ) from error
+            problem = f"cannot be converted (architecture {kind}): {type(error).__name__}: {error}"
+            hint = "is the file complete, and is there room on the disk? Otherwise give the original model"
+            raise model_error(problem, name, hint) from error
 
-    return make_once(kept.parent, kept.name, make)
+    return make_once(directory.parent, directory.name, make)
 
 
 def gguf_cache_key(file: Path) -> str:
-    """Changes with the file's content, size or time. Reads two megabytes, not all of it."""
+    """Return a key that changes with the file's content, size or time. Two megabytes are read, not the whole file."""
     status = file.stat()
     seen = blake2b(f"{_REVISION} {status.st_size} {status.st_mtime_ns}".encode(), digest_size=8)
     with file.open("rb") as content:
@@ -166,19 +163,19 @@ def gguf_cache_key(file: Path) -> str:
     return f"{stem[:60]}-{seen.hexdigest()}"
 
 
-def write_converted_model(file: Path, header: GgufHeader, directory: Path) -> None:
-    """Write what `file` holds into `directory`."""
+def write_converted_load_model(file: Path, header: GgufHeader, directory: Path) -> None:
+    """Convert `file` and write the result into `directory`."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)  # once: reading it takes seconds
-    tokenizer = _tokenizer(file, header, config)
-    model = _model(file, header, config)
-    ends = _ends(header, tokenizer)
-    tokenizer.pad_token = _padding(tokenizer, ends)
+    config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)  # read once, because it takes seconds
+    tokenizer = _load_tokenizer(file, header, config)
+    model = _load_model(file, header, config)
+    ends = _end_token_ids(header, tokenizer)
+    tokenizer.pad_token = _choose_padding(tokenizer, ends)
     for trace in ("is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(trace, None)
     model.config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config = _generation(tokenizer, ends)
+    model.generation_config = _make_generation_config(tokenizer, ends)
     model.config.pad_token_id = tokenizer.pad_token_id
     if length := model.config.get_text_config().max_position_embeddings:
         tokenizer.model_max_length = length
@@ -186,25 +183,25 @@ def write_converted_model(file: Path, header: GgufHeader, directory: Path) -> No
     tokenizer.save_pretrained(directory)
 
 
-def _model(file: Path, header: GgufHeader, config: Any) -> PreTrainedModel:
+def _load_model(file: Path, header: GgufHeader, config: Any) -> PreTrainedModel:
     import torch
     import transformers
 
     options: dict[str, Any] = {}
-    if hasattr(transformers, "GgufConfig"):  # newer ones would keep the blocks
+    if hasattr(transformers, "GgufConfig"):  # newer versions would keep the weights quantised
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
         str(file.parent), gguf_file=file.name, config=config, dtype=torch.bfloat16, **options
     ).to(torch.bfloat16)
-    model.config.tie_word_embeddings = not header.own_head
-    if not header.own_head:
+    model.config.tie_word_embeddings = not header.has_own_head
+    if not header.has_own_head:
         model.tie_weights()
     vars(model.config).pop("_model_name_or_path", None)
-    return _plain(model)
+    return _remove_quantization(model)
 
 
-def _plain(model: PreTrainedModel) -> PreTrainedModel:
-    """As if it had never been quantised."""
+def _remove_quantization(model: PreTrainedModel) -> PreTrainedModel:
+    """Remove every trace of quantisation."""
     for owner, attribute in ((model, "hf_quantizer"), (model.config, "quantization_config")):
         if hasattr(owner, attribute):
             delattr(owner, attribute)
@@ -214,7 +211,7 @@ def _plain(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _tokenizer(file: Path, header: GgufHeader, config: Any) -> PreTrainedTokenizerBase:
+def _load_tokenizer(file: Path, header: GgufHeader, config: Any) -> PreTrainedTokenizerBase:
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
@@ -232,7 +229,7 @@ def _tokenizer(file: Path, header: GgufHeader, config: Any) -> PreTrainedTokeniz
                 pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
             ]
         )
-    elif splitting not in _PLAIN and json.loads(backend.to_str())["pre_tokenizer"]["type"] == "ByteLevel":
+    elif splitting not in _GPT2_SPLITTING and json.loads(backend.to_str())["pre_tokenizer"]["type"] == "ByteLevel":
         warnings.warn(
             f"{file.name} asks for text to be split as {splitting!r}, which is not known here: it is split as GPT-2 "
             "would, and some tokens may differ from those the model was trained with",
@@ -241,8 +238,8 @@ def _tokenizer(file: Path, header: GgufHeader, config: Any) -> PreTrainedTokeniz
     return tokenizer
 
 
-def _ends(header: GgufHeader, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The end token first, then others that end a turn according to the file or its chat template."""
+def _end_token_ids(header: GgufHeader, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the end token first, then others that end a turn according to the file or its chat template."""
     vocabulary, template = tokenizer.get_vocab(), tokenizer.chat_template or ""
     turns = [vocabulary[token] for token in _END_OF_TURN if token in vocabulary and token in template]
     stated = [header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom")]
@@ -250,8 +247,8 @@ def _ends(header: GgufHeader, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(dict.fromkeys(token for token in found if token is not None))
 
 
-def _padding(tokenizer: PreTrainedTokenizerBase, ends: list[int]) -> str | None:
-    """The file's own unless it ends turns; else a special token that nothing else uses."""
+def _choose_padding(tokenizer: PreTrainedTokenizerBase, ends: list[int]) -> str | None:
+    """Return the file's padding token unless it ends turns; else a special token that nothing else uses."""
     vocabulary, template = tokenizer.get_vocab(), tokenizer.chat_template or ""
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     current: str | None = tokenizer.pad_token
@@ -264,7 +261,7 @@ def _padding(tokenizer: PreTrainedTokenizerBase, ends: list[int]) -> str | None:
     return next((token for token in candidates if token is not None and token not in taken), current)
 
 
-def _generation(tokenizer: PreTrainedTokenizerBase, ends: list[int]) -> Any:
+def _make_generation_config(tokenizer: PreTrainedTokenizerBase, ends: list[int]) -> Any:
     from transformers import GenerationConfig
 
     return GenerationConfig(

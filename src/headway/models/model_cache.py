@@ -1,8 +1,13 @@
-"""Things that are made once and kept: `$HEADWAY_CACHE`, else `~/.cache/headway`.
+"""Models on this machine: our cache of models that are made once, and the Hugging Face hub with its cache.
 
-Guarantees: an entry is there whole or not at all, whatever is killed when; of several processes that want the same
-one, one makes it and the others wait for it. What a killed process left behind is swept by the next that makes the
-same entry.
+Our cache is `$HEADWAY_CACHE`, else `~/.cache/headway`. An entry is there whole or not at all, whatever is killed when.
+Of several processes that want the same entry, one makes it and the others wait. The next process that makes an entry
+removes what a killed one left behind.
+
+A model in the hub's cache is used without asking the network, so that every process of a run and every later run gets
+the same one; a newer revision is downloaded only if the cached one is deleted. `HF_HUB_OFFLINE`, `HF_HOME`,
+`HF_ENDPOINT` and `HF_TOKEN` have their usual meaning. A hub that does not answer is an error after `PROBE_TIMEOUT_S`
+seconds, before anything is downloaded.
 """
 
 from __future__ import annotations
@@ -17,28 +22,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError
-from headway.models.model_checks import find_directory_problem
+from headway.models.model_checks import find_directory_problem, model_error
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 
 def cache_root() -> Path:
-    """Where everything is kept unless a caller says otherwise."""
+    """Return the directory of our cache."""
     chosen = os.environ.get("HEADWAY_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "headway"
 
 
 def make_once(root: Path, key: str, make: Callable[[Path], None]) -> Path:
-    """Directory `key` under `root`; `make` fills an empty one where there is none yet."""
+    """Return the directory `key` under `root`; if it does not exist, `make` fills an empty one first."""
     final = root / key
     if final.is_dir():
         return final.resolve()
-    _prepare(root)
-    with _alone(root / f"{key}.lock"):
+    _check_writable(root)
+    with _exclusive_lock(root / f"{key}.lock"):
         if not final.is_dir():
-            for left_behind in root.glob(f"{key}.part-*"):
-                shutil.rmtree(left_behind, ignore_errors=True)
+            for leftover in root.glob(f"{key}.part-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
             part = Path(tempfile.mkdtemp(prefix=f"{key}.part-", dir=root))
             try:
                 make(part)
@@ -49,7 +54,7 @@ def make_once(root: Path, key: str, make: Callable[[Path], None]) -> Path:
     return final.resolve()
 
 
-def _prepare(root: Path) -> None:
+def _check_writable(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         writable = os.access(root, os.W_OK)
@@ -61,8 +66,8 @@ def _prepare(root: Path) -> None:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Inside, no other process is. A killed holder lets go by dying."""
+def _exclusive_lock(lock: Path) -> Iterator[None]:
+    """Hold an exclusive lock between processes inside the context; it is released if the holder is killed."""
     import fcntl
 
     with lock.open("w") as file:
@@ -70,14 +75,14 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-PROBE_S = 5.0
-"""How long a hub may take for its first answer."""
-_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-_NOT = ["original/*", "onnx/*", "*.bin.index.json"]
+PROBE_TIMEOUT_S = 5.0
+"""Seconds that the hub may take for its first answer."""
+_WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_IGNORED_FILES = ["original/*", "onnx/*", "*.bin.index.json"]
 
 
 class HubUnreachable(ConfigError):
-    """`name` is not in the cache and the hub did not answer, for `reason`: something else may have the model."""
+    """The model is not cached and the hub did not answer, for `reason`; it may exist elsewhere."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.reason = reason
@@ -90,7 +95,7 @@ class HubUnreachable(ConfigError):
 
 
 def find_in_hub_cache(name: str) -> Path | None:
-    """The directory of `name` if it is whole and already on this machine."""
+    """Return the directory of `name` if it is complete and already on this machine."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, "config.json")
@@ -100,8 +105,8 @@ def find_in_hub_cache(name: str) -> Path | None:
     return None if find_directory_problem(directory) else directory.resolve()
 
 
-def resolve_hub_model(name: str, *, probe_s: float = PROBE_S) -> Path:
-    """The directory of `name`, downloaded if need be."""
+def resolve_hub_model(name: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> Path:
+    """Return the directory of `name`, downloaded if necessary."""
     from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -109,17 +114,16 @@ def resolve_hub_model(name: str, *, probe_s: float = PROBE_S) -> Path:
         return found
     if is_offline_mode():
         raise HubUnreachable(name, "HF_HUB_OFFLINE is set")
-    _check_files(_asked(name, probe_s), name)
+    _check_files(_fetch_model_info(name, timeout_s), name)
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_NOT)).resolve()
+        return Path(snapshot_download(name, allow_patterns=_WANTED_FILES, ignore_patterns=_IGNORED_FILES)).resolve()
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        problem = f"cannot be downloaded: {_first_line(error)}"
         hint = "run it again to go on where it stopped"
-        raise ConfigError(problem, key="pretrain", value=name, hint=hint) from error
+        raise model_error(f"cannot be downloaded: {_first_line(error)}", name, hint) from error
 
 
-def _asked(name: str, probe_s: float) -> ModelInfo:
-    """What the hub says about `name`. In a thread, because looking up an address knows no timeout."""
+def _fetch_model_info(name: str, timeout_s: float) -> ModelInfo:
+    """Ask the hub about `name`, on a thread because the lookup of an address has no timeout."""
     found: list[ModelInfo] = []
     failed: list[Exception] = []
 
@@ -127,37 +131,36 @@ def _asked(name: str, probe_s: float) -> ModelInfo:
         from huggingface_hub import HfApi
 
         try:
-            found.append(HfApi().model_info(name, timeout=probe_s))
+            found.append(HfApi().model_info(name, timeout=timeout_s))
         except Exception as error:
             failed.append(error)
 
     thread = threading.Thread(target=ask, name="headway-hub-probe", daemon=True)
     thread.start()
-    thread.join(probe_s)
+    thread.join(timeout_s)
     if found:
         return found[0]
-    raise _explained(name, failed[0] if failed else TimeoutError(f"no answer within {probe_s:g} s"))
+    raise _explain_failure(name, failed[0] if failed else TimeoutError(f"no answer within {timeout_s:g} s"))
 
 
-def _explained(name: str, error: Exception) -> ConfigError:
+def _explain_failure(name: str, error: Exception) -> ConfigError:
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
-    about = {"key": "pretrain", "value": name}
     if isinstance(error, GatedRepoError):
         hint = f"accept them at {constants.ENDPOINT}/{name}, then set HF_TOKEN or run `hf auth login`"
-        made = ConfigError("is on the hub, and its owners want their terms accepted first", hint=hint, **about)
+        found = model_error("is on the hub, and its owners want their terms accepted first", name, hint)
     elif isinstance(error, RepositoryNotFoundError | HFValidationError):
         hint = "check the spelling; for a private model set HF_TOKEN; for a directory give a path that exists"
-        made = ConfigError("is neither a directory here nor a model on the hub", hint=hint, **about)
+        found = model_error("is neither a directory here nor a model on the hub", name, hint)
     else:
-        made = HubUnreachable(name, f"{constants.ENDPOINT} does not answer, {_first_line(error)}")
-    made.__cause__ = error
-    return made
+        found = HubUnreachable(name, f"{constants.ENDPOINT} does not answer, {_first_line(error)}")
+    found.__cause__ = error
+    return found
 
 
 def _check_files(info: ModelInfo, name: str) -> None:
-    """Refuse, before the download, what could not be loaded after it."""
+    """Raise `ConfigError` before the download if the model could not be loaded after it."""
     files = [file.rfilename for file in info.siblings or ()]
     if "config.json" in files and any(file.endswith(".safetensors") for file in files):
         return
@@ -167,7 +170,7 @@ def _check_files(info: ModelInfo, name: str) -> None:
         hint = f"download one of its GGUF files, such as {ggufs[0]}, and give the path of the file"
     elif "adapter_config.json" in files:
         hint = "it is a LoRA adapter: give the model it was made for, or merge the two"
-    raise ConfigError("is on the hub, but not as config.json and *.safetensors", key="pretrain", value=name, hint=hint)
+    raise model_error("is on the hub, but not as config.json and *.safetensors", name, hint)
 
 
 def _first_line(error: BaseException) -> str:

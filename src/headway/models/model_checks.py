@@ -1,4 +1,10 @@
-"""Whether a directory is a model that `transformers` loads as it is, and what is wrong with it if not."""
+"""Checks of models: is a directory complete, and can the architecture be packed and decoded token by token?
+
+Trainers and engines put attention of their own into a model, and with it they decide which token sees which. Layers
+that mix tokens in another way (convolutions, recurrences, linear attention) or bypass that attention (ALiBi, windows
+that exist in a mask alone) would mix different sequences without any error. Rotary embeddings that depend on the
+longest sequence of a forward pass would make the answer to one prompt depend on the others.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +22,25 @@ WEIGHT_FILES = "*.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
+def model_error(problem: str, name: str, hint: str = "") -> ConfigError:
+    """Return the error about the value `name` of `pretrain`."""
+    return ConfigError(problem, key="pretrain", value=name, hint=hint)
+
+
 def check_model_directory(directory: Path, name: str) -> Path:
-    """`directory`, absolute, or a `ConfigError` about `name`."""
+    """Return `directory`, absolute. Raise `ConfigError` about `name` if it is not a complete model."""
     if problem := find_directory_problem(directory):
-        what, hint = problem
-        raise ConfigError(what, key="pretrain", value=name, hint=hint)
+        raise model_error(problem[0], name, problem[1])
     return directory.resolve()
 
 
 def find_directory_problem(directory: Path) -> tuple[str, str] | None:
-    """What is wrong, and what to do about it."""
+    """Return what is wrong and what to do about it; None if the directory is a complete model."""
     adapter = directory / "adapter_config.json"
     if not (directory / "config.json").is_file():
         if adapter.is_file():
             return (
-                f"holds a LoRA adapter only, not the model it was made for{_base_of(adapter)}",
+                f"holds a LoRA adapter only, not the model it was made for{_describe_base(adapter)}",
                 "merge it into its base (peft: merge_and_unload, then save_pretrained) and give that directory, "
                 "or give the base and train a new adapter",
             )
@@ -54,7 +64,7 @@ def find_directory_problem(directory: Path) -> tuple[str, str] | None:
 
 
 def _missing_shards(directory: Path) -> list[str]:
-    """Files that the index of the weights names and that are not there."""
+    """Return the files that the index of the weights names and that do not exist."""
     index = directory / "model.safetensors.index.json"
     if not index.is_file():
         return []
@@ -62,7 +72,7 @@ def _missing_shards(directory: Path) -> list[str]:
     return sorted(file for file in named if not (directory / file).is_file())
 
 
-def _base_of(adapter: Path) -> str:
+def _describe_base(adapter: Path) -> str:
     try:
         base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
@@ -70,33 +80,33 @@ def _base_of(adapter: Path) -> str:
     return f", {base}" if base else ""
 
 
-_KNOWN = frozenset({"full_attention", "sliding_attention"})
-_BY_LENGTH = frozenset({"dynamic", "longrope"})
-"""Rotations that are other ones as soon as a sequence is longer than in pretraining."""
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
+"""Rotary embeddings that change as soon as a sequence is longer than in pretraining."""
 
 
 def check_attention(model: PreTrainedModel) -> None:
-    """Raises `ConfigError` unless the tokens of `model` meet in an attention that can be replaced."""
+    """Raise `ConfigError` unless the tokens of `model` interact only in an attention that can be replaced."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     problem = None
     if getattr(model, "_is_stateful", False):
         problem = "it has recurrent layers"
     elif not getattr(model, "_supports_attention_backend", False):
         problem = "its attention cannot be replaced"
-    elif kinds - _KNOWN:
-        problem = f"it has layers of {', '.join(sorted(kinds - _KNOWN))}"
+    elif kinds - _ATTENTION_LAYERS:
+        problem = f"it has layers of {', '.join(sorted(kinds - _ATTENTION_LAYERS))}"
     if problem is not None:
         name = type(model).__name__
         hint = "a decoder whose layers are full or sliding attention, such as Llama, Qwen3, Gemma 3 or Mistral"
-        raise ConfigError(f"{name} cannot be used here: {problem}", key="pretrain", value=name, hint=hint)
+        raise model_error(f"{name} cannot be used here: {problem}", name, hint)
 
 
 def check_rotation(whole: PreTrainedConfig, longest: int) -> None:
-    """Raises `ConfigError` where a sequence of `longest` tokens would change how shorter ones beside it are rotated."""
+    """Raise `ConfigError` if a sequence of `longest` tokens would change the rotation of shorter ones beside it."""
     config = whole.get_text_config()
     given = getattr(config, "rope_parameters", None) or {}
     for rotation in given.values() if given and all(isinstance(one, dict) for one in given.values()) else [given]:
-        if rotation.get("rope_type") not in _BY_LENGTH:
+        if rotation.get("rope_type") not in _LENGTH_DEPENDENT:
             continue
         limit = rotation.get("original_max_position_embeddings") or config.max_position_embeddings
         if longest > limit:

@@ -1,8 +1,8 @@
-"""Models and tokenizers from a resolved directory, whole or as an empty shape.
+"""Models and tokenizers from a resolved directory, with weights or as an empty architecture.
 
-Guarantees: never asks a network. What `make_architecture_factory` makes has its matrices on the `meta` device and every computed
-table, such as rotary frequencies, in place: it costs next to no memory or time, and is ready when weights are put in.
-Tied tensors are one tensor.
+Guarantees: the network is never used. A model of `make_architecture_factory` has its matrices on the `meta` device and
+every computed table, such as rotary frequencies, in place. It costs next to no memory or time, and is complete when
+weights are put in. Tied tensors are one tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ATTENTION = {"auto": None, "fa2": "flash_attention_2", "sdpa": "sdpa", "eager":
 
 
 def load_model(path: Path | str, dtype: torch.dtype, *, attn: AttentionKind = "auto") -> PreTrainedModel:
-    """The model with its weights, in evaluation mode, on the CPU. `auto` leaves attention to `transformers`."""
+    """Load the model in evaluation mode on the CPU. `auto` leaves attention to `transformers`."""
     from transformers import AutoModelForCausalLM
 
     directory = check_model_directory(Path(path), str(path))
@@ -36,7 +36,7 @@ def load_model(path: Path | str, dtype: torch.dtype, *, attn: AttentionKind = "a
 
 @contextmanager
 def hide_progress_bars() -> Iterator[None]:
-    """Inside, `transformers` draws no progress bars: they would stand between the lines of a log."""
+    """Keep `transformers` from drawing progress bars, which would break up a log, inside the context."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -49,7 +49,7 @@ def hide_progress_bars() -> Iterator[None]:
 
 
 def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:
-    """The tokenizer with its chat template."""
+    """Load the tokenizer with its chat template."""
     from transformers import AutoTokenizer
 
     directory = check_model_directory(Path(path), str(path))
@@ -58,7 +58,7 @@ def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:
 
 
 def make_architecture_factory(path: Path | str) -> Callable[[], PreTrainedModel]:
-    """Makes the model without its weights, anew at every call; the configuration is read now."""
+    """Return a function that makes a new model without weights at each call; the configuration is read now."""
     from copy import deepcopy
 
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -70,7 +70,7 @@ def make_architecture_factory(path: Path | str) -> Callable[[], PreTrainedModel]
     def make() -> PreTrainedModel:
         import torch
 
-        with _without_memory():
+        with _on_meta_device():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float32)
         if generation is not None:
             model.generation_config = deepcopy(generation)
@@ -79,13 +79,13 @@ def make_architecture_factory(path: Path | str) -> Callable[[], PreTrainedModel]
     return make
 
 
-def parameter_count(path: Path | str) -> int:
-    """Of the model at `path`, tied ones once. Reads no weights."""
+def count_parameters(path: Path | str) -> int:
+    """Return the number of parameters of the model at `path`, tied ones counted once. No weights are read."""
     return sum(parameter.numel() for parameter in make_architecture_factory(path)().parameters())
 
 
 def max_sequence_length(path: Path | str) -> int | None:
-    """Positions that the model at `path` knows; `None` where it does not say."""
+    """Return the number of positions of the model at `path`; `None` if it does not say."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(check_model_directory(Path(path), str(path)), local_files_only=True)
@@ -96,22 +96,22 @@ def max_sequence_length(path: Path | str) -> int | None:
 def find_end_tokens(
     source: Path | str | PreTrainedTokenizerBase, generation_config: GenerationConfig | None = None
 ) -> frozenset[int]:
-    """Tokens that end an answer: the tokenizer's, and those of a generation config.
+    """Return the tokens that end an answer: the tokenizer's and those of the generation config.
 
-    From a directory, all of its files are asked.
+    For a directory, all of its files are read.
     """
     if not isinstance(source, Path | str):
-        return _ids(source.eos_token_id) | _ids(getattr(generation_config, "eos_token_id", None))
+        return _to_token_ids(source.eos_token_id) | _to_token_ids(getattr(generation_config, "eos_token_id", None))
     from transformers import AutoConfig
 
     directory = Path(source)
     tokenizer = load_tokenizer(directory)
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     chosen = generation_config if generation_config is not None else _generation_config(directory)
-    return find_end_tokens(tokenizer, chosen) | _ids(getattr(config.get_text_config(), "eos_token_id", None))
+    return find_end_tokens(tokenizer, chosen) | _to_token_ids(getattr(config.get_text_config(), "eos_token_id", None))
 
 
-def _ids(found: int | Iterable[int] | None) -> frozenset[int]:
+def _to_token_ids(found: int | Iterable[int] | None) -> frozenset[int]:
     return frozenset([found] if isinstance(found, int) else found or ())
 
 
@@ -123,16 +123,16 @@ def _generation_config(directory: Path) -> Any:
     return GenerationConfig.from_pretrained(directory, local_files_only=True)
 
 
-def _without_memory() -> Any:
-    """Inside, in this thread, what `torch.empty` makes has no memory: parameters, that is, and nothing computed."""
+def _on_meta_device() -> Any:
+    """Make `torch.empty` use the `meta` device inside the context, in this thread: parameters, but nothing computed."""
     import torch
     from torch.overrides import TorchFunctionMode
 
-    class WithoutMemory(TorchFunctionMode):
+    class EmptyOnMeta(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             chosen = dict(kwargs or {})
             if func is torch.empty:
                 chosen["device"] = "meta"
             return func(*args, **chosen)
 
-    return WithoutMemory()
+    return EmptyOnMeta()

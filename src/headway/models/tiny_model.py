@@ -1,11 +1,11 @@
-"""A character model of 0.1 million parameters that can nearly add: what tests and first trials train end to end.
+"""A character model of 0.1 million parameters that can nearly add, for tests and first trials.
 
-Guarantees: an ordinary model directory, made from nothing but a seed in a few seconds of one core; the same seed gives
-the same weights on the same machine. It answers `3+5=` in the right form and is right about one time in ten, which
-leaves reinforcement learning something to amplify and everything to gain. It knows nothing else.
+Guarantees: an ordinary model directory, made from a seed in a few seconds of one core; the same seed gives the same
+weights on the same machine. The model answers `3+5=` in the right form and is right about one time in ten, so
+reinforcement learning has something to amplify. It knows nothing else.
 
-Its answers in pretraining are the sum plus an error from −7 to 7, small ones likelier: it learns to be roughly right.
-However long it is pretrained, a sampled answer stays wrong most of the time; the likeliest answer would get better.
+Its answers in pretraining are the sum plus an error from −7 to 7, where small errors are likelier. However long it is
+pretrained, a sampled answer stays wrong most of the time; only the likeliest answer would get better.
 """
 
 from __future__ import annotations
@@ -37,23 +37,28 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] + eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
-STEPS = 150
-"""About six seconds of one core."""
-HEADS = 4
-"""Of 16 numbers each, two to a key; two heads make them wide enough for engines that take no narrower ones."""
+PRETRAINING_STEPS = 150
+"""Pretraining steps: about six seconds of one core."""
+ATTENTION_HEADS = 4
+"""Attention heads of 16 numbers, two to a key. With two heads they are wide enough for engines that need 32."""
 REVISION = 1
 """Raised when the same arguments give another model."""
 _BATCH = 64
 _LEARNING_RATE = 1e-3
-_ERROR = 7
-_LONGEST = 512
-_LARGEST = 18
+_MAX_ERROR = 7
+_MAX_LENGTH = 512
+_MAX_SUM = 18
 
 
 def make_tiny_model(
-    directory: Path, *, seed: int = 0, alphabet: str = ALPHABET, steps: int = STEPS, heads: int = HEADS
+    directory: Path,
+    *,
+    seed: int = 0,
+    alphabet: str = ALPHABET,
+    steps: int = PRETRAINING_STEPS,
+    heads: int = ATTENTION_HEADS,
 ) -> None:
-    """Make tokenizer and model in `directory`; `steps` of pretraining on one-digit sums, 0 for random weights."""
+    """Make tokenizer and model in `directory`, pretrained for `steps` on one-digit sums; 0 gives random weights."""
     import torch
 
     if missing := set(f"{string.digits}+=") - set(alphabet):
@@ -62,7 +67,7 @@ def make_tiny_model(
         )
     tokenizer = make_character_tokenizer(alphabet)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums of floats depend on how they are shared out
+    torch.set_num_threads(1)  # the result of float sums depends on the number of threads
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -75,7 +80,7 @@ def make_tiny_model(
 
 
 def make_character_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
-    """One token a character; characters it does not know are one token, too."""
+    """Make a tokenizer with one token per character and one for all unknown characters."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -91,24 +96,24 @@ def make_character_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFas
         unk_token=UNKNOWN,
         additional_special_tokens=[USER, ASSISTANT, SYSTEM],
         clean_up_tokenization_spaces=False,
-        model_max_length=_LONGEST,
+        model_max_length=_MAX_LENGTH,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
-_SHAPE: dict[str, Any] = {
+_CONFIG: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 176,
     "num_hidden_layers": 2,
-    "max_position_embeddings": _LONGEST,
+    "max_position_embeddings": _MAX_LENGTH,
     "tie_word_embeddings": True,
-    "initializer_range": 0.1,  # 0.02 is for wide models: this one learns more slowly with it
+    "initializer_range": 0.1,  # the usual 0.02 suits wide models; this narrow one would learn more slowly
 }
 
 
-def make_random_model(tokenizer: PreTrainedTokenizerFast, heads: int = HEADS) -> PreTrainedModel:
-    """Random weights, float32."""
+def make_random_model(tokenizer: PreTrainedTokenizerFast, heads: int = ATTENTION_HEADS) -> PreTrainedModel:
+    """Make the model with random weights in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model: PreTrainedModel = LlamaForCausalLM(
@@ -119,22 +124,22 @@ def make_random_model(tokenizer: PreTrainedTokenizerFast, heads: int = HEADS) ->
             pad_token_id=tokenizer.pad_token_id,
             num_attention_heads=heads,
             num_key_value_heads=heads // 2,
-            **_SHAPE,
+            **_CONFIG,
         )
     )
     return model
 
 
 def pretrain_on_sums(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, steps: int, seed: int) -> None:
-    """Plain language modelling of answers that are roughly right."""
+    """Train the model to predict answers that are roughly right."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
-    dice, encoded = random.Random(seed), _encoder(tokenizer)
+    rng, encoded = random.Random(seed), _make_encoder(tokenizer)
     model.train()
     for _ in range(steps):
-        chats = [_chat(dice) for _ in range(_BATCH)]
-        ids, labels = _batch([(encoded(q), encoded(a)) for q, a in chats], tokenizer.pad_token_id)
+        chats = [_draw_chat(rng) for _ in range(_BATCH)]
+        ids, labels = _make_batch([(encoded(q), encoded(a)) for q, a in chats], tokenizer.pad_token_id)
         loss = model(input_ids=ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
@@ -143,22 +148,22 @@ def pretrain_on_sums(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast,
     model.eval()
 
 
-def _chat(dice: random.Random) -> tuple[str, str]:
-    """A question as the chat template writes it, and an answer."""
-    a, b = dice.randrange(10), dice.randrange(10)
+def _draw_chat(rng: random.Random) -> tuple[str, str]:
+    """Return a question as the chat template writes it, and an answer."""
+    a, b = rng.randrange(10), rng.randrange(10)
     answer = -1
-    while not 0 <= answer <= _LARGEST:
-        answer = a + b + dice.randint(0, _ERROR) - dice.randint(0, _ERROR)
+    while not 0 <= answer <= _MAX_SUM:
+        answer = a + b + rng.randint(0, _MAX_ERROR) - rng.randint(0, _MAX_ERROR)
     return f"{BEGIN}{USER}{a}+{b}={END}{ASSISTANT}", f"{answer}{END}"
 
 
-def _encoder(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], list[int]]:
-    """There are few texts, and each comes often."""
+def _make_encoder(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], list[int]]:
+    """Return a cached encoder, because there are few texts and each comes often."""
     return cache(lambda text: tokenizer.encode(text, add_special_tokens=False))
 
 
-def _batch(chats: list[tuple[list[int], list[int]]], padding: int) -> tuple[Tensor, Tensor]:
-    """Tokens, and the answers' among them as labels; padding is behind, where nobody sees it."""
+def _make_batch(chats: list[tuple[list[int], list[int]]], padding: int) -> tuple[Tensor, Tensor]:
+    """Return tokens and labels, which are the tokens of answers; padding is at the end, where no token sees it."""
     import torch
 
     longest = max(len(question) + len(answer) for question, answer in chats)

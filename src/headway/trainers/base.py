@@ -1,8 +1,8 @@
 """The protocols of trainers and scorers, as the flow uses them.
 
 A step is all or nothing: `train` either returns with `version` one higher, or raises `TrainerError` with `version`
-unchanged, or the trainer is lost (`TrainerCrashed`). A lost trainer comes back by `restart` and `load`, with the version
-of its last checkpoint.
+unchanged, or the trainer is lost (`TrainerCrashed`). A lost trainer comes back by `restart` and `load`, with the
+version of its last checkpoint.
 """
 
 from __future__ import annotations

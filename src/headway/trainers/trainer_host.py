@@ -44,7 +44,7 @@ class ReplicaModel(Protocol):
 
 
 class TrainerHost:
-    """Serves a trainer. `tell` reports its version to the parent. A rank has no trainer before all ranks have joined."""
+    """Serves a trainer; `tell` reports its version. A rank has no trainer before all ranks have joined."""
 
     def __init__(self, trainer: Trainer | None, tell: Callable[[Any], None]) -> None:
         self.trainer = trainer

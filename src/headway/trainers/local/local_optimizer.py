@@ -154,7 +154,7 @@ def _moments_on_device(adam: torch.optim.AdamW) -> Iterator[None]:
 
 
 def _make_master(live: nn.Parameter) -> nn.Parameter:
-    """Return the float32 master of a half-precision parameter, which collects its gradients; else the parameter itself."""
+    """Return the float32 master of a half-precision parameter, which collects its gradients; else `live` itself."""
     if live.dtype not in (torch.bfloat16, torch.float16):
         return live
     master = nn.Parameter(live.detach().float())

@@ -2,8 +2,8 @@
 
 A learner is what the thread of a trainer runs: models, optimizers, updates and scores. It knows no event loop.
 
-Guarantees: an error before weights are changed is a `TrainerError`. An error while they are changed leaves `broken` set,
-and the owner must discard the learner. Nothing is changed before `CommitGate.commit`, and after it only by optimizer
+Guarantees: an error before weights are changed is a `TrainerError`. An error while they are changed sets `broken`, and
+the owner must discard the learner. Nothing is changed before `CommitGate.commit`, and after it only by optimizer
 steps. Where a batch makes several steps, a copy from before the first is restored if a later one fails.
 """
 

@@ -64,7 +64,7 @@ class PolicyModel:
         return {name: one for name, one in self.causal.named_parameters() if one.requires_grad}
 
     def weights(self) -> dict[str, Tensor]:
-        """Return all weights by the names of `transformers`, each tensor once; live ones, or merged copies with LoRA."""
+        """Return all weights by the names of `transformers`, each tensor once; live, or merged copies with LoRA."""
         if self._peft is not None:
             return lora.merge_adapters(self.causal)
         return lora.drop_tied_duplicates(self.causal.state_dict())

@@ -33,7 +33,7 @@ class OptimizerSettings:
     """Keep moments in host memory and move them to the device for each step."""
 
     def rate_at(self, version: int) -> float:
-        """Return the learning rate of the step that makes `version + 1`. It depends on the version alone, so it survives restarts."""
+        """Return the learning rate of the step that makes `version + 1`; the same after a restart."""
         if version < self.warmup_steps:
             return self.learning_rate * (version + 1) / self.warmup_steps
         left = self.max_steps - self.warmup_steps

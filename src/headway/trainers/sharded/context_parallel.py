@@ -2,11 +2,11 @@
 
 Each rank has two ranges of the pack, one from the front and one from the back, so that all have about the same
 attention to compute. Everything but attention works token by token and needs no other rank. Attention gathers the keys
-and values of a layer from all ranks for the rank's member_start queries. Activations are therefore divided; keys and values of
+and values of a layer from all ranks for the rank's own queries. Activations are therefore divided; keys and values of
 one layer at a time are not.
 
-Guarantees: numbers and gradients are those of the undivided pack, up to rounding, and every rank gets the numbers of all
-actions. The attention is registered with `transformers` under `CONTEXT_ATTENTION`; outside of a divided pack it is
+Guarantees: numbers and gradients are those of the undivided pack, up to rounding, and every rank gets the numbers of
+all actions. The attention is registered with `transformers` under `CONTEXT_ATTENTION`; outside of a divided pack it is
 `tree_attention`.
 
 Legend: L tokens of the padded pack, l those of this rank, N actions, n those that follow a token of this rank.

@@ -144,7 +144,7 @@ class ShardedPolicy(PolicyModel):
         return self._shards
 
     def gather_weight(self, name: str) -> Tensor:
-        """Return the full weight `name` with its adapter added; all ranks must ask for the same one at the same time."""
+        """Return the full weight `name` with its adapter added; all ranks must ask for it at the same time."""
         found = gather_full_tensor(self._shards[name])
         layer = self._adapted.get(name)
         if layer is None:
@@ -186,7 +186,7 @@ class ShardedCritic(CriticModel):
 
 
 def _find_adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """Return layers with adapters by the names of their weights. Raise `ConfigError` for adapters that cannot be cut."""
+    """Return layers with adapters by the names of their weights. Raise `ConfigError` if one cannot be cut."""
     found = lora.find_adapted_modules(model)
     for name, layer in found.items():
         if hasattr(layer, "parameter_name") or lora.ADAPTER_NAME not in layer.lora_A:

@@ -66,7 +66,7 @@ def gather_full_tensor(tensor: Tensor) -> Tensor:
 
 
 PER_HEAD_WEIGHTS = (".q_norm.weight", ".k_norm.weight")
-"""Weights that every rank of a tensor mesh holds whole and uses for its own heads, so that gradients are partial sums."""
+"""Weights that every rank of a tensor mesh holds whole but uses for its own heads: gradients are partial sums."""
 
 
 class ShardedOptimizer(Optimizer):

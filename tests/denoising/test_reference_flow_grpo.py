@@ -26,7 +26,7 @@ from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettin
 from headway.engines.native import NativeSettings
 from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
-from headway.launch.language_components import single_turn
+from headway.launch.environment_pool import SingleTurnPool
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.settings import RunSettings
 from headway.trainers.local import LocalSettings, OptimizerSettings
@@ -93,7 +93,7 @@ async def play(options: Any, run_dir: Path) -> tuple[list[Batch], list[dict[str,
                 engines=engines,
                 transport=InProcessTransport(),
                 tasks=Numbers(),
-                environments=single_turn,
+                environments=SingleTurnPool(),
                 reward=Bright(),
                 devices={"train": (0,), "generate": (1,)},
             ),

@@ -24,7 +24,7 @@ from headway.algorithms.losses import LossSettings
 from headway.engines.native import NativeEngine, NativeSettings
 from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
-from headway.launch.language_components import single_turn
+from headway.launch.environment_pool import SingleTurnPool
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.function_reward import FunctionReward
 from headway.settings import RunSettings
@@ -138,7 +138,7 @@ async def play(
                 engines=engines,
                 transport=InProcessTransport(),
                 tasks=Letters(reference, options),
-                environments=single_turn,
+                environments=SingleTurnPool(),
                 reward=judge_of(reference, options),
                 decode=decode,
                 devices={"train": (0,), "generate": (1,)},

@@ -225,7 +225,7 @@ def make_denoising_training(args: ComponentArgs, resolved: ResolvedConfig) -> De
 
 def _add_default_lora_targets(training: DenoisingTrainerSettings, path: Path) -> DenoisingTrainerSettings:
     """Choose the layers that get adapters if nothing does: those of Flow-GRPO in Stable Diffusion, else all."""
-    from headway.denoising.models import SD3_LORA_TARGETS, is_sd3
+    from headway.denoising.models.stable_diffusion_3 import SD3_LORA_TARGETS, is_sd3
 
     lora = training.local.lora
     if lora is None or lora.targets or not is_sd3(path):

@@ -6,12 +6,10 @@ The package needs torch; only back ends import it.
 from headway.denoising.models.denoiser import Conditioning, Denoiser
 from headway.denoising.models.denoiser_storage import load_small_mmdit, open_denoiser, save_small_mmdit
 from headway.denoising.models.mmdit import SmallMmdit, count_parameters
-from headway.denoising.models.mmdit_config import DEFAULT_ALPHABET, MmditConfig, is_small_mmdit
-from headway.denoising.models.stable_diffusion_3 import SD3_LORA_TARGETS, StableDiffusion3, is_sd3, load_sd3
+from headway.denoising.models.mmdit_config import MmditConfig, is_small_mmdit
+from headway.denoising.models.stable_diffusion_3 import StableDiffusion3, is_sd3, load_sd3
 
 __all__ = [
-    "DEFAULT_ALPHABET",
-    "SD3_LORA_TARGETS",
     "Conditioning",
     "Denoiser",
     "MmditConfig",

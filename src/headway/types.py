@@ -166,8 +166,8 @@ class Turn:
     generation: Generation
     reward: float = 0.0
     """Reward the environment gave for this turn."""
-    fresh: bool = False
-    """The context began anew with `observation`: the policy saw nothing of the turns before."""
+    starts_new_context: bool = False
+    """The context restarted with `observation`: the policy saw nothing of the turns before."""
     state: str = ""
     """Identifies the state of the environment: equal in turns with equal states. Empty: not known."""
 

@@ -57,7 +57,7 @@ def test_step_estimators_train_the_first_episodes_to_end(runs: Runs, tmp_path: P
     assert ("surplus_member",) in ends, "one more is started, and given up when the group is full"
     for episode in found:
         assert 1 <= len(episode.turns) <= 3 and episode.info["turns"] == len(episode.turns)
-        assert [turn.fresh for turn in episode.turns] == [not history] * len(episode.turns)
+        assert [turn.starts_new_context for turn in episode.turns] == [not history] * len(episode.turns)
         assert all(len(turn.generation.actions) <= 6 for turn in episode.turns)
 
 

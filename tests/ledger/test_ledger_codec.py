@@ -59,7 +59,7 @@ turns = st.builds(
     observation=integers,
     generation=generations,
     reward=st.floats(allow_nan=False),
-    fresh=st.booleans(),
+    starts_new_context=st.booleans(),
     state=st.text(max_size=4),
 )
 tasks = st.builds(Task, position=st.integers(0), domain=st.text(), prompt=integers, data=mappings)

@@ -100,7 +100,7 @@ def test_a_context_may_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rollout.hub, "generate", watched)
         episode = await make_agent(rollout).run(Forgetful())
         assert prompts == [(1, 2, 3), (7, 8)]
-        assert [turn.fresh for turn in episode.turns] == [False, True]
+        assert [turn.starts_new_context for turn in episode.turns] == [False, True]
 
     play(main)
 

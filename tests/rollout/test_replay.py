@@ -158,7 +158,9 @@ def test_an_episode_is_as_old_as_the_oldest_of_its_actions() -> None:
 def test_turns_of_lost_weights_are_renumbered_with_the_rest() -> None:
     ledger = Ledger(":memory:")
     start_group(ledger, 0, 1)
-    before = (Turn(observation=(1, 2), generation=make_generation(5, 6), reward=0.5, fresh=True, state="here"),)
+    before = (
+        Turn(observation=(1, 2), generation=make_generation(5, 6), reward=0.5, starts_new_context=True, state="here"),
+    )
     partial = PartialGeneration.of(make_generation(6, 7), before=before, observation=(3,))
     ledger.store_partials({"0/0": partial})
     (group,) = ledger.restore(5).groups

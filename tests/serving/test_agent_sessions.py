@@ -33,7 +33,7 @@ def contexts(episode: Episode) -> list[list[int]]:
     found: list[list[int]] = []
     context: list[int] = []
     for turn in episode.turns:
-        context = [*([] if turn.fresh else context), *turn.observation]
+        context = [*([] if turn.starts_new_context else context), *turn.observation]
         found.append(list(context))
         context += turn.generation.actions
     return found
@@ -80,7 +80,7 @@ def test_a_conversation_grows_by_exactly_what_was_sampled(stage: Stage) -> None:
     async def main() -> None:
         async with episodes(stage) as world:
             episode = await world.play(make_function_launcher(talkative), data={"question": "1+1="})
-            assert [turn.fresh for turn in episode.turns] == [False, False, False]
+            assert [turn.starts_new_context for turn in episode.turns] == [False, False, False]
             assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 0.5]
             assert answers(episode) == [found.choices[0].token_ids for found in seen]
             for found, turn in zip(seen, episode.turns, strict=True):
@@ -109,7 +109,7 @@ def test_a_rewritten_history_begins_a_context_of_its_own_and_an_old_one_can_be_t
     async def main() -> None:
         async with episodes(stage) as world:
             episode = await world.play(make_function_launcher(forgetful))
-            assert [turn.fresh for turn in episode.turns] == [False, True, True]
+            assert [turn.starts_new_context for turn in episode.turns] == [False, True, True]
             one, two, three = contexts(episode)
             assert stage.made.template.decode(two, keep_special_tokens=True).endswith("<user>b<end><assistant>")
             known = [*one, *episode.turns[0].generation.actions]
@@ -128,7 +128,7 @@ def test_calls_at_the_same_time_are_turns_one_after_the_other(stage: Stage) -> N
     async def main() -> None:
         async with episodes(stage) as world:
             episode = await world.play(make_function_launcher(hasty))
-            assert len(episode.turns) == 4 and [turn.fresh for turn in episode.turns[1:]] == [True] * 3
+            assert len(episode.turns) == 4 and [turn.starts_new_context for turn in episode.turns[1:]] == [True] * 3
             check_exact(stage.made, episode)
 
     stage.run(main())
@@ -189,7 +189,7 @@ def test_text_completions_and_streams_are_turns_too(stage: Stage) -> None:
     async def main() -> None:
         async with episodes(stage) as world:
             episode = await world.play(make_function_launcher(plain))
-            assert [turn.fresh for turn in episode.turns] == [False, False]
+            assert [turn.starts_new_context for turn in episode.turns] == [False, False]
             assert len(episode.turns[0].generation.actions) <= 3
             assert list(episode.turns[1].observation) == stage.made.template.encode("\n")
             assert episode.turns[1].reward == len(stage.made.template.decode(episode.turns[1].generation.actions))

@@ -89,7 +89,7 @@ def test_an_agent_with_tools_is_one_growing_conversation(parrot: Stage) -> None:
     async def main() -> None:
         async with episodes(parrot) as world:
             episode = await world.play(make_function_launcher(calculating))
-            assert [turn.fresh for turn in episode.turns] == [False] * 3
+            assert [turn.starts_new_context for turn in episode.turns] == [False] * 3
             assert [list(turn.generation.actions) for turn in episode.turns] == [[1, 2, 3, 4, 5]] * 3
             said = parrot.made.template.encode("<tool>2<end><assistant>")
             assert [list(turn.observation) for turn in episode.turns[1:]] == [said] * 2

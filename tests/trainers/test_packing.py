@@ -151,7 +151,7 @@ def anew(sample: Sample, shared: int) -> Sample:
     """The last turn of three saw only its own observation, which begins as the first one does, or not."""
     turns = sample.episode.turns
     other = (turns[0].observation[0] + 1) % VOCABULARY
-    last = replace(turns[2], observation=(*turns[0].observation[:shared], other, 7), fresh=True)
+    last = replace(turns[2], observation=(*turns[0].observation[:shared], other, 7), starts_new_context=True)
     return replace(sample, episode=replace(sample.episode, turns=(*turns[:2], last)))
 
 
@@ -186,7 +186,7 @@ def test_a_context_that_began_anew_is_a_strand_of_its_own(shared: int) -> None:
 def stateless(sample: Sample) -> Sample:
     """Every turn saw only the state it was in, one of two."""
     turns = tuple(
-        replace(turn, observation=(1, 2, 3, 4, 5, 6 + number % 2, 8, 9), fresh=True)
+        replace(turn, observation=(1, 2, 3, 4, 5, 6 + number % 2, 8, 9), starts_new_context=True)
         for number, turn in enumerate(sample.episode.turns)
     )
     return replace(sample, episode=replace(sample.episode, turns=turns))

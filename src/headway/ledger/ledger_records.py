@@ -84,7 +84,7 @@ def _put_turn(turn: Turn, blocks: BlockWriter) -> list[Any]:
         _put(turn.observation, blocks),
         _put_generation(turn.generation, blocks),
         turn.reward,
-        *([turn.fresh, turn.state] if turn.fresh or turn.state else []),
+        *([turn.starts_new_context, turn.state] if turn.starts_new_context or turn.state else []),
     ]
 
 
@@ -94,7 +94,7 @@ def _take_turn(header: list[Any], reader: BlockReader) -> Turn:
         observation=_take(observation, reader),
         generation=_take_generation(generation, reader),
         reward=reward,
-        fresh=bool(more and more[0]),
+        starts_new_context=bool(more and more[0]),
         state=more[1] if len(more) > 1 else "",
     )
 

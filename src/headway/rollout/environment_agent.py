@@ -173,7 +173,7 @@ class EnvironmentAgent:
                 observation=observation.tokens,
                 generation=generation,
                 reward=outcome.reward,
-                fresh=observation.starts_new_context,
+                starts_new_context=observation.starts_new_context,
                 state=observation.state,
             )
             if replayed and (turn.reward != self._replayed_turns[len(self.turns)].reward or outcome.done):

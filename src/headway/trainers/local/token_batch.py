@@ -103,7 +103,7 @@ def _make_row(sample: Sample, group: int, first: int, vocabulary: int) -> TokenR
     actions: list[int] = []
     starts = [0]
     for index, turn in enumerate(sample.episode.turns):
-        if index and turn.fresh:
+        if index and turn.starts_new_context:
             starts.append(len(tokens))
         observation = turn.observation if index or len(turn.observation) else sample.episode.task.prompt
         tokens += [int(token) for token in observation]

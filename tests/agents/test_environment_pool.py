@@ -42,14 +42,14 @@ def resolved(**changed: Any) -> ResolvedConfig:
     return load_config(tree, {"train_env_manager.num_env_groups": 4, **changed})
 
 
-def by_tag(kinds: list[EnvironmentSpec]) -> dict[str, EnvironmentSpec]:
-    return {kind.tag: kind for kind in kinds}
+def by_tag(specs: list[EnvironmentSpec]) -> dict[str, EnvironmentSpec]:
+    return {spec.tag: spec for spec in specs}
 
 
 def test_tags_have_their_shares_of_the_groups_and_of_the_tasks() -> None:
     config = resolved(**{"train_env_manager.group_size_redundancy": 1, "max_additional_running_prompts": 1})
-    kinds = by_tag(make_environment_specs(config))
-    assert {tag: (kind.share, kind.max_episodes) for tag, kind in kinds.items()} == {"easy": (3, 12), "hard": (1, 6)}
+    specs = by_tag(make_environment_specs(config))
+    assert {tag: (spec.share, spec.max_episodes) for tag, spec in specs.items()} == {"easy": (3, 12), "hard": (1, 6)}
     source = make_episode_sources(config, POLICY).train
     tasks = [source.task(position) for position in range(400)]
     assert Counter(task.domain for task in tasks if task) == {"easy": 300, "hard": 100}
@@ -74,9 +74,9 @@ def test_what_an_environment_is_made_of_is_told_apart_how_it_is_run_is_not() -> 
 def test_an_environment_by_its_name_alone_and_all_of_them_without_tags() -> None:
     pytest.importorskip("gymnasium")
     bare = load_config({"train_env_manager": {"tags": ["frozen_lake"], "group_size": 2}, "rollout_batch_size": 2})
-    assert [kind.name for kind in make_environment_specs(bare)] == ["frozen_lake"]
+    assert [spec.name for spec in make_environment_specs(bare)] == ["frozen_lake"]
     every = resolved(**{"train_env_manager.tags": [], "train_env_manager.num_groups_partition": []})
-    assert [kind.tag for kind in make_environment_specs(every)] == ["easy", "hard"]
+    assert [spec.tag for spec in make_environment_specs(every)] == ["easy", "hard"]
     with pytest.raises(ConfigError, match="which environments"):
         make_environment_specs(load_config({"train_env_manager": {"group_size": 2}, "rollout_batch_size": 2}))
 
@@ -85,9 +85,9 @@ def test_a_run_without_environments_answers_once() -> None:
     assert isinstance(make_environment_pool(load_config(), POLICY), SingleTurnPool)
 
 
-async def played(worlds: AgentEnvironmentPool, source: Any, position: int, most: list[int]) -> Any:
+async def played(pool: AgentEnvironmentPool, source: Any, position: int, most: list[int]) -> Any:
     task = source.task(position)
-    episode = worlds(task)
+    episode = pool(task)
     assert isinstance(episode, TextEpisode)
     await episode.enter()
     most[0] += 1
@@ -108,12 +108,12 @@ def test_episodes_are_played_within_their_limits(workers: int) -> None:
 
     async def scenario() -> tuple[list[Any], int]:
         config = resolved(**limits)
-        worlds, source, most = make_environment_pool(config, POLICY), make_episode_sources(config, POLICY).train, [0, 0]
-        assert isinstance(worlds, AgentEnvironmentPool)
+        pool, source, most = make_environment_pool(config, POLICY), make_episode_sources(config, POLICY).train, [0, 0]
+        assert isinstance(pool, AgentEnvironmentPool)
         try:
-            return await asyncio.gather(*(played(worlds, source, place, most) for place in range(24))), most[1]
+            return await asyncio.gather(*(played(pool, source, place, most) for place in range(24))), most[1]
         finally:
-            await worlds.close()
+            await pool.close()
 
     ends, most = asyncio.run(scenario())
     assert most <= (6 if workers == 0 else 2) + 1
@@ -127,14 +127,14 @@ def test_a_thousand_episodes_at_once() -> None:
 
     async def scenario() -> tuple[list[Any], int]:
         config = resolved(**many, rollout_batch_size=1000)
-        worlds, most = make_environment_pool(config, POLICY), [0, 0]
-        assert isinstance(worlds, AgentEnvironmentPool)
+        pool, most = make_environment_pool(config, POLICY), [0, 0]
+        assert isinstance(pool, AgentEnvironmentPool)
         train = make_episode_sources(config, POLICY).train
         easy = [place for place in range(1100) if train.task(place).domain == "easy"][:998]  # type: ignore[union-attr]
         try:
-            return await asyncio.gather(*(played(worlds, train, place, most) for place in easy)), most[1]
+            return await asyncio.gather(*(played(pool, train, place, most) for place in easy)), most[1]
         finally:
-            await worlds.close()
+            await pool.close()
 
     ends, most = asyncio.run(scenario())
     assert most == len(ends) == 998 and all(end.info["success"] for end in ends)
@@ -142,10 +142,10 @@ def test_a_thousand_episodes_at_once() -> None:
 
 def test_environments_go_into_as_many_workers_as_they_ask_for() -> None:
     async def hosts(**changed: Any) -> dict[str, Any]:
-        worlds = make_environment_pool(resolved(**changed), POLICY)
-        assert isinstance(worlds, AgentEnvironmentPool)
-        await worlds.close()
-        return worlds.hosts
+        pool = make_environment_pool(resolved(**changed), POLICY)
+        assert isinstance(pool, AgentEnvironmentPool)
+        await pool.close()
+        return pool.hosts
 
     here = asyncio.run(hosts())
     assert {type(host) for host in here.values()} == {LocalEnvironmentHost}
@@ -159,18 +159,18 @@ def test_variables_for_the_chat_template_reach_episodes_those_of_validation_too(
     train, held_out = "actor_train.data_args.chat_template_kwargs", "validation.data_args.chat_template_kwargs"
 
     async def opened(*, held: bool, **changed: Any) -> str:
-        worlds, sources = (
+        pool, sources = (
             make_environment_pool(resolved(**changed), POLICY),
             make_episode_sources(resolved(**changed), POLICY),
         )
         task = (sources.validation if held else sources.train).task(0)  # type: ignore[union-attr]
         assert task is not None
-        environment = worlds(task)
+        environment = pool(task)
         try:
             return str(POLICY.tokenizer.decode(list((await environment.reset(task)).tokens)))
         finally:
             await environment.close()
-            await worlds.close()
+            await pool.close()
 
     polite = {f"{train}.polite": True}
     assert "please" not in asyncio.run(opened(held=False))

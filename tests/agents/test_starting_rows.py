@@ -70,15 +70,15 @@ def test_reset_is_given_the_row_and_nothing_of_the_run(tmp_path: Path) -> None:
     )
 
     async def scenario() -> str:
-        worlds, task = make_environment_pool(config, POLICY), make_episode_sources(config, POLICY).train.task(0)
+        pool, task = make_environment_pool(config, POLICY), make_episode_sources(config, POLICY).train.task(0)
         assert task is not None
-        episode = worlds(task)
+        episode = pool(task)
         try:
             seen = await episode.reset(task)
             return str(POLICY.tokenizer.decode(seen.tokens))
         finally:
             await episode.close()
-            await worlds.close()
+            await pool.close()
 
     assert "seed 3 ['prompt', 'secret']" in asyncio.run(scenario())
 

@@ -1,4 +1,4 @@
-"""What parts of a run are given on a cluster."""
+"""Resources of the components of a run on a cluster."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ APART: dict[str, Any] = {
 }
 
 
-def rooms(device: Literal["cpu", "cuda"], **options: Any) -> dict[str, ResourceRequest]:
+def requests(device: Literal["cpu", "cuda"], **options: Any) -> dict[str, ResourceRequest]:
     resolved = load_config({"cluster": {"kind": "ray"}}, [f"{key}={value}" for key, value in options.items()])
     return make_resource_requests(resolved, device, count_trainer_ranks(resolved, device, separate=True))
 
 
 def test_a_device_is_a_slot_of_the_node_that_its_number_says() -> None:
-    assert rooms("cpu", **APART) == {
+    assert requests("cpu", **APART) == {
         "trainer": ResourceRequest(node=0, cpus=1),
         "engine/0": ResourceRequest(node=0, cpus=1),
         "engine/1": ResourceRequest(node=1, cpus=1),
         "engine/2": ResourceRequest(node=1, cpus=1),
     }
-    more = rooms("cpu", **APART, **{f"actor_infer.{THREADS}": 4})
+    more = requests("cpu", **APART, **{f"actor_infer.{THREADS}": 4})
     assert (more["trainer"].cpus, more["engine/2"].cpus) == (1, 4)
 
 
 def test_shares_of_all_devices_are_slots_too() -> None:
     ratios = {"use_nodes_ratios": "[0.5,0.125,0.125,0.25]", "num_gpus_per_node": 4, "num_nodes": 2}
-    found = rooms("cpu", async_generation_ratio=1, pg_variant="decoupled_ppo", use_kl_loss="true", **ratios)
+    found = requests("cpu", async_generation_ratio=1, pg_variant="decoupled_ppo", use_kl_loss="true", **ratios)
     assert found == {
         "trainer": ResourceRequest(node=0, cpus=4),
         "engine/0": ResourceRequest(node=1, cpus=1),
@@ -55,19 +55,19 @@ def test_shares_of_all_devices_are_slots_too() -> None:
 
 
 def test_on_gpus_everybody_has_one_and_who_shares_has_a_part_of_it() -> None:
-    assert rooms("cuda", **APART)["engine/1"] == ResourceRequest(node=1, cpus=1, gpus=1.0)
-    shared = rooms("cuda", async_generation_ratio=1)
+    assert requests("cuda", **APART)["engine/1"] == ResourceRequest(node=1, cpus=1, gpus=1.0)
+    shared = requests("cuda", async_generation_ratio=1)
     assert shared == {
         "trainer": ResourceRequest(node=0, cpus=1, gpus=0.5),
         "engine/0": ResourceRequest(node=0, cpus=1, gpus=0.5),
     }
     with pytest.raises(ConfigError, match="an engine of this build is on one GPU"):
-        rooms("cuda", **APART, **{"actor_infer.strategy_args.strategy_config.tensor_model_parallel_size": 3})
+        requests("cuda", **APART, **{"actor_infer.strategy_args.strategy_config.tensor_model_parallel_size": 3})
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0.0), ("cuda", 1.0)])
 def test_ranks_of_a_trainer_are_on_the_nodes_of_their_devices(device: Literal["cpu", "cuda"], gpus: float) -> None:
-    found = rooms(device, **{**APART, "actor_train.device_mapping": [1, 2], "actor_infer.device_mapping": [0, 3]})
+    found = requests(device, **{**APART, "actor_train.device_mapping": [1, 2], "actor_infer.device_mapping": [0, 3]})
     assert found == {
         "trainer/0": ResourceRequest(node=0, cpus=1, gpus=gpus),
         "trainer/1": ResourceRequest(node=1, cpus=1, gpus=gpus),
@@ -77,7 +77,7 @@ def test_ranks_of_a_trainer_are_on_the_nodes_of_their_devices(device: Literal["c
 
 
 def test_on_gpus_ranks_share_with_engines_where_nothing_else_is_said() -> None:
-    shared = rooms("cuda", num_gpus_per_node=2)
+    shared = requests("cuda", num_gpus_per_node=2)
     assert shared == {
         name: ResourceRequest(node=0, cpus=1, gpus=0.5) for name in ("trainer/0", "trainer/1", "engine/0", "engine/1")
     }
@@ -85,8 +85,8 @@ def test_on_gpus_ranks_share_with_engines_where_nothing_else_is_said() -> None:
 
 def test_sizes_make_ranks_of_slots_that_nobody_mapped() -> None:
     sizes = {"actor_train.strategy_args.strategy_config.context_parallel_size": 2}
-    found = rooms("cpu", **sizes, num_gpus_per_node=4)
-    assert {name: room for name, room in found.items() if name.startswith("trainer")} == {
+    found = requests("cpu", **sizes, num_gpus_per_node=4)
+    assert {name: request for name, request in found.items() if name.startswith("trainer")} == {
         "trainer/0": ResourceRequest(node=0, cpus=2),
         "trainer/1": ResourceRequest(node=0, cpus=2),
     }

@@ -1,4 +1,4 @@
-"""Parts of a run come up together; one that is killed on the way gets another try, one that refuses does not."""
+"""Components start together; one that is killed while it starts is started again, one that refuses is not."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headway.errors import ConfigError, EngineCrashed, HeadwayError
 from headway.launch.components import TrainingComponents
 
 
-class Part:
-    """As much of a part as is needed to start it: `failures` are raised by one start after the other."""
+class FakeBackend:
+    """As much of a back end as is needed to start it: `failures` are raised by one start after the other."""
 
     def __init__(self, *failures: HeadwayError) -> None:
         self._failures = list(failures)
@@ -33,7 +33,7 @@ def components(*parts: Any) -> TrainingComponents:
 
 
 def test_a_part_that_is_killed_while_it_starts_gets_another_try() -> None:
-    trainer, engine = Part(), Part(EngineCrashed("engine/0 was killed by SIGKILL"))
+    trainer, engine = FakeBackend(), FakeBackend(EngineCrashed("engine/0 was killed by SIGKILL"))
     asyncio.run(components(trainer, engine).start())
     assert (trainer.starts, engine.starts) == (1, 2)
 
@@ -46,7 +46,7 @@ def test_a_part_that_is_killed_while_it_starts_gets_another_try() -> None:
     ],
 )
 def test_what_keeps_a_part_from_coming_up_is_raised(failures: list[HeadwayError], starts: int) -> None:
-    engine, last = Part(*failures), failures[-1]
+    engine, last = FakeBackend(*failures), failures[-1]
     with pytest.raises(type(last), match=str(last).split(":")[0]):
-        asyncio.run(components(Part(), engine).start())
+        asyncio.run(components(FakeBackend(), engine).start())
     assert engine.starts == starts

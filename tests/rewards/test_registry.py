@@ -14,12 +14,14 @@ from headway.config import RewardConfig
 from headway.errors import ConfigError, RewardError
 from headway.registry import REWARDS
 from headway.rewards.function_reward import FunctionReward
-from headway.rewards.reward_composition import RewardTerm, RoutedReward, WeightedSum
+from headway.rewards.reward_composition import RewardTerm, RoutedReward
 from headway.rewards.reward_registry import BUILT_IN_REWARDS, make_reward, make_rewards
 from headway.types import Episode, Score
 from tests.rewards.factory import episode, judged, scored
 
 USER = "tests.rewards.user_rewards"
+ALL = frozenset({"default"})
+"""The domain of every episode here."""
 
 
 class Fixed:
@@ -165,15 +167,15 @@ def test_registered_functions_and_classes_are_rewards_by_name() -> None:
 
 
 def parts(**rewards: Fixed) -> list[RewardTerm]:
-    return [RewardTerm(name=name, reward=reward) for name, reward in rewards.items()]
+    return [RewardTerm(name=name, reward=reward, domains=ALL) for name, reward in rewards.items()]
 
 
 def test_weights_add_up_and_parts_are_kept() -> None:
     rewards = [
-        RewardTerm(name="right", reward=make_reward("numeric"), weight=0.8),
-        RewardTerm(name="form", reward=make_reward(f"{USER}:slowly"), weight=0.2),
+        RewardTerm(name="right", reward=make_reward("numeric"), weight=0.8, domains=ALL),
+        RewardTerm(name="form", reward=make_reward(f"{USER}:slowly"), weight=0.2, domains=ALL),
     ]
-    score = scored(WeightedSum(rewards), "42", answer=42)
+    score = scored(RoutedReward(rewards), "42", answer=42)
     assert score.value == pytest.approx(1.0)
     assert score.parts == {"right": 0.8, "form": 0.2, "form/words": 1.0}
 
@@ -182,20 +184,20 @@ def test_weights_add_up_and_parts_are_kept() -> None:
 def test_one_part_without_a_verdict_leaves_the_sample_without(error: Exception) -> None:
     slow = Fixed(1.0, seconds=30)
     with pytest.raises(RewardError, match=r"rewards\.judge: .*down"):
-        scored(WeightedSum(parts(form=slow, judge=Fixed(error, seconds=0.01))), "x")
+        scored(RoutedReward(parts(form=slow, judge=Fixed(error, seconds=0.01))), "x")
     assert slow.cancelled, "nobody waits for the rest"
 
 
 def test_parts_are_judged_at_the_same_time() -> None:
     started = time.perf_counter()
-    scored(WeightedSum(parts(a=Fixed(1, 0.4), b=Fixed(1, 0.4), c=Fixed(1, 0.4))), "x")
+    scored(RoutedReward(parts(a=Fixed(1, 0.4), b=Fixed(1, 0.4), c=Fixed(1, 0.4))), "x")
     assert time.perf_counter() - started < 1.0
 
 
 def test_cancelling_a_sum_cancels_its_parts() -> None:
     async def scene() -> None:
         slow = Fixed(1.0, seconds=30)
-        running = asyncio.create_task(WeightedSum(parts(a=slow, b=Fixed(1))).score(episode("x")))
+        running = asyncio.create_task(RoutedReward(parts(a=slow, b=Fixed(1))).score(episode("x")))
         await asyncio.sleep(0.01)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -215,11 +217,11 @@ def value(reward: Any, domain: str, **data: Any) -> Score:
 
 def test_domains_and_tags_find_their_rewards() -> None:
     rewards = RoutedReward(
-        {
-            "math": RewardTerm(name="math", reward=Fixed(1), domains=frozenset({"gsm8k", "aime"})),
-            "code": RewardTerm(name="code", reward=Fixed(2)),
-            "form": RewardTerm(name="form", reward=Fixed(10), weight=0.5, domains=frozenset({"gsm8k", "code"})),
-        }
+        [
+            RewardTerm(name="math", reward=Fixed(1), domains=frozenset({"gsm8k", "aime"})),
+            RewardTerm(name="code", reward=Fixed(2)),
+            RewardTerm(name="form", reward=Fixed(10), weight=0.5, domains=frozenset({"gsm8k", "code"})),
+        ]
     )
     assert value(rewards, "gsm8k") == Score(value=6, parts={"math": 1, "form": 5})
     assert value(rewards, "aime").parts == {"math": 1}
@@ -230,7 +232,7 @@ def test_domains_and_tags_find_their_rewards() -> None:
 
 
 def test_the_default_reward_takes_what_no_other_claims() -> None:
-    rewards = RoutedReward({name: RewardTerm(name=name, reward=Fixed(n)) for n, name in enumerate(("default", "math"))})
+    rewards = RoutedReward(RewardTerm(name=name, reward=Fixed(n)) for n, name in enumerate(("default", "math")))
     assert value(rewards, "math").parts == {"math": 1}
     assert value(rewards, "poetry").parts == {"default": 0}
 

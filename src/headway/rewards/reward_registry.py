@@ -64,13 +64,14 @@ def make_rewards(rewards: Mapping[str, RewardConfig], *, answer: str | None = No
     """Return the reward of a whole run. Without any configured reward, the environment's own rewards count."""
     if not rewards:
         return EpisodeReturn()
-    terms = {}
+    terms = []
     for name, config in rewards.items():
         try:
             reward = make_reward(config.reward_fn or name, config.reward_args, answer=answer)
         except ConfigError as error:
             raise ConfigError(f"rewards.{name}{'.' if error.key else ': '}{error}") from error
-        terms[name] = RewardTerm(name=name, reward=reward, weight=config.weight, domains=frozenset(config.tag_included))
+        domains = frozenset(config.tag_included)
+        terms.append(RewardTerm(name=name, reward=reward, weight=config.weight, domains=domains))
     return RoutedReward(terms)
 
 

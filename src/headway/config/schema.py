@@ -103,7 +103,7 @@ class Config:
     pipeline_depth: Steps | None = None
     """Steps' worth of groups started ahead, at most α. null: α."""
     staleness_policy: StalenessPolicyName = "drop"
-    """`drop`: a sample that would break the bound is dropped and generated again. `wait`: training waits for stragglers.
+    """`drop`: a sample that would break the bound is dropped and made again. `wait`: training waits for stragglers.
     `window`: training waits for those among the next `staleness_window` groups. Plugins may register others."""
     staleness_window: Count | None = None
     """Groups that the `window` policy may choose a batch from. null: groups of one step."""
@@ -141,7 +141,7 @@ class Config:
 
     # Weights.
     inflight_update: Literal["keep", "recompute"] = "keep"
-    """What happens to the KV cache of requests in flight when new weights arrive. The native engine keeps it and refuses
+    """What happens to the KV cache of requests in flight at a weight update. The native engine keeps it and refuses
     `recompute`; vllm and sglang always recompute it."""
     enable_dual_buffer: bool = True
     """Load new weights into a spare buffer while generation goes on; false pauses, loads, resumes."""

@@ -11,6 +11,7 @@ from headway.config.field_types import iterate_options
 from headway.config.resolved_config import get_at_key
 from headway.config.schema import Config
 from headway.config.translation import EARLIER_NAMES, FOREIGN_KEYS, KEY_RULES, is_foreign_key
+from headway.registry import ADVANTAGE_ESTIMATORS, ENGINES, POLICY_LOSSES, STALENESS_POLICIES, Registry
 
 from .factory import only_problem
 
@@ -229,11 +230,24 @@ def test_beams_are_refused_unless_there_is_one() -> None:
     assert "num_beams = 4" in only_problem(None, ["actor_infer.generating_args.num_beams=4"])
 
 
-def test_a_back_end_that_is_available_is_used() -> None:
-    resolved = load_config(
-        None, ["actor_infer.strategy_args.strategy_name=vllm"], available={"vllm", "native", "fsdp2_train"}
-    )
-    assert resolved.derived.strategies["actor_infer"] == "vllm"
+def test_an_engine_that_a_plugin_registers_is_used() -> None:
+    ENGINES.register("mine", object())
+    try:
+        resolved = load_config(None, ["actor_infer.strategy_args.strategy_name=mine"])
+    finally:
+        ENGINES.unregister("mine")
+    assert resolved.derived.strategies["actor_infer"] == "mine"
+    assert "one of native" in only_problem(None, ["actor_infer.strategy_args.strategy_name=mine"])
+
+
+@pytest.mark.parametrize(
+    ("key", "registry"),
+    [("pg_variant", POLICY_LOSSES), ("adv_estimator", ADVANTAGE_ESTIMATORS), ("staleness_policy", STALENESS_POLICIES)],
+)
+def test_choices_are_the_names_of_a_registry(key: str, registry: Registry[Any]) -> None:
+    assert f"expected one of {', '.join(registry.names())}" in only_problem(None, {key: "mine"})
+    close = registry.built_in[0][:-1] + "x"
+    assert f"did you mean {registry.built_in[0]}?" in only_problem(None, {key: close})
 
 
 def test_the_normalisation_of_agentic_files_is_kept() -> None:

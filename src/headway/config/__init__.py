@@ -11,7 +11,6 @@ of the user's that is imported.
 
 from headway.config.config_blocks import (
     CustomEnvConfig,
-    DenoisingConfig,
     EnvManagerConfig,
     ImportanceWeightConfig,
     RatioFilterConfig,
@@ -22,19 +21,12 @@ from headway.config.config_blocks import (
 from headway.config.config_loading import load_config
 from headway.config.resolved_config import DerivedConfig, ResolvedConfig
 from headway.config.roles import (
-    CriticRoleConfig,
     DataArgs,
     GeneratingArgs,
-    ModelArgs,
     OptimizerArgs,
     RewardConfig,
-    RolloutRoleConfig,
-    ScoringRoleConfig,
     TrainedModelArgs,
-    TrainingArgs,
     TrainingDataArgs,
-    TrainingRoleConfig,
-    ValidationConfig,
 )
 from headway.config.schema import Config
 from headway.config.simulation_config import SimulationConfig
@@ -44,29 +36,21 @@ __all__ = [
     "Config",
     "ConfigError",
     "ConfigErrors",
-    "CriticRoleConfig",
     "CustomEnvConfig",
     "DataArgs",
-    "DenoisingConfig",
     "DerivedConfig",
     "EnvManagerConfig",
     "GeneratingArgs",
     "ImportanceWeightConfig",
-    "ModelArgs",
     "OptimizerArgs",
     "RatioFilterConfig",
     "ReliabilityConfig",
     "ResolvedConfig",
     "RewardConfig",
-    "RolloutRoleConfig",
-    "ScoringRoleConfig",
     "SimulationConfig",
     "StageConfig",
     "TrainInferCorrectionConfig",
     "TrainedModelArgs",
-    "TrainingArgs",
     "TrainingDataArgs",
-    "TrainingRoleConfig",
-    "ValidationConfig",
     "load_config",
 ]

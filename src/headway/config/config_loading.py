@@ -29,21 +29,15 @@ from headway.config.document import (
 from headway.config.field_types import get_fields
 from headway.config.resolved_config import ConfigDraft, ResolvedConfig, get_at_key, list_leaves
 from headway.config.schema import Config
-from headway.config.strategies import BUILT_IN_STRATEGIES
 from headway.config.translation import is_foreign_key, set_foreign_keys_aside, suggest_dialect_key, translate
 from headway.errors import ConfigError, ConfigErrors
 from headway.plugins import find_plugin, load_plugins
 
 
-def load_config(
-    source: Source = None,
-    overrides: Iterable[str] | Mapping[str, Any] = (),
-    *,
-    available: Collection[str] = BUILT_IN_STRATEGIES,
-) -> ResolvedConfig:
+def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, Any] = ()) -> ResolvedConfig:
     """Load `source` (a YAML file by name or open, or a mapping) with `overrides` on top.
 
-    `available` names the back ends this build can serve. Raises `ConfigErrors` with every problem found.
+    Raise `ConfigErrors` with every problem found.
     """
     problems: list[ConfigError] = []
     notes: list[str] = []
@@ -56,7 +50,7 @@ def load_config(
     if problems:
         raise ConfigErrors(problems)
     draft = ConfigDraft(config, provenance, notes)
-    derived = derive_config(draft, translation.mini_batch_groups, available)
+    derived = derive_config(draft, translation.mini_batch_groups)
     check_config(draft, derived)
     if draft.problems:
         raise ConfigErrors(draft.problems)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
 from typing import Literal, cast
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS
@@ -28,11 +27,10 @@ _ANSWERS = "actor_infer.generating_args.num_return_sequences"
 NormScope = Literal["group", "batch", "none"]
 
 
-def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None, available: Collection[str]) -> DerivedConfig:
+def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None) -> DerivedConfig:
     """Return all derived values. Afterwards `draft` has the tree with nulls filled in, and the problems found.
 
-    `mini_batch` is the size of an optimizer step in prompts where verl's key gives it, and `available` names the back
-    ends that can be used.
+    `mini_batch` is the size of an optimizer step in prompts, where verl's key gives it.
     """
     derive_denoising(draft)
     _derive_lengths(draft)
@@ -48,7 +46,7 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None, available:
     _derive_filter(draft, groups.size)
     _derive_sampling(draft, groups.size)
     _derive_names(draft)
-    strategies = _choose_strategies(draft, available)
+    strategies = _choose_strategies(draft)
     config, correction = draft.config, draft.config.train_infer_correction
     depth = config.pipeline_depth or 0.0
     return DerivedConfig(
@@ -246,7 +244,7 @@ def _derive_names(draft: ConfigDraft) -> None:
             draft.derive(f"{role}.model_args.model_name_or_path", name, source)
 
 
-def _choose_strategies(draft: ConfigDraft, available: Collection[str]) -> dict[str, str]:
+def _choose_strategies(draft: ConfigDraft) -> dict[str, str]:
     """Return the back end of each role. A substitute becomes a note, an unknown name a problem."""
     chosen = {}
     for role, default in DEFAULT_STRATEGIES.items():
@@ -261,7 +259,7 @@ def _choose_strategies(draft: ConfigDraft, available: Collection[str]) -> dict[s
                 chosen[role] = name
                 continue
         try:
-            chosen[role], note = choose_strategy(role, name, available)
+            chosen[role], note = choose_strategy(role, name)
         except ConfigError as problem:
             draft.problems.append(problem)
             continue

@@ -7,7 +7,7 @@ starts them (`launch`), or that vLLM runs in the processes of the engines (`in_p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 from urllib.parse import urlsplit
@@ -16,8 +16,6 @@ from headway.config.roles import EngineStrategyConfig
 from headway.errors import ConfigError
 from headway.registry import ENGINES
 
-BUILT_IN_STRATEGIES = frozenset({"fsdp2_train", "native"})
-"""Back ends that come with Headway."""
 SERVER_STRATEGIES = ("vllm", "sglang")
 """Engines of other projects."""
 DEFAULT_STRATEGIES = MappingProxyType({"actor_train": "fsdp2_train", "actor_infer": "native"})
@@ -26,7 +24,7 @@ DEFAULT_STRATEGIES = MappingProxyType({"actor_train": "fsdp2_train", "actor_infe
 _TRAINERS = ("fsdp2_train", "megatron_train", "deepspeed_train")
 
 
-def choose_strategy(role: str, name: str, available: Collection[str] = BUILT_IN_STRATEGIES) -> tuple[str, str | None]:
+def choose_strategy(role: str, name: str) -> tuple[str, str | None]:
     """Return the back end that is used when `name` is asked for, and a note if that is another one."""
     known = ENGINES.names() if role == "actor_infer" else _TRAINERS
     key = f"{role}.strategy_args.strategy_name"
@@ -34,12 +32,10 @@ def choose_strategy(role: str, name: str, available: Collection[str] = BUILT_IN_
         close = get_close_matches(name, known, 1)
         hint = (f"did you mean {close[0]}? " if close else "") + "one of " + ", ".join(known)
         raise ConfigError("unknown strategy", key=key, value=name, hint=hint)
-    is_plugin = role == "actor_infer" and name not in ENGINES.built_in
-    if name in available or is_plugin:
-        return name, None
     substitute = DEFAULT_STRATEGIES[role]
-    if substitute not in available:
-        raise ConfigError("this build cannot serve it", key=key, value=name, hint="one of " + ", ".join(available))
+    is_plugin = role == "actor_infer" and name not in ENGINES.built_in
+    if name == substitute or is_plugin:
+        return name, None
     ways = "url, launch or in_process" if name == "vllm" else "url or launch"
     how = f"used as a server where strategy_config has {ways}" if name in SERVER_STRATEGIES else "not in this build"
     return substitute, f"{key}: {name} is {how}, {substitute} is used instead"

@@ -51,6 +51,11 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp1
 KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k3+": "k3"}
 
 
+def keep_names(theirs: str, ours: str, names: str) -> dict[str, str]:
+    """Return rows for keys whose last part is the same: `theirs` and `ours` are what stands before it."""
+    return {theirs + name: ours + name for name in names.split()}
+
+
 def rename_value(names: Mapping[str, Any], *, strict: bool = True) -> Rewrite:
     """Return a rewrite from other names of a choice to ours. Unless `strict`, unlisted names pass unchanged."""
 

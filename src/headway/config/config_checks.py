@@ -239,21 +239,21 @@ def _check_cluster(draft: ConfigDraft, derived: DerivedConfig) -> None:
 
 
 def _check_transfer(draft: ConfigDraft, derived: DerivedConfig) -> None:
-    wanted = draft.config.weight_transfer
+    transfer = draft.config.weight_transfer
     for name, transport in _TRANSPORT_OPTIONS.items():
-        if get_at_key(wanted, name) is not None and wanted.transport != transport:
-            draft.refuse(f"{_TRANSFER}.{name}", f"is read only by transport: {transport}, it is {wanted.transport}")
-    if draft.config.processes is False and wanted.transport != "auto":
+        if get_at_key(transfer, name) is not None and transfer.transport != transport:
+            draft.refuse(f"{_TRANSFER}.{name}", f"is read only by transport: {transport}, it is {transfer.transport}")
+    if draft.config.processes is False and transfer.transport != "auto":
         problem = "processes is false, and inside one process weights are handed over"
         draft.refuse(f"{_TRANSFER}.transport", problem, "auto; or processes: true")
-    if wanted.delta and (draft.config.processes is False or wanted.transport == "cuda_ipc"):
+    if transfer.delta and (draft.config.processes is False or transfer.transport == "cuda_ipc"):
         why = "processes is false" if draft.config.processes is False else "transport is cuda_ipc"
         draft.refuse(f"{_TRANSFER}.delta", f"{why}: nothing travels that could be left out", "false")
     if derived.strategies.get("actor_infer") in SERVER_STRATEGIES:
-        if wanted.transport not in _SERVER_TRANSPORTS:
+        if transfer.transport not in _SERVER_TRANSPORTS:
             problem = "servers are given directories to load"
             draft.refuse(f"{_TRANSFER}.transport", problem, f"one of {', '.join(_SERVER_TRANSPORTS)}")
-        if wanted.delta:
+        if transfer.delta:
             draft.refuse(f"{_TRANSFER}.delta", "servers load whole directories", "false")
 
 

@@ -32,7 +32,7 @@ _RANGE_TEXT = re.compile(r"(?:list\s*\(\s*)?range\s*\(\s*([0-9,\s]*)\)\s*\)?")
 def build_tree(block: type[T], entries: ConfigEntries, problems: list[ConfigError]) -> tuple[T, dict[str, str]]:
     """Return the tree, and where each given leaf came from."""
     builder = _Builder(problems)
-    tree: T = builder.block(block, nest_entries(entries), ())
+    tree: T = builder.build_block(block, nest_entries(entries), ())
     return tree, builder.provenance
 
 
@@ -66,15 +66,15 @@ class _Builder:
         self._problems = problems
         self.provenance: dict[str, str] = {}
 
-    def block(self, block: type, section: Mapping[str, TreeNode], path: KeyPath) -> Any:
+    def build_block(self, block: type, section: Mapping[str, TreeNode], path: KeyPath) -> Any:
         """Make a dataclass from its section."""
         known = get_fields(block)
         values: dict[str, Any] = {}
         for name, node in section.items():
             if name not in known:
-                self._unknown(block, (*path, name), node)
+                self._report_unknown_key(block, (*path, name), node)
                 continue
-            value = self._value(known[name].shape, node, (*path, name))
+            value = self._build_value(known[name].shape, node, (*path, name))
             if value is not _BAD:
                 values[name] = value
         for name, option in known.items():
@@ -86,32 +86,32 @@ class _Builder:
                 values[name] = None
         return block(**values)
 
-    def _value(self, shape: FieldShape, node: TreeNode, path: KeyPath) -> Any:
+    def _build_value(self, shape: FieldShape, node: TreeNode, path: KeyPath) -> Any:
         if isinstance(node, ConfigEntry) and node.value is None and (shape.optional or not shape.is_leaf):
             if shape.is_leaf:
                 self.provenance[join_key(path)] = node.origin
                 return None
             return None if shape.optional else _BAD
         if (block := shape.block) is not None:
-            return self._section(shape, node, path, lambda section: self.block(block, section, path))
+            return self._build_section(shape, node, path, lambda section: self.build_block(block, section, path))
         if shape.kind == "map":
-            return self._section(shape, node, path, lambda section: self._mapping(shape, section, path))
+            return self._build_section(shape, node, path, lambda section: self._build_mapping(shape, section, path))
         if isinstance(node, dict):
-            return self._wrong("is a mapping", shape, node, path)
-        value = self._leaf(shape, node.value, node, path)
+            return self._report_wrong_value("is a mapping", shape, node, path)
+        value = self._build_leaf(shape, node.value, node, path)
         self.provenance[join_key(path)] = node.origin
         return value
 
-    def _section(
+    def _build_section(
         self, shape: FieldShape, node: TreeNode, path: KeyPath, make: Callable[[Mapping[str, TreeNode]], Any]
     ) -> Any:
         if isinstance(node, ConfigEntry):
             if not isinstance(node.value, Mapping):
-                return self._wrong("is not a mapping", shape, node, path)
-            node = {str(key): _as_node(value, node.origin) for key, value in node.value.items()}
+                return self._report_wrong_value("is not a mapping", shape, node, path)
+            node = {str(key): _make_node(value, node.origin) for key, value in node.value.items()}
         return make(node)
 
-    def _mapping(self, shape: FieldShape, section: Mapping[str, TreeNode], path: KeyPath) -> Any:
+    def _build_mapping(self, shape: FieldShape, section: Mapping[str, TreeNode], path: KeyPath) -> Any:
         item = shape.item
         assert item is not None
         if item.kind == "any":
@@ -120,41 +120,45 @@ class _Builder:
         values = {}
         for key, node in section.items():
             empty = isinstance(node, ConfigEntry) and node.value is None and item.block is not None
-            values[key] = self._value(item, {} if empty else node, (*path, key))
+            values[key] = self._build_value(item, {} if empty else node, (*path, key))
         if item.block is None:
             self.provenance[join_key(path)] = get_origin(dict(section))
         return {key: value for key, value in values.items() if value is not _BAD}
 
-    def _leaf(self, shape: FieldShape, value: Any, node: TreeNode, path: KeyPath) -> Any:
+    def _build_leaf(self, shape: FieldShape, value: Any, node: TreeNode, path: KeyPath) -> Any:
         if shape.kind == "list":
-            return self._list(shape, value, node, path)
+            return self._build_list(shape, value, node, path)
         if shape.block is not None:
-            return self._value(shape, _as_node(value, get_origin(node)), path)
-        made = _scalar(shape, value)
-        if made is _BAD:
-            return self._wrong(f"is not {_NOUNS[shape.kind]}", shape, node, path, value)
-        if shape.range is not None and not shape.range.holds(made):
-            return self._wrong("is out of range", shape, node, path, value)
-        return made
+            return self._build_value(shape, _make_node(value, get_origin(node)), path)
+        converted = _convert_scalar(shape, value)
+        if converted is _BAD:
+            return self._report_wrong_value(f"is not {_NOUNS[shape.kind]}", shape, node, path, value)
+        if shape.range is not None and not shape.range.holds(converted):
+            return self._report_wrong_value("is out of range", shape, node, path, value)
+        return converted
 
-    def _list(self, shape: FieldShape, value: Any, node: TreeNode, path: KeyPath) -> Any:
+    def _build_list(self, shape: FieldShape, value: Any, node: TreeNode, path: KeyPath) -> Any:
         if shape.devices and isinstance(value, str):
             numbers = parse_devices(value)
-            return self._wrong("is not a list", shape, node, path) if numbers is None else numbers
+            return self._report_wrong_value("is not a list", shape, node, path) if numbers is None else numbers
         item = shape.item
         assert item is not None
         if item.kind in ("text", "choice") and isinstance(value, str):
             value = [value]
         if not isinstance(value, list | tuple):
-            return self._wrong("is not a list", shape, node, path)
-        made = [self._leaf(item, part, node, (*path[:-1], f"{path[-1]}[{i}]")) for i, part in enumerate(value)]
-        if _BAD in made:
+            return self._report_wrong_value("is not a list", shape, node, path)
+        converted = [
+            self._build_leaf(item, part, node, (*path[:-1], f"{path[-1]}[{i}]")) for i, part in enumerate(value)
+        ]
+        if _BAD in converted:
             return _BAD
-        if shape.devices and len(set(made)) != len(made):
-            return self._wrong("names a device twice", shape, node, path)
-        return tuple(made)
+        if shape.devices and len(set(converted)) != len(converted):
+            return self._report_wrong_value("names a device twice", shape, node, path)
+        return tuple(converted)
 
-    def _wrong(self, what: str, shape: FieldShape, node: TreeNode, path: KeyPath, value: Any = _BAD) -> Any:
+    def _report_wrong_value(
+        self, what: str, shape: FieldShape, node: TreeNode, path: KeyPath, value: Any = _BAD
+    ) -> Any:
         given = node_to_value(node) if value is _BAD else value
         hint = "expected " + shape.describe()
         if shape.kind == "choice" and (close := get_close_matches(str(given), shape.choices, 1)):
@@ -162,7 +166,7 @@ class _Builder:
         self._problems.append(ConfigError(f"{what} [{get_origin(node)}]", key=join_key(path), value=given, hint=hint))
         return _BAD
 
-    def _unknown(self, block: type, path: KeyPath, node: TreeNode) -> None:
+    def _report_unknown_key(self, block: type, path: KeyPath, node: TreeNode) -> None:
         hint = suggest_key(path, block, node)
         self._problems.append(
             ConfigError(f"unknown key [{get_origin(node)}]", key=join_key(path), value=node_to_value(node), hint=hint)
@@ -172,9 +176,9 @@ class _Builder:
 _NOUNS = {"bool": "true or false", "int": "an integer", "float": "a number", "text": "text", "choice": "a known name"}
 
 
-def _as_node(value: Any, origin: str) -> TreeNode:
+def _make_node(value: Any, origin: str) -> TreeNode:
     if isinstance(value, Mapping) and value:
-        return {str(key): _as_node(child, origin) for key, child in value.items()}
+        return {str(key): _make_node(child, origin) for key, child in value.items()}
     return ConfigEntry(value, origin)
 
 
@@ -208,7 +212,7 @@ def _find_key_with_same_ending(path: KeyPath) -> str | None:
     )
 
 
-def _scalar(shape: FieldShape, value: Any) -> Any:
+def _convert_scalar(shape: FieldShape, value: Any) -> Any:
     """Return `value` as the shape's Python type, or `_BAD`."""
     if shape.kind == "any":
         return value
@@ -220,13 +224,13 @@ def _scalar(shape: FieldShape, value: Any) -> Any:
         return value if value in shape.choices else _BAD
     if shape.kind == "text":
         return str(value) if isinstance(value, str | int | float) else _BAD
-    return _number(shape.kind == "int", value)
+    return _convert_number(shape.kind == "int", value)
 
 
 _TEXT_BOOLS = {"true": True, "True": True, "false": False, "False": False}
 
 
-def _number(whole: bool, value: Any) -> Any:
+def _convert_number(whole: bool, value: Any) -> Any:
     if not isinstance(value, int | float | str):
         return _BAD
     try:

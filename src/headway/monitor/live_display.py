@@ -18,7 +18,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -79,9 +78,7 @@ class LiveDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._live:
             self._live.stop()
 

@@ -17,7 +17,7 @@ _MOST_POINTS = 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportChart:
+class Chart:
     """One chart. Its first curve is the one that is compared between runs."""
 
     title: str
@@ -31,46 +31,40 @@ class ReportChart:
 
 
 CHARTS = (
-    ReportChart(title="Reward", curves=(("reward/train", "training"),), kind="reward", from_zero=False),
-    ReportChart(
-        title="Episodes that succeed", curves=(("episode/success", "share"),), note="of all that ended in a step"
-    ),
-    ReportChart(title="Malformed actions", curves=(("episode/invalid", "share of the turns"),)),
-    ReportChart(title="Turns of an episode", curves=(("episode/turns", "mean"),)),
-    ReportChart(
+    Chart(title="Reward", curves=(("reward/train", "training"),), kind="reward", from_zero=False),
+    Chart(title="Episodes that succeed", curves=(("episode/success", "share"),), note="of all that ended in a step"),
+    Chart(title="Malformed actions", curves=(("episode/invalid", "share of the turns"),)),
+    Chart(title="Turns of an episode", curves=(("episode/turns", "mean"),)),
+    Chart(
         title="Lag of trained samples",
         curves=(("lag/mean", "mean"), ("lag/max", "max")),
         note="in versions; dashed: what α allows",
         kind="lag",
     ),
-    ReportChart(
+    Chart(
         title="Tokens per second",
         curves=(("throughput/tokens_per_s", "trained"), ("throughput/generated_tokens_per_s", "generated")),
     ),
-    ReportChart(
+    Chart(
         title="Seconds per step",
         curves=(("time/step_s", "whole step"), ("time/train_s", "training")),
         note="the gap is what the trainer waited",
     ),
-    ReportChart(title="Response length", curves=(("response/length", "tokens"),), note="mean of trained samples"),
-    ReportChart(title="Answers cut off", curves=(("response/truncated", "share"),), note="requests that hit the limit"),
-    ReportChart(title="Entropy", curves=(("train/entropy", "entropy"),)),
-    ReportChart(title="Gradient norm", curves=(("train/grad_norm", "before clipping"),)),
-    ReportChart(
+    Chart(title="Response length", curves=(("response/length", "tokens"),), note="mean of trained samples"),
+    Chart(title="Answers cut off", curves=(("response/truncated", "share"),), note="requests that hit the limit"),
+    Chart(title="Entropy", curves=(("train/entropy", "entropy"),)),
+    Chart(title="Gradient norm", curves=(("train/grad_norm", "before clipping"),)),
+    Chart(
         title="Distance to the policy that acted",
         curves=(("train/behaviour_kl", "KL"), ("train/mismatch_kl", "trainer / engine")),
     ),
-    ReportChart(title="KL loss", curves=(("train/kl_loss", "KL to the reference"),)),
-    ReportChart(
-        title="Clipped actions", curves=(("train/clip_fraction", "clipped"), ("train/dropped_fraction", "dropped"))
-    ),
-    ReportChart(title="Effective sample size", curves=(("train/ess", "share of the batch"),)),
-    ReportChart(title="Loss", curves=(("train/loss", "loss"), ("train/value_loss", "value loss")), from_zero=False),
-    ReportChart(title="Learning rate", curves=(("train/learning_rate", "learning rate"),)),
-    ReportChart(
-        title="Groups with spread", curves=(("groups/with_spread", "share"),), note="rewards that differ teach"
-    ),
-    ReportChart(title="Samples dropped", curves=(("drops/", ""),), note="in each step, by reason", kind="bars"),
+    Chart(title="KL loss", curves=(("train/kl_loss", "KL to the reference"),)),
+    Chart(title="Clipped actions", curves=(("train/clip_fraction", "clipped"), ("train/dropped_fraction", "dropped"))),
+    Chart(title="Effective sample size", curves=(("train/ess", "share of the batch"),)),
+    Chart(title="Loss", curves=(("train/loss", "loss"), ("train/value_loss", "value loss")), from_zero=False),
+    Chart(title="Learning rate", curves=(("train/learning_rate", "learning rate"),)),
+    Chart(title="Groups with spread", curves=(("groups/with_spread", "share"),), note="rewards that differ teach"),
+    Chart(title="Samples dropped", curves=(("drops/", ""),), note="in each step, by reason", kind="bars"),
 )
 _PREFIXES = tuple(name for chart in CHARTS for name, _ in chart.curves)
 

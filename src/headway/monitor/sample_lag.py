@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headway.monitor import events
 from headway.monitor.events import Event
@@ -154,16 +154,6 @@ class VersionTracker:
             del self._engine_counts[version]
 
 
-@dataclass(slots=True)
-class _LagSums:
-    """Lag of all samples so far, added up over samples."""
-
-    samples: int = 0
-    lag: int = 0
-    in_flight: int = 0
-    in_queue: int = 0
-
-
 class LagRecorder:
     """Accumulates lag from trained groups, versions and the ends of samples."""
 
@@ -173,7 +163,7 @@ class LagRecorder:
         self._lags: Counter[int] = Counter()
         self._in_flight: Counter[int] = Counter()
         self._in_queue: Counter[int] = Counter()
-        self._sums, self._sums_at_start = _LagSums(), _LagSums()
+        self._sums_at_start = (0, 0, 0, 0)
         self._behind_s = self._behind_since_s = self._behind_at_start_s = self._behind_at_end_s = 0.0
         self._behind_max = 0
         self._started = self._finished = 0
@@ -200,15 +190,15 @@ class LagRecorder:
         return self._ends["dropped"]
 
     def _train_group(self, time_s: float, event: events.GroupTrain) -> None:
-        samples, lag = event.samples, event.trained - event.oldest
-        self._lags[lag] += samples
-        self._in_flight[event.in_flight] += samples
-        self._in_queue[event.in_queue] += samples
-        sums = self._sums
-        sums.samples += samples
-        sums.lag += samples * lag
-        sums.in_flight += samples * event.in_flight
-        sums.in_queue += samples * event.in_queue
+        self._lags[event.trained - event.oldest] += event.samples
+        self._in_flight[event.in_flight] += event.samples
+        self._in_queue[event.in_queue] += event.samples
+
+    def _sums(self) -> tuple[int, int, int, int]:
+        """Return the number of samples, and their lag, lag in flight and lag in queue, added up over samples."""
+        columns = (self._lags, self._in_flight, self._in_queue)
+        lag, in_flight, in_queue = (sum(lag * samples for lag, samples in column.items()) for column in columns)
+        return self._lags.total(), lag, in_flight, in_queue
 
     def _follow_versions(self, time_s: float, event: Event) -> None:
         self._add_behind_until(time_s)
@@ -219,7 +209,7 @@ class LagRecorder:
         self._follow_versions(time_s, event)
         if self._clock.is_opening:
             self._behind_at_start_s = self._behind_s
-            self._sums_at_start = replace(self._sums)
+            self._sums_at_start = self._sums()
         self._behind_at_end_s = self._behind_s
 
     def _start_request(self, time_s: float, event: events.RequestStart) -> None:
@@ -247,15 +237,15 @@ class LagRecorder:
             first, behind_s = self._sums_at_start, self._behind_at_end_s - self._behind_at_start_s
         else:
             self._add_behind_until(window.end_s)
-            first, behind_s = _LagSums(), self._behind_s
-        samples = max(1, self._sums.samples - first.samples)
+            first, behind_s = (0, 0, 0, 0), self._behind_s
+        samples, lag, in_flight, in_queue = (now - before for now, before in zip(self._sums(), first, strict=True))
         return LagSummary(
             histogram=self._make_histogram(),
-            samples=self._sums.samples,
+            samples=self._lags.total(),
             max=max(self._lags, default=0),
-            mean=(self._sums.lag - first.lag) / samples,
-            mean_in_flight=(self._sums.in_flight - first.in_flight) / samples,
-            mean_in_queue=(self._sums.in_queue - first.in_queue) / samples,
+            mean=lag / max(1, samples),
+            mean_in_flight=in_flight / max(1, samples),
+            mean_in_queue=in_queue / max(1, samples),
             behind_max=self._behind_max,
             behind_mean=behind_s / (window.seconds or 1.0),
         )

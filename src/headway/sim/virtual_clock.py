@@ -194,17 +194,13 @@ def _clean_up(loop: VirtualEventLoop) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        loop.run_until_complete(_gather(tasks))
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
     loop.run_until_complete(loop.shutdown_asyncgens())
     for task in tasks:
         if not task.cancelled() and task.exception() is not None:
             loop.call_exception_handler(
                 {"message": "a task left over failed while it was cancelled", "exception": task.exception()}
             )
-
-
-async def _gather(tasks: list[asyncio.Task[Any]]) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _sort_key(task: asyncio.Task[Any]) -> tuple[int, str]:

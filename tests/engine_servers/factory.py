@@ -13,7 +13,7 @@ from typing import Any
 from headway.engines.base import Engine, Request
 from headway.engines.servers.server_dialect import ServerDialect
 from headway.engines.servers.server_engine import ServerEngine
-from headway.engines.servers.server_process import ExternalServer, ServerHandle
+from headway.engines.servers.server_process import ExternalServer, ReportEnd, ServerHandle
 from headway.engines.servers.settings import ServerSettings
 from headway.engines.servers.sglang_dialect import SglangDialect
 from headway.engines.servers.vllm_dialect import VllmDialect
@@ -118,7 +118,7 @@ class Site:
         dialect: ServerDialect | None = None,
         **options: Any,
     ) -> ServerEngine:
-        options = {"ends": [43], "root": self.root / name, **options}
+        options = {"end_tokens": [43], "root": self.root / name, **options}
         engine = ServerEngine(name, server, dialect or DIALECTS[self.kind](), settings, **options)
         self.engines.append(engine)
         return engine
@@ -139,7 +139,7 @@ class Beginning(ExternalServer):
         self._standin = standin
         self._seen: Any = None
 
-    async def start(self) -> None:
+    async def start(self, on_end: ReportEnd) -> None:
         if self._seen is not self._standin.decoder:
             await self._standin.start()
         self._seen, self.url = self._standin.decoder, self._standin.url

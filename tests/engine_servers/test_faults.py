@@ -180,7 +180,7 @@ def test_an_update_that_is_cancelled_half_way_leaves_nothing_that_is_served(kind
 def test_log_probabilities_are_those_after_the_temperature(kind: str) -> None:
     async def scenario(site: Site) -> None:
         rows = random_rows(factory.SIZE, seed=1)
-        engine = site.engine(ends=[])
+        engine = site.engine(end_tokens=[])
         await factory.serve(engine, 0, rows)
         progress = Progress()
         assert await engine.generate(factory.request(count=20, temperature=0.5), progress) is FinishReason.LENGTH
@@ -256,12 +256,12 @@ def test_a_version_on_the_disk_is_a_checkpoint(tmp_path: Path) -> None:
         (model / name).write_text("{}")
     rows = random_rows(40)
     manifest, buckets = factory.version_of(rows, 7)
-    draft = VersionDirectoryWriter(tmp_path / "served", manifest, beside=model)
+    draft = VersionDirectoryWriter(tmp_path / "served", manifest, model_directory=model)
     for bucket in reversed(buckets):
-        draft.write(bucket.index, memoryview(bucket.payload))
+        draft.load(bucket)
     assert not (tmp_path / "served" / "v7").exists()
-    directory = draft.sealed()
-    draft.close()
+    draft.publish()
+    directory = draft.path
     assert sorted(path.name for path in directory.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
     from safetensors.numpy import load_file
 

@@ -59,10 +59,10 @@ def test_a_server_that_is_killed_is_missed_at_once_and_comes_back_empty(tmp_path
             await factory.serve(engine, 0)
             (first,) = children(server.pid)
             progress = Progress(on_chunk=lambda actions: os.kill(first, signal.SIGKILL) if 20 in actions else None)
-            with pytest.raises(EngineCrashed, match="signal 9"):
+            with pytest.raises(EngineCrashed, match="SIGKILL"):
                 await engine.generate(factory.request(), progress)
             assert list(progress.actions[:17]) == list(range(4, 21))
-            with pytest.raises(EngineCrashed, match="signal 9"):
+            with pytest.raises(EngineCrashed, match="SIGKILL"):
                 await engine.generate(factory.request(), Progress())
             await engine.restart()
             await factory.serve(engine, 1)
@@ -100,7 +100,7 @@ from headway.engines.servers.server_process import LaunchedServer
 async def main():
     stubborn = "trap '' TERM; sleep 1000 & echo $! > CHILD; wait; sleep 1000".replace("CHILD", sys.argv[1])
     server = LaunchedServer("engine/0", lambda port: (["sh", "-c", stubborn], {}), grace_s=0.2)
-    await server.start()
+    await server.start(print)
     print(server.pid, flush=True)
     time.sleep(1000)
 
@@ -141,12 +141,12 @@ def test_shared_memory_of_a_server_that_ends_is_taken_away(tmp_path: Path, how: 
 
     async def scenario() -> None:
         server = LaunchedServer("engine/0", lambda port: ([sys.executable, "-c", SHARING], {}), log=log)
-        await server.start()
+        await server.start(lambda how: None)
         while not log.read_text().endswith("\n"):  # noqa: ASYNC110 — nobody tells
             await asyncio.sleep(0.01)
         if how == "killed":
             os.kill(children(server.pid)[0], signal.SIGKILL)
-            assert "signal 9" in await server.ending(10.0)
+            assert "SIGKILL" in await server.wait_for_end(10.0)
         await server.close()
 
     factory.run(scenario())

@@ -50,7 +50,7 @@ def test_every_token_carries_the_version_that_made_it(kind: str, seed: int) -> N
     async def scenario() -> None:
         site = Site(kind)
         try:
-            engine = site.engine(ends=[])
+            engine = site.engine(end_tokens=[])
             await factory.serve(engine, 0, always(0))
             parts = [Progress() for _ in range(REQUESTS)]
             async with asyncio.TaskGroup() as tasks:

@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from headway.engines.streaming_engine import BackendLost, StreamChunk, StreamRequest
 from headway.engines.vllm.in_process_engine import InProcessEngine
-from headway.engines.vllm.vllm_core import CoreChunk, CoreLostError, CoreRequest, CoreStream
+from headway.engines.vllm.vllm_core import ChunkStream
 from headway.errors import TransferError
 from headway.types import FinishReason
 from headway.weights.base import Manifest
@@ -21,17 +22,17 @@ from headway.weights.shared_memory import PayloadReader, SharedSegment
 class Running:
     """One request: what it has made and nobody has fetched yet."""
 
-    def __init__(self, asked: CoreRequest) -> None:
+    def __init__(self, asked: StreamRequest) -> None:
         self.asked = asked
         self.last, self.made = asked.prompt[-1], 0
-        self.pieces: asyncio.Queue[CoreChunk | CoreLostError] = asyncio.Queue()
+        self.pieces: asyncio.Queue[StreamChunk | BackendLost] = asyncio.Queue()
 
 
 class FakeCore:
     """A `Core`. A token of every request each `step_s`."""
 
     def __init__(self, step_s: float) -> None:
-        self.on_end: Callable[[str], None] = lambda how: None
+        self._on_end: Callable[[str], None] = lambda how: None
         self.says, self.label = -1, ""
         self.wrong_label = ""
         """Told instead of the true one."""
@@ -40,7 +41,10 @@ class FakeCore:
         self._step_s = step_s
         self._task = asyncio.create_task(self._steps(), name="stand-in")
 
-    async def add(self, asked: CoreRequest) -> CoreStream:
+    def report_end_to(self, on_end: Callable[[str], None]) -> None:
+        self._on_end = on_end
+
+    async def add(self, asked: StreamRequest) -> ChunkStream:
         await asyncio.sleep(0)
         running = self.requests[asked.key] = Running(asked)
         return self._read(running)
@@ -48,9 +52,9 @@ class FakeCore:
     async def abort(self, key: str) -> None:
         running = self.requests.pop(key, None)
         if running is not None:
-            running.pieces.put_nowait(CoreChunk(finish=FinishReason.ABORTED))
+            running.pieces.put_nowait(StreamChunk(finish=FinishReason.ABORTED))
 
-    async def stop(self) -> None:
+    async def end_requests(self) -> None:
         self.working = False
         for key in list(self.requests):
             await self.abort(key)
@@ -59,7 +63,7 @@ class FakeCore:
         self.working = False
         await asyncio.sleep(0)
 
-    async def go_on(self) -> None:
+    async def release(self) -> None:
         self.working = True
 
     async def load(self, manifest: Manifest, segment: str, label: str) -> None:
@@ -76,8 +80,8 @@ class FakeCore:
         """By itself."""
         self._task.cancel()
         for running in self.requests.values():
-            running.pieces.put_nowait(CoreLostError("it is gone"))
-        self.on_end("it has ended")
+            running.pieces.put_nowait(BackendLost("it is gone"))
+        self._on_end("it has ended")
 
     async def _steps(self) -> None:
         while True:
@@ -89,19 +93,19 @@ class FakeCore:
         asked = running.asked
         running.last = running.last + 1 if self.says < 0 else self.says
         running.made += 1
-        finish = FinishReason.STOP if running.last in asked.ends else None
-        if running.made == asked.count:
+        finish = FinishReason.STOP if running.last in asked.end_tokens else None
+        if running.made == asked.max_tokens:
             finish = finish or FinishReason.LENGTH
         labels = [self.wrong_label or self.label] if finish else []
-        running.pieces.put_nowait(CoreChunk(tokens=[running.last], logps=[-0.5], finish=finish, labels=labels))
+        running.pieces.put_nowait(StreamChunk(tokens=[running.last], logps=[-0.5], finish=finish, labels=labels))
         if finish:
             del self.requests[asked.key]
 
-    async def _read(self, running: Running) -> CoreStream:
+    async def _read(self, running: Running) -> ChunkStream:
         try:
             while True:
                 piece = await running.pieces.get()
-                if isinstance(piece, CoreLostError):
+                if isinstance(piece, BackendLost):
                     raise piece
                 yield piece
         finally:
@@ -120,9 +124,9 @@ def make_engine(core: FakeCore, **options: Any) -> InProcessEngine:
     chosen: dict[str, Any] = {
         "slots": 4,
         "context_tokens": 128,
-        "room": SharedSegment.create,
+        "make_buffer": SharedSegment.create,
         "check": check,
-        "read": PayloadReader().buffer,
+        "open_payload": PayloadReader().buffer,
         **options,
     }
     return InProcessEngine("engine/0", core, **chosen)
@@ -130,4 +134,4 @@ def make_engine(core: FakeCore, **options: Any) -> InProcessEngine:
 
 async def engine(args: Mapping[str, Any]) -> InProcessEngine:
     """Target of a child process, which ends with its core."""
-    return make_engine(FakeCore(args["step_s"]), ends=args["ends"], on_down=lambda why: os._exit(1))
+    return make_engine(FakeCore(args["step_s"]), end_tokens=args["ends"], on_down=lambda why: os._exit(1))

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from headway.engines.base import Progress
-from headway.engines.vllm.vllm_core import CoreLostError
+from headway.engines.streaming_engine import BackendLost
 from headway.errors import EngineCrashed, EngineError, TransferError
 from headway.types import FinishReason
 from tests.engine_vllm.fake_core import FakeCore, make_engine
@@ -75,7 +75,7 @@ def test_tokens_of_other_weights_than_were_given_take_it_down() -> None:
         engine = make_engine(core, on_down=said.append)
         await serve(engine.receiver, 3)
         core.wrong_label = "default"
-        with pytest.raises(EngineCrashed, match="version 3 were made by weights default"):
+        with pytest.raises(EngineCrashed, match="weights 'default' and not '3'"):
             await engine.generate(factory.request("a", [1], count=5), Progress())
         assert len(said) == 1 and engine.receiver.version == -1
         with pytest.raises(EngineCrashed, match="default"):
@@ -120,7 +120,7 @@ def test_a_flip_that_is_cancelled_or_fails_half_way_leaves_nothing_that_is_serve
         await engine.close()
 
     factory.run(scenario(asyncio.CancelledError(), asyncio.CancelledError))
-    factory.run(scenario(CoreLostError("no such parameter"), EngineCrashed))
+    factory.run(scenario(BackendLost("no such parameter"), EngineCrashed))
 
 
 def test_weights_that_are_not_the_models_are_refused_and_what_it_has_is_served_on() -> None:
@@ -139,7 +139,7 @@ def test_weights_that_are_not_the_models_are_refused_and_what_it_has_is_served_o
 
 def test_what_comes_back_whole_or_too_long_is_not_asked_again() -> None:
     async def scenario() -> None:
-        engine = make_engine(FakeCore(STEP_S), ends=[9])
+        engine = make_engine(FakeCore(STEP_S), end_tokens=[9])
         await serve(engine.receiver, 0)
         done = Progress()
         done.extend([8, 9], [0.0, 0.0], 0)

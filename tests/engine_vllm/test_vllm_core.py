@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 
 from headway.engines.servers.settings import LaunchSettings
-from headway.engines.vllm.vllm_core import (
-    CoreLostError,
-    CoreRequest,
-    make_engine_arguments,
-    make_sampling_arguments,
-    output_to_chunk,
-)
+from headway.engines.streaming_engine import BackendLost, StreamRequest
+from headway.engines.vllm.vllm_core import make_engine_arguments, make_sampling_arguments, output_to_chunk
 from headway.errors import ConfigError
 from headway.types import FinishReason, SamplingParams
 
@@ -37,8 +32,9 @@ def test_options_that_vllm_does_not_know_or_that_a_run_needs_are_refused(option:
 
 def test_a_checkpoint_has_no_say_in_how_tokens_are_drawn() -> None:
     params = SamplingParams(max_new_tokens=9, temperature=0.7, top_p=0.9, top_k=-1, stop=("x",))
-    found = make_sampling_arguments(CoreRequest(key="a", prompt=[1], count=5, params=params, ends=[7]))
-    wanted = {"max_tokens": 5, "temperature": 0.7, "top_p": 0.9, "top_k": 0, "stop": ["x"], "stop_token_ids": [7]}
+    request = StreamRequest(key="a", prompt=[1], max_tokens=5, params=params, end_tokens=[7], label="0")
+    found = make_sampling_arguments(request)
+    wanted = {"max_tokens": 5, "temperature": 0.7, "top_p": 0.9, "top_k": -1, "stop": ["x"], "stop_token_ids": [7]}
     assert found.items() >= {**wanted, "ignore_eos": True, "logprobs": 0, "detokenize": True}.items()
     assert "seed" not in found
 
@@ -61,5 +57,5 @@ def test_tokens_come_with_the_log_probabilities_of_what_was_drawn() -> None:
 
 @pytest.mark.parametrize("changes", [{"logprobs": []}, {"logprobs": None}, {"finish_reason": "error"}])
 def test_what_nobody_can_use_is_no_piece(changes: dict[str, Any]) -> None:
-    with pytest.raises(CoreLostError):
+    with pytest.raises(BackendLost):
         output_to_chunk(output([3], **changes))

@@ -147,15 +147,26 @@ def title(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-async def serve(engine: RemoteEngine, model: Any, version: int) -> None:
-    """Load and flip, through shared memory."""
+def publish(model: Any, version: int) -> WeightStore:
+    """Put a version into shared memory."""
     store = WeightStore(bucket_mb=1.0, wire=None, arena=SharedArena())
     store.publish(version, dict(model.named_parameters()))
+    return store
+
+
+async def load(engine: RemoteEngine, store: WeightStore, version: int) -> None:
+    """Bring a version to the engine, up to its flip."""
+    manifest, buckets = await store.gather(version)
+    await engine.receiver.begin(manifest)
+    async for bucket in buckets:
+        await engine.receiver.load(bucket)
+
+
+async def serve(engine: RemoteEngine, model: Any, version: int) -> None:
+    """Load and flip, through shared memory."""
+    store = publish(model, version)
     try:
-        manifest, buckets = await store.gather(version)
-        await engine.receiver.begin(manifest)
-        async for bucket in buckets:
-            await engine.receiver.load(bucket)
+        await load(engine, store, version)
         await engine.receiver.flip()
     finally:
         store.close()

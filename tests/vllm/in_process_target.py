@@ -25,7 +25,7 @@ async def engine(args: Mapping[str, Any]) -> InProcessEngine:
         core: Any = make_llm(args)
     else:
         before = _made.pop()
-        for request_id in list(before._tickets):
+        for request_id in list(before._requests):
             await before.abort(request_id)
         await before.resume()
         core = before._core

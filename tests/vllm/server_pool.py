@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from headway.config import load_config
 from headway.engines.base import Progress, Request
 from headway.engines.servers.server_engine import ServerEngine
-from headway.engines.servers.server_process import LaunchedServer
+from headway.engines.servers.server_process import LaunchedServer, ReportEnd
 from headway.engines.servers.settings import ServerSettings
 from headway.engines.servers.vllm_dialect import VllmDialect
 from headway.launch.inference_servers import ServerOptions, make_server_command
@@ -35,18 +35,11 @@ BASE = "actor_infer.strategy_args"
 
 
 class SharedServer:
-    """A `Server` that engines share, one after the other: none of them ends it."""
+    """A `ServerHandle` that engines share, one after the other: none of them ends it."""
 
     def __init__(self, owned: LaunchedServer) -> None:
         self.owned = owned
-
-    @property
-    def on_end(self) -> Callable[[str], None]:
-        return self.owned.on_end
-
-    @on_end.setter
-    def on_end(self, told: Callable[[str], None]) -> None:
-        self.owned.on_end = told
+        self._on_end: ReportEnd = lambda how: None
 
     @property
     def url(self) -> str:
@@ -56,15 +49,16 @@ class SharedServer:
     def ended(self) -> str:
         return self.owned.ended
 
-    async def ending(self, within_s: float) -> str:
-        return await self.owned.ending(within_s)
+    async def wait_for_end(self, timeout_s: float) -> str:
+        return await self.owned.wait_for_end(timeout_s)
 
-    async def start(self) -> None:
+    async def start(self, on_end: ReportEnd) -> None:
+        self._on_end = on_end
         if not self.owned.url or self.owned.ended:
-            await self.owned.start()
+            await self.owned.start(lambda how: self._on_end(how))
 
     async def close(self) -> None:
-        self.owned.on_end = lambda how: None
+        self._on_end = lambda how: None
 
 
 class WatchedServerEngine(ServerEngine):
@@ -114,7 +108,7 @@ def servers(model: Path, logs: Path | None = None, **args: Any) -> ServerOptions
 def owned(name: str, model: Path, log: Path | None = None, **args: Any) -> LaunchedServer:
     """A server of our own, not yet started."""
     return LaunchedServer(
-        name, partial(make_server_command, servers(model, **args), VllmDialect(ours=True), 0), log=log
+        name, partial(make_server_command, servers(model, **args), VllmDialect(launched=True), 0), log=log
     )
 
 
@@ -149,8 +143,13 @@ class ServerPool:
         if name not in self.kept:
             log = self.root / f"{name.replace('/', '-')}.log"
             self.kept[name] = SharedServer(owned(name, self.model, log))
-        chosen: dict[str, Any] = {"root": self.root / "served" / name, "beside": self.model, "ends": [], **options}
-        engine = WatchedServerEngine(name, self.kept[name], VllmDialect(ours=True), SETTINGS, **chosen)
+        chosen: dict[str, Any] = {
+            "root": self.root / "served" / name,
+            "model_directory": self.model,
+            "end_tokens": [],
+            **options,
+        }
+        engine = WatchedServerEngine(name, self.kept[name], VllmDialect(launched=True), SETTINGS, **chosen)
         self.engines.append(engine)
         return engine
 

@@ -32,7 +32,7 @@ class TestVllmEngine(OverVllm, EngineContract):
     LENGTH = 400
 
     def make(self, name: str = "engine/0") -> Engine:
-        return self.place.engine(name, ends=[self.LENGTH + 3])
+        return self.place.engine(name, end_tokens=[self.LENGTH + 3])
 
     async def serve(self, engine: Engine, version: int) -> None:
         await factory.serve(engine, self.place.counting, version, bucket_bytes=1 << 22)

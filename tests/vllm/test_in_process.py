@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
@@ -27,14 +26,16 @@ from tests.engines import factory
 from tests.vllm.in_process import (
     InProcessPool,
     WatchedRemoteEngine,
+    load,
     make_in_process_spec,
+    publish,
     serve,
     servers,
     shared_by,
     start,
 )
 from tests.vllm.server_pool import SIZE, ServerPool, family, gone, save
-from tests.vllm.test_tokens import FLIPS, LENGTH, REQUESTS, always, asked, other_names
+from tests.vllm.test_tokens import FLIPS, always, check_versions_of_tokens, make_request, other_names
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_log_probabilities_are_those_of_the_model_after_the_temperature(
     async def scenario() -> None:
         engine, model = inside.engine(), inside.place.random
         await serve(engine, model, 0)
-        requests = [asked(60, (5, 9, n), str(n), temperature=temperature) for n in range(6)]
+        requests = [make_request(60, (5, 9, n), str(n), temperature=temperature) for n in range(6)]
         for request, progress in zip(requests, await factory.together(engine, requests), strict=True):
             assert len(progress.actions) == 60
             assert factory.worst(model, request, progress) < 1e-3
@@ -114,7 +115,7 @@ def test_log_probabilities_are_those_of_what_was_drawn_from(inside: InProcessPoo
     async def scenario() -> None:
         engine, model = inside.engine(), inside.place.random
         await serve(engine, model, 0)
-        progress, request = Progress(), asked(40, temperature=1.5, top_k=3)
+        progress, request = Progress(), make_request(40, temperature=1.5, top_k=3)
         assert await engine.generate(request, progress) is FinishReason.LENGTH
         full = factory.full_logps(model, request.prompt, progress.actions, 1.5)
         best = full.topk(3, dim=-1)
@@ -135,52 +136,29 @@ def test_a_stop_string_is_found_also_over_the_seam_of_a_flip(inside: InProcessPo
         engine = inside.engine()
         await serve(engine, inside.place.counting, 0)
         progress = Progress()
-        assert await engine.generate(asked(60, (20,), stop=(stop,)), progress) is FinishReason.STOP
+        assert await engine.generate(make_request(60, (20,), stop=(stop,)), progress) is FinishReason.STOP
         assert list(progress.actions) == list(range(21, 32))
         begun = Progress()
         begun.extend(list(range(21, 31)), [0.0] * 10, 0)
-        assert await engine.generate(asked(60, (20,), stop=(stop,)), begun) is FinishReason.STOP
+        assert await engine.generate(make_request(60, (20,), stop=(stop,)), begun) is FinishReason.STOP
         assert list(begun.actions) == list(range(21, 32))
 
     inside.place.run(scenario())
-
-
-async def ask(engine: RemoteEngine, name: str, progress: Progress) -> None:
-    """To the end, also where somebody aborts it on the way."""
-    while await engine.generate(asked(LENGTH, name=name), progress) is FinishReason.ABORTED:
-        pass
-
-
-async def disturb(engine: RemoteEngine, watched: Progress, chance: random.Random) -> None:
-    """Again and again, whenever some tokens more have been made."""
-    for version in range(1, FLIPS + 1):
-        wanted = min(len(watched.actions) + chance.randrange(5, 20), LENGTH)
-        while len(watched.actions) < wanted:  # noqa: ASYNC110 — nobody tells
-            await asyncio.sleep(0.002)
-        paused = chance.random() < 0.5
-        if paused:
-            await engine.pause()
-        if chance.random() < 0.7:
-            await engine.abort(str(chance.randrange(REQUESTS)))
-        await serve(engine, always(version), version)
-        if paused:
-            await engine.resume()
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_every_token_carries_the_version_that_made_it(inside: InProcessPool, seed: int) -> None:
     async def scenario() -> None:
         engine = inside.engine()
+        stores = {version: publish(always(version), version) for version in range(1, FLIPS + 1)}
+
+        async def load_version(version: int) -> None:
+            await load(engine, stores[version], version)
+
         await serve(engine, always(0), 0)
-        parts = [Progress() for _ in range(REQUESTS)]
-        async with asyncio.TaskGroup() as tasks:
-            for number, progress in enumerate(parts):
-                tasks.create_task(ask(engine, str(number), progress))
-            tasks.create_task(disturb(engine, parts[0], random.Random(seed)))
-        for progress in parts:
-            said = [run.version for run in progress.runs for _ in range(run.count)]
-            assert list(progress.actions) == said and len(said) == LENGTH
-        assert len({run.version for progress in parts for run in progress.runs}) > 2
+        await check_versions_of_tokens(engine, seed, load_version)
+        for store in stores.values():
+            store.close()
 
     inside.place.run(scenario())
 
@@ -191,7 +169,7 @@ def test_a_pause_keeps_requests_and_their_kv_where_they_are(inside: InProcessPoo
     async def scenario() -> None:
         engine, model = inside.engine(), inside.place.random
         await serve(engine, model, 0)
-        progress, request = Progress(), asked(450, (5, 9, 1))
+        progress, request = Progress(), make_request(450, (5, 9, 1))
         task = asyncio.create_task(engine.generate(request, progress))
         for _ in range(3):
             await engine.made(min(len(progress.actions) + 20, 450))
@@ -215,7 +193,7 @@ def test_weights_whose_names_do_not_match_never_reach_vllm(inside: InProcessPool
         tied = factory.make_model(hidden_size=SIZE, vocab_size=SIZE, num_hidden_layers=1, tie_word_embeddings=True)
         with pytest.raises(TransferError, match=r"version 1 lacks lm_head.weight"):
             await serve(engine, tied, 1)
-        assert await engine.generate(asked(5), Progress()) is FinishReason.LENGTH, "it serves what it had"
+        assert await engine.generate(make_request(5), Progress()) is FinishReason.LENGTH, "it serves what it had"
         assert engine.receiver.version == 0
 
     inside.place.run(scenario())
@@ -234,7 +212,7 @@ def test_weights_that_vllm_cannot_load_take_it_down_with_its_words(inside: InPro
             await serve(engine, narrow, 1)
         assert engine.receiver.version == -1
         with pytest.raises(EngineCrashed):
-            await engine.generate(asked(5), Progress())
+            await engine.generate(make_request(5), Progress())
 
     inside.place.run(scenario())
 
@@ -276,8 +254,7 @@ import asyncio, sys, time
 from pathlib import Path
 from headway.launch.transports import TransportPlan
 from headway.engines.remote_engine import RemoteEngine
-from headway.launch.inference_servers import make_in_process_spec
-from tests.vllm.in_process import servers, start
+from tests.vllm.in_process import make_in_process_spec, servers, start
 
 async def main():
     spec = make_in_process_spec(servers(Path(sys.argv[1])), TransportPlan(kind="shared_memory"), 0, ())

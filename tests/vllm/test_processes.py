@@ -21,7 +21,7 @@ def refused(place: ServerPool, tmp_path: Path, model: Path, **args: object) -> s
     async def scenario() -> None:
         nonlocal said
         server = owned("engine/9", model, tmp_path / "server.log", **args)
-        engine = ServerEngine("engine/9", server, VllmDialect(ours=True), SETTINGS, root=tmp_path / "served")
+        engine = ServerEngine("engine/9", server, VllmDialect(launched=True), SETTINGS, root=tmp_path / "served")
         try:
             await engine.start()
         except (EngineCrashed, ConfigError) as error:
@@ -54,11 +54,11 @@ def test_a_server_with_log_probabilities_before_the_temperature_is_refused(place
 PARENT = """
 import asyncio, sys, time
 from pathlib import Path
-from tests.vllm.server_pool import SETTINGS, Vllm, ServerEngine, owned
+from tests.vllm.server_pool import SETTINGS, VllmDialect, ServerEngine, owned
 
 async def main():
     server = owned("engine/0", Path(sys.argv[1]))
-    engine = ServerEngine("engine/0", server, Vllm(ours=True), SETTINGS, root=Path(sys.argv[2]))
+    engine = ServerEngine("engine/0", server, VllmDialect(launched=True), SETTINGS, root=Path(sys.argv[2]))
     await engine.start()
     print(server.pid, flush=True)
     time.sleep(1000)

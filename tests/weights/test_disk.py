@@ -83,7 +83,7 @@ def test_servers_read_versions_from_files_too(tmp_path: Path) -> None:
         async def switch(version: int, path: Path) -> None:
             served.append((version, path))
 
-        receiver = DirectoryReceiver(tmp_path / "served", switch, read=PayloadReader().buffer)
+        receiver = DirectoryReceiver(tmp_path / "served", switch, open_payload=PayloadReader().buffer)
         source = DiskSource(published(wire=None), directory_in(tmp_path / "versions"))
         await updated(source, receiver, 2, DiskTransport())
         ((version, path),) = served

@@ -81,6 +81,14 @@ class Progress:
         return Generation(actions=self.actions, logps=self.logps, runs=self.runs, finish=finish, text=text)
 
 
+class ResettableReceiver(WeightReceiver, Protocol):
+    """A receiver that can be told what became of its engine."""
+
+    def reset(self, *, gone: bool) -> None:
+        """Forget everything: the engine crashed (`gone`) or came back empty."""
+        ...
+
+
 class Engine(Protocol):
     """One replica; weights arrive through `receiver`."""
 

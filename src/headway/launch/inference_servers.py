@@ -165,10 +165,10 @@ def make_server_engines(servers: ServerOptions) -> list[Engine]:
                 dialect,
                 settings,
                 root=directory / name.replace("/", "-"),
-                ends=find_end_tokens(model),
+                end_tokens=find_end_tokens(model),
                 decode=tokenizer.decode,
-                beside=model,
-                read=PayloadReader().buffer,
+                model_directory=model,
+                open_payload=PayloadReader().buffer,
             )
         )
     return engines
@@ -179,7 +179,7 @@ def _make_dialect(resolved: ResolvedConfig) -> ServerDialect:
     from headway.engines.servers.vllm_dialect import VllmDialect
 
     launched = resolved.config.actor_infer.strategy_args.strategy_config.launch
-    return VllmDialect(ours=launched) if resolved.derived.strategies["actor_infer"] == "vllm" else SglangDialect()
+    return VllmDialect(launched=launched) if resolved.derived.strategies["actor_infer"] == "vllm" else SglangDialect()
 
 
 def _make_server(servers: ServerOptions, dialect: ServerDialect, number: int) -> ServerHandle:
@@ -200,7 +200,7 @@ def make_server_command(
 ) -> tuple[list[str], Mapping[str, str]]:
     """Return the command line of server `number`, and what is added to its environment."""
     config = servers.resolved.config.actor_infer.strategy_args.strategy_config
-    (_, *arguments), environment = dialect.command(make_server_launch(servers, port))
+    (_, *arguments), environment = dialect.make_command(make_server_launch(servers, port))
     return [config.server_python or sys.executable, *arguments], {**environment, **_make_gpu_share_env(servers, number)}
 
 
@@ -335,10 +335,10 @@ def make_in_process_engine(core: AsyncLlmCore, args: Mapping[str, Any]) -> Engin
         core,
         slots=launch.slots,
         context_tokens=launch.context_tokens,
-        room=SharedSegment.create,
+        make_buffer=SharedSegment.create,
         check=lambda manifest: check_tensor_names(manifest, Path(launch.model)),
-        read=make_receiver_end(TransportPlan(**args["transport"]), name, "cpu").open_payload,
-        ends=args["ends"],
+        open_payload=make_receiver_end(TransportPlan(**args["transport"]), name, "cpu").open_payload,
+        end_tokens=args["ends"],
         decode=core.decode,
         on_down=_exit_soon,
     )

@@ -1,14 +1,13 @@
-"""Engines that are servers of somebody else, behind HTTP: vLLM and SGLang.
+"""Engines that are inference servers behind HTTP: vLLM and SGLang.
 
-engine     requests, pauses, flips, crashes: what the hub sees; the same for every server
-dialect    what differs from server to server, as one protocol
-launch     what a server of our own is started with
-vllm       that of vLLM, with its development endpoints
-sglang     that of SGLang
-link       HTTP: calls with deadlines, streams, and what can go wrong with either
-receiver   versions that arrive as buckets and become directories which a server can load
-files      one version on the disk: a safetensors file, written in place
-process    a server of our own, in a process group that ends with us (guard)
+server_engine       requests, pauses, updates and crashes, the same for every server
+server_dialect      what differs from server to server, as one protocol; the checks before a server is used
+vllm_dialect        the protocol of vLLM, with its development endpoints
+sglang_dialect      the protocol of SGLang
+http_client         calls with deadlines, streams of events, and what can go wrong with either
+directory_receiver  versions that arrive as buckets and become directories which a server can load
+server_process      servers by their address, and servers that a run starts and ends
+settings            how a server is used, and with what it is started
 
-Needs `aiohttp`. What was run against real servers and what was not is said in docs/servers.md.
+Needs `aiohttp`. docs/servers.md says what was run against real servers and what was not.
 """

@@ -1,4 +1,4 @@
-"""How one server is used."""
+"""How a server is used, and with what it is started. Talks to no server."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ class ServerSettings:
     """How one server is used."""
 
     slots: int = 16
-    """Requests at a time."""
+    """Requests that it works on together."""
     context_tokens: int = 4096
-    """Of a prompt and its answer together."""
+    """Most tokens of a prompt and its answer together."""
     call_s: float = 30.0
-    """For calls that a server answers at once."""
+    """Limit of calls that a server answers at once."""
     load_s: float = 600.0
-    """For loading a version."""
+    """Limit of loading a version."""
     first_s: float = 600.0
-    """Until a server answers at the start of a run."""
+    """Limit of the first answer of a server at the start of a run."""
     start_s: float = 600.0
-    """Until a server answers that was restarted."""
+    """Limit of the first answer of a server that was restarted."""
     silence_s: float = 300.0
-    """A request without news for this long: the server hangs."""
+    """A server that brings nothing for a request in this time hangs."""
     drain_s: float = 5.0
-    """For the last tokens of requests that were ended."""
+    """Limit of the wait for the last tokens of requests that were ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
-    """What a server is started with."""
+    """What a server, or vLLM in an engine's process, is started with."""
 
     model: str
-    """Directory."""
+    """Directory of the model."""
     port: int
     slots: int
     context_tokens: int
     dtype: str
     tensor_parallel: int = 1
     memory_share: float = 0.8
-    """Of a device's memory."""
+    """Share of a device's memory."""
     cache_bytes: int = 0
-    """Of KV cache, where the device is the machine itself; 0: what `memory_share` leaves."""
+    """Size of the KV cache, where the device is the machine itself; 0: what `memory_share` leaves."""
     threads: int = 0
-    """Of the CPU, where that is the device; 0: the server decides."""
+    """Threads of the CPU, where that is the device; 0: the server decides."""
     seed: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of its command line, without dashes; `true` is an option without a value."""
+    """Further options of its command line, without dashes in front; `true` is an option without a value."""
 
-    def further(self) -> dict[str, Any]:
-        """`extra` by names that are words of Python too."""
+    def extra_arguments(self) -> dict[str, Any]:
+        """Return `extra` by names that are valid in Python."""
         return {name.replace("-", "_"): value for name, value in self.extra.items()}
 
 
 def make_vllm_options(launch: LaunchSettings) -> dict[str, Any]:
-    """As vLLM calls them, on a command line and in its engine's arguments; `None`: left to it."""
+    """Return vLLM's options by the names of its engine's arguments; None leaves one to vLLM."""
     return {
         "model": launch.model,
         "dtype": launch.dtype,
@@ -72,7 +72,7 @@ def make_vllm_options(launch: LaunchSettings) -> dict[str, Any]:
 
 
 def make_vllm_environment(launch: LaunchSettings) -> dict[str, str]:
-    """As many threads as it was given, which sleep when they wait. By itself it takes all cores but one for its own."""
+    """Return environment variables that limit vLLM to its threads; by itself it takes all cores but one."""
     always = {"VLLM_NO_USAGE_STATS": "1"}
     if not launch.threads:
         return always
@@ -85,12 +85,12 @@ def make_vllm_environment(launch: LaunchSettings) -> dict[str, str]:
 
 
 def make_flags(options: Mapping[str, Any]) -> list[str]:
-    """Options of a command line: `{"max_num_seqs": 8, "enforce-eager": True}` → `--max-num-seqs 8 --enforce-eager`."""
-    found: list[str] = []
+    """Return a command line: `{"max_num_seqs": 8, "enforce-eager": True}` → `--max-num-seqs 8 --enforce-eager`."""
+    flags: list[str] = []
     for name, value in options.items():
         if value is None or value is False:
             continue
-        found.append("--" + name.replace("_", "-"))
+        flags.append("--" + name.replace("_", "-"))
         if value is not True:
-            found.append(str(value))
-    return found
+            flags.append(str(value))
+    return flags

@@ -1,10 +1,10 @@
 """vLLM inside an engine's own process: its `AsyncLLM`, without HTTP in between.
 
-engine     requests, pauses, flips, crashes: what the hub's calls become
-core       what of vLLM they need, as one protocol
-llm        that of `AsyncLLM`: the only module here that imports vLLM
-family     the processes that vLLM starts, and how they end with ours (leash)
+in_process_engine       requests, pauses, updates and crashes: what the hub's calls become
+vllm_core               what they need of vLLM, as one protocol, and its form over `AsyncLLM`
+shared_buffer_receiver  versions that arrive as buckets and are gathered in shared memory
+worker_path             what vLLM's workers import to load weights, of launched servers too
 
-It lives in a child process (`headway.launch.inference_servers`), which may run under another interpreter than ours: nothing here
-imports more than the standard library and Headway before vLLM does.
+The engine lives in a child process (`headway.launch.inference_servers`), which may run under another interpreter than
+the run: nothing here imports more than the standard library and Headway before vLLM does.
 """

@@ -1,1 +1,1 @@
-"""What a vLLM that we start imports, in its own environment: this directory is on its path, with nothing else in it."""
+"""What a launched vLLM imports in its own environment: this directory is on its path, with nothing else in it."""

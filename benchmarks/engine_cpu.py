@@ -104,12 +104,12 @@ async def _native(model: PreTrainedModel, work: Work, profile: bool) -> int:
     parts = [Progress() for _ in requests]
     profiler = cProfile.Profile()
     if profile:
-        await engine._running().ask(lambda core: profiler.enable() or [])
+        await engine._get_thread().call(lambda core: profiler.enable() or [])
     begin = time.process_time()
     await asyncio.gather(*(engine.generate(each, part) for each, part in zip(requests, parts, strict=True)))
     spent["native"] = time.process_time() - begin
     if profile:
-        await engine._running().ask(lambda core: profiler.disable() or [])
+        await engine._get_thread().call(lambda core: profiler.disable() or [])
         pstats.Stats(profiler).sort_stats("tottime").print_stats(28)
     await engine.close()
     return sum(len(part.actions) for part in parts)

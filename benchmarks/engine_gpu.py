@@ -39,9 +39,9 @@ from headway.engines.base import Progress, Request
 from headway.engines.native import NativeEngine, NativeSettings
 from headway.engines.native.kv_cache import LaneKvCache
 from headway.engines.native.native_core import HELD_BACK_TOKENS, BlockCore
-from headway.engines.native.native_engine import SwitchWeights
 from headway.engines.native.native_scheduler import NativeScheduler, StepPlan
 from headway.engines.native.native_sequence import NativeSequence
+from headway.engines.threaded_engine import SwitchWeights
 from headway.types import SamplingParams
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -105,7 +105,7 @@ class Given:
 
 async def engine_of(model: PreTrainedModel, name: str, **settings: Any) -> NativeEngine:
     chosen = NativeSettings(**({"device": "cuda", "dtype": "bfloat16"} | settings))
-    engine = NativeEngine("engine/0", lambda: make_model(name), chosen, eos=(), receiver=Given)  # type: ignore[arg-type]
+    engine = NativeEngine("engine/0", lambda: make_model(name), chosen, eos=(), make_receiver=Given)  # type: ignore[arg-type]
     await engine.receiver.take(0, dict(model.named_parameters()))  # type: ignore[attr-defined]
     return engine
 
@@ -248,7 +248,7 @@ def bare(engine: NativeEngine, shape: Any, steps: int = 30) -> Callable[[Any], l
     """A command for the worker: time replays of one shape, with nobody in the lanes but slots of equal length."""
 
     def time_it(core: Any) -> list[Any]:
-        runner = core._blocks
+        runner = core._runner
         with torch.inference_mode(), torch.cuda.stream(runner._stream):
             count, length = shape
             size = runner._slots
@@ -287,7 +287,7 @@ async def floor(model: PreTrainedModel, name: str) -> None:
     print(f"\n## {name}: a step, {weights / 1e9:.2f} GB of weights, {token:,} bytes of KV a token; length 320")
     engine = await engine_of(model, name, slots=512, slot_tokens=1024, prefix_tokens=0)
     for count in (1, 16, 64, 128, 256, 512):
-        await engine._running().ask(bare(engine, (count, 320)))
+        await engine._get_thread().call(bare(engine, (count, 320)))
         took = results[(count, 320)]
         least = (weights + count * 321 * token) / BANDWIDTH * 1e3
         work = max(weights / BANDWIDTH, count * flops / 7.9e14) * 1e3 + count * 321 * token / BANDWIDTH * 1e3
@@ -304,9 +304,9 @@ async def profile(model: PreTrainedModel, name: str) -> None:
 
     engine = await engine_of(model, name, slots=512, slot_tokens=1024, prefix_tokens=0)
     for count in (8, 64, 512):
-        await engine._running().ask(bare(engine, (count, 320), steps=2))
+        await engine._get_thread().call(bare(engine, (count, 320), steps=2))
         with record(activities=[ProfilerActivity.CUDA]) as seen:
-            await engine._running().ask(bare(engine, (count, 320), steps=7))
+            await engine._get_thread().call(bare(engine, (count, 320), steps=7))
         spent: Counter[str] = Counter()
         calls: Counter[str] = Counter()
         for event in seen.key_averages():
@@ -324,8 +324,8 @@ class FakeBlocks:
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self.moves = LaneKvCache(
-            layers=1, slots=512, heads=1, slot_tokens=1, kept_tokens=9000, head_size=1, dtype=torch.float32,
+        self.kv_moves = LaneKvCache(
+            layers=1, slots=512, heads=1, slot_tokens=1, prefix_cache_tokens=9000, head_size=1, dtype=torch.float32,
             device=torch.device("cpu"),
         )  # fmt: skip
 
@@ -334,7 +334,7 @@ class FakeBlocks:
     def launch(self, plan: StepPlan) -> Any:
         return plan if plan.ready else None
 
-    def land(self, plan: StepPlan) -> list[Any]:
+    def read(self, plan: StepPlan) -> list[Any]:
         block = np.zeros((len(plan.ready), 2 * self._steps), dtype=np.int32)
         tokens, logps = block[:, : self._steps].tolist(), block[:, self._steps :].view(np.float32).tolist()
         left = [sequence.limit - len(sequence.tokens) for sequence in plan.ready]
@@ -344,8 +344,8 @@ class FakeBlocks:
 def host() -> None:
     """Scheduler and core alone, then with the entering of deliveries."""
     settings = NativeSettings(slots=512, slot_tokens=600, prefill_tokens=8192, prefix_tokens=9000)
-    fake: Any = FakeBlocks(settings.look_steps)
-    core = BlockCore(NativeScheduler(settings, fake.moves, eos=frozenset(), held_back=HELD_BACK_TOKENS), fake)
+    fake: Any = FakeBlocks(settings.steps_per_sync)
+    core = BlockCore(NativeScheduler(settings, fake.kv_moves, eos=frozenset(), held_back_tokens=HELD_BACK_TOKENS), fake)
     asked = requests([512] * 512, 1000)
     begin = time.process_time()
     parts = {}

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from end_to_end import SHAPES, machine
 from headway.engines.base import Progress, Request
 from headway.engines.native import NativeEngine, NativeSettings
-from headway.engines.native.native_engine import make_block_core
+from headway.engines.native.native_core import make_block_core
 from headway.types import SamplingParams
 from headway.weights.device_memory import DeviceArena
 from headway.weights.weight_store import WeightStore
@@ -36,10 +36,10 @@ class Marks:
         self.blocks: list[tuple[Any, Any, bool]] = []
         self._flipped = False
 
-    def assemble(self, *parts: Any) -> Any:
+    def make_core(self, *parts: Any) -> Any:
         """The engine's own assembly, with marks around its blocks."""
         parameters, core = make_block_core(*parts)
-        runner: Any = core._blocks  # type: ignore[attr-defined]
+        runner: Any = core._runner  # type: ignore[attr-defined]
         decode, install = runner._decode, runner.install
 
         def marked(ready: Any) -> Any:
@@ -80,7 +80,7 @@ async def main() -> None:
     settings = NativeSettings(
         slots=args.requests, slot_tokens=PROMPT + LENGTH, device="cuda", dtype="bfloat16", threads=1
     )
-    engine = NativeEngine("engine/0", lambda: deepcopy(model), settings, eos=[], assembly=marks.assemble)
+    engine = NativeEngine("engine/0", lambda: deepcopy(model), settings, eos=[], make_core=marks.make_core)
 
     async def update(version: int) -> None:
         store.publish(version, dict(model.named_parameters()))

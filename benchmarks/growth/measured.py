@@ -66,7 +66,7 @@ async def _engine(make: Callable[[], Any], arguments: dict[str, Any]) -> dict[st
 
     slots, length = arguments["slots"], arguments["length"]
     settings = NativeSettings(slots=slots, slot_tokens=PROMPT_TOKENS + length)
-    subject = NativeEngine("engine/0", make, settings, eos=(), read=PayloadReader().buffer)
+    subject = NativeEngine("engine/0", make, settings, eos=(), open_payload=PayloadReader().buffer)
     await _load(subject, arguments["versions"], 0)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     made = await _answers(subject, slots, length)

@@ -92,7 +92,7 @@ def test_an_engine_holds_served_weights_twice_and_the_slots() -> None:
     kv = make_kv_cache(model.config, slots=4, slot_tokens=50, dtype=torch.float32)
     tensors = dict(model.named_parameters())
     parameters = ServedParameters(make_model(), choose_fastest_layout(torch.float32), torch.float32)
-    served = {id(one): one.numel() * 4 for each in parameters.prepared(tensors).values() for one in each}
+    served = {id(one): one.numel() * 4 for each in parameters.prepare(tensors).values() for one in each}
     computed = engine_mb(shape, slots=4, slot_tokens=50, prefix_tokens=0, bucket_mb=128)
     assert computed["weights"] == computed["spare weights"] == pytest.approx(sum(served.values()) / 1e6)
     assert computed["KV"] == pytest.approx(sum(one.nbytes for one in (*kv.keys, *kv.values)) / 1e6)

@@ -30,14 +30,14 @@ def counting_engine(args: Mapping[str, Any]) -> NativeEngine:
         engines.counting_model,
         NativeSettings(slots=4, slot_tokens=128, prefill_tokens=16, stream_tokens=4),
         eos=args["eos"],
-        runner=runner,
-        read=PayloadReader().buffer,
+        make_runner=runner,
+        open_payload=PayloadReader().buffer,
     )
 
 
 def tiny_engine(args: Mapping[str, Any]) -> NativeEngine:
     settings = NativeSettings(slots=4, slot_tokens=128, prefill_tokens=16, stream_tokens=4)
-    return NativeEngine(args["name"], trainers.tiny, settings, eos=[], read=PayloadReader().buffer)
+    return NativeEngine(args["name"], trainers.tiny, settings, eos=[], open_payload=PayloadReader().buffer)
 
 
 def tiny_trainer(args: Mapping[str, Any]) -> LocalTrainer:

@@ -46,7 +46,7 @@ class TestNativeEngine(Closing, EngineContract):
             self.runners[name] = factory.SlowRunner(*parts)
             return self.runners[name]
 
-        engine = factory.make_engine(counting_model(), name=name, eos=[self.LENGTH + 3], runner=runner)
+        engine = factory.make_engine(counting_model(), name=name, eos=[self.LENGTH + 3], make_runner=runner)
         self.engines.append(engine)
         return engine
 

@@ -66,7 +66,9 @@ class SlowDenoising(DenoisingRunner):
 def make_engine(
     name: str = "engine/0", *, slots: int = 4, runner: Any = DenoisingRunner, **settings: Any
 ) -> DenoisingEngine:
-    return DenoisingEngine(name, make_model, DenoisingSettings(**settings), NativeSettings(slots=slots), runner=runner)
+    return DenoisingEngine(
+        name, make_model, DenoisingSettings(**settings), NativeSettings(slots=slots), make_runner=runner
+    )
 
 
 async def serve(engine: Engine, model: SmallMmdit, version: int = 0) -> None:

@@ -16,7 +16,7 @@ from headway.engines.native import NativeEngine, NativeSettings, native_core, na
 from headway.engines.native.block_ops import TorchBlockOps, draw_uniform, make_draw_key
 from headway.engines.native.decode_graphs import choose_splits, round_up_lanes
 from headway.engines.native.model_decoders import FusedDecoder, GenericDecoder, make_decoder
-from headway.engines.native.native_core import EngineCore
+from headway.engines.native.native_core import NativeCore
 from headway.engines.native.native_scheduler import NativeScheduler
 from headway.engines.native.native_sequence import NativeSequence
 from headway.engines.native.served_parameters import ServedParameters
@@ -35,23 +35,23 @@ def prompts(count: int, seed: int = 0, longest: int = 40) -> list[list[int]]:
     return [[chance.randrange(VOCABULARY) for _ in range(chance.randint(1, longest))] for _ in range(count)]
 
 
-def as_made(parameters: ServedParameters, core: EngineCore) -> tuple[ServedParameters, EngineCore]:
+def as_made(parameters: ServedParameters, core: NativeCore) -> tuple[ServedParameters, NativeCore]:
     return parameters, core
 
 
 def in_blocks(model: Any, *, plain: bool = False, wrap: Any = as_made, **options: Any) -> NativeEngine:
-    def assembly(
+    def make_core(
         made: Any, settings: NativeSettings, eos: frozenset[int], stopped: Any
-    ) -> tuple[ServedParameters, EngineCore]:
+    ) -> tuple[ServedParameters, NativeCore]:
         parameters, runner = native_core.make_block_runner(
             made, settings, eos, (lambda model, ops, positions: GenericDecoder(model)) if plain else make_decoder
         )
         scheduler = NativeScheduler(
-            settings, runner.moves, eos=eos, stopped=stopped, held_back=native_core.HELD_BACK_TOKENS
+            settings, runner.kv_moves, eos=eos, has_stopped=stopped, held_back_tokens=native_core.HELD_BACK_TOKENS
         )
         return wrap(parameters, native_core.BlockCore(scheduler, runner))
 
-    return make_engine(model, assembly=assembly, **({"look_steps": 3} | options))
+    return make_engine(model, make_core=make_core, **({"steps_per_sync": 3} | options))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -90,7 +90,7 @@ def test_the_same_tokens_are_drawn_as_step_by_step() -> None:
         for served in (
             make_engine(model, eos=[11]),
             in_blocks(model, eos=[11]),
-            in_blocks(model, eos=[11], look_steps=7),
+            in_blocks(model, eos=[11], steps_per_sync=7),
         ):
             await serve(served, model)
             answers.append([list(progress.actions) for progress in await together(served, asked)])
@@ -100,9 +100,9 @@ def test_the_same_tokens_are_drawn_as_step_by_step() -> None:
     run(scenario())
 
 
-def behind(parameters: ServedParameters, core: EngineCore) -> tuple[ServedParameters, EngineCore]:
+def behind(parameters: ServedParameters, core: NativeCore) -> tuple[ServedParameters, NativeCore]:
     """A device that is always far behind the host, as where others use it too."""
-    runner: Any = core._blocks  # type: ignore[attr-defined]
+    runner: Any = core._runner  # type: ignore[attr-defined]
     launch = runner.launch
 
     def launched(plan: Any) -> Any:
@@ -194,7 +194,7 @@ def test_prompts_kept_under_old_weights_are_not_given_to_new_ones() -> None:
 def test_a_stop_string_ends_inside_a_block() -> None:
     async def scenario() -> None:
         model = counting_model()
-        served = in_blocks(model, look_steps=5, decode=lambda tokens: "".join(f"{token:02x}" for token in tokens))
+        served = in_blocks(model, steps_per_sync=5, decode=lambda tokens: "".join(f"{token:02x}" for token in tokens))
         await serve(served, model)
         progress = Progress()
         assert await served.generate(request(stop=("zz", "213"), count=60), progress) is FinishReason.STOP
@@ -243,9 +243,9 @@ def test_logits_that_are_not_numbers_are_named() -> None:
 def test_the_device_draws_with_the_numbers_of_the_sequence() -> None:
     sequence = NativeSequence(request("a", [5, 6, 7]), (8, 9), slot_tokens=100, seed=3)
     key = make_draw_key(sequence.key, sequence.prompt_length)
-    assert draw_uniform(key, len(sequence.tokens) - 1) == sequence.uniform()
+    assert draw_uniform(key, len(sequence.tokens) - 1) == sequence.next_uniform()
     sequence.append(4, 0.0)
-    assert draw_uniform(key, len(sequence.tokens) - 1) == sequence.uniform()
+    assert draw_uniform(key, len(sequence.tokens) - 1) == sequence.next_uniform()
 
 
 def test_a_replica_that_broke_frees_its_memory_though_its_error_is_kept() -> None:
@@ -254,7 +254,7 @@ def test_a_replica_that_broke_frees_its_memory_though_its_error_is_kept() -> Non
         served = in_blocks(model)
         runners: list[weakref.ref[Any]] = []
         await serve(served, model)
-        await served._running().ask(lambda core: runners.append(weakref.ref(core._blocks)) or [])
+        await served._get_thread().call(lambda core: runners.append(weakref.ref(core._runner)) or [])
         with torch.no_grad():
             model.get_output_embeddings().weight[0, 0] = float("nan")
         await serve(served, model, 1)

@@ -74,7 +74,7 @@ def test_filling(query: int, kv: int, size: int, window: int) -> None:
     )
     q = random(TILE_TOKENS + 45, query, size)
     exact = tuple(part.float() for part in memory)
-    assert close(triton_ops().fill(q, memory, heads, tiles), TorchBlockOps().fill(q.float(), exact, heads, tiles))
+    assert close(triton_ops().prefill(q, memory, heads, tiles), TorchBlockOps().prefill(q.float(), exact, heads, tiles))
 
 
 @pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
@@ -160,7 +160,7 @@ def test_draws(cut: bool) -> None:
     states, blocks = [state.clone(), state.clone()], []
     for ops, one in zip((triton_ops(), TorchBlockOps()), states, strict=True):
         block = torch.zeros(len(rows), 7, dtype=torch.int32, device=DEVICE)
-        ops.draw(logits[lanes], lanes, one, block, ends, cut=cut)
+        ops.draw(logits[lanes], lanes, one, block, ends, truncates=cut)
         blocks.append(block.cpu())
     found, wanted = blocks
     assert torch.equal(found[:, 0], wanted[:, 0]) and not found[3].any()
@@ -176,5 +176,5 @@ def test_logits_that_are_not_numbers_show_in_the_log_probability() -> None:
     logits[1, 7] = float("nan")
     state, block = state_of([{}, {}]).to(DEVICE), torch.zeros(2, 3, dtype=torch.int32, device=DEVICE)
     none = torch.empty(0, dtype=torch.int64, device=DEVICE)
-    triton_ops().draw(logits, torch.arange(2, device=DEVICE), state, block, none, cut=False)
+    triton_ops().draw(logits, torch.arange(2, device=DEVICE), state, block, none, truncates=False)
     assert block[:, 2].cpu().contiguous().view(torch.float32).isfinite().tolist() == [True, False]

@@ -149,7 +149,7 @@ def test_an_abort_while_paused_or_waiting_for_a_slot_answers_at_once() -> None:
 def test_closing_ends_what_runs() -> None:
     async def scenario() -> None:
         model = counting_model()
-        engine = make_engine(model, runner=factory.SlowRunner)
+        engine = make_engine(model, make_runner=factory.SlowRunner)
         await serve(engine, model)
         progress = Progress()
         task = asyncio.create_task(engine.generate(request(count=100), progress))
@@ -231,7 +231,7 @@ def test_a_receiver_of_somebody_else_can_hand_over_plain_tensors() -> None:
 
     async def scenario() -> None:
         model = make_model("qwen2")
-        engine = make_engine(model, receiver=Plain)
+        engine = make_engine(model, make_receiver=Plain)
         tensors = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
         receiver: Any = engine.receiver
         with pytest.raises(TransferError, match="missing"):
@@ -255,13 +255,13 @@ def test_settings_that_cannot_be_are_refused(setting: dict[str, Any]) -> None:
 def test_an_engine_that_ran_out_of_memory_comes_back_smaller() -> None:
     class Greedy(factory.SlowRunner):
         def step(self, plan: Any) -> tuple[list[int], list[float]]:
-            if len(plan.ready) + len(plan.fills) > 3:
+            if len(plan.ready) + len(plan.prefills) > 3:
                 raise torch.OutOfMemoryError("no room")
             return super().step(plan)
 
     async def scenario() -> None:
         model = factory.counting_model()
-        engine = factory.make_engine(model, slots=6, runner=Greedy, eos=[])
+        engine = factory.make_engine(model, slots=6, make_runner=Greedy, eos=[])
         await factory.serve(engine, model)
         asked = [factory.request(str(number), count=8) for number in range(6)]
         parts = [Progress() for _ in asked]

@@ -75,7 +75,7 @@ def test_members_of_a_group_share_a_prefill_and_get_the_same_log_probabilities()
 
 async def shared(engine: Any) -> int:
     found: list[int] = []
-    await engine._running().ask(lambda core: found.append(core.scheduler.shared) or [])
+    await engine._get_thread().call(lambda core: found.append(core.scheduler.shared_prompts) or [])
     return found[0]
 
 
@@ -118,7 +118,7 @@ def test_a_flip_in_the_middle_uses_the_new_weights_from_the_very_next_token() ->
             runners.append(factory.SlowRunner(*parts))
             return runners[0]
 
-        engine = make_engine(old, runner=runner)
+        engine = make_engine(old, make_runner=runner)
         await serve(engine, old, 4)
         asked, progress = request("a", [5, 6, 7], count=30), Progress()
         task = asyncio.create_task(engine.generate(asked, progress))

@@ -42,9 +42,9 @@ def test_uniform_numbers_fill_the_interval_and_differ_by_position_request_and_se
     drawn = []
     sequence = NativeSequence(request("a"), (), slot_tokens=20_000)
     for _ in range(10_000):
-        drawn.append(sequence.uniform())
+        drawn.append(sequence.next_uniform())
         sequence.append(1, 0.0)
     assert len(set(drawn)) == len(drawn) and 0 <= min(drawn) < 0.001 and 0.999 < max(drawn) < 1
     assert abs(sum(drawn) / len(drawn) - 0.5) < 0.01
     others = [NativeSequence(request("b"), (), slot_tokens=9), NativeSequence(request("a"), (), slot_tokens=9, seed=1)]
-    assert len({drawn[0], *(other.uniform() for other in others)}) == 3
+    assert len({drawn[0], *(other.next_uniform() for other in others)}) == 3

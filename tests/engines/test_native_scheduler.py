@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from headway.engines.native.native_scheduler import NativeScheduler, RequestUpdate, StepPlan
+from headway.engines.engine_thread import RequestUpdate
+from headway.engines.native.native_scheduler import NativeScheduler, StepPlan
 from headway.engines.native.native_sequence import NativeSequence
 from headway.engines.native.settings import NativeSettings
 from headway.engines.native.slot_attention import cut_into_segments
@@ -57,7 +58,7 @@ class Bench:
 
     def step(self, chance: random.Random | None = None) -> tuple[StepPlan, list[RequestUpdate]]:
         plan = self.scheduler.plan()
-        pieces = [(sequence, 1) for sequence in plan.ready] + [(fill.sequence, fill.count) for fill in plan.fills]
+        pieces = [(sequence, 1) for sequence in plan.ready] + [(fill.sequence, fill.count) for fill in plan.prefills]
         for row, sequence in enumerate(plan.ready):
             assert sequence.row == row, "those that decode fill the rows from 0"
         assert len({sequence.row for sequence, _ in pieces}) == len(pieces)
@@ -65,7 +66,7 @@ class Bench:
             kv = self.memory.rows[sequence.row][: sequence.cached]
             assert kv == sequence.tokens[: sequence.cached], "the slot holds this sequence and nothing else"
             self.memory.rows[sequence.row] = sequence.tokens[: sequence.cached + count]
-        tokens = [(chance or random.Random(1)).randint(0 if chance else 1, 9) for _ in plan.drawn]
+        tokens = [(chance or random.Random(1)).randint(0 if chance else 1, 9) for _ in plan.drawing]
         return plan, self.scheduler.commit(plan, tokens, [0.0] * len(tokens))
 
 
@@ -77,7 +78,7 @@ def test_a_long_prompt_is_filled_in_pieces_while_others_decode() -> None:
     shapes = []
     for _ in range(5):
         plan, _ = bench.step()
-        shapes.append((len(plan.ready), [fill.count for fill in plan.fills]))
+        shapes.append((len(plan.ready), [fill.count for fill in plan.prefills]))
     assert shapes == [(1, [10]), (1, [10]), (1, [10]), (1, [5]), (2, [])]
 
 
@@ -96,11 +97,11 @@ def test_siblings_wait_for_the_prompt_and_strangers_pass() -> None:
         bench.add(number, [5] * 16, group=1)
     bench.add(3, [6] * 2)
     first, _ = bench.step()
-    assert [fill.sequence.number for fill in first.fills] == [0]
+    assert [fill.sequence.number for fill in first.prefills] == [0]
     second, _ = bench.step()
-    assert [fill.sequence.number for fill in second.fills] == [0]
+    assert [fill.sequence.number for fill in second.prefills] == [0]
     third, _ = bench.step()
-    assert sorted(s.number for s in third.ready) == [0, 1, 2] and bench.scheduler.shared == 2
+    assert sorted(s.number for s in third.ready) == [0, 1, 2] and bench.scheduler.shared_prompts == 2
 
 
 def test_when_the_one_who_fills_leaves_another_takes_over() -> None:
@@ -111,7 +112,7 @@ def test_when_the_one_who_fills_leaves_another_takes_over() -> None:
     delivery = bench.scheduler.remove(0)
     assert delivery is not None and delivery.finish is FinishReason.ABORTED
     plan, _ = bench.step()
-    assert [fill.sequence.number for fill in plan.fills] == [1]
+    assert [fill.sequence.number for fill in plan.prefills] == [1]
 
 
 def test_any_order_of_joining_leaving_and_flipping_keeps_every_slot_to_its_owner() -> None:
@@ -139,7 +140,7 @@ def test_any_order_of_joining_leaving_and_flipping_keeps_every_slot_to_its_owner
                 news.append(gone)
             if chance.random() < 0.05:
                 news += bench.scheduler.flush()
-                bench.scheduler.other_weights()
+                bench.scheduler.forget_shared_prefixes()
                 assert not bench.memory.kept
             for delivery in news:
                 assert delivery.number not in ended, "nothing comes after the end"
@@ -149,7 +150,7 @@ def test_any_order_of_joining_leaving_and_flipping_keeps_every_slot_to_its_owner
         assert len(ended) == 30
         assert all(made[number] == sequence.actions for number, sequence in bench.sequences.items())
         assert sum(map(len, bench.memory.kept.values())) <= 30
-        continued += bench.scheduler.continued
+        continued += bench.scheduler.continued_turns
     assert continued > 60
 
 

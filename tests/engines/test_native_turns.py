@@ -30,7 +30,7 @@ def made(model: Any, kind: dict[str, Any], **options: Any) -> NativeEngine:
 
 async def continued(engine: NativeEngine) -> int:
     found: list[int] = []
-    await engine._running().ask(lambda core: found.append(core.scheduler.continued) or [])
+    await engine._get_thread().call(lambda core: found.append(core.scheduler.continued_turns) or [])
     return found[0]
 
 
@@ -101,7 +101,7 @@ def test_a_turn_that_two_policies_have_made_is_not_kept() -> None:
             runners.append(factory.SlowRunner(*parts))
             return runners[0]
 
-        engine = make_engine(old, runner=runner)
+        engine = make_engine(old, make_runner=runner)
         await serve(engine, old, 4)
         first, begun = request("a/0", [5, 6, 7], session="a", goes_on=True, count=30), Progress()
         task = asyncio.create_task(engine.generate(first, begun))

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from headway.algorithms.denoising import StepWindow
 from headway.engines.base import Request
-from headway.engines.native.native_scheduler import RequestUpdate
+from headway.engines.engine_thread import RequestUpdate
 from headway.types import DenoisingStep, FinishReason
 
 
@@ -93,7 +93,7 @@ class DenoisingRequest:
         """Return the seed of the noise of its next step: a function of seed, request and step alone."""
         return _hash(f"{self._key}/{self.next_step}")
 
-    def finish(self, ends: frozenset[int]) -> FinishReason | None:
+    def find_finish(self) -> FinishReason | None:
         """Return how it has ended, or None if it has not."""
         return FinishReason.STOP if self.reported >= self.steps else None
 
@@ -182,7 +182,7 @@ class DenoisingScheduler:
         """Return nothing: each step is reported when it is made."""
         return []
 
-    def other_weights(self) -> None:
+    def forget_shared_prefixes(self) -> None:
         """Close all prefixes to later members, since the next step uses other weights."""
         for key, prefix in list(self._prefixes.items()):
             prefix.joinable = False
@@ -303,7 +303,7 @@ class DenoisingScheduler:
         request.reported = request.next_step
         request.knows_start = bool(result.action.after)
         finish = FinishReason.STOP if request.next_step == request.steps else None
-        return [RequestUpdate(request.number, [result.action], [result.logp], finish)]  # type: ignore[list-item]
+        return [RequestUpdate(request.number, [result.action], [result.logp], finish)]
 
 
 def _report_prefix(request: DenoisingRequest, steps: int) -> list[RequestUpdate]:
@@ -312,4 +312,4 @@ def _report_prefix(request: DenoisingRequest, steps: int) -> list[RequestUpdate]
     if unknown <= 0:
         return []
     request.reported = steps
-    return [RequestUpdate(request.number, [DenoisingStep()] * unknown, [0.0] * unknown)]  # type: ignore[list-item]
+    return [RequestUpdate(request.number, [DenoisingStep()] * unknown, [0.0] * unknown)]

@@ -1,109 +1,208 @@
-"""The thread that owns a core: commands go in, deliveries come out, torch runs nowhere else.
+"""The thread that owns the core of an engine: commands go in, updates of requests come out, torch runs nowhere else.
 
-Guarantees: commands are carried out between two steps, in the order they were given; what a command or a step delivers
-reaches the event loop before its answer and before anything later. An error in a step ends the worker and is
-reported once, after what was made before it. A worker told to stop takes no further step and reports nothing more;
-one that hangs inside a step is left behind, and cannot be heard again.
+Guarantees: commands are carried out between two steps, in the order they were given; what a command or a step returns
+reaches the event loop before its answer and before anything later. An error in a step ends the thread and is reported
+once, after what was made before it. A thread told to stop takes no further step and reports nothing more; one that
+hangs inside a step is left behind, and cannot be heard again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
 from traceback import clear_frames
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from headway.engines.native.native_core import EngineCore
-from headway.engines.native.native_scheduler import RequestUpdate
+from headway.types import FinishReason
 
-CoreCommand = Callable[[EngineCore], list[RequestUpdate]]
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """New actions of one request, and how it ended, if it has."""
+
+    number: int
+    actions: list[Any]
+    logps: list[float]
+    finish: FinishReason | None = None
+
+
+class RequestScheduler(Protocol):
+    """The requests of a core, and which of them take part in the next step."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        ...
+
+    def add(self, request: Any) -> None:
+        """Take in a new request, or one that continues."""
+        ...
+
+    def remove(self, number: int) -> RequestUpdate | None:
+        """Abort a request; returns what was not yet reported of it, None where it is not known."""
+        ...
+
+    def flush(self) -> list[RequestUpdate]:
+        """Return everything not yet reported."""
+        ...
+
+    def forget_shared_prefixes(self) -> None:
+        """Share nothing computed so far with requests that start later: other weights are served from now on."""
+        ...
+
+
+S = TypeVar("S", bound=RequestScheduler)
+W = TypeVar("W")
+
+
+class EngineCore(ABC, Generic[S, W]):
+    """Scheduler and model of one replica, one step at a time: an engine without threads or a clock.
+
+    Everything here runs in one thread. `install` serves other weights from the next step on.
+    """
+
+    def __init__(self, scheduler: S, install: Callable[[W], None]) -> None:
+        self.scheduler = scheduler
+        self.version = -1
+        self.made_by = -1
+        """The version that made what was returned last."""
+        self.steps = 0
+        self._install = install
+        self._paused = False
+
+    @property
+    def runnable(self) -> bool:
+        """Whether `step` would do anything."""
+        return not self._paused and self.scheduler.busy
+
+    def add(self, request: Any) -> list[RequestUpdate]:
+        """Take a request in."""
+        self.scheduler.add(request)
+        return []
+
+    def abort(self, number: int) -> list[RequestUpdate]:
+        """End a request now."""
+        update = self.scheduler.remove(number)
+        return [] if update is None else [update]
+
+    def pause(self) -> list[RequestUpdate]:
+        """Take no more steps until `resume`; returns everything made so far."""
+        self._paused = True
+        return self._settle()
+
+    def resume(self) -> list[RequestUpdate]:
+        """Take steps again."""
+        self._paused = False
+        return []
+
+    def flip(self, weights: W, version: int) -> list[RequestUpdate]:
+        """Serve other weights from the next step on; what is returned was made by the old ones."""
+        self._install(weights)
+        updates = self.scheduler.flush()
+        self.scheduler.forget_shared_prefixes()
+        self.version = version
+        return updates
+
+    def _settle(self) -> list[RequestUpdate]:
+        """Return everything made so far."""
+        return self.scheduler.flush()
+
+    @abstractmethod
+    def step(self) -> list[RequestUpdate]:
+        """Compute one step of every request that is due."""
+
+
+CoreCommand = Callable[[Any], list[RequestUpdate]]
+"""Is called with the core, in its thread."""
 
 
 class ThreadListener(Protocol):
-    """Who is told, on the event loop."""
+    """Receives what a thread reports, on the event loop."""
 
-    def delivered(self, news: list[RequestUpdate], version: int) -> None:
-        """Actions and ends, all of `version`."""
+    def on_updates(self, updates: list[RequestUpdate], version: int) -> None:
+        """Take new actions and ends, all made by `version`."""
         ...
 
-    def crashed(self, worker: EngineThread, error: BaseException) -> None:
-        """The worker has ended by itself."""
+    def on_crash(self, thread: EngineThread, error: BaseException) -> None:
+        """Learn that the thread has ended by itself."""
         ...
 
 
 class EngineThread:
-    """Starts when it is made. `build` runs in the new thread."""
+    """Starts when it is made. `build` runs in the new thread and returns the core."""
 
-    def __init__(self, name: str, build: Callable[[], EngineCore], listener: ThreadListener) -> None:
+    def __init__(self, name: str, build: Callable[[], EngineCore[Any, Any]], listener: ThreadListener) -> None:
         self._build = build
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._inbox: SimpleQueue[tuple[CoreCommand, asyncio.Future[None]] | None] = SimpleQueue()
         self._stopped = False
-        self._out: set[asyncio.Future[None]] = set()
+        self._unanswered: set[asyncio.Future[None]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     # On the event loop.
 
-    def ask(self, command: CoreCommand) -> asyncio.Future[None]:
+    def call(self, command: CoreCommand) -> asyncio.Future[None]:
         """Carry out a command between two steps."""
         answer: asyncio.Future[None] = self._loop.create_future()
-        self._out.add(answer)
-        answer.add_done_callback(self._out.discard)
+        self._unanswered.add(answer)
+        answer.add_done_callback(self._unanswered.discard)
         self._inbox.put((command, answer))
         return answer
 
     def stop(self, error: BaseException) -> None:
-        """No further step. Commands not answered fail with `error`."""
+        """Take no further step. Commands not answered fail with `error`."""
         self._stopped = True
         self._inbox.put(None)
-        for answer in list(self._out):
+        for answer in list(self._unanswered):
             if not answer.done():
                 answer.set_exception(error)
                 answer.exception()
 
-    async def ended(self, timeout_s: float) -> bool:
-        """Whether the thread is gone in time."""
+    async def wait_until_ended(self, timeout_s: float) -> bool:
+        """Return whether the thread ended in time."""
         await asyncio.to_thread(self._thread.join, timeout_s)
         return not self._thread.is_alive()
 
     # In the thread.
 
     def _run(self) -> None:
-        core: EngineCore | None = None
+        core: EngineCore[Any, Any] | None = None
         try:
             core = self._build()
             while not self._stopped:
-                self._obey(core)
+                self._carry_out_commands(core)
                 if core.runnable and not self._stopped:
-                    self._tell(core.step(), core)
+                    self._report(core.step(), core)
         except BaseException as error:  # whatever it is, somebody is waiting for this thread
             if core is not None:
-                self._tell(core.scheduler.flush(), core)
+                self._report(core.scheduler.flush(), core)
             core = None
             clear_frames(error.__traceback__)  # whoever keeps the error must not keep the model and its memory
-            self._post(self._listener.crashed, self, error)
+            self._post(self._listener.on_crash, self, error)
 
-    def _obey(self, core: EngineCore) -> None:
-        """Carry out what has come in; without anything to do, wait for it."""
+    def _carry_out_commands(self, core: EngineCore[Any, Any]) -> None:
+        """Carry out the commands that have arrived; wait for one where no step can be taken."""
         while not self._stopped and not (self._inbox.empty() and core.runnable):
             item = self._inbox.get()
             if item is None:
                 return
             command, answer = item
-            self._tell(command(core), core)
-            self._post(_answer, answer)
+            self._report(command(core), core)
+            self._post(_set_done, answer)
 
-    def _tell(self, news: list[RequestUpdate], core: EngineCore) -> None:
-        if news:
-            self._post(self._deliver, news, core.made_by)
+    def _report(self, updates: list[RequestUpdate], core: EngineCore[Any, Any]) -> None:
+        if updates:
+            self._post(self._deliver, updates, core.made_by)
 
-    def _deliver(self, news: list[RequestUpdate], version: int) -> None:
+    def _deliver(self, updates: list[RequestUpdate], version: int) -> None:
         if not self._stopped:
-            self._listener.delivered(news, version)
+            self._listener.on_updates(updates, version)
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -112,6 +211,6 @@ class EngineThread:
             self._stopped = True
 
 
-def _answer(future: asyncio.Future[None]) -> None:
+def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

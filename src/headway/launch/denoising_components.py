@@ -173,7 +173,7 @@ def make_denoising_engine(args: ComponentArgs, name: str, end: ReceiverEnd | Non
         make_denoising_settings(resolved),
         settings,
         check=make_prompt_check(Path(args.model)),
-        read=None if end is None else end.open_payload,
+        open_payload=None if end is None else end.open_payload,
     )
 
 

@@ -263,8 +263,8 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
         ),
         decode=load_tokenizer(args.model).decode,
         eos=find_end_tokens(args.model),
-        read=end.open_payload,
-        around=end.wrap_receiver,
+        open_payload=end.open_payload,
+        wrap_receiver=end.wrap_receiver,
     )
 
 

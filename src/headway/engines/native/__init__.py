@@ -1,17 +1,16 @@
-"""The engine of our own: continuous batching over static KV slots, for any decoder of `transformers`.
+"""Headway's own engine: continuous batching over static KV slots, for any decoder of `transformers`.
 
-engine   (asyncio)   requests, aborts, pauses, restarts: what the hub sees
-worker   (thread)    one thread owns all torch work; commands in, deliveries out
-core                 scheduler and runner, one step at a time, without threads
-scheduler            queue, slots, prefixes, ends; never sees a tensor
-runner               one forward of a flat batch, sampling, weights; never sees a queue
+native_engine     (asyncio)  accepts requests: what the hub sees, on top of `ThreadedEngine`
+native_core       (thread)   scheduler and runner together: single steps on a CPU, blocks of steps on a GPU
+native_scheduler             queue, slots, prefixes and ends; never sees a tensor
+native_receiver              versions of the weights that arrive; served_parameters installs them
+step_runner                  one forward pass of a flat batch on a CPU, with slot_attention and token_sampler
 
-On a GPU (`NativeSettings(device="cuda")`) blocks of steps take the place of single ones:
+On a GPU (`NativeSettings(device="cuda")`) several decode steps run per host synchronisation:
 
-blocks               a core that launches one block while it reads the one before
-block_runner         lanes, slots, prompts; steps as replayed graphs (cuda_graphs); draws and ends on the device
-decoders             the families like Llama in nine kernels a layer; any other through the attention interface
-ops, triton_*        what a step is made of, in plain torch and in Triton
+block_runner                 lanes, slots and prompts; steps as replayed graphs (decode_graphs); draws on the device
+model_decoders               families like Llama in nine kernels a layer; any other through the attention interface
+block_ops, triton_*          the operations of a step, in plain torch and in Triton
 """
 
 from headway.engines.native.native_engine import NativeEngine

@@ -1,11 +1,11 @@
-"""What a block of steps is made of, as a few operations, and their plain torch form.
+"""The operations that a block of decode steps consists of, and their reference in plain torch.
 
-The plain form runs anywhere and says what is right; `triton_ops` does the same on a GPU. Both are given the same
-tensors by the same code, so that a block can be tested where there is no GPU.
+The reference runs anywhere; `triton_ops` does the same on a GPU. Both get the same tensors from the same code, so that
+a block can be tested where there is no GPU.
 
 A *lane* is a place in the batch of a step, a *slot* the memory of one sequence; `lanes_B` says which slot is in which
-lane. What a slot draws next is a row of `state` (the columns below); what was drawn since the host last looked is a
-row of `block`: a count, then tokens, then the bits of their log-probabilities.
+lane. A row of `state` (the columns below) says what a slot draws next. A row of `block` holds what was drawn since the
+last host synchronisation: a count, then tokens, then the bits of their log-probabilities.
 
 Shapes: B lanes, T tokens, E width of the model, H heads, K key-value heads, D head size, V vocabulary, R rows of KV:
 token p of slot s is row `s · slot_tokens + p`.
@@ -24,8 +24,10 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from headway.engines.native import token_sampler
 from headway.types import SamplingParams
 
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values of one layer, (R, K, D) each."""
 TOKEN, POSITION, LIMIT, ACTIVE, KEY, TEMPERATURE, TOP_K, TOP_P, MIN_P, COLUMNS = range(10)
-"""Columns of `state`, int64. TOKEN at POSITION comes next; LIMIT tokens end a sequence; fractions are float32 bits."""
+"""Columns of `state`, int64. TOKEN at POSITION is next; LIMIT tokens end a sequence; fractions are float32 bits."""
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -39,12 +41,12 @@ class AttentionHeads:
     size: int
     scale: float
     window: int = 0
-    """Tokens that are seen, the own one among them; 0: all."""
+    """Tokens that a token sees, itself included; 0: all."""
     slot_tokens: int = 0
 
 
 class RotaryEmbedding(NamedTuple):
-    """What happens to queries and keys before they meet."""
+    """What is applied to queries and keys before their product."""
 
     cos: Tensor
     """(positions, D/2), float32."""
@@ -55,63 +57,60 @@ class RotaryEmbedding(NamedTuple):
 
 
 TILE_TOKENS = 64
-"""Tokens that are filled together at most: a tile is a stretch of one prompt."""
+"""Most tokens that are prefilled together: a tile is a stretch of one prompt."""
 
 
 class MatrixProducts(Protocol):
-    """One device's way to multiply with weights."""
+    """Products with weights on one device."""
 
     def product(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x · weightᵀ + bias: (T, out), or float32 planes (P, T, out) that are still to be added up."""
+        """Return x · weightᵀ + bias: (T, out), or float32 planes (P, T, out) that are still to be summed."""
         ...
 
     def gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """silu(first half of the product) · second half."""
+        """Return silu(first half of the product) · second half."""
         ...
 
 
 class BlockOps(MatrixProducts, Protocol):
-    """One device's way. Where a product goes in, its planes may."""
+    """All operations on one device. Where a product is an input, its planes may be."""
 
     def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
-        """Add `delta` to the float32 stream `x` in place; its root-mean-square norm, in the type of the weight."""
+        """Add `delta` to the float32 stream `x` in place; returns its RMS norm in the type of the weight."""
         ...
 
     def rotate_store(
         self,
         qkv: Tensor,
         heads: AttentionHeads,
-        by: RotaryEmbedding,
+        rotary: RotaryEmbedding,
         positions_T: Tensor,
         rows_T: Tensor,
-        kv: tuple[Tensor, Tensor],
+        kv: KeysValues,
     ) -> Tensor:
-        """Normalize and rotate, write keys and values to their rows; queries (T, H, D)."""
+        """Normalize and rotate, write keys and values to their rows; returns queries (T, H, D)."""
         ...
 
     def decode(
-        self,
-        q_BHD: Tensor,
-        kv: tuple[Tensor, Tensor],
-        heads: AttentionHeads,
-        lanes_B: Tensor,
-        positions_B: Tensor,
-        splits: int,
+        self, q_BHD: Tensor, kv: KeysValues, heads: AttentionHeads, lanes_B: Tensor, positions_B: Tensor, splits: int
     ) -> Tensor:
-        """One token a lane looks at all of its slot up to its position; long slots are shared out in `splits`."""
+        """Attend with one token for each lane to its slot up to its position; long slots are read in `splits`."""
         ...
 
-    def fill(self, q_THD: Tensor, kv: tuple[Tensor, Tensor], heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
-        """Tokens of prompts look at their slots up to themselves.
+    def prefill(self, q_THD: Tensor, kv: KeysValues, heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
+        """Attend with tokens of prompts to their slots up to themselves.
 
-        A row of `tiles_N4`: first token in the flat batch, how many, their slot, position of the first.
+        A row of `tiles_N4` has the first token in the flat batch, their number, their slot, the position of the first.
         """
         ...
 
     def draw(
-        self, logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends: Tensor, *, cut: bool
+        self, logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends: Tensor, *, truncates: bool
     ) -> None:
-        """A token for every active lane, into `block` and, as what comes next, into `state`. `cut`: some truncate."""
+        """Draw a token for every active lane into `block`, and into `state` as the next one.
+
+        `truncates`: some sequences truncate the distribution by top-k, top-p or min-p.
+        """
         ...
 
 
@@ -135,48 +134,42 @@ class TorchBlockOps:
         self,
         qkv: Tensor,
         heads: AttentionHeads,
-        by: RotaryEmbedding,
+        rotary: RotaryEmbedding,
         positions_T: Tensor,
         rows_T: Tensor,
-        kv: tuple[Tensor, Tensor],
+        kv: KeysValues,
     ) -> Tensor:
         parts = sum_planes(qkv).float().view(qkv.shape[-2], -1, heads.size)
         dtype = kv[0].dtype
         q, k, v = torch.split(parts, [heads.query, heads.kv, heads.kv], dim=1)
-        if by.query_norm is not None and by.key_norm is not None:
-            q, k = _normed(q, by.query_norm, by.eps), _normed(k, by.key_norm, by.eps)
-        cos, sin = by.cos[positions_T][:, None], by.sin[positions_T][:, None]
-        kv[0][rows_T] = _rotated(k, cos, sin).to(dtype)
+        if rotary.query_norm is not None and rotary.key_norm is not None:
+            q, k = _normalize(q, rotary.query_norm, rotary.eps), _normalize(k, rotary.key_norm, rotary.eps)
+        cos, sin = rotary.cos[positions_T][:, None], rotary.sin[positions_T][:, None]
+        kv[0][rows_T] = _rotate(k, cos, sin).to(dtype)
         kv[1][rows_T] = v.to(dtype)
-        return _rotated(q, cos, sin).to(dtype)
+        return _rotate(q, cos, sin).to(dtype)
 
     def decode(
-        self,
-        q_BHD: Tensor,
-        kv: tuple[Tensor, Tensor],
-        heads: AttentionHeads,
-        lanes_B: Tensor,
-        positions_B: Tensor,
-        splits: int,
+        self, q_BHD: Tensor, kv: KeysValues, heads: AttentionHeads, lanes_B: Tensor, positions_B: Tensor, splits: int
     ) -> Tensor:
         out = torch.empty_like(q_BHD)
         for lane, (slot, position) in enumerate(zip(lanes_B.tolist(), positions_B.tolist(), strict=True)):
-            out[lane : lane + 1] = _attended(q_BHD[lane : lane + 1], kv, heads, slot, position)
+            out[lane : lane + 1] = _attend_slot(q_BHD[lane : lane + 1], kv, heads, slot, position)
         return out
 
-    def fill(self, q_THD: Tensor, kv: tuple[Tensor, Tensor], heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
+    def prefill(self, q_THD: Tensor, kv: KeysValues, heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
         out = torch.empty_like(q_THD)
         for first, count, slot, start in tiles_N4.tolist():
-            out[first : first + count] = _attended(q_THD[first : first + count], kv, heads, slot, start)
+            out[first : first + count] = _attend_slot(q_THD[first : first + count], kv, heads, slot, start)
         return out
 
     def draw(
-        self, logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends: Tensor, *, cut: bool
+        self, logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends: Tensor, *, truncates: bool
     ) -> None:
         rows = state[lanes_B].tolist()
         uniforms = [draw_uniform(row[KEY], row[POSITION]) for row in rows]
         tokens, logps = token_sampler.sample_tokens(
-            logits_BV.float().cpu().clone(), [_params(row) for row in rows], uniforms
+            logits_BV.float().cpu().clone(), [_read_params(row) for row in rows], uniforms
         )
         steps, stops = (block.shape[1] - 1) // 2, set(ends.tolist())
         for slot, row, token, logp in zip(lanes_B.tolist(), rows, tokens, logps, strict=True):
@@ -190,45 +183,45 @@ class TorchBlockOps:
 
 
 def sum_planes(product: Tensor) -> Tensor:
-    """A product, whether it came in planes or not."""
+    """Return a product, summed where it came in planes."""
     return product.sum(0) if product.dim() == 3 else product
 
 
 def float_to_bits(value: float) -> int:
-    """Of a float32, as an int32."""
+    """Return the bits of a float32 as an int32."""
     return int(struct.unpack("i", struct.pack("f", value))[0])
 
 
 def make_draw_key(key: int, prompt_length: int) -> int:
-    """What `draw_uniform` needs to know of a sequence: its key, moved back by its prompt; signed, as tensors have it."""
+    """Return what `draw_uniform` needs of a sequence: its key, moved back by its prompt, as a signed number."""
     moved = (key - prompt_length * GOLDEN_GAMMA) & _MASK
     return moved - (1 << 64) if moved >> 63 else moved
 
 
 def draw_uniform(key: int, position: int) -> float:
-    """`Sequence.uniform` of the token after `position`, from `make_draw_key`."""
+    """Return `NativeSequence.next_uniform` of the token after `position`, from the result of `make_draw_key`."""
     z = (key + (position + 2) * GOLDEN_GAMMA) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return float(((z ^ (z >> 31)) >> 11) * 2.0**-53)
 
 
-def _params(row: list[int]) -> SamplingParams:
+def _read_params(row: list[int]) -> SamplingParams:
     temperature, top_p, min_p = (struct.unpack("f", struct.pack("i", row[c]))[0] for c in (TEMPERATURE, TOP_P, MIN_P))
     return SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p, top_k=row[TOP_K])
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def _attended(q_QHD: Tensor, kv: tuple[Tensor, Tensor], heads: AttentionHeads, slot: int, start: int) -> Tensor:
-    """Queries at `start` and after, of one slot."""
+def _attend_slot(q_QHD: Tensor, kv: KeysValues, heads: AttentionHeads, slot: int, start: int) -> Tensor:
+    """Attend with queries at `start` and after to one slot."""
     base, length = slot * heads.slot_tokens, start + len(q_QHD)
     at_Q, at_L = torch.arange(start, length)[:, None], torch.arange(length)[None]
     seen_QL = at_L <= at_Q

@@ -1,8 +1,8 @@
-"""Blocks of steps on a GPU: several tokens for every lane between two looks of the host.
+"""Runs several decode steps per host synchronisation, on a GPU.
 
-A block is launched without waiting: copies of kept prompts, pieces of prompts, then steps, each a replayed graph.
-Draws, ends and lengths are the device's affair, so that a sequence that has ended draws nothing more; the host reads a
-block when it lands, while the next one runs. Knows lanes and slots, never a queue.
+A block is launched without waiting: copies of saved prefixes, pieces of prompts, then decode steps, each a replayed
+graph. The device itself decides draws, ends and lengths, so that a sequence that has ended draws nothing more; the host
+reads a block when it is done, while the next one runs. Knows lanes and slots, never a queue.
 
 Guarantees: what is computed for one sequence depends on no other, up to rounding; no token after an end is reported;
 weights change between two blocks only. On the CPU the same code runs without graphs, for tests.
@@ -10,7 +10,7 @@ weights change between two blocks only. On the CPU the same code runs without gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Listing
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 class BlockInFlight(NamedTuple):
     """A block that was launched."""
 
-    ready: Listing[NativeSequence]
-    """By lane."""
+    ready: Sequence[NativeSequence]
+    """The sequence in each lane."""
     slots: NDArray[np.int64]
     report: Tensor
-    """A row a slot, as `ops` says; on the host, valid once `done`."""
+    """A row for each slot, as in `block_ops`; on the host, valid once `done`."""
     done: Event | None
 
 
-class _Steps:
-    """A `View` of one token a lane."""
+class _DecodeView:
+    """A `KvView` of one token for each lane."""
 
     def __init__(self, ops: BlockOps, kv: LaneKvCache, lanes_B: Tensor, positions_B: Tensor, splits: int) -> None:
         self.kv = kv.layers
@@ -60,8 +60,8 @@ class _Steps:
         return self._ops.decode(q_THD, self.kv[layer], heads, self._lanes_B, self.positions, self._splits)
 
 
-class _Prompts:
-    """A `View` of pieces of prompts."""
+class _PrefillView:
+    """A `KvView` of pieces of prompts."""
 
     def __init__(self, ops: BlockOps, kv: LaneKvCache, positions_T: Tensor, rows_T: Tensor, tiles_N4: Tensor) -> None:
         self.kv = kv.layers
@@ -72,11 +72,11 @@ class _Prompts:
         self._tiles_N4 = tiles_N4
 
     def attend(self, layer: int, q_THD: Tensor, heads: AttentionHeads) -> Tensor:
-        return self._ops.fill(q_THD, self.kv[layer], heads, self._tiles_N4)
+        return self._ops.prefill(q_THD, self.kv[layer], heads, self._tiles_N4)
 
 
 class BlockRunner:
-    """One model on one device. Lives in one thread; `parameters` may be read by another."""
+    """One model on one device. Used by one thread; `parameters` may be read by another."""
 
     def __init__(
         self,
@@ -91,29 +91,30 @@ class BlockRunner:
     ) -> None:
         self._decoder, self._ops, self._kv, self._parameters = decoder, ops, kv, parameters
         self._kv_heads = kv_heads
-        self._slots, self._look_steps = settings.slots, settings.look_steps
+        self._slots, self._steps_per_sync = settings.slots, settings.steps_per_sync
         device = kv.device
         self._stream = kv.stream
-        idle = torch.full((settings.slots,), settings.slots, device=device)
-        self._lanes, self._nobody = idle, idle.clone()
+        empty = torch.full((settings.slots,), settings.slots, device=device)
+        self._lanes, self._empty_lanes = empty, empty.clone()
         self._state = torch.zeros(settings.slots + 1, columns.COLUMNS, dtype=torch.int64, device=device)
-        self._block = torch.zeros(settings.slots + 1, 1 + 2 * settings.look_steps, dtype=torch.int32, device=device)
+        self._block = torch.zeros(settings.slots + 1, 1 + 2 * settings.steps_per_sync, dtype=torch.int32, device=device)
         self._ends = torch.tensor(sorted(eos), dtype=torch.int64, device=device)
         self._graphs = None if self._stream is None else DecodeGraphs(self._stream)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.default_stream(device))
         self._changes = -1
-        self._seated = np.empty(0, dtype=np.int64)
-        """Slots by lane."""
-        self._cut = False
+        self._lane_slots = np.empty(0, dtype=np.int64)
+        """The slot of each lane."""
+        self._truncates = False
+        """Whether any sequence truncates the distribution that it draws from."""
         self._owners = np.full(settings.slots, -1, dtype=np.int64)
-        """Who a slot's row of `state` belongs to."""
+        """Number of the sequence that a slot's row of `state` belongs to."""
         self._lengths = np.zeros(settings.slots, dtype=np.int64)
-        """Tokens of a slot's sequence once all that was launched has landed, if it does not end before."""
+        """Tokens of a slot's sequence after all that was launched, if it does not end before."""
         self._limits = np.zeros(settings.slots, dtype=np.int64)
 
     @property
-    def moves(self) -> KvCacheMoves:
+    def kv_moves(self) -> KvCacheMoves:
         return self._kv
 
     def install(self, values: ServedValues) -> None:
@@ -125,22 +126,22 @@ class BlockRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockInFlight | None:
-        """Start a block. None where nobody will draw anything."""
+        """Start a block. Returns None where no sequence would draw anything."""
         with self._kv.on_stream():
             self._kv.settle()
-            if plan.fills:
-                self._fill(plan.fills)
+            if plan.prefills:
+                self._prefill(plan.prefills)
             if not plan.ready:
                 return None
             if plan.changes != self._changes:
-                self._seat(plan)
+                self._assign_lanes(plan)
             return self._decode(plan.ready)
 
-    def land(self, flight: BlockInFlight) -> list[DrawnTokens]:
-        """Wait for a block; what each lane has drawn."""
-        if flight.done is not None:
-            flight.done.synchronize()
-        report = flight.report.numpy()[flight.slots]
+    def read(self, block: BlockInFlight) -> list[DrawnTokens]:
+        """Wait for a block; returns what each lane has drawn."""
+        if block.done is not None:
+            block.done.synchronize()
+        report = block.report.numpy()[block.slots]
         steps = (report.shape[1] - 1) // 2
         counts, tokens = report[:, 0], report[:, 1 : 1 + steps]
         logps = report[:, 1 + steps :].view(np.float32)
@@ -150,34 +151,36 @@ class BlockRunner:
         rows = zip(counts.tolist(), tokens.tolist(), logps.tolist(), strict=True)
         return [(drawn, found) if count == steps else (drawn[:count], found[:count]) for count, drawn, found in rows]
 
-    def _seat(self, plan: StepPlan) -> None:
-        """Others have joined or left: tell the device who sits where, and all about those who are new."""
+    def _assign_lanes(self, plan: StepPlan) -> None:
+        """Tell the device which slot is in which lane, and all about sequences that are new."""
         self._changes = plan.changes
         slots = np.array(self._kv.slot_of[: len(plan.ready)], dtype=np.int64)
         numbers = np.array([sequence.number for sequence in plan.ready])
         new = np.flatnonzero(self._owners[slots] != numbers).tolist()
         if new:
-            entered = [plan.ready[lane] for lane in new]
-            rows = copy_to_device(np.array([_entry(sequence) for sequence in entered], dtype=np.int64), self._kv.device)
+            joined = [plan.ready[lane] for lane in new]
+            rows = copy_to_device(
+                np.array([_make_state_row(sequence) for sequence in joined], dtype=np.int64), self._kv.device
+            )
             self._state.index_copy_(0, copy_to_device(slots[new], self._kv.device), rows)
             self._owners[slots[new]] = numbers[new]
-            self._lengths[slots[new]] = [len(sequence.tokens) for sequence in entered]
-            self._limits[slots[new]] = [sequence.limit for sequence in entered]
-        seats = np.full(round_up_lanes(len(slots), self._slots), self._slots, dtype=np.int64)
-        seats[: len(slots)] = slots
-        self._lanes[: len(seats)].copy_(copy_to_device(seats, self._kv.device))
-        self._seated = slots
-        self._cut = any(_truncates(sequence) for sequence in plan.ready)
+            self._lengths[slots[new]] = [len(sequence.tokens) for sequence in joined]
+            self._limits[slots[new]] = [sequence.limit for sequence in joined]
+        lanes = np.full(round_up_lanes(len(slots), self._slots), self._slots, dtype=np.int64)
+        lanes[: len(slots)] = slots
+        self._lanes[: len(lanes)].copy_(copy_to_device(lanes, self._kv.device))
+        self._lane_slots = slots
+        self._truncates = any(_truncates_distribution(sequence) for sequence in plan.ready)
 
-    def _decode(self, ready: Listing[NativeSequence]) -> BlockInFlight | None:
-        slots = self._seated
+    def _decode(self, ready: Sequence[NativeSequence]) -> BlockInFlight | None:
+        slots = self._lane_slots
         lengths, limits = self._lengths[slots], self._limits[slots]
-        steps = min(self._look_steps, int((limits - lengths).max()))
+        steps = min(self._steps_per_sync, int((limits - lengths).max()))
         if steps <= 0:
             return None
         longest = int(lengths.max()) + steps
         size = round_up_lanes(len(slots), self._slots)
-        shape = DecodeShape(size, choose_splits(size, self._kv_heads, longest), self._cut)
+        shape = DecodeShape(size, choose_splits(size, self._kv_heads, longest), self._truncates)
         self._block[:, 0].zero_()
         for _ in range(steps):
             self._run(shape)
@@ -194,41 +197,41 @@ class BlockRunner:
         if self._graphs is None:
             self._step(shape)
         else:
-            self._graphs.run(shape, self._step, self._idle_step)
+            self._graphs.run(shape, self._step, self._empty_step)
 
     def _step(self, shape: DecodeShape) -> None:
-        self._step_of(self._lanes[: shape.lanes], shape)
+        self._decode_lanes(self._lanes[: shape.lanes], shape)
 
-    def _idle_step(self, shape: DecodeShape) -> None:
-        self._step_of(self._nobody[: shape.lanes], shape)
+    def _empty_step(self, shape: DecodeShape) -> None:
+        self._decode_lanes(self._empty_lanes[: shape.lanes], shape)
 
-    def _step_of(self, lanes_B: Tensor, shape: DecodeShape) -> None:
+    def _decode_lanes(self, lanes_B: Tensor, shape: DecodeShape) -> None:
         rows = self._state.index_select(0, lanes_B)
         positions_B = rows[:, columns.POSITION].contiguous()
-        view = _Steps(self._ops, self._kv, lanes_B, positions_B, shape.splits)
+        view = _DecodeView(self._ops, self._kv, lanes_B, positions_B, shape.splits)
         logits_BV = self._decoder.logits(rows[:, columns.TOKEN], view)
-        self._ops.draw(logits_BV, lanes_B, self._state, self._block, self._ends, cut=shape.cut)
+        self._ops.draw(logits_BV, lanes_B, self._state, self._block, self._ends, truncates=shape.truncates)
 
-    def _fill(self, fills: Listing[PrefillChunk]) -> None:
-        """One forward of all pieces; nothing is drawn."""
+    def _prefill(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Compute the KV of all pieces in one forward pass; nothing is drawn."""
         tokens: list[int] = []
         positions, rows, tiles = [], [], []
-        for fill in fills:
-            sequence, start, slot = fill.sequence, fill.sequence.cached, self._kv.slot_of[fill.sequence.row]
-            for first in range(0, fill.count, TILE_TOKENS):
-                tiles.append((len(tokens) + first, min(TILE_TOKENS, fill.count - first), slot, start + first))
-            tokens += sequence.tokens[start : start + fill.count]
-            at = np.arange(start, start + fill.count)
+        for chunk in chunks:
+            sequence, start, slot = chunk.sequence, chunk.sequence.cached, self._kv.slot_of[chunk.sequence.row]
+            for first in range(0, chunk.count, TILE_TOKENS):
+                tiles.append((len(tokens) + first, min(TILE_TOKENS, chunk.count - first), slot, start + first))
+            tokens += sequence.tokens[start : start + chunk.count]
+            at = np.arange(start, start + chunk.count)
             positions.append(at)
             rows.append(at + slot * self._kv.slot_tokens)
         flat = np.stack((np.array(tokens, dtype=np.int64), np.concatenate(positions), np.concatenate(rows)))
         tokens_T, positions_T, rows_T = copy_to_device(flat, self._kv.device)
-        view = _Prompts(self._ops, self._kv, positions_T, rows_T, copy_to_device(np.array(tiles), self._kv.device))
-        self._decoder.fill(tokens_T, view)
+        view = _PrefillView(self._ops, self._kv, positions_T, rows_T, copy_to_device(np.array(tiles), self._kv.device))
+        self._decoder.prefill(tokens_T, view)
 
 
-def _entry(sequence: NativeSequence) -> list[int]:
-    """A sequence as a row of `state`, in the order of its columns."""
+def _make_state_row(sequence: NativeSequence) -> list[int]:
+    """Return a sequence as a row of `state`, in the order of its columns."""
     params = sequence.params
     fractions = [columns.float_to_bits(value) for value in (params.temperature, params.top_p, params.min_p)]
     key = columns.make_draw_key(sequence.key, sequence.prompt_length)
@@ -246,6 +249,6 @@ def _entry(sequence: NativeSequence) -> list[int]:
     ]
 
 
-def _truncates(sequence: NativeSequence) -> bool:
+def _truncates_distribution(sequence: NativeSequence) -> bool:
     params = sequence.params
     return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)

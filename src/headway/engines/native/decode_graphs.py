@@ -1,9 +1,10 @@
-"""Steps as CUDA graphs: captured once for each shape, replayed without Python.
+"""Decode steps as CUDA graphs: captured once for each shape, replayed without Python.
 
-A shape is a number of lanes from a ladder, in how many shares long slots are read, and whether anybody truncates. A
-step is run once before it is captured, so that kernels are compiled and loaded outside of the capture; the caller sees
-to it that such a run has no effect. All graphs share one pool of memory, as no two of them run at once; nothing may be
-kept from inside a step. What a step reads and writes must outlive the graphs: their owner holds it.
+A shape is a number of lanes from a fixed series, the number of shares in which long slots are read, and whether any
+sequence truncates. A step is run once before it is captured, so that kernels are compiled and loaded outside of the
+capture; the caller makes sure that such a run has no effect. All graphs share one pool of memory, because no two of
+them run at once; nothing may be kept from inside a step. What a step reads and writes must outlive the graphs: their
+owner holds it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
-_FULL = 512
-"""Programs that keep a GPU of 132 multiprocessors busy."""
-_SHARE = 512
-"""Tokens one program may read where there are fewer; twice as many where there are more, half where there are few."""
+_BUSY_PROGRAMS = 512
+"""Number of programs that keeps a GPU of 132 multiprocessors busy."""
+_SHARE_TOKENS = 512
+"""Tokens that one program reads where there are fewer programs; twice as many where there are more, half where few."""
 
 
 class DecodeShape(NamedTuple):
@@ -24,11 +25,11 @@ class DecodeShape(NamedTuple):
 
     lanes: int
     splits: int
-    cut: bool
+    truncates: bool
 
 
 def round_up_lanes(lanes: int, most: int) -> int:
-    """The next size that is captured: powers of 2 to 16, then steps of an eighth or less."""
+    """Return the next number of lanes that is captured: powers of 2 to 16, then steps of an eighth or less."""
     if lanes <= 16:
         size = 1 << (lanes - 1).bit_length()
     else:
@@ -38,9 +39,15 @@ def round_up_lanes(lanes: int, most: int) -> int:
 
 
 def choose_splits(lanes: int, kv_heads: int, longest: int) -> int:
-    """In how many shares slots are read: a power of 2. All wait for the longest share; adding up costs a kernel."""
+    """Return in how many shares slots are read, a power of 2. All wait for the longest; summing costs a kernel."""
     programs = lanes * kv_heads
-    share = _SHARE // 2 if 8 * programs < _FULL else _SHARE if programs < _FULL else 2 * _SHARE
+    share = (
+        _SHARE_TOKENS // 2
+        if 8 * programs < _BUSY_PROGRAMS
+        else _SHARE_TOKENS
+        if programs < _BUSY_PROGRAMS
+        else 2 * _SHARE_TOKENS
+    )
     return min(1 << (-(-longest // share) - 1).bit_length(), 32)
 
 
@@ -48,22 +55,22 @@ DecodeStep = Callable[[DecodeShape], None]
 
 
 class DecodeGraphs:
-    """The captured steps of one runner. Does not refer to it: a runner that is let go frees its memory at once."""
+    """The captured steps of one runner. Does not refer to the runner, whose memory is freed with its last reference."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[DecodeShape, torch.cuda.CUDAGraph] = {}
 
-    def run(self, shape: DecodeShape, step: DecodeStep, idle: DecodeStep) -> None:
-        """A step of this shape; `idle` is the same on lanes that nobody sits in."""
+    def run(self, shape: DecodeShape, step: DecodeStep, empty_step: DecodeStep) -> None:
+        """Run a step of this shape; `empty_step` is the same on lanes without sequences."""
         graph = self._graphs.get(shape)
         if graph is None:
-            graph = self._graphs[shape] = self._captured(shape, step, idle)
+            graph = self._graphs[shape] = self._capture(shape, step, empty_step)
         graph.replay()
 
-    def _captured(self, shape: DecodeShape, step: DecodeStep, idle: DecodeStep) -> torch.cuda.CUDAGraph:
-        idle(shape)
+    def _capture(self, shape: DecodeShape, step: DecodeStep, empty_step: DecodeStep) -> torch.cuda.CUDAGraph:
+        empty_step(shape)
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads load weights or train: they must not break a capture, nor be broken by it.

@@ -1,14 +1,16 @@
-"""Which sequence lives in which row of the KV memory.
+"""Which sequence lives in which row of the KV cache, and which KV is kept for later sequences.
 
-Guarantees: sequences that decode fill the rows from 0 without a gap, so that their KV is one view and a batch size
-says everything about a step's shape. The price is one move of KV when a row in the middle becomes free. Filling
-sequences live in any row above. Holds no KV; `KvCacheMoves` carries out what is decided here.
+Guarantees: ready sequences fill the rows from 0 without a gap, so that their KV is one view and a batch size says
+everything about a step's shape. The price is one move of KV when a row in the middle becomes free. Prefilling sequences
+live in any row above. What was computed under one version of the weights is never given to a sequence that starts under
+another one; the tokens kept stay within a budget, least recently used first out. Holds no KV itself: `KvCacheMoves`
+carries out what is decided here.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -17,14 +19,14 @@ from headway.engines.native.native_sequence import NativeSequence
 
 
 class KvCacheMoves(Protocol):
-    """What has to be done to the memory; lengths are in tokens."""
+    """What has to be done to the KV cache; lengths are in tokens."""
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Row to row."""
+        """Copy one row to another."""
         ...
 
     def exchange(self, one: int, one_length: int, other: int, other_length: int) -> None:
-        """Two rows change places."""
+        """Swap two rows."""
         ...
 
     def save(self, prefix: int, row: int, length: int) -> None:
@@ -32,40 +34,40 @@ class KvCacheMoves(Protocol):
         ...
 
     def restore(self, prefix: int, row: int, length: int) -> None:
-        """Put the first tokens of what was kept into a row."""
+        """Put the first tokens of a saved prefix into a row."""
         ...
 
     def drop(self, prefix: int) -> None:
-        """Forget what was kept."""
+        """Forget a saved prefix."""
         ...
 
 
 class SlotTable:
-    """Rows and their owners."""
+    """Rows and the sequences that live in them."""
 
-    def __init__(self, count: int, moves: KvCacheMoves) -> None:
+    def __init__(self, slots: int, moves: KvCacheMoves) -> None:
         self.ready: list[NativeSequence] = []
-        """Those that decode, by row."""
-        self._rows: list[NativeSequence | None] = [None] * count
+        """The sequences that decode, by row."""
+        self._rows: list[NativeSequence | None] = [None] * slots
         self._moves = moves
         self._used = 0
         self.changes = 0
-        """Counts changes of `ready`: whoever derives something from it compares."""
+        """Number of changes of `ready`: what was derived from it is valid while this stays the same."""
 
     @property
-    def free(self) -> bool:
-        """Whether one more fits."""
+    def has_free(self) -> bool:
+        """Whether one more sequence fits."""
         return self._used < len(self._rows)
 
     def take(self, sequence: NativeSequence) -> None:
-        """A row for a sequence that starts to fill: the lowest, as it is the likeliest to be the one it decodes in."""
+        """Give a row to a sequence that starts to prefill: the lowest, as that is the likeliest it will decode in."""
         row = self._rows.index(None)
         self._rows[row] = sequence
         sequence.row = row
         self._used += 1
 
     def promote(self, sequence: NativeSequence) -> None:
-        """A sequence starts to decode: it changes places with whatever is behind the last one that does."""
+        """Let a sequence decode: swap it with whatever is behind the last sequence that decodes."""
         target, source = len(self.ready), sequence.row
         if source != target:
             other = self._rows[target]
@@ -79,7 +81,7 @@ class SlotTable:
         self.changes += 1
 
     def release(self, sequence: NativeSequence) -> None:
-        """A sequence leaves; the last one that decodes closes the gap."""
+        """Free the row of a sequence that leaves; the last sequence that decodes closes the gap."""
         row = sequence.row
         if row < len(self.ready) and self.ready[row] is sequence:
             last = self.ready.pop()
@@ -94,118 +96,120 @@ class SlotTable:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """The KV of these tokens lies under this number."""
+class _SavedPrefix:
+    """The KV of these tokens is saved under this number."""
 
     number: int
-    tokens: Tokens[int]
+    tokens: Sequence[int]
 
 
 class PrefixCache:
-    """What is kept, and who is filling a prompt that others wait for.
+    """Saved KV: prompts for the members of a group, and whole turns for the next turn of their episode.
 
-    `held_back`: how many tokens at a prompt's end are never filled, as they are drawn from in another way.
+    A saved turn that is continued is dropped: its episode saves the next one. The last `held_back_tokens` of a prompt
+    are never prefilled, because tokens are drawn from them in another way.
     """
 
-    def __init__(self, budget_tokens: int, moves: KvCacheMoves, held_back: int = 0) -> None:
+    def __init__(self, budget_tokens: int, moves: KvCacheMoves, held_back_tokens: int = 0) -> None:
         self._budget = budget_tokens
         self._moves = moves
-        self._held_back = held_back
-        self._kept: OrderedDict[tuple[int, ...] | str, _Kept] = OrderedDict()
+        self._held_back_tokens = held_back_tokens
+        self._saved: OrderedDict[tuple[int, ...] | str, _SavedPrefix] = OrderedDict()
         """By prompt, or by session."""
         self._tokens = 0
         self._leaders: dict[tuple[int, ...], NativeSequence] = {}
+        """By prompt: the sequence that prefills it for the others."""
         self._numbers = count()
         self._era = 0
         """How often the weights have changed."""
-        self.hits = 0
-        self.continued = 0
+        self.shared_prompts = 0
+        self.continued_turns = 0
 
-    def awaited(self, sequence: NativeSequence) -> bool:
-        """Whether a sibling is filling this prompt right now, so that waiting is cheaper than filling it again."""
+    def is_being_prefilled(self, sequence: NativeSequence) -> bool:
+        """Return whether a sibling prefills this prompt right now, so that waiting is cheaper than doing it again."""
         return sequence.prefix is not None and sequence.prefix in self._leaders
 
-    def leads(self, sequence: NativeSequence) -> bool:
-        """Whether it fills a prompt that is to be kept."""
+    def is_leader(self, sequence: NativeSequence) -> bool:
+        """Return whether a sequence prefills a prompt that is to be saved."""
         return sequence.prefix is not None and self._leaders.get(sequence.prefix) is sequence
 
     def join(self, sequence: NativeSequence) -> None:
-        """A sequence has its row: it takes what is kept, or fills the prompt for the others."""
+        """Give saved KV to a sequence that has just got its row, or make it prefill the prompt for the others."""
         sequence.era = self._era
         prompt = sequence.prefix
-        if prompt is None or not self._held_back < len(prompt) <= self._budget:
-            self._continue(sequence)
+        if prompt is None or not self._held_back_tokens < len(prompt) <= self._budget:
+            self._continue_turn(sequence)
             return
-        kept = self._kept.get(prompt)
-        if kept is None:
+        saved = self._saved.get(prompt)
+        if saved is None:
             self._leaders[prompt] = sequence
             return
-        self._kept.move_to_end(prompt)
-        self.hits += 1
-        self._take(sequence, kept, len(prompt) - self._held_back)
+        self._saved.move_to_end(prompt)
+        self.shared_prompts += 1
+        self._restore(sequence, saved, len(prompt) - self._held_back_tokens)
 
-    def filled(self, sequence: NativeSequence) -> None:
-        """A step has filled more of a sequence; once that is the whole prompt, it is kept."""
+    def record_prefill(self, sequence: NativeSequence) -> None:
+        """Save the prompt once a step has prefilled the whole of it."""
         prompt = sequence.prefix
-        if prompt is None or not self.leads(sequence) or sequence.cached < len(prompt) - self._held_back:
+        if prompt is None or not self.is_leader(sequence) or sequence.cached < len(prompt) - self._held_back_tokens:
             return
         del self._leaders[prompt]
-        self._keep(prompt, sequence, prompt, len(prompt) - self._held_back)
+        self._save(prompt, sequence, prompt, len(prompt) - self._held_back_tokens)
 
-    def left(self, sequence: NativeSequence, *, whole: bool) -> None:
-        """A sequence goes, its row still its own: what it was filling, somebody else has to; a whole turn is kept."""
-        if self.leads(sequence):
+    def release(self, sequence: NativeSequence, *, completed: bool) -> None:
+        """Let a sequence go that still has its row: another one must prefill its prompt; a completed turn is saved."""
+        if self.is_leader(sequence):
             del self._leaders[sequence.prefix or ()]
-        if whole and sequence.goes_on and sequence.era == self._era:
+        if completed and sequence.continues and sequence.era == self._era:
             length = min(sequence.cached, len(sequence.tokens) - 1)
-            self._forget(sequence.session)
+            self._forget_session(sequence.session)
             if 0 < length <= self._budget:
-                self._keep(sequence.session, sequence, sequence.tokens[:length], length)
+                self._save(sequence.session, sequence, sequence.tokens[:length], length)
 
     def clear(self) -> None:
-        """Other weights: nothing kept or being filled may be shared any more."""
+        """Forget everything saved or being prefilled, because the weights have changed."""
         self._era += 1
         self._leaders.clear()
-        while self._kept:
+        while self._saved:
             self._evict()
 
-    def _continue(self, sequence: NativeSequence) -> None:
-        """Begin behind what the turn before has left, as far as it is the same."""
-        kept = self._kept.get(sequence.session)
-        if kept is None:
+    def _continue_turn(self, sequence: NativeSequence) -> None:
+        """Begin behind what the turn before has left, as far as the tokens are the same."""
+        saved = self._saved.get(sequence.session)
+        if saved is None:
             return
-        if same := _common(kept.tokens, sequence.tokens):
-            self.continued += 1
-            self._take(sequence, kept, same)
-        self._forget(sequence.session)
+        if length := _count_common_prefix(saved.tokens, sequence.tokens):
+            self.continued_turns += 1
+            self._restore(sequence, saved, length)
+        self._forget_session(sequence.session)
 
-    def _take(self, sequence: NativeSequence, kept: _Kept, length: int) -> None:
+    def _restore(self, sequence: NativeSequence, saved: _SavedPrefix, length: int) -> None:
         # The last token is always computed: its logits are drawn from.
         length = min(length, len(sequence.tokens) - 1)
-        self._moves.restore(kept.number, sequence.row, length)
+        self._moves.restore(saved.number, sequence.row, length)
         sequence.cached = length
 
-    def _keep(self, key: tuple[int, ...] | str, sequence: NativeSequence, tokens: Tokens[int], length: int) -> None:
+    def _save(self, key: tuple[int, ...] | str, sequence: NativeSequence, tokens: Sequence[int], length: int) -> None:
         while self._tokens + len(tokens) > self._budget:
             self._evict()
-        kept = _Kept(next(self._numbers), tokens)
-        self._kept[key] = kept
+        saved = _SavedPrefix(next(self._numbers), tokens)
+        self._saved[key] = saved
         self._tokens += len(tokens)
-        self._moves.save(kept.number, sequence.row, length)
+        self._moves.save(saved.number, sequence.row, length)
 
-    def _forget(self, session: str) -> None:
-        if session in self._kept:
-            self._kept.move_to_end(session, last=False)
+    def _forget_session(self, session: str) -> None:
+        if session in self._saved:
+            self._saved.move_to_end(session, last=False)
             self._evict()
 
     def _evict(self) -> None:
-        _, kept = self._kept.popitem(last=False)
-        self._tokens -= len(kept.tokens)
-        self._moves.drop(kept.number)
+        _, saved = self._saved.popitem(last=False)
+        self._tokens -= len(saved.tokens)
+        self._moves.drop(saved.number)
 
 
-def _common(one: Tokens[int], other: Tokens[int]) -> int:
-    """How many tokens both begin with."""
+def _count_common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
     most = min(len(one), len(other))
     if list(one[:most]) == list(other[:most]):
         return most

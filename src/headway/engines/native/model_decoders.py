@@ -1,10 +1,10 @@
-"""A model as a block runs it: logits of one token a lane, or the KV of pieces of prompts.
+"""Forward passes of a model in a block: logits of one token for each lane, or the KV of pieces of prompts.
 
 `FusedDecoder` knows the families that are built like Llama and runs them with nine kernels a layer; the stream between
 layers is float32. `GenericDecoder` runs the forward of any `transformers` decoder through the attention interface.
-Which of the two is right for a model, `make_decoder` says; results are the same up to rounding.
+`make_decoder` chooses one; results are the same up to rounding.
 
-Weights are read where `Parameters` put them, at every call: they must have been installed.
+Weights are read at every call where `ServedParameters` has put them: they must have been installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import AttentionInterface
 
-from headway.engines.native.block_ops import AttentionHeads, BlockOps, RotaryEmbedding
+from headway.engines.native.block_ops import AttentionHeads, BlockOps, KeysValues, RotaryEmbedding
 from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear
 from headway.engines.native.slot_attention import check_attention_options, detach_config
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 BLOCK_ATTENTION_NAME = "headway_blocks"
 _LIKE_LLAMA = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-"""Those that are a table: the others change with the length of a sequence."""
+"""Rotations that are a table; the others change with the length of a sequence."""
 
 
 class KvView(Protocol):
-    """Where the tokens of one forward belong."""
+    """The positions and KV rows of the tokens of one forward pass."""
 
-    kv: list[tuple[Tensor, Tensor]]
-    """By layer, (R, K, D) each."""
+    kv: list[KeysValues]
+    """Keys and values by layer."""
     positions: Tensor
     rows: Tensor
-    """Of the KV."""
+    """Rows of the KV."""
     slot_tokens: int
 
     def attend(self, layer: int, q_THD: Tensor, heads: AttentionHeads) -> Tensor:
-        """Attention over what is in the KV now."""
+        """Return attention over what is in the KV now."""
         ...
 
 
@@ -48,40 +48,40 @@ class BlockDecoder(Protocol):
     """One model."""
 
     def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
-        """(B, V), float32."""
+        """Return logits (B, V), float32."""
         ...
 
-    def fill(self, tokens_T: Tensor, view: KvView) -> None:
-        """Keys and values only."""
+    def prefill(self, tokens_T: Tensor, view: KvView) -> None:
+        """Compute keys and values only."""
         ...
 
 
 def make_decoder(model: PreTrainedModel, ops: BlockOps, positions: int) -> BlockDecoder:
-    """The fastest one that is right. `positions`: of the longest sequence."""
+    """Return the fastest decoder that computes this model. `positions`: length of the longest sequence."""
     return FusedDecoder(model, ops, positions) if is_llama_like(model) else GenericDecoder(model)
 
 
 def is_llama_like(model: PreTrainedModel) -> bool:
-    """Whether `FusedDecoder` computes what this model computes."""
+    """Return whether `FusedDecoder` computes what this model computes."""
     if type(model).__name__ not in _LIKE_LLAMA or getattr(model.config, "hidden_act", None) != "silu":
         return False
     layers = model.model.layers
-    fused = all(_whole(layer.self_attn.q_proj) and _whole(layer.mlp.gate_proj) for layer in layers)
+    fused = all(_get_fused(layer.self_attn.q_proj) and _get_fused(layer.mlp.gate_proj) for layer in layers)
     return fused and getattr(model.model.rotary_emb, "rope_type", "default") in _ROTATIONS
 
 
 def project_to_logits(x_BE: Tensor, head: ServedLinear) -> Tensor:
-    """Logits in float32, whatever the weights are in: bfloat16 would round them by more than tokens differ."""
-    weight = _present(head.prepared)
+    """Return logits in float32, whatever the weights are: bfloat16 would round them by more than tokens differ."""
+    weight = _require(head.prepared)
     if weight.is_cuda and weight.dtype != torch.float32:
         logits = torch.mm(x_BE, weight.t(), out_dtype=torch.float32)
     else:
         logits = linear(x_BE.float(), weight.float())
-    return logits if head.added is None else logits + head.added.float()
+    return logits if head.bias is None else logits + head.bias.float()
 
 
 class FusedDecoder:
-    """Llama, Mistral, Qwen2, Qwen3, SmolLM, SmolLM2."""
+    """Runs Llama, Mistral, Qwen2, Qwen3, SmolLM and SmolLM2."""
 
     def __init__(self, model: PreTrainedModel, ops: BlockOps, positions: int) -> None:
         self._model: Any = model.model
@@ -94,13 +94,13 @@ class FusedDecoder:
         self._cos, self._sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
     def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
-        hidden = self._forward(tokens_B, view, to_the_end=True)
-        return project_to_logits(_present(hidden), self._head)
+        hidden = self._forward(tokens_B, view, with_output=True)
+        return project_to_logits(_require(hidden), self._head)
 
-    def fill(self, tokens_T: Tensor, view: KvView) -> None:
-        self._forward(tokens_T, view, to_the_end=False)
+    def prefill(self, tokens_T: Tensor, view: KvView) -> None:
+        self._forward(tokens_T, view, with_output=False)
 
-    def _forward(self, tokens_T: Tensor, view: KvView, *, to_the_end: bool) -> Tensor | None:
+    def _forward(self, tokens_T: Tensor, view: KvView, *, with_output: bool) -> Tensor | None:
         ops, model = self._ops, self._model
         x_TE = model.embed_tokens.weight.index_select(0, tokens_T).float()
         delta: Tensor | None = None
@@ -108,26 +108,26 @@ class FusedDecoder:
             norm = layer.input_layernorm
             normed = ops.add_norm(x_TE, delta, norm.weight, norm.variance_epsilon)
             attention = layer.self_attn
-            qkv = self._product(normed, _whole(attention.q_proj))
-            heads = _heads(attention, model.config, view.slot_tokens)
-            by = self._rotation(attention)
-            q_THD = ops.rotate_store(qkv, heads, by, view.positions, view.rows, view.kv[number])
-            if not to_the_end and number + 1 == len(model.layers):
+            qkv = self._product(normed, _get_fused(attention.q_proj))
+            heads = _read_heads(attention, model.config, view.slot_tokens)
+            rotary = self._make_rotation(attention)
+            q_THD = ops.rotate_store(qkv, heads, rotary, view.positions, view.rows, view.kv[number])
+            if not with_output and number + 1 == len(model.layers):
                 return None
             attended = view.attend(number, q_THD, heads)
             delta = self._product(attended.view(len(attended), -1), attention.o_proj)
             norm = layer.post_attention_layernorm
             normed = ops.add_norm(x_TE, delta, norm.weight, norm.variance_epsilon)
-            gate_up = _present(_whole(layer.mlp.gate_proj))
-            gated = ops.gated(normed, _present(gate_up.prepared), gate_up.added)
+            gate_up = _require(_get_fused(layer.mlp.gate_proj))
+            gated = ops.gated(normed, _require(gate_up.prepared), gate_up.bias)
             delta = self._product(gated, layer.mlp.down_proj)
         return ops.add_norm(x_TE, delta, model.norm.weight, model.norm.variance_epsilon)
 
     def _product(self, x: Tensor, layer: ServedLinear | None) -> Tensor:
-        layer = _present(layer)
-        return self._ops.product(x, _present(layer.prepared), layer.added)
+        layer = _require(layer)
+        return self._ops.product(x, _require(layer.prepared), layer.bias)
 
-    def _rotation(self, attention: Any) -> RotaryEmbedding:
+    def _make_rotation(self, attention: Any) -> RotaryEmbedding:
         q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         if q_norm is None or k_norm is None:
             return RotaryEmbedding(self._cos, self._sin, None, None, 0.0)
@@ -135,7 +135,7 @@ class FusedDecoder:
 
 
 class GenericDecoder:
-    """Whatever goes through the attention interface."""
+    """Runs any model that goes through the attention interface."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         AttentionInterface.register(BLOCK_ATTENTION_NAME, attend)
@@ -149,7 +149,7 @@ class GenericDecoder:
         logits_BV: Tensor = output.logits[0].float()
         return logits_BV
 
-    def fill(self, tokens_T: Tensor, view: KvView) -> None:
+    def prefill(self, tokens_T: Tensor, view: KvView) -> None:
         positions = view.positions[None]
         self._model(input_ids=tokens_T[None], position_ids=positions, use_cache=False, logits_to_keep=1, view=view)
 
@@ -166,7 +166,7 @@ def attend(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The function that models call. Takes (1, H, T, D), gives (1, T, H, D)."""
+    """Compute attention for a layer of the model: (1, H, T, D) → (1, T, H, D)."""
     check_attention_options(options)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = view.kv[layer]
@@ -179,7 +179,7 @@ def attend(
     return view.attend(layer, query[0].transpose(0, 1).contiguous(), heads)[None], None
 
 
-def _heads(attention: Any, config: Any, slot_tokens: int) -> AttentionHeads:
+def _read_heads(attention: Any, config: Any, slot_tokens: int) -> AttentionHeads:
     window = getattr(attention, "sliding_window", None)
     if type(attention).__name__ == "MistralAttention":  # the one family that keeps it in its configuration alone
         window = getattr(config, "sliding_window", None)
@@ -188,11 +188,11 @@ def _heads(attention: Any, config: Any, slot_tokens: int) -> AttentionHeads:
     return AttentionHeads(heads, kv_heads, attention.head_dim, attention.scaling, window or 0, slot_tokens=slot_tokens)
 
 
-def _whole(part: Any) -> ServedLinear | None:
+def _get_fused(part: Any) -> ServedLinear | None:
     return part.whole if isinstance(part, FusedLinearSlice) else None
 
 
-def _present(value: Any) -> Any:
+def _require(value: Any) -> Any:
     if value is None:
         raise RuntimeError("no weights")
     return value

@@ -1,94 +1,54 @@
-"""Scheduler and runner together, one step at a time: an engine without threads or a clock.
+"""The cores of the native engine: scheduler and runner together.
 
-Everything here runs in one thread. What it returns are deliveries: news of requests, each made by one version.
+`StepCore` runs one step at a time and reads each. `BlockCore` runs several decode steps per host synchronisation, and
+launches one block while it reads the one before. Between a launch and its read the scheduler knows less than the
+device: a sequence that has ended there keeps its lane for one more block and draws nothing in it. Other weights are
+queued behind the block in flight and the next block behind them, so that the device never waits; each block carries
+the version that makes it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headway.engines.engine_thread import EngineCore, RequestUpdate
 from headway.engines.native.block_ops import BlockOps, TorchBlockOps
 from headway.engines.native.block_runner import BlockInFlight, BlockRunner
 from headway.engines.native.kv_cache import LaneKvCache, read_kv_shape
 from headway.engines.native.model_decoders import BlockDecoder, make_decoder
-from headway.engines.native.native_scheduler import NativeScheduler, RequestUpdate
-from headway.engines.native.native_sequence import NativeSequence
-from headway.engines.native.served_parameters import DeviceParameters, ServedValues
+from headway.engines.native.native_scheduler import HasStopped, NativeScheduler
+from headway.engines.native.served_linear import choose_fastest_layout
+from headway.engines.native.served_parameters import DeviceParameters, ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
 from headway.engines.native.step_runner import DecodeRunner, choose_compute_dtype
 from headway.errors import ConfigError
+from headway.models.model_checks import check_attention, check_rotation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
-class EngineCore(ABC):
-    """One replica's state. `install` serves other weights from the next step on."""
-
-    def __init__(self, scheduler: NativeScheduler, install: Callable[[ServedValues], None]) -> None:
-        self.scheduler = scheduler
-        self.version = -1
-        self.made_by = -1
-        """The version behind what was returned last."""
-        self.steps = 0
-        self._install = install
-        self._paused = False
-
-    @property
-    def runnable(self) -> bool:
-        """Whether `step` would do anything."""
-        return not self._paused and self.scheduler.busy
-
-    def add(self, sequence: NativeSequence) -> list[RequestUpdate]:
-        """Take a request in."""
-        self.scheduler.add(sequence)
-        return []
-
-    def abort(self, number: int) -> list[RequestUpdate]:
-        """End a sequence here and now."""
-        delivery = self.scheduler.remove(number)
-        return [] if delivery is None else [delivery]
-
-    def pause(self) -> list[RequestUpdate]:
-        """No more steps until `resume`; everything made so far is delivered."""
-        self._paused = True
-        return self._settled()
-
-    def resume(self) -> list[RequestUpdate]:
-        """Steps again."""
-        self._paused = False
-        return []
-
-    def flip(self, values: ServedValues, version: int) -> list[RequestUpdate]:
-        """Serve other weights from the next step on; what is delivered was made by the old ones."""
-        self._install(values)
-        made = self.scheduler.flush()
-        self.scheduler.other_weights()
-        self.version = version
-        return made
-
-    def _settled(self) -> list[RequestUpdate]:
-        """Everything made so far."""
-        return self.scheduler.flush()
-
-    @abstractmethod
-    def step(self) -> list[RequestUpdate]:
-        """Something for everyone who is due."""
+NativeCore = EngineCore[NativeScheduler, ServedValues]
+MakeCore = Callable[
+    ["PreTrainedModel", NativeSettings, frozenset[int], HasStopped], tuple[ServedParameters, NativeCore]
+]
+"""Makes everything that the thread needs from a model, its end tokens and a search for stop strings."""
+MakeRunner = Callable[["PreTrainedModel", ServedParameters, NativeSettings], DecodeRunner]
+HELD_BACK_TOKENS = 1
+"""The last token of a prompt is decoded, not prefilled, because only decode steps draw."""
 
 
-class StepCore(EngineCore):
-    """One token at a time, each looked at."""
+class StepCore(NativeCore):
+    """Runs one step per host synchronisation: on a CPU reading the result costs nothing beside the step."""
 
     def __init__(self, scheduler: NativeScheduler, runner: DecodeRunner) -> None:
         super().__init__(scheduler, runner.install)
         self._runner = runner
 
     def step(self) -> list[RequestUpdate]:
-        """One token for everyone who is due."""
+        """Draw one token for every sequence that is due."""
         plan = self.scheduler.plan()
         tokens, logps = self._runner.step(plan)
         self.steps += 1
@@ -96,51 +56,83 @@ class StepCore(EngineCore):
         return self.scheduler.commit(plan, tokens, logps)
 
 
-HELD_BACK_TOKENS = 1
-"""Of a prompt's tokens the last is decoded, not filled: only steps draw."""
-
-
-class BlockCore(EngineCore):
-    """One replica's state."""
+class BlockCore(NativeCore):
+    """Runs several decode steps per host synchronisation."""
 
     def __init__(self, scheduler: NativeScheduler, runner: BlockRunner) -> None:
         super().__init__(scheduler, runner.install)
-        self._blocks = runner
-        self._flight: tuple[BlockInFlight, int] | None = None
-        """With the version that makes it."""
+        self._runner = runner
+        self._in_flight: tuple[BlockInFlight, int] | None = None
+        """The block that was launched last, with the version that makes it."""
 
     @property
     def runnable(self) -> bool:
-        return super().runnable or self._flight is not None
+        return super().runnable or self._in_flight is not None
 
-    def _settled(self) -> list[RequestUpdate]:
-        """With the block in flight."""
-        return [*self._land(None), *super()._settled()]
+    def _settle(self) -> list[RequestUpdate]:
+        """Return everything made so far, the block in flight included."""
+        return [*self._read_block(None), *super()._settle()]
 
     def step(self) -> list[RequestUpdate]:
+        """Launch a block, then read the one before it."""
         plan = self.scheduler.plan()
-        flight = self._blocks.launch(plan)
-        self.scheduler.filled(plan)
+        launched = self._runner.launch(plan)
+        self.scheduler.commit_prefill(plan)
         self.steps += 1
-        return self._land(flight)
+        return self._read_block(launched)
 
-    def _land(self, following: BlockInFlight | None) -> list[RequestUpdate]:
-        flown, self._flight = self._flight, None if following is None else (following, self.version)
-        if flown is None:
+    def _read_block(self, launched: BlockInFlight | None) -> list[RequestUpdate]:
+        """Enter what the block in flight has drawn; `launched` takes its place."""
+        before, self._in_flight = self._in_flight, None if launched is None else (launched, self.version)
+        if before is None:
             return []
-        flight, self.made_by = flown
-        made = self.scheduler.landed(flight.ready, self._blocks.land(flight))
-        return made if self.made_by == self.version else [*made, *self.scheduler.flush()]
+        block, self.made_by = before
+        updates = self.scheduler.commit_block(block.ready, self._runner.read(block))
+        return updates if self.made_by == self.version else [*updates, *self.scheduler.flush()]
+
+
+def make_step_core(make_runner: MakeRunner) -> MakeCore:
+    """Return what makes a `StepCore` with this runner."""
+
+    def make_core(
+        model: PreTrainedModel, settings: NativeSettings, eos: frozenset[int], has_stopped: HasStopped
+    ) -> tuple[ServedParameters, NativeCore]:
+        _check_model(model, settings)
+        dtype = choose_compute_dtype(settings)
+        parameters = ServedParameters(model, choose_fastest_layout(dtype), dtype)
+        runner = make_runner(model, parameters, settings)
+        scheduler = NativeScheduler(settings, runner.kv_moves, eos=eos, has_stopped=has_stopped)
+        return parameters, StepCore(scheduler, runner)
+
+    return make_core
+
+
+def make_block_core(
+    model: PreTrainedModel, settings: NativeSettings, eos: frozenset[int], has_stopped: HasStopped
+) -> tuple[ServedParameters, NativeCore]:
+    """Make a `BlockCore` on the device that the settings name."""
+    _check_model(model, settings)
+    parameters, runner = make_block_runner(model, settings, eos)
+    scheduler = NativeScheduler(
+        settings, runner.kv_moves, eos=eos, has_stopped=has_stopped, held_back_tokens=HELD_BACK_TOKENS
+    )
+    return parameters, BlockCore(scheduler, runner)
+
+
+def _check_model(model: PreTrainedModel, settings: NativeSettings) -> None:
+    """Raise `ConfigError` for a model whose attention the native cores would compute wrongly."""
+    check_attention(model)
+    check_rotation(model.config, settings.slot_tokens)
 
 
 def make_block_runner(
     model: PreTrainedModel,
     settings: NativeSettings,
     eos: frozenset[int],
-    decoder: Callable[[PreTrainedModel, BlockOps, int], BlockDecoder] = make_decoder,
+    make_block_decoder: Callable[[PreTrainedModel, BlockOps, int], BlockDecoder] = make_decoder,
 ) -> tuple[DeviceParameters, BlockRunner]:
-    """A model's parameters and its runner on the device that the settings name."""
-    device, dtype = _device(settings), choose_compute_dtype(settings)
+    """Return a model's parameters and its runner on the device that the settings name."""
+    device, dtype = _find_device(settings), choose_compute_dtype(settings)
     parameters = DeviceParameters(model, dtype, device)
     model.to(device=device)
     shape = read_kv_shape(model.config.get_text_config(), settings.slot_tokens)
@@ -149,16 +141,16 @@ def make_block_runner(
         **shape,
         slots=settings.slots,
         slot_tokens=settings.slot_tokens,
-        kept_tokens=settings.kept_tokens,
+        prefix_cache_tokens=settings.prefix_cache_tokens,
         dtype=dtype,
         device=device,
     )
-    ops = _ops(device)
-    made = decoder(model, ops, settings.slot_tokens)
-    return parameters, BlockRunner(made, ops, kv, parameters, settings, kv_heads=shape["heads"], eos=eos)
+    ops = _make_ops(device)
+    decoder = make_block_decoder(model, ops, settings.slot_tokens)
+    return parameters, BlockRunner(decoder, ops, kv, parameters, settings, kv_heads=shape["heads"], eos=eos)
 
 
-def _ops(device: torch.device) -> BlockOps:
+def _make_ops(device: torch.device) -> BlockOps:
     if device.type == "cpu":
         return TorchBlockOps()
     from headway.engines.native.triton_ops import TritonBlockOps
@@ -166,7 +158,7 @@ def _ops(device: torch.device) -> BlockOps:
     return TritonBlockOps()
 
 
-def _device(settings: NativeSettings) -> torch.device:
+def _find_device(settings: NativeSettings) -> torch.device:
     device = torch.device(settings.device)
     if device.type != "cuda":
         return device
@@ -182,17 +174,17 @@ def _device(settings: NativeSettings) -> torch.device:
 def _check_memory(
     settings: NativeSettings, shape: dict[str, int], dtype: torch.dtype, parameters: Any, device: torch.device
 ) -> None:
-    """Admission by memory is decided here, once: slots that exist have room for their longest sequence."""
+    """Raise `ConfigError` unless every slot has room for its longest sequence: nothing is admitted by memory later."""
     if device.type != "cuda":
         return
     token = 2 * shape["layers"] * shape["heads"] * shape["head_size"] * dtype.itemsize
-    asked = (settings.slots * settings.slot_tokens + settings.kept_tokens) * token
+    needed = (settings.slots * settings.slot_tokens + settings.prefix_cache_tokens) * token
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + unused - 2 * parameters.bytes
-    if asked > free:
-        fit = max(0, free - settings.kept_tokens * token) // (settings.slot_tokens * token)
+    if needed > free:
+        fit = max(0, free - settings.prefix_cache_tokens * token) // (settings.slot_tokens * token)
         raise ConfigError(
-            f"{asked / 2**30:.1f} GiB of KV beside two copies of the weights, {max(0, free) / 2**30:.1f} GiB are free",
+            f"{needed / 2**30:.1f} GiB of KV beside two copies of the weights, {max(0, free) / 2**30:.1f} GiB are free",
             key="slots",
             value=settings.slots,
             hint=f"{fit} slots of {settings.slot_tokens} tokens fit",

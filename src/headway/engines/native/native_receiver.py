@@ -1,10 +1,10 @@
-"""The spare buffer: one version of the weights on its way in.
+"""The engine's side of a weight update: a version arrives beside the weights that are served; a flip exchanges them.
 
-Every bucket is verified against the manifest before a byte of it is used; a tensor is converted and laid out for
-serving as soon as its last element is here, so that a flip has nothing left to do.
+Every bucket is verified against the manifest before a byte of it is used. A tensor is converted and laid out for
+serving as soon as its last element has arrived, so that a flip has nothing left to do.
 
-Guarantees: `values` gives a whole, verified version or raises. Buckets of this version may come in any order and twice;
-those that come early are held until the ones before them are here. Not safe for two threads.
+Guarantees: `take_values` returns a whole, verified version or raises. Buckets of a version may come in any order and
+twice; those that come early are held until the ones before them have arrived.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from headway.errors import TransferError
 from headway.weights.base import Bucket, DevicePayload, Manifest, StagedReceiver, TensorEntry, compute_checksum
 
 OpenPayload = Callable[[Any], Any]
-"""From a bucket's payload to a buffer with its bytes, or a `DevicePayload`: attaches shared memory, for instance."""
+"""Opens a bucket's payload: returns a buffer with its bytes, or a `DevicePayload`. May attach shared memory."""
 
 
 class StagedVersion:
-    """Made by `begin`, thrown away by the next one."""
+    """A version that arrives. Used by one thread at a time."""
 
-    def __init__(self, manifest: Manifest, parameters: ServedParameters, read: OpenPayload) -> None:
-        _check(manifest, parameters)
-        self._read = read
+    def __init__(self, manifest: Manifest, parameters: ServedParameters, open_payload: OpenPayload) -> None:
+        _check_manifest(manifest, parameters)
+        self._open_payload = open_payload
         self.manifest = manifest
         self.served_in_place = parameters.served_in_place
         self._parameters = parameters
         self._loaded: set[int] = set()
         self._early: dict[int, Tensor] = {}
         self._next = 0
-        """The bucket that comes next in the stream of bytes."""
+        """The bucket that is next in the stream of bytes."""
         self._entry = 0
-        self._done = 0
-        """Elements of that entry that are here."""
-        self._room: Tensor | None = None
+        self._arrived = 0
+        """Elements of that entry that have arrived."""
+        self._tensor: Tensor | None = None
         self._seen: set[str] = set()
         self._parts: dict[str, Tensor] = {}
         self._values: dict[str, tuple[Tensor, ...]] = {}
 
     def load(self, bucket: Bucket) -> None:
-        """Verify one bucket and take in what is next in line."""
-        data, found = self._taken(bucket.payload)
+        """Verify one bucket and take in the bytes that are next. Raises `TransferError`."""
+        data, found = self._copy_payload(bucket.payload)
         wanted = self.manifest.checksums[bucket.index]
         if found != wanted:
             where = f"bucket {bucket.index} of version {bucket.version}"
@@ -57,64 +57,64 @@ class StagedVersion:
         self._loaded.add(bucket.index)
         self._early[bucket.index] = data
         while self._next in self._early:
-            self._take(self._early.pop(self._next))
+            self._take_bytes(self._early.pop(self._next))
             self._next += 1
 
-    def values(self) -> ServedValues:
-        """The whole version, once every bucket was loaded."""
+    def take_values(self) -> ServedValues:
+        """Return the whole version, once every bucket was loaded."""
         if self._entry != len(self.manifest.tensors):
             lacking = self.manifest.tensors[self._entry].name
             raise TransferError(f"version {self.manifest.version}: the buckets end before {lacking} does")
         return self._values
 
-    def _taken(self, payload: Any) -> tuple[Tensor, str]:
-        """The bytes and their checksum. Of those on the host a copy: nobody changes it before its use."""
-        opened = payload if isinstance(payload, DevicePayload) else self._read(payload)
+    def _copy_payload(self, payload: Any) -> tuple[Tensor, str]:
+        """Return the bytes and their checksum. Bytes on the host are copied, so that nobody can change them."""
+        opened = payload if isinstance(payload, DevicePayload) else self._open_payload(payload)
         if isinstance(opened, DevicePayload):
             return opened.data, opened.checksum()
         data = bytearray(memoryview(opened).cast("B"))
         return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0), compute_checksum(data)
 
-    def _take(self, data: Tensor) -> None:
-        """The next bytes of the stream."""
+    def _take_bytes(self, data: Tensor) -> None:
+        """Take in the next bytes of the stream."""
         while len(data):
             if self._entry == len(self.manifest.tensors):
                 raise TransferError(f"version {self.manifest.version}: {len(data)} bytes more than the manifest says")
             entry = self.manifest.tensors[self._entry]
-            dtype, size = _dtype(entry), prod(entry.shape)
-            count = min(len(data) // dtype.itemsize, size - self._done)
+            dtype, size = _find_dtype(entry), prod(entry.shape)
+            count = min(len(data) // dtype.itemsize, size - self._arrived)
             if count == 0 and size:
                 raise TransferError(f"{entry.name}: a bucket ends inside an element of {entry.dtype}")
             piece, data = data[: count * dtype.itemsize], data[count * dtype.itemsize :]
-            self._fill(entry, piece if piece.data_ptr() % dtype.itemsize == 0 else piece.clone(), dtype, count)
-            if self._done == size:
-                self._finish(entry)
+            self._copy_elements(entry, piece if piece.data_ptr() % dtype.itemsize == 0 else piece.clone(), dtype, count)
+            if self._arrived == size:
+                self._finish_tensor(entry)
 
-    def _fill(self, entry: TensorEntry, piece: Tensor, dtype: torch.dtype, count: int) -> None:
-        if self._room is None:
-            self._room = self._parameters.empty(entry.name)
+    def _copy_elements(self, entry: TensorEntry, piece: Tensor, dtype: torch.dtype, count: int) -> None:
+        if self._tensor is None:
+            self._tensor = self._parameters.empty(entry.name)
         if piece.storage_offset() % dtype.itemsize:
             piece = piece.clone()
-        self._room.view(-1)[self._done : self._done + count] = piece.view(dtype)
-        self._done += count
+        self._tensor.view(-1)[self._arrived : self._arrived + count] = piece.view(dtype)
+        self._arrived += count
 
-    def _finish(self, entry: TensorEntry) -> None:
-        name, room = self._parameters.canonical(entry.name), self._room
-        if name is not None and room is not None and name not in self._seen:  # else tied: the same tensor again
+    def _finish_tensor(self, entry: TensorEntry) -> None:
+        name, tensor = self._parameters.canonical(entry.name), self._tensor
+        if name is not None and tensor is not None and name not in self._seen:  # else tied: the same tensor again
             self._seen.add(name)
-            self._parameters.collect(name, room, self._parts, self._values)
-        self._entry, self._done, self._room = self._entry + 1, 0, None
+            self._parameters.collect(name, tensor, self._parts, self._values)
+        self._entry, self._arrived, self._tensor = self._entry + 1, 0, None
 
 
-def _dtype(entry: TensorEntry) -> torch.dtype:
+def _find_dtype(entry: TensorEntry) -> torch.dtype:
     dtype = getattr(torch, entry.dtype.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise TransferError(f"{entry.name}: unknown dtype {entry.dtype!r}")
     return dtype
 
 
-def _check(manifest: Manifest, parameters: ServedParameters) -> None:
-    """Refuse what could never be served, before a byte is moved."""
+def _check_manifest(manifest: Manifest, parameters: ServedParameters) -> None:
+    """Raise `TransferError` for a version that could never be served, before a byte is moved."""
     here = set()
     for entry in manifest.tensors:
         name = parameters.canonical(entry.name)
@@ -122,11 +122,11 @@ def _check(manifest: Manifest, parameters: ServedParameters) -> None:
             raise TransferError(f"version {manifest.version}: the model has no tensor {entry.name!r}")
         if tuple(entry.shape) != parameters.shape(entry.name):
             raise TransferError(f"{entry.name}: shape {entry.shape} instead of {parameters.shape(entry.name)}")
-        _dtype(entry)
+        _find_dtype(entry)
         here.add(name)
     if missing := parameters.names - here:
         raise TransferError(f"version {manifest.version} lacks {len(missing)} tensors, {min(missing)!r} among them")
-    total = sum(prod(entry.shape) * _dtype(entry).itemsize for entry in manifest.tensors)
+    total = sum(prod(entry.shape) * _find_dtype(entry).itemsize for entry in manifest.tensors)
     if total != manifest.total_bytes:
         raise TransferError(
             f"version {manifest.version}: {manifest.total_bytes} bytes announced, its tensors have {total}"
@@ -134,36 +134,38 @@ def _check(manifest: Manifest, parameters: ServedParameters) -> None:
 
 
 class NativeReceiver(StagedReceiver[StagedVersion]):
-    """`parameters` is asked for when a version begins; `switch` serves it between two tokens."""
+    """`get_parameters` is called when a version begins; `switch` serves it between two tokens."""
 
     def __init__(
         self,
-        parameters: Callable[[], Awaitable[ServedParameters]],
+        get_parameters: Callable[[], Awaitable[ServedParameters]],
         switch: Callable[[ServedValues, int], Awaitable[None]],
         *,
         threads: int = 1,
-        read: OpenPayload = memoryview,
+        open_payload: OpenPayload = memoryview,
     ) -> None:
         super().__init__(lambda: torch.set_num_threads(threads))
-        self._parameters = parameters
+        self._get_parameters = get_parameters
         self._switch = switch
-        self._read = read
+        self._open_payload = open_payload
         self._served: ServedValues = {}
-        """Held so that this decides which thread frees them."""
-        self._spent: list[ServedValues] = []
+        """What is served, held here so that the loader's thread frees it."""
+        self._to_free: list[ServedValues] = []
 
     async def _staged(self, manifest: Manifest) -> StagedVersion:
-        return StagedVersion(manifest, await self._parameters(), self._read)
+        return StagedVersion(manifest, await self._get_parameters(), self._open_payload)
 
     async def _serve(self, stage: StagedVersion) -> None:
-        values = stage.values()
+        values = stage.take_values()
         await self._switch(values, stage.manifest.version)
-        self._spent, self._served = [self._served], values if stage.served_in_place else {}
+        self._to_free, self._served = [self._served], values if stage.served_in_place else {}
 
     async def _settle(self) -> None:
-        if self._loader is not None:  # allocators give back what its own thread frees, and keep what another one does
-            await self._off_the_loop(self._spent.clear)
+        if (
+            self._loader is not None
+        ):  # allocators return memory that its own thread frees, and keep what another one frees
+            await self._off_the_loop(self._to_free.clear)
 
     def reset(self, *, gone: bool) -> None:
         super().reset(gone=gone)
-        self._served, self._spent = {}, []
+        self._served, self._to_free = {}, []

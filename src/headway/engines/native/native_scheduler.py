@@ -1,81 +1,72 @@
-"""Who runs in the next step, and what became of them after it.
+"""Decides which sequences run in the next step, and records what each step made.
 
-Guarantees: a free slot takes the next request at the next step; a finished row leaves at once; requests start first
-in, first out, but a member of a group lets others pass while a sibling fills their prompt; every step decodes one token
-for each ready sequence and fills at most `prefill_tokens` of the others. Never sees a tensor.
+Guarantees: a free slot takes the next request at the next step; a finished sequence leaves at once. Requests start
+first in, first out, but a member of a group lets others pass while a sibling prefills their prompt. Every step decodes
+one token of each ready sequence and prefills at most `prefill_tokens` of the others. Never sees a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Listing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headway.engines.engine_thread import RequestUpdate
 from headway.engines.native.kv_slots import KvCacheMoves, PrefixCache, SlotTable
 from headway.engines.native.native_sequence import NativeSequence
 from headway.engines.native.settings import NativeSettings
 from headway.types import FinishReason
 
+HasStopped = Callable[[NativeSequence], bool]
+"""Tells whether the last action of a sequence completes a stop string."""
+DrawnTokens = tuple[list[int], list[float]]
+"""Tokens and log-probabilities that one sequence got in a block of steps."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A piece of a prompt to be computed."""
+    """A piece of a prompt whose KV is to be computed."""
 
     sequence: NativeSequence
     count: int
     draws: bool
-    """It reaches the end: the next token is drawn."""
+    """Whether it reaches the end of the prompt, so that the next token is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: all ready sequences by row, then pieces of prompts."""
 
-    ready: Listing[NativeSequence]
-    fills: tuple[PrefillChunk, ...]
+    ready: Sequence[NativeSequence]
+    prefills: tuple[PrefillChunk, ...]
     changes: int
     """Equal in two plans with the same `ready`."""
 
     @property
-    def drawn(self) -> list[NativeSequence]:
-        """Those that get a token, in the order of their logits."""
-        return [*self.ready, *(fill.sequence for fill in self.fills if fill.draws)]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
-    """News of one sequence."""
-
-    number: int
-    actions: list[int]
-    logps: list[float]
-    finish: FinishReason | None = None
-
-
-DrawnTokens = tuple[list[int], list[float]]
-"""Tokens and log-probabilities that one sequence got in a block of steps."""
+    def drawing(self) -> list[NativeSequence]:
+        """The sequences that get a token, in the order of their logits."""
+        return [*self.ready, *(chunk.sequence for chunk in self.prefills if chunk.draws)]
 
 
 class NativeScheduler:
-    """Queue, slots and ends of one replica. `held_back`: tokens of a prompt that are not filled but decoded."""
+    """Queue, slots and ends of one replica. The last `held_back_tokens` of a prompt are decoded, not prefilled."""
 
     def __init__(
         self,
         settings: NativeSettings,
-        moves: KvCacheMoves,
+        kv_moves: KvCacheMoves,
         *,
         eos: frozenset[int],
-        stopped: Callable[[NativeSequence], bool] = lambda sequence: False,
-        held_back: int = 0,
+        has_stopped: HasStopped = lambda sequence: False,
+        held_back_tokens: int = 0,
     ) -> None:
         self._settings = settings
-        self._slots = SlotTable(settings.slots, moves)
-        self._prefixes = PrefixCache(settings.kept_tokens, moves, held_back)
-        self._held_back = held_back
+        self._slots = SlotTable(settings.slots, kv_moves)
+        self._prefixes = PrefixCache(settings.prefix_cache_tokens, kv_moves, held_back_tokens)
+        self._held_back_tokens = held_back_tokens
         self._eos = eos
-        self._stopped = stopped
+        self._has_stopped = has_stopped
         self._waiting: list[NativeSequence] = []
-        self._filling: list[NativeSequence] = []
+        self._prefilling: list[NativeSequence] = []
         self._all: dict[int, NativeSequence] = {}
 
     @property
@@ -84,132 +75,134 @@ class NativeScheduler:
         return bool(self._all)
 
     @property
-    def shared(self) -> int:
-        """Prompts that were not filled because a sibling had filled them."""
-        return self._prefixes.hits
+    def shared_prompts(self) -> int:
+        """Prompts that were not prefilled because a sibling had prefilled them."""
+        return self._prefixes.shared_prompts
 
     @property
-    def continued(self) -> int:
-        """Turns that were not filled from their episode's beginning."""
-        return self._prefixes.continued
+    def continued_turns(self) -> int:
+        """Turns that were not prefilled from the beginning of their episode."""
+        return self._prefixes.continued_turns
 
     def add(self, sequence: NativeSequence) -> None:
-        """A new request, or one that goes on."""
+        """Take in a new request, or one that continues."""
         self._all[sequence.number] = sequence
         self._waiting.append(sequence)
 
     def remove(self, number: int) -> RequestUpdate | None:
-        """Take a sequence out, with what it has not reported."""
+        """Abort a sequence; returns what was not yet reported of it."""
         sequence = self._all.get(number)
         return None if sequence is None else self._end(sequence, FinishReason.ABORTED)
 
     def plan(self) -> StepPlan:
-        """Let in who fits and share out the step."""
+        """Admit the sequences that fit, and share out the next step."""
         self._admit()
         self._promote()
-        room = self._settings.fill_tokens
-        fills: list[PrefillChunk] = []
-        for sequence in self._filling:
-            if room <= 0:
+        budget = self._settings.prefill_step_tokens
+        prefills: list[PrefillChunk] = []
+        for sequence in self._prefilling:
+            if budget <= 0:
                 break
-            count = min(room, sequence.missing - self._held_back)
-            fills.append(PrefillChunk(sequence, count, draws=count == sequence.missing))
-            room -= count
-        return StepPlan(tuple(self._slots.ready), tuple(fills), self._slots.changes)
+            count = min(budget, sequence.missing - self._held_back_tokens)
+            prefills.append(PrefillChunk(sequence, count, draws=count == sequence.missing))
+            budget -= count
+        return StepPlan(tuple(self._slots.ready), tuple(prefills), self._slots.changes)
 
-    def commit(self, plan: StepPlan, tokens: Listing[int], logps: Listing[float]) -> list[RequestUpdate]:
-        """Enter what a step has made."""
-        drawn = plan.drawn
+    def commit(self, plan: StepPlan, tokens: Sequence[int], logps: Sequence[float]) -> list[RequestUpdate]:
+        """Record what a step has made."""
+        drawing = plan.drawing
         for sequence in plan.ready:
             sequence.cached += 1
-        self.filled(plan)
-        deliveries = []
-        for sequence, token, logp in zip(drawn, tokens, logps, strict=True):
+        self.commit_prefill(plan)
+        updates = []
+        for sequence, token, logp in zip(drawing, tokens, logps, strict=True):
             sequence.append(token, logp)
-            finish = sequence.finish(self._eos)
-            if finish is not FinishReason.STOP and sequence.stops and self._stopped(sequence):
+            finish = sequence.find_finish(self._eos)
+            if finish is not FinishReason.STOP and sequence.stops and self._has_stopped(sequence):
                 finish = FinishReason.STOP
-            deliveries += self._news(sequence, finish)
-        return deliveries
+            updates += self._make_updates(sequence, finish)
+        return updates
 
-    def filled(self, plan: StepPlan) -> None:
-        """The pieces of prompts of a plan are computed, or will be before anything planned later."""
-        for fill in plan.fills:
-            fill.sequence.cached += fill.count
-            self._prefixes.filled(fill.sequence)
+    def commit_prefill(self, plan: StepPlan) -> None:
+        """Record that the pieces of prompts of a plan are computed, or will be before anything planned later."""
+        for chunk in plan.prefills:
+            chunk.sequence.cached += chunk.count
+            self._prefixes.record_prefill(chunk.sequence)
 
-    def landed(self, ready: Listing[NativeSequence], runs: Listing[DrawnTokens]) -> list[RequestUpdate]:
-        """Enter what a block of steps has drawn; those who have left meanwhile are passed over."""
-        deliveries = []
-        for sequence, (tokens, logps) in zip(ready, runs, strict=True):
+    def commit_block(self, ready: Sequence[NativeSequence], drawn: Sequence[DrawnTokens]) -> list[RequestUpdate]:
+        """Record what a block of steps has drawn; sequences that have left meanwhile are passed over."""
+        updates = []
+        for sequence, (tokens, logps) in zip(ready, drawn, strict=True):
             if not tokens or self._all.get(sequence.number) is not sequence:
                 continue
             sequence.cached += len(tokens)
             if sequence.stops:
-                finish = self._step_by_step(sequence, tokens, logps)
+                finish = self._append_until_stop(sequence, tokens, logps)
             else:
                 sequence.extend(tokens, logps)
-                finish = sequence.finish(self._eos)
-            deliveries += self._news(sequence, finish)
-        return deliveries
+                finish = sequence.find_finish(self._eos)
+            updates += self._make_updates(sequence, finish)
+        return updates
 
-    def _step_by_step(self, sequence: NativeSequence, tokens: list[int], logps: list[float]) -> FinishReason | None:
-        """Up to the token that completes a stop string: the device knows nothing of text and may have gone on."""
+    def _append_until_stop(
+        self, sequence: NativeSequence, tokens: list[int], logps: list[float]
+    ) -> FinishReason | None:
+        """Append up to the token that completes a stop string: the device cannot read text and may have gone on."""
         for token, logp in zip(tokens, logps, strict=True):
             sequence.append(token, logp)
-            if self._stopped(sequence):
+            if self._has_stopped(sequence):
                 return FinishReason.STOP
-        return sequence.finish(self._eos)
+        return sequence.find_finish(self._eos)
 
-    def _news(self, sequence: NativeSequence, finish: FinishReason | None) -> list[RequestUpdate]:
+    def _make_updates(self, sequence: NativeSequence, finish: FinishReason | None) -> list[RequestUpdate]:
         if finish is not None:
             return [self._end(sequence, finish)]
-        return [_report(sequence)] if len(sequence.fresh) >= self._settings.stream_tokens else []
+        return [_report(sequence)] if len(sequence.unreported) >= self._settings.stream_tokens else []
 
     def flush(self) -> list[RequestUpdate]:
-        """Everything not yet reported."""
-        return [_report(sequence) for sequence in self._all.values() if sequence.fresh]
+        """Return everything not yet reported."""
+        return [_report(sequence) for sequence in self._all.values() if sequence.unreported]
 
-    def other_weights(self) -> None:
-        """From the next step on other weights are served: running sequences keep their KV, nothing else is shared."""
+    def forget_shared_prefixes(self) -> None:
+        """Share nothing computed so far with sequences that start later; running ones keep their KV."""
         self._prefixes.clear()
 
     def _admit(self) -> None:
-        held: list[NativeSequence] = []
+        waiting: list[NativeSequence] = []
         for number, sequence in enumerate(self._waiting):
-            if not self._slots.free:
-                held.extend(self._waiting[number:])
+            if not self._slots.has_free:
+                waiting.extend(self._waiting[number:])
                 break
-            if self._prefixes.awaited(sequence):
-                held.append(sequence)
+            if self._prefixes.is_being_prefilled(sequence):
+                waiting.append(sequence)
                 continue
             self._slots.take(sequence)
             self._prefixes.join(sequence)
-            self._filling.append(sequence)
-        self._waiting = held
+            self._prefilling.append(sequence)
+        self._waiting = waiting
 
     def _promote(self) -> None:
-        filling = []
-        for sequence in self._filling:
-            if sequence.missing == 1 and not self._prefixes.leads(sequence):
+        prefilling = []
+        for sequence in self._prefilling:
+            if sequence.missing == 1 and not self._prefixes.is_leader(sequence):
                 self._slots.promote(sequence)
             else:
-                filling.append(sequence)
-        self._filling = filling
+                prefilling.append(sequence)
+        self._prefilling = prefilling
 
     def _end(self, sequence: NativeSequence, finish: FinishReason) -> RequestUpdate:
         del self._all[sequence.number]
-        self._prefixes.left(sequence, whole=finish is not FinishReason.ABORTED)
+        self._prefixes.release(sequence, completed=finish is not FinishReason.ABORTED)
         if sequence.row >= 0:
             self._slots.release(sequence)
-            if sequence in self._filling:
-                self._filling.remove(sequence)
+            if sequence in self._prefilling:
+                self._prefilling.remove(sequence)
         else:
             self._waiting.remove(sequence)
         return _report(sequence, finish)
 
 
 def _report(sequence: NativeSequence, finish: FinishReason | None = None) -> RequestUpdate:
-    delivery = RequestUpdate(sequence.number, sequence.fresh, sequence.fresh_logps, finish)
-    sequence.fresh, sequence.fresh_logps = [], []
-    return delivery
+    update = RequestUpdate(sequence.number, sequence.unreported, sequence.unreported_logps, finish)
+    sequence.unreported, sequence.unreported_logps = [], []
+    return update

@@ -1,8 +1,10 @@
-"""The weights of a model as something that can be exchanged whole.
+"""Exchanges the weights of a model as a whole.
 
-`ServedParameters` knows where every tensor of a model lives; `ServedValues` are the tensors of one version, already in the dtype
-and the order of memory that is served. Installing them moves pointers only. Tied tensors are one tensor under several
-names.
+`ServedParameters` knows where every tensor of a model lives; `ServedValues` are the tensors of one version, already in
+the dtype and the layout that is served. On a CPU installing them moves pointers only. On a GPU served tensors stay at
+their addresses, because captured graphs refer to them: the first version becomes the served tensors, and every later
+one is copied into them between two blocks. So a version needs its memory twice while it arrives, and once afterwards.
+Tied tensors are one tensor under several names.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from headway.engines.native.served_linear import FusedLinearSlice, PlainLayout, 
 from headway.errors import TransferError
 
 ServedValues = Mapping[str, tuple[Tensor, ...]]
-"""By unit, one tensor for every place."""
+"""By unit: one tensor for every place that it is served in."""
 
 
 class TensorPlace(NamedTuple):
@@ -26,7 +28,7 @@ class TensorPlace(NamedTuple):
     module: nn.Module
     attribute: str
     prepared: bool
-    """In the layout of linear layers, not as it came."""
+    """Whether it is stored in the layout of linear layers instead of as it came."""
 
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -34,10 +36,10 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class ServedParameters:
-    """Built once from a fresh model, whose own tensors are given up for empty ones."""
+    """Built once from a fresh model, whose own tensors are replaced by empty ones."""
 
     served_in_place = True
-    """The tensors of a version are those that are served from then on; else they are copied, and can go."""
+    """Whether the tensors of a version are served themselves; otherwise they are copied and can be freed."""
 
     def __init__(self, model: nn.Module, layout: WeightLayout, dtype: torch.dtype) -> None:
         self._layout = layout
@@ -45,24 +47,24 @@ class ServedParameters:
         self._canonical: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, list[TensorPlace]] = {}
-        """By unit: one tensor, or several that are served as one."""
+        """By unit, which is one tensor, or several that are served as one."""
         self._units: dict[str, tuple[str, ...]] = {}
-        """By canonical name, all names of its unit; the first one stands for it."""
-        stand_ins: dict[int, nn.Module] = {}
-        places = self._fuse(model, stand_ins)
+        """By canonical name: all names of its unit; the first one stands for the unit."""
+        replacements: dict[int, nn.Module] = {}
+        places = self._fuse(model, replacements)
         owners: dict[int, str] = {}
-        kept = set(model.state_dict())
+        saved = set(model.state_dict())
         for prefix, module in list(model.named_modules(remove_duplicate=False)):
             for attribute, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
                 name = f"{prefix}.{attribute}" if prefix else attribute
-                if name in kept:
-                    place = places.get(name) or _place(module, attribute, stand_ins, layout)
-                    self._enter(name, owners.setdefault(id(tensor), name), tensor, place)
-        self._replace(model, stand_ins)
+                if name in saved:
+                    place = places.get(name) or _find_place(module, attribute, replacements, layout)
+                    self._add_place(name, owners.setdefault(id(tensor), name), tensor, place)
+        self._replace(model, replacements)
 
-    def _fuse(self, model: nn.Module, stand_ins: dict[int, nn.Module]) -> dict[str, TensorPlace]:
-        """Find layers to serve as one; where the tensors of each will live."""
-        places = {}
+    def _fuse(self, model: nn.Module, replacements: dict[int, nn.Module]) -> dict[str, TensorPlace]:
+        """Find layers to serve as one; returns where the tensors of each will live."""
+        places: dict[str, TensorPlace] = {}
         for prefix, module in model.named_modules():
             for names in _FUSED:
                 layers = [getattr(module, name, None) for name in names]
@@ -70,17 +72,17 @@ class ServedParameters:
                 biases = {layer.bias is not None for layer in linears}
                 if len(linears) != len(names) or len(biases) != 1:
                     continue
-                whole, shelf = ServedLinear(self._layout), list[Tensor]()
+                whole, results = ServedLinear(self._layout), list[Tensor]()
                 sizes = [layer.out_features for layer in linears]
                 for number, layer in enumerate(linears):
-                    stand_ins[id(layer)] = FusedLinearSlice(whole, sizes, number, shelf)
+                    replacements[id(layer)] = FusedLinearSlice(whole, sizes, number, results)
                 for attribute in ("weight", "bias")[: 1 + biases.pop()]:
                     unit = tuple(f"{prefix}.{name}.{attribute}" for name in names)
                     self._units.update(dict.fromkeys(unit, unit))
-                    places.update(dict.fromkeys(unit, _served_place(whole, attribute)))
+                    places.update(dict.fromkeys(unit, _make_served_place(whole, attribute)))
         return places
 
-    def _enter(self, name: str, canonical: str, tensor: Tensor, place: TensorPlace) -> None:
+    def _add_place(self, name: str, canonical: str, tensor: Tensor, place: TensorPlace) -> None:
         self._canonical[name] = canonical
         self._shapes[name] = tuple(tensor.shape)
         unit = self._units.setdefault(canonical, (canonical,))
@@ -88,12 +90,12 @@ class ServedParameters:
         if place not in places:
             places.append(place)
 
-    def _replace(self, model: nn.Module, stand_ins: dict[int, nn.Module]) -> None:
-        """Put our linear layers in, and free what the model was made with."""
+    def _replace(self, model: nn.Module, replacements: dict[int, nn.Module]) -> None:
+        """Put the served layers into the model, and free what it was made with."""
         for module in list(model.modules()):
             for child, old in list(module.named_children()):
-                if id(old) in stand_ins:
-                    setattr(module, child, stand_ins[id(old)])
+                if id(old) in replacements:
+                    setattr(module, child, replacements[id(old)])
         for places in self._places.values():
             for module, attribute, _ in places:
                 if attribute in module._parameters:
@@ -101,42 +103,42 @@ class ServedParameters:
 
     @property
     def names(self) -> frozenset[str]:
-        """Canonical names: what a version must bring."""
+        """Canonical names of the tensors that a version must have."""
         return frozenset(self._units)
 
     def canonical(self, name: str) -> str | None:
-        """The name that stands for all places tied to `name`; none where the model has no such tensor."""
+        """Return the name that stands for all tensors tied to `name`; None where the model has no such tensor."""
         return self._canonical.get(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As it has to arrive."""
+        """Return the shape in which a tensor has to arrive."""
         return self._shapes[name]
 
     def empty(self, name: str) -> Tensor:
-        """Room for it to arrive in."""
+        """Return memory for a tensor to arrive in."""
         return torch.empty(self._shapes[name], dtype=self._dtype)
 
     def collect(
         self, name: str, tensor: Tensor, parts: dict[str, Tensor], values: dict[str, tuple[Tensor, ...]]
     ) -> None:
-        """Enter one canonical tensor of a version; a unit that is whole goes from `parts` to `values`, as served."""
+        """Add one canonical tensor of a version; a unit that is complete moves from `parts` to `values`, as served."""
         parts[name] = tensor
         unit = self._units[name]
         if not all(member in parts for member in unit):
             return
         members = [parts.pop(member) for member in unit]
         whole = members[0] if len(members) == 1 else torch.cat(members)
-        values[unit[0]] = self._served(whole, self._places[unit[0]])
+        values[unit[0]] = self._lay_out(whole, self._places[unit[0]])
 
-    def _served(self, whole: Tensor, places: list[TensorPlace]) -> tuple[Tensor, ...]:
-        """One tensor for every place."""
+    def _lay_out(self, whole: Tensor, places: list[TensorPlace]) -> tuple[Tensor, ...]:
+        """Return one tensor for every place."""
         return tuple(
             self._layout.prepare(whole) if place.prepared else nn.Parameter(whole, requires_grad=False)
             for place in places
         )
 
-    def prepared(self, tensors: Mapping[str, Tensor]) -> ServedValues:
-        """All of `tensors` as they will be served. Raises `TransferError` where they are not a whole version."""
+    def prepare(self, tensors: Mapping[str, Tensor]) -> ServedValues:
+        """Return all of `tensors` as they will be served. Raises `TransferError` where they are not a whole version."""
         values: dict[str, tuple[Tensor, ...]] = {}
         parts: dict[str, Tensor] = {}
         seen: set[str] = set()
@@ -152,7 +154,7 @@ class ServedParameters:
         return values
 
     def install(self, values: ServedValues) -> None:
-        """Serve `values`. All or nothing: names are checked first."""
+        """Serve `values`: all of them or, where names do not match, none."""
         if values.keys() != self._places.keys():
             raise KeyError(f"not a whole version: {sorted(values.keys() ^ self._places.keys())[:3]}")
         for name, tensors in values.items():
@@ -165,14 +167,16 @@ class ServedParameters:
                     module._buffers[attribute] = tensor.data
 
 
-def _place(module: nn.Module, attribute: str, stand_ins: dict[int, nn.Module], layout: WeightLayout) -> TensorPlace:
+def _find_place(
+    module: nn.Module, attribute: str, replacements: dict[int, nn.Module], layout: WeightLayout
+) -> TensorPlace:
     if type(module) is not nn.Linear:
         return TensorPlace(module, attribute, prepared=False)
-    return _served_place(stand_ins.setdefault(id(module), ServedLinear(layout)), attribute)
+    return _make_served_place(replacements.setdefault(id(module), ServedLinear(layout)), attribute)
 
 
-def _served_place(served: nn.Module, attribute: str) -> TensorPlace:
-    return TensorPlace(served, "prepared" if attribute == "weight" else "added", prepared=attribute == "weight")
+def _make_served_place(served: nn.Module, attribute: str) -> TensorPlace:
+    return TensorPlace(served, "prepared" if attribute == "weight" else "bias", prepared=attribute == "weight")
 
 
 class DeviceParameters(ServedParameters):
@@ -187,29 +191,31 @@ class DeviceParameters(ServedParameters):
 
     @property
     def bytes(self) -> int:
-        """Of one version."""
+        """Size of one version."""
         return sum(torch.Size(self._shapes[name]).numel() for name in self.names) * self._dtype.itemsize
 
     def empty(self, name: str) -> Tensor:
         return torch.empty(self._shapes[name], dtype=self._dtype, device=self._device)
 
-    def _served(self, whole: Tensor, places: list[TensorPlace]) -> tuple[Tensor, ...]:
-        own = nn.Parameter(whole.to(self._device, copy=True), requires_grad=False)
-        return tuple(own for _ in places)
+    def _lay_out(self, whole: Tensor, places: list[TensorPlace]) -> tuple[Tensor, ...]:
+        served = nn.Parameter(whole.to(self._device, copy=True), requires_grad=False)
+        return tuple(served for _ in places)
 
     @torch.no_grad()
     def install(self, values: ServedValues) -> None:
         if self._installed is None:
             super().install(values)
             self._installed = values
-            own = [tensors[0] for tensors in values.values()]
-            torch._foreach_copy_(own, [tensor.detach() for tensor in own])  # loads the kernel while nobody decodes yet
+            served = [tensors[0] for tensors in values.values()]
+            torch._foreach_copy_(
+                served, [tensor.detach() for tensor in served]
+            )  # loads the kernel before anybody decodes
             return
         if values.keys() != self._installed.keys():
             raise KeyError(f"not a whole version: {sorted(values.keys() ^ self._installed.keys())[:3]}")
-        there = [self._installed[name][0] for name in values]
+        served = [self._installed[name][0] for name in values]
         arrived = [tensors[0] for tensors in values.values()]
-        torch._foreach_copy_(there, arrived)
-        for tensor in arrived:  # made on another stream, and let go before the copy has been made
+        torch._foreach_copy_(served, arrived)
+        for tensor in arrived:  # made on another stream, and freed before the copy has been made
             if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -1,9 +1,9 @@
-"""What a native engine may be told, validated when it is made."""
+"""The settings of a native engine, validated when they are made."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headway.errors import ConfigError
@@ -11,34 +11,34 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeSettings:
-    """One replica. Memory: `slots · slot_tokens` tokens of KV, `prefix_tokens` more, and two copies of the weights."""
+    """One replica. It needs `slots · slot_tokens` tokens of KV, `prefix_tokens` more, and two copies of the weights."""
 
     slots: int = 32
     """Requests that are worked on together."""
     slot_tokens: int = 2048
     """Longest sequence, prompt and answer together."""
     prefill_tokens: int | None = None
-    """Prompt tokens in one step beside those that decode: what a long prompt may delay the others by. Without it 128 on
-    a CPU, 8192 in a block of steps on a GPU."""
+    """Prompt tokens in one step beside those that decode: how much a long prompt may delay the others. By default 128
+    on a CPU, 8192 in a block of steps on a GPU."""
     prefix_tokens: int | None = None
-    """Prompt tokens kept for members of a group that come later; as many as an eighth of the slots hold, 0: none."""
+    """Prompt tokens kept for members of a group that come later; by default as many as an eighth of the slots hold."""
     stream_tokens: int = 8
     """Actions between two reports into a `Progress`."""
     threads: int = 1
     """Threads of one torch operation."""
     seed: int = 0
-    """With the request's id and the position it decides every draw. Equal on all replicas of a run."""
+    """Decides every draw, with the request's id and the position. Equal on all replicas of a run."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What is computed in; weights arrive in any type. Draws and log-probabilities are float32 always. float16, on GPUs
-    only, is as fast as bfloat16 and rounds eight times finer, but overflows beyond 65504: then the engine says so."""
+    """Type of the computation; weights arrive in any type. Draws and log-probabilities are always float32. float16, on
+    GPUs only, is as fast as bfloat16 and rounds eight times finer, but fails when a number is beyond 65504."""
     device: str = "cpu"
-    """Or `cuda`, `cuda:1`, …: where the model lives."""
-    look_steps: int = 8
-    """Tokens of a sequence between two looks of the host; of GPUs only. More: less work for the host, and an end, an
-    abort or other weights take effect later."""
+    """Where the model lives: `cpu`, `cuda`, `cuda:1`, …"""
+    steps_per_sync: int = 8
+    """Decode steps per host synchronisation, on GPUs only. More steps mean less work for the host, but an end, an abort
+    or other weights take effect later."""
 
     def __post_init__(self) -> None:
-        for key in ("slots", "prefill_tokens", "stream_tokens", "threads", "look_steps"):
+        for key in ("slots", "prefill_tokens", "stream_tokens", "threads", "steps_per_sync"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError("must be at least 1", key=key, value=value)
@@ -50,18 +50,22 @@ class NativeSettings:
             raise ConfigError("must be float32, bfloat16 or float16", key="dtype", value=self.dtype)
         if self.dtype == "float16" and self.device == "cpu":
             raise ConfigError("CPUs do not multiply it", key="dtype", value=self.dtype, hint="float32")
-
         if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):
             raise ConfigError(
                 "must be a device that is known here", key="device", value=self.device, hint="cpu or cuda"
             )
 
     @property
-    def fill_tokens(self) -> int:
-        """Prompt tokens in one step."""
+    def prefill_step_tokens(self) -> int:
+        """Most prompt tokens in one step."""
         return self.prefill_tokens or (128 if self.device == "cpu" else 8192)
 
     @property
-    def kept_tokens(self) -> int:
-        """Tokens of prompts that are kept for later."""
+    def prefix_cache_tokens(self) -> int:
+        """Most tokens whose KV is kept for later requests."""
         return max(self.slots // 8, 1) * self.slot_tokens if self.prefix_tokens is None else self.prefix_tokens
+
+    def halve_batch(self) -> NativeSettings:
+        """Return settings for an engine that ran out of memory: half as much at once."""
+        prefill_tokens = max(16, self.prefill_step_tokens // 2)
+        return replace(self, slots=max(1, self.slots // 2), prefill_tokens=prefill_tokens)

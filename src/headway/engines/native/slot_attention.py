@@ -1,13 +1,13 @@
 """Attention of a flat batch over KV slots, through the attention interface of `transformers`.
 
-Every token of a step is one position of one sequence of length T in a batch of 1: first the ready sequences, one token
-each, by row; then pieces of prompts. Linear layers see T rows, whoever they belong to; only attention tells them apart.
-`attend` writes the new keys and values to their slots, then attends by *segments* (rows from a to b, padded to the
-longest) and by pieces. The view of a step travels as a keyword through the model: there is no global state. No mask is
-registered under `ATTENTION_NAME`, so that `transformers` builds none.
+A step is one sequence of T tokens in a batch of 1: first the ready sequences, one token each, by row; then pieces of
+prompts. Linear layers see T rows, no matter which sequence they belong to; only attention tells them apart. `attend`
+writes the new keys and values to their slots, then attends by *segments* (ready rows from a to b, padded to the
+longest) and by pieces of prompts. The `StepAttention` of a step travels as a keyword through the model: there is no
+global state. No mask is registered under `ATTENTION_NAME`, so that `transformers` builds none.
 
 Shapes: H heads, K key-value heads, D head size, T tokens, L tokens of a slot.
-Handles grouped heads and sliding windows. Refuses soft caps and attention sinks.
+Handles grouped heads and sliding windows. Raises for soft caps and attention sinks.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 ATTENTION_NAME = "headway_slots"
 _CALL_TOKENS = 140
-"""What one more call costs, in padded tokens: measured on a CPU, 42 µs against 0.3 µs for a token."""
+"""Cost of one more call, in padded tokens: measured on a CPU, 42 µs against 0.3 µs for a token."""
 
 
 class AttentionSpan(NamedTuple):
-    """Tokens `first` to `last` of a step, of one row, ending at `length` tokens of KV."""
+    """Tokens `first` to `last` of a step, which see up to `length` tokens of KV, from row `row` on."""
 
     first: int
     last: int
@@ -42,7 +42,7 @@ class AttentionSpan(NamedTuple):
 
 
 class StepAttention:
-    """Where the tokens of one step belong."""
+    """The rows and positions of the tokens of one step."""
 
     def __init__(
         self,
@@ -50,41 +50,41 @@ class StepAttention:
         rows_T: Tensor,
         positions_T: Tensor,
         segments: list[AttentionSpan],
-        pieces: list[AttentionSpan],
+        prompts: list[AttentionSpan],
     ) -> None:
         self.kv = kv
         self.rows_T = rows_T
         self.positions_T = positions_T
         self.segments = segments
-        """Of ready sequences: token number and row are the same."""
-        self.pieces = pieces
+        """Spans of ready sequences: token number and row are the same."""
+        self.prompts = prompts
         self._masks: dict[int | None, tuple[list[Tensor | None], list[Tensor | None]]] = {}
 
     def masks(self, window: int | None, dtype: torch.dtype) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """For segments and pieces; the same for all layers with one window."""
+        """Return the masks of segments and of prompts; all layers with one window share them."""
         if window not in self._masks:
             segments = [_mask(self.positions_T[s.first : s.last], s.length, window, dtype) for s in self.segments]
             self._masks[window] = (
                 [None if mask is None else mask[:, None, None] for mask in segments],
-                [_mask(self.positions_T[p.first : p.last], p.length, window, dtype) for p in self.pieces],
+                [_mask(self.positions_T[p.first : p.last], p.length, window, dtype) for p in self.prompts],
             )
         return self._masks[window]
 
 
 def _mask(positions_Q: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-    """Added to scores: 0 where a query at its position may look, −∞ elsewhere; none where it may look everywhere."""
-    reach = window is None or window >= length
-    if reach and len(positions_Q) == 1:
+    """Return what is added to scores: 0 where a query may look, −∞ elsewhere; None where it may look everywhere."""
+    sees_all = window is None or window >= length
+    if sees_all and len(positions_Q) == 1:
         return None
     at_L = torch.arange(length)
     hidden_QL = at_L[None, :] > positions_Q[:, None]
-    if not reach and window is not None:
+    if not sees_all and window is not None:
         hidden_QL |= at_L[None, :] <= positions_Q[:, None] - window
     return torch.zeros(hidden_QL.shape, dtype=dtype).masked_fill_(hidden_QL, float("-inf"))
 
 
 def check_attention_options(options: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for attention that would be computed wrongly."""
+    """Raise `ConfigError` for attention that would be computed wrongly."""
     for option in ("softcap", "s_aux", "position_bias"):
         if options.get(option) is not None:
             raise ConfigError(f"the native engine does not know this attention: {option}", key="model")
@@ -102,7 +102,7 @@ def attend(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The function that models call. Takes (1, H, T, D), gives (1, T, H, D)."""
+    """Compute attention for a layer of the model: (1, H, T, D) → (1, T, H, D)."""
     check_attention_options(options)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = view.kv.keys[layer], view.kv.values[layer]
@@ -111,7 +111,7 @@ def attend(
     grouped = query.shape[1] != key.shape[1]
     query_THD = query[0].transpose(0, 1)
     out_THD = torch.empty(query_THD.shape, dtype=query.dtype)
-    segment_masks, piece_masks = view.masks(sliding_window, query.dtype)
+    segment_masks, prompt_masks = view.masks(sliding_window, query.dtype)
     for (first, last, _, length), mask in zip(view.segments, segment_masks, strict=True):
         out_THD[first:last] = scaled_dot_product_attention(
             query_THD[first:last, :, None],
@@ -121,7 +121,7 @@ def attend(
             scale=scaling,
             enable_gqa=grouped,
         )[:, :, 0]
-    for (first, last, row, length), mask in zip(view.pieces, piece_masks, strict=True):
+    for (first, last, row, length), mask in zip(view.prompts, prompt_masks, strict=True):
         out_THD[first:last] = scaled_dot_product_attention(
             query[:, :, first:last],
             keys[row : row + 1, :, :length],
@@ -134,20 +134,20 @@ def attend(
 
 
 def register_attention() -> None:
-    """Make `ATTENTION_NAME` known to `transformers`. May be called again."""
+    """Make `ATTENTION_NAME` known to `transformers`. Idempotent."""
     AttentionInterface.register(ATTENTION_NAME, attend)
 
 
 def detach_config(model: PreTrainedModel) -> None:
-    """A copy of the configuration for this model alone: another model made from it must not get our attention."""
-    shared, own = model.config, deepcopy(model.config)
+    """Give this model a copy of its configuration, so that others made from the same one do not get our attention."""
+    shared, copied = model.config, deepcopy(model.config)
     for module in model.modules():
         if getattr(module, "config", None) is shared:
-            module.config = own
+            module.config = copied
 
 
 def cut_into_segments(lengths: list[int]) -> list[int]:
-    """Where to cut rows into segments so that padding and calls together cost least: ends of the segments."""
+    """Return the ends of segments of rows that cost least, padding and calls together."""
     count = len(lengths)
     best, before = [0.0] + [float("inf")] * count, [0] * (count + 1)
     for end in range(1, count + 1):

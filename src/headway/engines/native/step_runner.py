@@ -1,7 +1,7 @@
-"""One step of the model: a flat batch forward, then a draw for every sequence that is due.
+"""Runs one step of the model on the CPU: a forward pass of a flat batch, then a draw for every sequence that is due.
 
 Guarantees: what it computes for one sequence depends on no other, up to rounding. Weights change only between two
-steps, by pointers. Knows rows and positions, never a queue; other devices bring another runner with the same methods.
+steps, by pointers. Knows rows and positions, never a queue. Other devices have another runner with the same methods.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 class DecodeRunner(Protocol):
-    """What the core asks of a device."""
+    """What a `StepCore` needs of a device."""
 
     @property
-    def moves(self) -> KvCacheMoves:
-        """The memory that slots are moved in."""
+    def kv_moves(self) -> KvCacheMoves:
+        """The KV cache that slots are moved in."""
         ...
 
     def step(self, plan: StepPlan) -> tuple[list[int], list[float]]:
-        """Tokens and log-probabilities of `plan.drawn`."""
+        """Return tokens and log-probabilities of `plan.drawing`."""
         ...
 
     def install(self, values: ServedValues) -> None:
@@ -43,7 +43,7 @@ class DecodeRunner(Protocol):
 
 
 class StepRunner:
-    """A `transformers` decoder on the CPU. Lives in one thread; `parameters` may be read by another."""
+    """A `transformers` decoder on the CPU. Used by one thread; `parameters` may be read by another."""
 
     def __init__(self, model: PreTrainedModel, parameters: ServedParameters, settings: NativeSettings) -> None:
         slot_attention.register_attention()
@@ -59,7 +59,7 @@ class StepRunner:
         self._ends: list[int] = []
 
     @property
-    def moves(self) -> KvCacheMoves:
+    def kv_moves(self) -> KvCacheMoves:
         return self._kv
 
     def install(self, values: ServedValues) -> None:
@@ -67,14 +67,14 @@ class StepRunner:
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> tuple[list[int], list[float]]:
-        tokens, rows, positions, last = _flat(plan)
-        pieces = self._pieces(plan)
-        view = StepAttention(self._kv, torch.tensor(rows), torch.tensor(positions), self._segments(plan), pieces)
+        tokens, rows, positions, last = _flatten(plan)
+        prompts = _list_prompt_spans(plan)
+        view = StepAttention(self._kv, torch.tensor(rows), torch.tensor(positions), self._list_segments(plan), prompts)
         logits_NV = self._forward(torch.tensor([tokens]), view, last)
-        drawn = plan.drawn
-        if not drawn:
+        drawing = plan.drawing
+        if not drawing:
             return [], []
-        return token_sampler.sample_tokens(logits_NV, [s.params for s in drawn], [s.uniform() for s in drawn])
+        return token_sampler.sample_tokens(logits_NV, [s.params for s in drawing], [s.next_uniform() for s in drawing])
 
     def _forward(self, tokens_1T: Tensor, view: StepAttention, last: list[int]) -> Tensor:
         output = self._model(
@@ -87,8 +87,8 @@ class StepRunner:
         logits_NV: Tensor = output.logits[0].float()
         return logits_NV
 
-    def _segments(self, plan: StepPlan) -> list[AttentionSpan]:
-        """Ready rows of similar length; cut anew only when others have joined or left, as all grow together."""
+    def _list_segments(self, plan: StepPlan) -> list[AttentionSpan]:
+        """Return ready rows of similar length; cut again only when others have joined or left, as all grow together."""
         lengths = [sequence.cached + 1 for sequence in plan.ready]
         if self._changes != plan.changes:
             self._changes, self._ends = plan.changes, slot_attention.cut_into_segments(lengths)
@@ -96,32 +96,33 @@ class StepRunner:
             AttentionSpan(first, last, first, max(lengths[first:last])) for first, last in pairwise([0, *self._ends])
         ]
 
-    def _pieces(self, plan: StepPlan) -> list[AttentionSpan]:
-        starts = accumulate((fill.count for fill in plan.fills), initial=len(plan.ready))
-        return [
-            AttentionSpan(start, start + fill.count, fill.sequence.row, fill.sequence.cached + fill.count)
-            for start, fill in zip(starts, plan.fills, strict=False)
-        ]
+
+def _list_prompt_spans(plan: StepPlan) -> list[AttentionSpan]:
+    starts = accumulate((chunk.count for chunk in plan.prefills), initial=len(plan.ready))
+    return [
+        AttentionSpan(start, start + chunk.count, chunk.sequence.row, chunk.sequence.cached + chunk.count)
+        for start, chunk in zip(starts, plan.prefills, strict=False)
+    ]
 
 
-def _flat(plan: StepPlan) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Tokens, rows and positions of a step, and which of them are drawn after."""
+def _flatten(plan: StepPlan) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Return tokens, rows and positions of a step, and after which of them a token is drawn."""
     tokens = [sequence.tokens[sequence.cached] for sequence in plan.ready]
     rows = list(range(len(tokens)))
     positions = [sequence.cached for sequence in plan.ready]
     last = list(rows)
-    for fill in plan.fills:
-        sequence, start = fill.sequence, fill.sequence.cached
-        tokens += sequence.tokens[start : start + fill.count]
-        rows += [sequence.row] * fill.count
-        positions += range(start, start + fill.count)
-        if fill.draws:
+    for chunk in plan.prefills:
+        sequence, start = chunk.sequence, chunk.sequence.cached
+        tokens += sequence.tokens[start : start + chunk.count]
+        rows += [sequence.row] * chunk.count
+        positions += range(start, start + chunk.count)
+        if chunk.draws:
             last.append(len(tokens) - 1)
     return tokens, rows, positions, last
 
 
 def choose_compute_dtype(settings: NativeSettings) -> torch.dtype:
-    """What is multiplied in. CPUs without the instructions are hundreds of times slower in bfloat16: refused."""
+    """Return the type of products. Raises `ConfigError` for bfloat16 on CPUs that would be hundreds of times slower."""
     if settings.dtype == "float32":
         return torch.float32
     if settings.device != "cpu":

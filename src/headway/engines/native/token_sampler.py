@@ -1,10 +1,10 @@
-"""Draws one token a row, with the exact log-probability of the draw.
+"""Draws one token for each row of logits, with the exact log-probability of the draw.
 
-The log-probability is that of the distribution really drawn from: after the temperature and, where top-k, top-p or
-min-p cut something off (in this order), after what is left was scaled to 1 again. Without truncation that is the
-model's own log-probability at this temperature; with it, importance ratios against the behaviour policy stay right
-where a plain log-probability would understate the behaviour. Greedy rows (temperature 0) report the
-log-probability at temperature 1, as that of a point mass, always 0, would say nothing.
+The log-probability is that of the distribution that is really drawn from: after the temperature and, where top-k,
+top-p or min-p cut something off (in this order), after the rest was scaled to 1 again. Without truncation that is the
+model's own log-probability at this temperature. With truncation, importance ratios against the behaviour policy stay
+right where a plain log-probability would understate the behaviour. Greedy rows (temperature 0) report the
+log-probability at temperature 1, because that of a point mass is always 0.
 
 A row's draw depends on its logits and its own uniform number, not on other rows.
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headway.types import SamplingParams
 
-_WIDTH = 128
+_BLOCK_WIDTH = 128
 
 
 def sample_tokens(
@@ -28,26 +28,28 @@ def sample_tokens(
     params: Sequence[SamplingParams],
     uniforms: Sequence[float],
 ) -> tuple[list[int], list[float]]:
-    """Tokens and log-probabilities. `logits_NV` is float32 and is overwritten."""
+    """Return tokens and log-probabilities. `logits_NV` is float32 and is overwritten."""
     scales = [p.temperature if p.temperature > 0 else 1.0 for p in params]
     if any(scale != 1.0 for scale in scales):
         logits_NV /= torch.tensor(scales, dtype=logits_NV.dtype)[:, None]
     probs_NV = torch.softmax(logits_NV, dim=-1)
-    cut = [row for row, p in enumerate(params) if p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)]
-    for row in cut:
+    truncated = [
+        row for row, p in enumerate(params) if p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
+    ]
+    for row in truncated:
         truncate_probabilities(probs_NV[row], params[row])
     tokens_N, mass_N = _pick(probs_NV, torch.tensor(uniforms, dtype=torch.float64))
     greedy = [row for row, p in enumerate(params) if p.temperature <= 0]
     if greedy:
         tokens_N[greedy] = logits_NV[greedy].argmax(dim=-1)
     logps_N = probs_NV.gather(1, tokens_N[:, None])[:, 0].double().log()
-    if cut:
-        logps_N[cut] -= mass_N[cut].log()
+    if truncated:
+        logps_N[truncated] -= mass_N[truncated].log()
     return tokens_N.tolist(), logps_N.tolist()
 
 
 def truncate_probabilities(probs_V: Tensor, params: SamplingParams) -> None:
-    """Set to 0 what is not drawn from. What is left is not scaled."""
+    """Set to 0 the probabilities that are not drawn from. The rest is not scaled."""
     if params.top_k > 0 or params.top_p < 1:
         count = min(params.top_k, len(probs_V)) if params.top_k > 0 else len(probs_V)
         values, order = torch.topk(probs_V, count) if count < len(probs_V) else probs_V.sort(descending=True)
@@ -63,11 +65,11 @@ def truncate_probabilities(probs_V: Tensor, params: SamplingParams) -> None:
 
 
 def _pick(probs_NV: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The token at which the running sum passes `uniform · total`, and the total. First by block, then inside."""
+    """Return the token at which the running sum passes `uniform · total`, and the total. Search blocks, then inside."""
     rows, vocabulary = probs_NV.shape
-    if vocabulary % _WIDTH:
-        probs_NV = torch.nn.functional.pad(probs_NV, (0, -vocabulary % _WIDTH))
-    blocks_NBW = probs_NV.view(rows, -1, _WIDTH)
+    if vocabulary % _BLOCK_WIDTH:
+        probs_NV = torch.nn.functional.pad(probs_NV, (0, -vocabulary % _BLOCK_WIDTH))
+    blocks_NBW = probs_NV.view(rows, -1, _BLOCK_WIDTH)
     upto_NB = blocks_NBW.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     total_N = upto_NB[:, -1]
     if not bool(torch.isfinite(total_N).all()):
@@ -80,4 +82,4 @@ def _pick(probs_NV: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
     rest_N = (below_N - (start_N - last_N)).clamp(min=0.0)
     rest_N = torch.minimum(rest_N, torch.nextafter(last_N, torch.zeros(())))
     inner_N1 = torch.searchsorted(inside_NW, rest_N[:, None], right=True)
-    return block_N1[:, 0] * _WIDTH + inner_N1[:, 0], total_N
+    return block_N1[:, 0] * _BLOCK_WIDTH + inner_N1[:, 0], total_N

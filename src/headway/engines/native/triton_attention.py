@@ -1,10 +1,10 @@
-"""Attention over slots in Triton: one token a lane (decode), and tiles of prompts (fill).
+"""Attention over slots in Triton: one token for each lane (decode), and tiles of prompts (prefill).
 
-Decode: a program has all query heads of one key-value head of one lane, padded to the 16 rows that tensor cores want,
-and one share of the slot. Shares are equal inside a slot and no shorter than `SHORTEST`, so that short slots are read
-by one program and long ones by many. Where there are several, `_join` adds them up.
+Decode: a program handles all query heads of one key-value head of one lane, padded to the 16 rows that tensor cores
+need, and one share of the slot. Shares are equal inside a slot and no shorter than `SHORTEST`, so that one program
+reads a short slot and many read a long one. Where there are several, `_join` sums them.
 
-Scores are kept in base 2. Whatever is behind a sequence's end is never read.
+Scores are in base 2. Nothing behind a sequence's end is read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway.engines.native.block_ops import TILE_TOKENS, AttentionHeads
+from headway.engines.native.block_ops import TILE_TOKENS, AttentionHeads, KeysValues
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 SHORTEST = 256
@@ -23,7 +23,7 @@ _LOG2_E = 1.4426950408889634
 
 @triton.jit
 def _share(length, window, splits, BLOCK: tl.constexpr, SHORTEST: tl.constexpr):
-    """First token that is seen, tokens of a share, shares that have any."""
+    """Return the first token that is seen, the tokens of a share, and the number of shares that have any."""
     begin = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     span = length - begin
     share = tl.maximum(tl.cdiv(tl.cdiv(span, splits), BLOCK) * BLOCK, SHORTEST)
@@ -118,7 +118,7 @@ def _join(
 
 
 @triton.jit(do_not_specialize=["window"])
-def _fill(
+def _prefill(
     q,
     keys,
     values,
@@ -175,9 +175,9 @@ def _fill(
 
 
 def decode(
-    q_BHD: Tensor, kv: tuple[Tensor, Tensor], heads: AttentionHeads, lanes_B: Tensor, positions_B: Tensor, splits: int
+    q_BHD: Tensor, kv: KeysValues, heads: AttentionHeads, lanes_B: Tensor, positions_B: Tensor, splits: int
 ) -> Tensor:
-    """See `Ops.decode`."""
+    """See `BlockOps.decode`."""
     lanes, out = len(q_BHD), torch.empty_like(q_BHD)
     shared = splits > 1
     shape = (lanes * heads.query * splits, heads.size) if shared else (1, 1)
@@ -189,7 +189,8 @@ def decode(
         q_BHD, *kv, out, parts, weights, lanes_B, positions_B, heads.scale * _LOG2_E, heads.window, splits,
         heads.slot_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
         GROUP_PAD=max(16, triton.next_power_of_2(heads.query // heads.kv)), SIZE_PAD=size_pad, BLOCK=block,
-        SHORTEST=SHORTEST, SHARED=shared, num_warps=2 if size_pad <= 64 else 4, num_stages=2 if busy else 3, **launch_options(),
+        SHORTEST=SHORTEST, SHARED=shared, num_warps=2 if size_pad <= 64 else 4, num_stages=2 if busy else 3,
+        **launch_options(),
     )  # fmt: skip
     if shared:
         _join[(lanes, heads.query)](
@@ -200,10 +201,10 @@ def decode(
     return out
 
 
-def fill(q_THD: Tensor, kv: tuple[Tensor, Tensor], heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
-    """See `Ops.fill`."""
+def prefill(q_THD: Tensor, kv: KeysValues, heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
+    """See `BlockOps.prefill`."""
     out = torch.empty_like(q_THD)
-    _fill[(len(tiles_N4), heads.query)](
+    _prefill[(len(tiles_N4), heads.query)](
         q_THD, *kv, out, tiles_N4, heads.scale * _LOG2_E, heads.window, heads.slot_tokens, HEADS=heads.query,
         KV=heads.kv, SIZE=heads.size, SIZE_PAD=triton.next_power_of_2(heads.size), ROWS=TILE_TOKENS, BLOCK=64,
         num_warps=4, num_stages=2, **launch_options(),

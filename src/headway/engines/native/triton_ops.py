@@ -1,6 +1,6 @@
-"""The operations of a block in Triton, each one kernel: what `TorchOps` does, on a GPU.
+"""The operations of a block in Triton, one kernel each: what `TorchBlockOps` does, on a GPU.
 
-Differences are those of rounding: norms, rotations and gates are computed in float32 and rounded once.
+Only rounding differs: norms, rotations and gates are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from headway.engines.native import triton_attention, triton_products, triton_sampling
-from headway.engines.native.block_ops import AttentionHeads, RotaryEmbedding
+from headway.engines.native.block_ops import AttentionHeads, KeysValues, RotaryEmbedding
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 
@@ -99,10 +99,10 @@ def _rotate_store(
 
 
 class TritonBlockOps:
-    """Implements `Ops`."""
+    """Implements `BlockOps`."""
 
     decode = staticmethod(triton_attention.decode)
-    fill = staticmethod(triton_attention.fill)
+    prefill = staticmethod(triton_attention.prefill)
     draw = staticmethod(triton_sampling.draw)
 
     def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
@@ -119,16 +119,17 @@ class TritonBlockOps:
         self,
         qkv: Tensor,
         heads: AttentionHeads,
-        by: RotaryEmbedding,
+        rotary: RotaryEmbedding,
         positions_T: Tensor,
         rows_T: Tensor,
-        kv: tuple[Tensor, Tensor],
+        kv: KeysValues,
     ) -> Tensor:
         tokens = qkv.shape[-2]
         q = torch.empty(tokens, heads.query, heads.size, dtype=kv[0].dtype, device=qkv.device)
-        norms = by.query_norm is not None
+        norms = rotary.query_norm is not None
         _rotate_store[(tokens,)](
-            qkv, by.cos, by.sin, by.query_norm if norms else by.cos, by.key_norm if norms else by.cos, by.eps,
+            qkv, rotary.cos, rotary.sin, rotary.query_norm if norms else rotary.cos,
+            rotary.key_norm if norms else rotary.cos, rotary.eps,
             positions_T, rows_T, q, *kv, tokens * qkv.shape[-1], HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
             HEADS_PAD=triton.next_power_of_2(heads.query + heads.kv), HALF_PAD=triton.next_power_of_2(heads.size // 2),
             KV_PAD=triton.next_power_of_2(heads.kv * heads.size), NORMS=norms,
@@ -147,9 +148,8 @@ class TritonBlockOps:
         gate_up = linear(x_TE, weight, bias)
         width = gate_up.shape[-1] // 2
         out = torch.empty(len(gate_up), width, dtype=gate_up.dtype, device=gate_up.device)
-        _gated[(len(gate_up), triton.cdiv(width, 1024))](
-            gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4, **launch_options()
-        )
+        grid = (len(gate_up), triton.cdiv(width, 1024))
+        _gated[grid](gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4, **launch_options())
         return out
 
 

@@ -1,8 +1,8 @@
 """Products of a few rows with matrices of a few megabytes, in Triton.
 
 With few rows a product only reads its matrix, and libraries made for many rows wait more than they read. Here a program
-has a strip of the matrix and a share of its depth; shares become float32 planes that whoever reads the product adds up,
-which costs no kernel and no rounding. Beyond what `is_faster` says, the library is as fast or faster.
+handles a strip of the matrix and a share of its depth. Shares become float32 planes that the reader of the product
+sums, which costs no kernel and no rounding. Where `is_faster` returns False, the library is as fast or faster.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
-_FEW = 64
-_SMALL = 5_000_000
+_MOST_ROWS = 64
+_MOST_ELEMENTS = 5_000_000
 _PROGRAMS = 288
-"""About two for each multiprocessor: enough to keep memory busy."""
+"""Number of programs: about two for each multiprocessor keep the memory busy."""
 
 
 @triton.jit(do_not_specialize=["rows", "planes"])
@@ -77,12 +77,12 @@ def _gated_product(
 
 
 def is_faster(rows: int, elements: int) -> bool:
-    """Whether this is the faster way: measured on an H200 with the shapes of 0.5, 1.5 and 7 billion parameters."""
-    return rows <= _FEW and elements <= _SMALL
+    """Return whether these kernels are faster: measured on an H200 with shapes of 0.5, 1.5 and 7 billion parameters."""
+    return rows <= _MOST_ROWS and elements <= _MOST_ELEMENTS
 
 
 def product(x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias as float32 planes, (P, T, out)."""
+    """Return x · weightᵀ + bias as float32 planes, (P, T, out)."""
     rows, (width, depth) = len(x_TE), weight.shape
     strip, block = 32, 128
     strips = triton.cdiv(width, strip)
@@ -91,25 +91,25 @@ def product(x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     _product[(strips, planes)](
         x_TE, weight, weight if bias is None else bias, out, rows, planes, WIDTH=width, DEPTH=depth,
         ROWS=max(16, triton.next_power_of_2(rows)), STRIP=strip, BLOCK=block, BIASED=bias is not None,
-        num_warps=4, num_stages=_stages(x_TE, 5), **launch_options(),
+        num_warps=4, num_stages=_choose_stages(x_TE, 5), **launch_options(),
     )  # fmt: skip
     return out
 
 
 def gated(x_TE: Tensor, weight: Tensor) -> Tensor:
-    """silu(x · gateᵀ) · (x · upᵀ), gate and up being the halves of `weight`."""
+    """Return silu(x · gateᵀ) · (x · upᵀ), gate and up being the halves of `weight`."""
     rows, width, depth = len(x_TE), weight.shape[0] // 2, weight.shape[1]
     padded = max(16, triton.next_power_of_2(rows))
     out = torch.empty(rows, width, dtype=x_TE.dtype, device=x_TE.device)
     _gated_product[(triton.cdiv(width, 64),)](
         x_TE, weight, out, rows, WIDTH=width, DEPTH=depth, ROWS=padded, STRIP=64,
-        BLOCK=128 if padded == 16 else 64, num_warps=4, num_stages=_stages(x_TE, 5), **launch_options(),
+        BLOCK=128 if padded == 16 else 64, num_warps=4, num_stages=_choose_stages(x_TE, 5), **launch_options(),
     )  # fmt: skip
     return out
 
 
-def _stages(x: Tensor, wanted: int) -> int:
-    """float32 takes twice the shared memory."""
+def _choose_stages(x: Tensor, wanted: int) -> int:
+    """Return the pipeline stages: float32 takes twice the shared memory."""
     return wanted if x.dtype.itemsize == 2 else 2
 
 

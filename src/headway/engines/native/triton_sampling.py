@@ -1,11 +1,11 @@
-"""Draws in Triton: two passes over the logits, a token and its log-probability a lane, in float32.
+"""Draws tokens in Triton: two passes over the logits, a token and its log-probability for each lane, in float32.
 
 `_sums` reads every logit once and keeps the peak and the sum of each piece of the vocabulary; `_pick` finds the piece
 and then the token at which the running sum passes the sequence's own uniform number, the same that the CPU draws with.
-`_cut` runs only where somebody truncates: it finds the smallest logit that may be drawn by halving the interval of all
-float32 numbers, exact for top-k and top-p but for ties, which all stay.
+`_cut` runs only where a sequence truncates: it finds the smallest logit that may be drawn by halving the interval of
+all float32 numbers, exact for top-k and top-p but for ties, which all stay.
 
-Logits that are not finite give a log-probability that is not a number: whoever reads the block must look.
+Logits that are not finite give a log-probability that is not a number: the reader of the block must check.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _fraction(address):
 
 @triton.jit
 def _scale(row):
-    """1 / temperature; 1 for greedy rows."""
+    """Return 1 / temperature; 1 for greedy rows."""
     temperature = _fraction(row + _TEMPERATURE)
     return tl.where(temperature > 0, 1.0 / tl.where(temperature > 0, temperature, 1.0), 1.0)
 
 
 @triton.jit
 def _uniform(row):
-    """`block_ops.uniform`, in float32 and below 1."""
+    """Return `block_ops.draw_uniform`, in float32 and below 1."""
     z = tl.load(row + _KEY).to(tl.uint64, bitcast=True)
     z += (tl.load(row + _POSITION) + 2).to(tl.uint64) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
@@ -56,7 +56,7 @@ def _uniform(row):
 
 @triton.jit
 def _order(x):
-    """float32 as integers of the same order."""
+    """Return float32 numbers as integers of the same order."""
     raw = x.to(tl.int32, bitcast=True)
     return raw ^ ((raw >> 31) & 0x7FFFFFFF)
 
@@ -114,7 +114,7 @@ def _cut(logits, lanes, state, cuts, V, WIDTH: tl.constexpr, EARLY: tl.constexpr
 
 @triton.jit
 def _piece(logits, cuts, lane, at, V, scale, CUT: tl.constexpr):
-    """Scaled logits at `at`, −∞ where nothing may be drawn."""
+    """Return scaled logits at `at`, −∞ where nothing may be drawn."""
     x = tl.load(logits + lane.to(tl.int64) * V + at, mask=at < V, other=float("-inf")) * scale
     if CUT:
         x = tl.where(x >= tl.load(cuts + lane), x, float("-inf"))
@@ -195,20 +195,20 @@ def _pick(
     tl.store(row + _ACTIVE, tl.where(ended, 0, 1).to(tl.int64), mask=active)
 
 
-def draw(logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends: Tensor, *, cut: bool) -> None:
-    """See `Ops.draw`."""
+def draw(logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends: Tensor, *, truncates: bool) -> None:
+    """See `BlockOps.draw`."""
     rows, vocabulary = logits_BV.shape
     pieces = triton.cdiv(vocabulary, WIDTH)
     peaks = torch.empty(2, rows, pieces, dtype=torch.float32, device=logits_BV.device)
     cuts = torch.empty(rows, dtype=torch.float32, device=logits_BV.device)
-    if cut:
+    if truncates:
         _cut[(rows,)](logits_BV, lanes_B, state, cuts, vocabulary, WIDTH=2 * WIDTH, num_warps=16, **launch_options())
     _sums[(rows, pieces)](
-        logits_BV, lanes_B, state, cuts, peaks[0], peaks[1], vocabulary, pieces, WIDTH=WIDTH, CUT=cut, num_warps=4,
-        **launch_options(),
+        logits_BV, lanes_B, state, cuts, peaks[0], peaks[1], vocabulary, pieces, WIDTH=WIDTH, CUT=truncates,
+        num_warps=4, **launch_options(),
     )  # fmt: skip
     _pick[(rows,)](
         logits_BV, lanes_B, state, cuts, peaks[0], peaks[1], block, ends, vocabulary, pieces,
         STEPS=(block.shape[1] - 1) // 2, ENDS=len(ends), PIECES_PAD=triton.next_power_of_2(pieces), WIDTH=WIDTH,
-        CUT=cut, num_warps=8, **launch_options(),
+        CUT=truncates, num_warps=8, **launch_options(),
     )  # fmt: skip

@@ -31,7 +31,7 @@ from headway.denoising.models import Conditioning, SmallMmdit, load_small_mmdit
 from headway.denoising.models.denoiser_storage import TEXT_IMAGES, find_shipped_model
 from headway.rewards.images.image_reward import array_to_image, image_to_array
 from headway.rewards.images.ocr_reward import measure_agreement
-from headway.rewards.images.ppocr_worker import read_text_line
+from headway.rewards.images.ocr_reward import read_text_line
 from headway.seeding import make_rng
 from headway.types import Image
 

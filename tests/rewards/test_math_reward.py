@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.rewards.math_reward import make_math_reward
+from headway.rewards.solver_rewards import make_math_reward
 from tests.rewards.factory import judge_all
 
 

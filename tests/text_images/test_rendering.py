@@ -35,7 +35,7 @@ def test_the_whole_text_lies_inside_wherever_it_is_moved(height: int, width: int
 
 @needs_ppocr
 def test_plain_pictures_can_be_read_and_those_with_wrong_letters_say_something_else() -> None:
-    from headway.rewards.images.ppocr_worker import read_text_line
+    from headway.rewards.images.ocr_reward import read_text_line
 
     texts = ["4711", "0815", "2973", "6604"]
     clean = [

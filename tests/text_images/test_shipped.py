@@ -42,7 +42,7 @@ def test_names_that_mean_nothing_are_refused() -> None:
     not all(map(importlib.util.find_spec, ("onnxruntime", "rapidocr_onnxruntime"))), reason="no recogniser"
 )
 def test_it_is_legible_and_often_wrong() -> None:
-    from headway.rewards.images.ppocr_worker import read_text_line
+    from headway.rewards.images.ocr_reward import read_text_line
 
     strings = StringSet().list_held_out(40, seed=7)
     found = [

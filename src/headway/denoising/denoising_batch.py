@@ -105,7 +105,9 @@ def make_denoising_batch(
     latents = [pair for row in rows for pair in _read_latents(row, shape, ends_only)]
     lengths = torch.tensor([len(row.trained) for row in rows], dtype=torch.long)
     scores = [sample.score.value for sample in samples if sample.score is not None]
-    behaviour_N = _pack_per_step(rows, _behaviour_logps, "behaviour log-probabilities", device)
+    behaviour_N = _pack_per_step(
+        rows, lambda sample: sample.episode.turns[0].generation.logps, "behaviour log-probabilities", device
+    )
     empty = torch.zeros(0, *shape)
     return DenoisingBatch(
         rows=rows,
@@ -140,10 +142,6 @@ def _read_latents(row: SampleSteps, shape: Sequence[int], ends_only: bool) -> It
             yield (torch.zeros_like(after) if ends_only else bytes_to_latent(start, shape)), after
         except ValueError as error:
             raise TrainerError(f"{name}: {error}") from error
-
-
-def _behaviour_logps(sample: Sample) -> Sequence[float]:
-    return sample.episode.turns[0].generation.logps
 
 
 def _step_versions(row: SampleSteps) -> list[int]:

@@ -36,7 +36,7 @@ class DenoisingRunner:
         self._sampler = settings.make_sampler()
         self._timesteps = lru_cache(maxsize=8)(lambda steps: settings.make_timesteps(model, steps).tolist())
         self.latents_ZCHW = torch.zeros(slots, *model.latent_shape, device=self._device)
-        self._prompts: dict[str, Conditioning] = {}
+        self._encode = lru_cache(maxsize=_MAX_CACHED_PROMPTS)(lambda prompt: self._model.encode([prompt]))
         self._batch_conditioning: tuple[tuple[str, ...], Conditioning] | None = None
         self._captured: FixedSizeModel | None = None
         if self._device.type == "cuda":
@@ -58,7 +58,7 @@ class DenoisingRunner:
                 live[name].data = value
             else:
                 live[name].data.copy_(value)  # captured graphs read the same memory
-        self._prompts.clear()
+        self._encode.cache_clear()
         self._batch_conditioning = None
 
     def begin(self, request: DenoisingRequest) -> None:
@@ -129,14 +129,6 @@ class DenoisingRunner:
             parts = [self._encode(prompt) for prompt in prompts]
             self._batch_conditioning = (prompts, Conditioning.concatenate(parts).to(self._device))
         return self._batch_conditioning[1]
-
-    def _encode(self, prompt: str) -> Conditioning:
-        found = self._prompts.get(prompt)
-        if found is None:
-            if len(self._prompts) >= _MAX_CACHED_PROMPTS:
-                del self._prompts[next(iter(self._prompts))]
-            found = self._prompts[prompt] = self._model.encode([prompt])
-        return found
 
     def _noise(self, requests: Sequence[DenoisingRequest], x_BCHW: Tensor) -> Tensor:
         """Return standard normal noise for requests that draw, 0 for the others."""

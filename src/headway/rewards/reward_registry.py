@@ -22,9 +22,8 @@ from headway.rewards.images.image_reward import get_episode_image, image_to_arra
 from headway.rewards.images.image_server_reward import make_image_server_reward
 from headway.rewards.images.ocr_reward import make_ocr_reward
 from headway.rewards.judge_rewards import JudgeReward, VisionJudgeReward
-from headway.rewards.math_reward import make_math_reward
-from headway.rewards.reasoning_reward import make_reasoning_gym_reward
 from headway.rewards.reward_composition import RewardTerm, RoutedReward
+from headway.rewards.solver_rewards import make_math_reward, make_reasoning_gym_reward
 from headway.rewards.text_rewards import make_exact_reward, make_format_reward, make_numeric_reward, make_regex_reward
 from headway.types import Episode
 from headway.user_code import import_object

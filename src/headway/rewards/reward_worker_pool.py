@@ -153,9 +153,9 @@ class RewardCalculator:
 
 @cache
 def _import_function(path: str) -> Callable[..., Any]:
-    """Import what is called, and run its module's `prepare`, where it has one."""
+    """Import what is called, and run its module's `prepare_<function>` if there is one."""
     name, _, function = path.partition(":")
     module = importlib.import_module(name)
-    getattr(module, "prepare", lambda: None)()
+    getattr(module, f"prepare_{function}", lambda: None)()
     found: Callable[..., Any] = getattr(module, function)
     return found

@@ -38,18 +38,9 @@ CHECK_S, GRACE_S = 0.05, 2.0
 
 
 def read_request() -> Request:
-    request: Request = marshal.loads(_read_exactly(int.from_bytes(_read_exactly(8), "big")))
+    size = int.from_bytes(sys.stdin.buffer.read(8), "big")
+    request: Request = marshal.loads(sys.stdin.buffer.read(size))
     return request
-
-
-def _read_exactly(count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = os.read(0, count - len(data))
-        if not part:
-            sys.exit(1)
-        data += part
-    return data
 
 
 def make_memory_file(content: bytes) -> int:
@@ -348,6 +339,5 @@ def main() -> None:
     run = SupervisedRun(read_request())
     run.launch()
     status, usage = run.wait_for_end()
-    report = memoryview(run.report(status, usage))
-    while report:
-        report = report[os.write(1, report) :]
+    sys.stdout.buffer.write(run.report(status, usage))
+    sys.stdout.buffer.flush()

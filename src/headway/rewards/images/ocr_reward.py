@@ -1,6 +1,7 @@
 """OCR reward: whether a picture shows the text it was asked for.
 
 There are two readers. `ppocr` takes a few milliseconds per picture, in worker processes, and is meant for training.
+It reads one line and does not look for lines in a larger picture.
 `tesseract` is slower and of another family: it judges what was trained against the first reader. It needs the program
 `tesseract` on the path (`apt install tesseract-ocr`). A reader that fails or takes too long gives no score.
 
@@ -15,21 +16,30 @@ import os
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from io import BytesIO
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError, RewardError
 from headway.rewards.answer_extraction import get_expected_answer
 from headway.rewards.function_reward import BuiltInReward
-from headway.rewards.images.image_reward import get_episode_image, image_to_array, image_to_json
+from headway.rewards.images.image_reward import get_episode_image, image_to_array, image_to_json, json_to_array
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 from headway.rewards.thread_limiter import ThreadLimiter
 from headway.types import Image
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 READERS = ("ppocr", "tesseract")
 ImageReader = Callable[[Image], Awaitable[str]]
 
-_PPOCR_PACKAGES = ("onnxruntime", "rapidocr_onnxruntime", "numpy", "PIL")
+_PPOCR_PACKAGE, _PPOCR_MODEL = "rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx"
+"""Only the network inside the package is used; onnxruntime runs it on one thread."""
+_LINE_HEIGHT, _MAX_LINE_WIDTH = 48, 2400
+"""Size of a line in pixels, as the network was trained."""
 _MIN_HEIGHT = 64
 """Pictures less high than this are enlarged: Tesseract was made for scanned pages."""
 _MARGIN = 20
@@ -68,8 +78,7 @@ def make_reader(reader: str, *, alphabet: str = "", timeout_s: float = 10.0, con
         workers = RewardWorkerPool(concurrency)
 
         async def read_in_worker(image: Image) -> str:
-            function = "headway.rewards.images.ppocr_worker:read_json_image"
-            return str(await workers.call(function, *image_to_json(image), timeout_s=timeout_s))
+            return str(await workers.call(f"{__name__}:read_json_image", *image_to_json(image), timeout_s=timeout_s))
 
         return read_in_worker
     if reader == "tesseract":
@@ -85,10 +94,58 @@ def make_reader(reader: str, *, alphabet: str = "", timeout_s: float = 10.0, con
 
 
 def _require_ppocr() -> None:
-    missing = [name for name in _PPOCR_PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [
+        name for name in ("onnxruntime", _PPOCR_PACKAGE, "numpy", "PIL") if importlib.util.find_spec(name) is None
+    ]
     if missing:
         hint = "pip install 'headway[images]'; pip install --no-deps rapidocr-onnxruntime"
         raise ConfigError(f"needs {', '.join(missing)}", key="reader", value="ppocr", hint=hint)
+
+
+def prepare_read_json_image() -> None:
+    """Load the network before the time of the first call starts."""
+    _load_session()
+
+
+def read_json_image(height: int, width: int, pixels: str) -> str:
+    """Return the text in a picture that came as JSON."""
+    return read_text_line(json_to_array(height, width, pixels))
+
+
+def read_text_line(pixels: NDArray[np.uint8]) -> str:
+    """Return the text in the picture `uint8 [height, width, 3]`; empty if there is none."""
+    session, letters = _load_session()
+    scores = session.run(None, {session.get_inputs()[0].name: _prepare_line(pixels)[None]})[0][0]
+    best = scores.argmax(-1)
+    changes = [index for at, index in enumerate(best) if index and (not at or index != best[at - 1])]
+    return "".join(letters[index] for index in changes)
+
+
+def _prepare_line(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the line with three channels, 48 pixels high, in −1 … 1."""
+    import numpy as np
+    from PIL import Image as Pillow
+
+    height, width = pixels.shape[:2]
+    line_width = min(max(round(_LINE_HEIGHT * width / height), _LINE_HEIGHT), _MAX_LINE_WIDTH)
+    image = Pillow.fromarray(pixels).resize((line_width, _LINE_HEIGHT), Pillow.Resampling.BILINEAR)
+    line = np.asarray(image, dtype=np.float32) / 127.5 - 1.0
+    return np.ascontiguousarray(line[:, :, ::-1].transpose(2, 0, 1))  # the network was trained on blue, green, red
+
+
+@cache
+def _load_session() -> tuple[Any, list[str]]:
+    import onnxruntime
+
+    spec = importlib.util.find_spec(_PPOCR_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(f"the package {_PPOCR_PACKAGE} is not installed")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    file = Path(spec.submodule_search_locations[0]) / _PPOCR_MODEL
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    letters = session.get_modelmeta().custom_metadata_map["character"].splitlines()
+    return session, ["", *letters, " "]
 
 
 def require_tesseract() -> str:

@@ -1,15 +1,19 @@
-"""Mathematical answers compared by value, with `math-verify` in worker processes.
+"""Answers that a library checks in worker processes: mathematics by value, and tasks of reasoning-gym.
 
-That library parses with regular expressions and calls a computer algebra system. Both can take for ever on some texts,
-and the library's own time limits are signals, which do not work beside an event loop. So its limits are off, and the
-worker's limits apply: a call that takes too long or too much memory has no score.
+`math-verify` parses with regular expressions and calls a computer algebra system; reasoning-gym parses answers as
+expressions, programs and boards. All of that can take for ever on some texts, and the time limits of math-verify are
+signals, which do not work beside an event loop. So its limits are off, and the worker's limits apply: a call that takes
+too long or too much memory has no score.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
+from ast import literal_eval
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from headway.errors import ConfigError
@@ -18,7 +22,7 @@ from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 
 _MAX_CHARACTERS = 20_000
-"""Only so many characters at the end of the text are parsed."""
+"""Only so many characters at the end of the text are checked."""
 
 
 def make_math_reward(
@@ -49,7 +53,7 @@ def make_math_reward(
     return BuiltInReward("math", score)
 
 
-def prepare() -> None:
+def prepare_is_equal_value() -> None:
     """Import and compile in the worker what the first call needs, before its time starts."""
     logging.disable(logging.CRITICAL)  # the library warns that its own limits are off
     is_equal_value("$\\frac{1}{2}$", "\\boxed{0.5} is 1/2", 6, True)
@@ -68,3 +72,44 @@ def is_equal_value(expected: str, text: str, precision: int, strict: bool) -> bo
     return bool(found) and bool(
         verify(gold, found, float_rounding=precision, strict=strict, timeout_seconds=None, raise_on_error=False)
     )
+
+
+def make_reasoning_gym_reward(
+    *, answer: str = "answer", part: str = "all", timeout_s: float = 10.0, concurrency: int = 2
+) -> BuiltInReward:
+    """Give the score, from 0 to 1, of reasoning-gym for `part` of the text; 0 if there is no such part.
+
+    A task brings everything needed under `reasoning_gym` in its data.
+    """
+    if importlib.util.find_spec("reasoning_gym") is None:
+        hint = "pip install 'headway[data]'"
+        raise ConfigError("needs reasoning-gym", key="reward_fn", value="reasoning_gym", hint=hint)
+    extract, workers = make_extractor(part), RewardWorkerPool(concurrency)
+
+    async def score(text: str, data: Mapping[str, Any]) -> float:
+        entry, found = get_expected_answer(data, "reasoning_gym"), extract(text)
+        if found is None:
+            return 0.0
+        task, options, metadata = entry["task"], entry["options"], entry["metadata"]
+        args = (task, options, metadata, data.get(answer), found.strip()[-_MAX_CHARACTERS:])
+        return float(await workers.call(f"{__name__}:score_answer", *args, timeout_s=timeout_s))
+
+    return BuiltInReward("reasoning_gym", score)
+
+
+def prepare_score_answer() -> None:
+    """Import the library in the worker before the time of the first call starts."""
+    import reasoning_gym  # noqa: F401
+
+
+def score_answer(task: str, options: dict[str, Any], metadata: str, answer: str | None, text: str) -> float:
+    """Return the task's score of `text`. Runs in a worker. `metadata` is a Python literal: JSON has no tuples."""
+    entry = {"answer": answer, "metadata": literal_eval(metadata)}
+    return float(_make_dataset(task, json.dumps(options, sort_keys=True)).score_answer(text, entry))
+
+
+@lru_cache(maxsize=32)
+def _make_dataset(task: str, options: str) -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(task, **json.loads(options))

@@ -1,7 +1,8 @@
 """The components of a run behind the protocols that the scheduler drives, whatever kind of model they hold.
 
 A `ModelFamily` makes the components of one kind of model. Each component is described by plain JSON (`ComponentArgs`),
-so that the same function makes it in this process and in a child.
+so that the same function makes it in this process and in a child. Children import this module: what only the
+controller needs is imported where it is used.
 """
 
 from __future__ import annotations
@@ -14,12 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig, load_config
-from headway.data import DataSources
 from headway.engines.base import Engine
 from headway.engines.remote_engine import RemoteEngine
-from headway.environments.base import EnvironmentFactory
 from headway.errors import BackendError
-from headway.flow.backends import Backends, EngineReserve
 from headway.launch.inference_servers import uses_external_engines
 from headway.launch.placement import LENT_ENGINE, Placement, make_visible_devices_env
 from headway.launch.transports import (
@@ -34,11 +32,13 @@ from headway.launch.transports import (
     wrap_weight_source,
 )
 from headway.processes.base import ChildSpec
-from headway.rewards.reward_registry import make_rewards
 from headway.trainers.base import Scorer, Trainer
 from headway.weights.base import WeightReceiver, WeightTransport
 
 if TYPE_CHECKING:
+    from headway.data import DataSources
+    from headway.environments.base import EnvironmentFactory
+    from headway.flow.backends import Backends, EngineReserve
     from headway.trainers.local import ThreadedTrainer
     from headway.weights.weight_store import WeightStore
 
@@ -249,6 +249,8 @@ def make_run_components(context: LaunchContext, family: ModelFamily) -> Training
 
 def _make_reserve(context: LaunchContext, family: ModelFamily, engines: list[Engine]) -> EngineReserve:
     """Allow many engines on the CPU of this machine; elsewhere those that the run was started with."""
+    from headway.flow.backends import EngineReserve
+
     placement = context.placement
 
     def make(name: str) -> Engine:
@@ -272,6 +274,9 @@ def make_backends(
     environments: EnvironmentFactory,
 ) -> Backends:
     """Join the components of a run with the data, environments and rewards that they work on."""
+    from headway.flow.backends import Backends
+    from headway.rewards.reward_registry import make_rewards
+
     config = resolved.config
     return Backends(
         trainer=components.trainer,

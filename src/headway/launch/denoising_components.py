@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config import ResolvedConfig
-from headway.data import DataSources
 from headway.engines.base import Engine
 from headway.errors import ConfigError
 from headway.launch.components import (
@@ -33,6 +32,7 @@ from headway.trainers.base import Trainer
 from headway.trainers.remote_trainer import RemoteTrainer
 
 if TYPE_CHECKING:
+    from headway.data import DataSources
     from headway.denoising.denoising_engine import DenoisingEngine
     from headway.denoising.denoising_trainer import DenoisingTrainer
     from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings

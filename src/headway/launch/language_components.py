@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config import ResolvedConfig
-from headway.data import DataSources
 from headway.engines.base import Engine
 from headway.launch.components import (
     ComponentArgs,
@@ -45,6 +44,7 @@ from headway.trainers.sharded.rank_layout import RankLayout
 from headway.trainers.sharded.ranked_trainer import MultiRankTrainer
 
 if TYPE_CHECKING:
+    from headway.data import DataSources
     from headway.engines.native import NativeEngine
     from headway.trainers.local import LocalSettings, LocalTrainer
     from headway.trainers.local.local_scorers import PolicyScorer

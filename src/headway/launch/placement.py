@@ -100,9 +100,8 @@ class Placement:
 
     def without_trainer(self) -> Placement:
         """Return the same placement for engines that get their weights once, from this process."""
-        return replace(
-            self, transport=plan_transport_without_trainer(self.transport, clustered=self.cluster is not None)
-        )
+        transport = plan_transport_without_trainer(self.transport, clustered=self.cluster is not None)
+        return replace(self, transport=transport)
 
     @property
     def summary(self) -> str:

@@ -159,9 +159,8 @@ async def run_training(
             interrupts.stop_cleanly_with(context.stop_request)
             async with _open_control_socket(directory, flow, context.events):
                 summary = await flow.run()
-            context.events.emit(
-                RunEnd(who="run", trained=summary.trained, finished=summary.finished, reason=summary.reason)
-            )
+            trained, finished, reason = summary.trained, summary.finished, summary.reason
+            context.events.emit(RunEnd(who="run", trained=trained, finished=finished, reason=reason))
             return summary
 
 

@@ -102,7 +102,7 @@ class Closing:
 
 
 def kill(part: RemoteEngine | RemoteTrainer | ReplicaScorer) -> None:
-    peer = part._peer if isinstance(part, ReplicaScorer) else part._child._peers[0]
+    peer = part._child._peers[0]
     assert peer is not None
     os.kill(peer.pid, signal.SIGKILL)  # type: ignore[attr-defined]
 

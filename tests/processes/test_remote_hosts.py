@@ -12,7 +12,7 @@ import pytest
 from headway.engines.base import Progress, Request
 from headway.engines.remote_engine import EngineHost
 from headway.errors import ScoringError, TrainerError, TransferError
-from headway.trainers.trainer_host import ScorerHost, TrainerHost
+from headway.trainers.remote_trainer import ScorerHost, TrainerHost
 from headway.types import Batch, FinishReason, SampleGroup, SamplingParams, Task, VersionRun
 from headway.weights.base import Bucket, Manifest, SharedSlice, WeightReceiver
 

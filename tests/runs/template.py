@@ -38,7 +38,7 @@ _MODULES = (
     "headway.engines.native",
     "headway.models",
     "headway.models.tiny_model",
-    "headway.trainers.trainer_host",
+    "headway.trainers.remote_trainer",
     "headway.engines.remote_engine",
     "headway.trainers.local",
     "headway.trainers.local.local_scorers",

@@ -17,8 +17,8 @@ from torch import Tensor
 from headway.errors import ConfigError, ScoringError, TrainerCrashed, TrainerError
 from headway.processes.base import ChildSpec, StartPeer
 from headway.processes.child_process import ChildProcess
-from headway.trainers.base import Trainer
-from headway.trainers.remote_trainer import RemoteScorer, ScoreKind
+from headway.trainers.base import ScoreKind, Trainer
+from headway.trainers.remote_trainer import RemoteScorer
 from headway.trainers.sharded.rank_layout import RankLayout
 from headway.trainers.sharded.ranked_trainer import MultiRankTrainer, RankProcesses
 from headway.types import Batch
@@ -71,11 +71,11 @@ class Ranked:
         target: str = "rank",
         start: StartPeer | None = None,
         grace_s: float = 10.0,
-        meet_s: float = 120.0,
+        join_s: float = 120.0,
         **args: Any,
     ) -> WatchedRanks:
         spec = ChildSpec(name="trainer", target=f"tests.trainers.sharded_targets:{target}", args=args)
-        self.made.append(WatchedRanks(spec, start or pool().start, ranks=ranks, grace_s=grace_s, meet_s=meet_s))
+        self.made.append(WatchedRanks(spec, start or pool().start, ranks=ranks, grace_s=grace_s, join_s=join_s))
         return self.made[-1]
 
 
@@ -280,7 +280,7 @@ class TestLife(Ranked):
 
     def test_ranks_that_do_not_meet_in_time_are_ended_and_come_back(self) -> None:
         async def scenario() -> None:
-            trainer = self.ranked(2, target="missing", meet_s=0.3)
+            trainer = self.ranked(2, target="missing", join_s=0.3)
             with pytest.raises(TrainerCrashed, match=r"ranks on 127\.0\.0\.1 were not ready after 0\.3 s; they meet"):
                 await trainer.train(factory.batch(0))
             pids = trainer.pids

@@ -185,8 +185,8 @@ def _make_remote_trainer(context: LaunchContext) -> RemoteTrainer:
         context.make_child_spec("trainer", create_rank, placement.train_threads),
         placement.start_child,
         ranks=placement.ranks,
-        each=adapt_to_rank,
-        meet_s=context.resolved.config.cluster.start_timeout_s,
+        customize=adapt_to_rank,
+        join_s=context.resolved.config.cluster.start_timeout_s,
     )
 
 

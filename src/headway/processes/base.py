@@ -122,6 +122,10 @@ class RestartablePeers(ABC):
         """Why the peers cannot be used until `restart`. Empty: they can."""
 
     @abstractmethod
+    async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any:
+        """Call a method of the peers. An error that is not Headway's becomes `failure`."""
+
+    @abstractmethod
     async def _start_peers(self) -> None:
         """Fill `_peers` and make them ready."""
 
@@ -212,7 +216,6 @@ class RestartablePeer(RestartablePeers):
         self._spec, self._start, self._on_note, self._greeting = spec, start, on_note, greeting
 
     async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any:
-        """Call a method of the peer. An error that is not Headway's becomes `failure`."""
         (peer,) = await self._ensure_up()
         try:
             return await peer.call(method, *args)

@@ -1,80 +1,182 @@
-"""A trainer, or a scorer, in a process of its own, behind the same protocols.
+"""Trainers and scorers in child processes: what the parent calls, and the hosts that answer in the child.
 
     trainer = RemoteTrainer(ChildSpec(name="trainer", target="package.module:make_trainer", args={…}), start=…)
 
-Guarantees: a step is all or nothing, as in the child; cancelled here, it is cancelled there. A child that ends is
-`TrainerCrashed` at once for everybody who waits for it (`TransferError` for who gathers, `ScoringError` for who
-scores), and until `restart`, which starts another that holds what the target made. `version` is what the child last
-told: after a step that was cancelled too late to stop it, it follows with the next answer. Weights cross as names of
-shared memory.
+Guarantees: a step is all or nothing, as in the child; if it is cancelled here, it is cancelled there. When a child
+ends, everybody who waits for it gets `TrainerCrashed` at once (`TransferError` from `gather`, `ScoringError` from `score`),
+and so does every later call until `restart`, which starts another child in the initial state. `version` is what the
+child last reported: a change is reported before the answer of the call that made it, and after a step that was
+cancelled too late with the next answer. Weights cross as names of shared memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headway.errors import (
     BackendError,
     ConfigError,
     EngineCrashed,
-    HeadwayError,
     ScoringError,
     TrainerCrashed,
     TrainerError,
     TransferError,
 )
-from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeer, StartPeer
-from headway.trainers.base import Trainer
+from headway.processes.base import ChildSpec, RestartablePeer, RestartablePeers, StartPeer
+from headway.trainers.base import ScoreKind, Trainer
 from headway.types import Batch, SampleGroup
-from headway.weights.base import Bucket, Manifest
+from headway.weights.base import Bucket, Manifest, PayloadRef, WeightReceiver
 
-TRAINER_HOST = "headway.trainers.trainer_host:TrainerHost"
-SCORER_HOST = "headway.trainers.trainer_host:ScorerHost"
-
-ScoreKind = Literal["policy", "reference", "value"]
-"""Log-probabilities now, log-probabilities at the start, or values."""
+TRAINER_HOST = "headway.trainers.remote_trainer:TrainerHost"
+SCORER_HOST = "headway.trainers.remote_trainer:ScorerHost"
 
 
-class RestartableChild(Protocol):
-    """One child after the other, or several that live and die together; once lost, down until `restart`."""
+@runtime_checkable
+class ScoringTrainer(Protocol):
+    """A trainer that can also score with its policy, its reference or its critic."""
 
-    async def start(self) -> None: ...
-    async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any: ...
-    async def restart(self) -> None: ...
-    async def close(self) -> None: ...
+    async def score(self, kind: ScoreKind, group: SampleGroup) -> Sequence[Sequence[float]]:
+        """Score a group between two steps."""
+        ...
+
+
+class ReplicaModel(Protocol):
+    """A scorer with a model of its own."""
+
+    @property
+    def receiver(self) -> WeightReceiver | None:
+        """Takes in new weights between two groups; None if the weights never change."""
+        ...
+
+    async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
+        """Score a group."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything. Idempotent."""
+        ...
+
+
+class TrainerHost:
+    """Serves a trainer; `tell` reports its version. A rank has no trainer before all ranks have joined."""
+
+    def __init__(self, trainer: Trainer | None, tell: Callable[[Any], None]) -> None:
+        self.trainer = trainer
+        self._tell = tell
+        self._reported: int | None = None
+        self._gathering = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """Report the version."""
+        async with self._serving():
+            pass
+
+    async def train(self, batch: Batch) -> Mapping[str, float]:
+        async with self._serving() as trainer:
+            return await trainer.train(batch)
+
+    async def save(self, directory: Path) -> None:
+        async with self._serving() as trainer:
+            await trainer.save(directory)
+
+    async def load(self, directory: Path) -> None:
+        async with self._serving() as trainer:
+            await trainer.load(directory)
+
+    async def score(self, kind: ScoreKind, group: SampleGroup) -> Sequence[Sequence[float]]:
+        async with self._serving() as trainer:
+            if not isinstance(trainer, ScoringTrainer):
+                raise ScoringError(f"{type(trainer).__name__} trains and cannot score")
+            return await trainer.score(kind, group)
+
+    async def gather(self, version: int) -> tuple[Manifest, list[Bucket]]:
+        """Return all buckets at once, because a manifest with their checksums exists only when they do."""
+        async with self._serving() as trainer, self._gathering:
+            manifest, buckets = await trainer.source.gather(version)
+            found = [bucket async for bucket in buckets]
+        if not all(isinstance(bucket.payload, PayloadRef) for bucket in found):
+            raise TransferError(f"version {version} lies where no other process sees it: its store needs another arena")
+        return manifest, found
+
+    async def close(self) -> None:
+        if self.trainer is not None:
+            await self.trainer.close()
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[Trainer]:
+        """Yield the trainer, and report its version afterwards if it changed."""
+        trainer = self.trainer
+        if trainer is None:
+            raise TrainerCrashed("the ranks have not joined yet")
+        try:
+            yield trainer
+        finally:
+            if trainer.version != self._reported:
+                self._reported = trainer.version
+                self._tell(self._reported)
+
+
+class ScorerHost:
+    """Serves a scorer with a model of its own."""
+
+    def __init__(self, scorer: ReplicaModel, tell: Callable[[Any], None]) -> None:
+        self._scorer = scorer
+
+    async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
+        return await self._scorer.score(group)
+
+    async def begin(self, manifest: Manifest) -> None:
+        await self._receiver().begin(manifest)
+
+    async def load(self, bucket: Bucket) -> None:
+        await self._receiver().load(bucket)
+
+    async def flip(self) -> int:
+        """Switch to the new weights and return their version."""
+        await self._receiver().flip()
+        return self._receiver().version
+
+    async def close(self) -> None:
+        await self._scorer.close()
+
+    def _receiver(self) -> WeightReceiver:
+        receiver = self._scorer.receiver
+        if receiver is None:
+            raise TransferError(f"the weights of {type(self._scorer).__name__} cannot be replaced")
+        return receiver
 
 
 class RemoteTrainer:
-    """`spec.target` makes the `Trainer` in the child, with a store in shared memory."""
+    """A `Trainer` in a child process. `spec.target` makes it there, with a store in shared memory."""
 
     def __init__(self, spec: ChildSpec, start: StartPeer, *, close_s: float = 5.0) -> None:
         self.name = spec.name
         self.version = 0
         self.source = RemoteWeightSource(self)
-        self._child = self._kept(replace(spec, host=TRAINER_HOST), start, close_s)
+        self._child = self._make_child(replace(spec, host=TRAINER_HOST), start, close_s)
 
-    def _kept(self, spec: ChildSpec, start: StartPeer, close_s: float) -> RestartableChild:
+    def _make_child(self, spec: ChildSpec, start: StartPeer, close_s: float) -> RestartablePeers:
         return RestartablePeer(
-            spec, start, crashed=TrainerCrashed, on_note=self._told, greeting="ready", close_s=close_s
+            spec, start, crashed=TrainerCrashed, on_note=self._set_version, greeting="ready", close_s=close_s
         )
 
     async def start(self) -> None:
-        """Have the child ready. Raises `ConfigError` when it refuses what it was given, else `TrainerCrashed`."""
         await self._child.start()
 
     async def train(self, batch: Batch) -> Mapping[str, float]:
-        metrics: Mapping[str, float] = await self.ask("train", batch)
+        metrics: Mapping[str, float] = await self.call("train", batch)
         return metrics
 
     async def save(self, directory: Path) -> None:
-        await self.ask("save", directory)
+        await self.call("save", directory)
 
     async def load(self, directory: Path) -> None:
-        await self.ask("load", directory)
+        await self.call("load", directory)
 
     async def restart(self) -> None:
         await self._child.restart()
@@ -82,35 +184,35 @@ class RemoteTrainer:
     async def close(self) -> None:
         await self._child.close()
 
-    async def ask(self, method: str, *args: Any, otherwise: type[BackendError] = TrainerError) -> Any:
-        """Call the child. Errors that are not ours become `otherwise`."""
-        return await self._child.call(method, *args, failure=otherwise)
+    async def call(self, method: str, *args: Any, failure: type[BackendError] = TrainerError) -> Any:
+        """Call a method of the child. An error that is not Headway's becomes `failure`."""
+        return await self._child.call(method, *args, failure=failure)
 
-    def _told(self, version: int) -> None:
+    def _set_version(self, version: int) -> None:
         self.version = version
 
 
 class RemoteWeightSource:
-    """A `WeightSource` that any number of tasks may gather from: the child lets them in one by one."""
+    """The `WeightSource` of a remote trainer. Any number of tasks may gather; the child serves them one by one."""
 
     def __init__(self, trainer: RemoteTrainer) -> None:
         self._trainer = trainer
 
     async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
         try:
-            manifest, buckets = await self._trainer.ask("gather", version, otherwise=TransferError)
+            manifest, buckets = await self._trainer.call("gather", version, failure=TransferError)
         except TrainerCrashed as error:
             raise TransferError(f"version {version}: {error}") from error
-        return manifest, _each(buckets)
+        return manifest, _iterate(buckets)
 
 
-async def _each(buckets: Sequence[Bucket]) -> AsyncIterator[Bucket]:
+async def _iterate(buckets: Sequence[Bucket]) -> AsyncIterator[Bucket]:
     for bucket in buckets:
         yield bucket
 
 
 class RemoteScorer:
-    """A `Scorer` inside the trainer's child: it shares its models, and takes turns with its steps."""
+    """A `Scorer` in the trainer's child: it shares the trainer's models and takes turns with its steps."""
 
     def __init__(self, trainer: RemoteTrainer, kind: ScoreKind) -> None:
         self._trainer = trainer
@@ -118,7 +220,7 @@ class RemoteScorer:
 
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
         try:
-            rows: Sequence[Sequence[float]] = await self._trainer.ask("score", self._kind, group)
+            rows: Sequence[Sequence[float]] = await self._trainer.call("score", self._kind, group)
         except (TrainerCrashed, TrainerError) as error:
             raise ScoringError(f"group {group.group_id}: {error}") from error
         return rows
@@ -131,12 +233,11 @@ class RemoteScorer:
 
 
 class ReplicaScorer:
-    """A `Scorer` in a child of its own.
+    """A `Scorer` with a model in a child process of its own. A child that has ended is restarted by the next group.
 
-    With `follows`, it takes that trainer's weights before it scores, whenever it is behind, and a group is scored
-    under no older weights than the trainer had when it was asked; the source must stand several gathers at once, as
-    that of `RemoteTrainer` does. Without, it scores with what the target made. A child that has ended is started again
-    by the next group.
+    With `follows`, it takes that trainer's weights before it scores, whenever it is behind. A group is then scored
+    under no older weights than the trainer had at the call. The trainer's source must allow several gathers at once, as
+    that of `RemoteTrainer` does. Without `follows` it scores with the initial weights.
     """
 
     def __init__(
@@ -144,19 +245,22 @@ class ReplicaScorer:
     ) -> None:
         self.name = spec.name
         self.version = -1
-        """What it scores with, where it follows."""
-        self._spec = replace(spec, host=SCORER_HOST)
-        self._start = start
+        """Version of the trainer's weights; −1 before the first ones."""
         self._follows = follows
-        self._close_s = close_s
-        self._peer: Peer | None = None
+        self._child = RestartablePeer(
+            replace(spec, host=SCORER_HOST),
+            start,
+            crashed=ScoringError,
+            on_note=lambda note: None,
+            on_down=self._reset_version,
+            close_s=close_s,
+        )
         self._updating = asyncio.Lock()
         self._closed = False
 
     async def start(self) -> None:
-        """Have the child ready. Raises `ConfigError` when it refuses what it was given, else `ScoringError`."""
         try:
-            await self._ready()
+            await self._bring_up_to_date()
         except ScoringError as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None
@@ -164,38 +268,30 @@ class ReplicaScorer:
 
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
         try:
-            peer = await self._ready()
-            rows: Sequence[Sequence[float]] = await peer.call("score", group)
-        except (PeerLost, PeerFailed, TransferError, EngineCrashed) as error:
+            await self._bring_up_to_date()
+            rows: Sequence[Sequence[float]] = await self._child.call("score", group, failure=ScoringError)
+        except (ScoringError, TransferError, EngineCrashed) as error:
             raise ScoringError(f"{self.name}: group {group.group_id}: {error}") from error
         return rows
 
     async def close(self) -> None:
-        """Release everything. Idempotent."""
         self._closed = True
-        peer, self._peer = self._peer, None
-        if peer is not None:
-            await peer.close(self._close_s)
+        await self._child.close()
 
-    async def _ready(self) -> Peer:
-        """The child, with the weights of now."""
+    def _reset_version(self) -> None:
+        self.version = -1
+
+    async def _bring_up_to_date(self) -> None:
+        """Start the child if it is down, and give it the trainer's weights if it is behind."""
         async with self._updating:
             if self._closed:
                 raise ScoringError(f"{self.name} is closed")
-            peer = self._peer
-            if peer is None or not peer.alive:
-                self.version = -1
-                try:
-                    peer = self._peer = await self._start(self._spec)
-                except HeadwayError as error:
-                    raise ScoringError(f"{self.name} does not come up: {error}") from error
-            if self._follows is not None and self.version != self._follows.version:
-                await self._update(peer, self._follows)
-            return peer
-
-    async def _update(self, peer: Peer, trainer: Trainer) -> None:
-        manifest, buckets = await trainer.source.gather(trainer.version)
-        await peer.call("begin", manifest)
-        async for bucket in buckets:
-            await peer.call("load", bucket)
-        self.version = await peer.call("flip")
+            if not self._child.alive:
+                await self._child.restart()
+            trainer = self._follows
+            if trainer is not None and self.version != trainer.version:
+                manifest, buckets = await trainer.source.gather(trainer.version)
+                await self._child.call("begin", manifest, failure=TransferError)
+                async for bucket in buckets:
+                    await self._child.call("load", bucket, failure=TransferError)
+                self.version = await self._child.call("flip", failure=TransferError)

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from headway.trainers.base import Trainer
-from headway.trainers.trainer_host import TrainerHost
+from headway.trainers.remote_trainer import TrainerHost
 
 _TIMEOUT = timedelta(hours=2)
 """Timeout of collectives. Ranks that wait for a dead one are killed, so only a slow rank is waited for."""
@@ -118,7 +118,7 @@ class RankSpec:
 
 
 class RankHost(TrainerHost):
-    """Joins the other ranks with `open` (rank 0) and `meet`, then serves the calls of a trainer."""
+    """Joins the other ranks with `open` (rank 0) and `join`, then serves the calls of a trainer."""
 
     def __init__(self, rank: RankSpec, tell: Callable[[Any], None]) -> None:
         super().__init__(None, tell)
@@ -129,11 +129,11 @@ class RankHost(TrainerHost):
         """Return the address to join at, on this machine, which the others reach as `host`."""
         return self._rendezvous.open(host)
 
-    async def meet(self, address: str, host: str) -> None:
+    async def join(self, address: str, host: str) -> None:
         """Join the others and make the trainer, on a thread so that the rank can be told to end meanwhile."""
 
-        def join() -> Trainer:
+        def make_trainer() -> Trainer:
             self._rendezvous.join(address, host, self._rank.device)
             return self._rank.make()
 
-        self.trainer = await asyncio.to_thread(join)
+        self.trainer = await asyncio.to_thread(make_trainer)

@@ -1,15 +1,15 @@
-"""A trainer of many ranks, each in a process of its own, behind the protocol of one.
+"""A trainer of many ranks, each in a child process, behind the protocol of one trainer.
 
-    trainer = RankedTrainer(ChildSpec(name="trainer", target="package.module:make_rank", …), Child.start, ranks=4)
+    trainer = MultiRankTrainer(ChildSpec(name="trainer", target="package.module:make_rank", …), start=…, ranks=4)
 
-Wherever `start` puts them: each is given its number (`rank`) and their number (`ranks`), rank 0 is asked for an address
-on its machine, and all of them meet there. From then on every call that ranks compute together goes to all of them at
-once, in one order; rank 0 answers.
+Each rank gets its number (`rank`) and the number of ranks (`ranks`). Rank 0 opens an address on its machine, and all
+ranks join there. From then on every call that ranks compute together goes to all of them at once, in one order, and
+rank 0 answers.
 
-Guarantees: ranks live and die together. When one ends, the others, who may wait for it in the middle of a step, are
-killed at once, and whoever waits here is told `TrainerCrashed` with how it ended. The same where one fails and the
-others do not within `grace_s`, or where some have done what others have not. A failure that all of them report alike is
-the answer. A step that was sent is not called back: cancelled here, it is completed there, and `version` follows.
+Guarantees: ranks live and die together. When one ends, the others, which may wait for it in the middle of a step, are
+killed at once, and everybody who waits here gets `TrainerCrashed` with how it ended. The same happens if one fails and
+the others do not within `grace_s`, or if a call succeeds on some ranks only. A failure that all ranks report is raised.
+A call that was sent is completed even if it is cancelled here, and `version` follows.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from typing import Any
 
 from headway.errors import BackendError, TrainerCrashed
 from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeers, StartPeer
-from headway.trainers.remote_trainer import RemoteTrainer, RestartableChild
+from headway.trainers.remote_trainer import RemoteTrainer
 
 RANK_HOST = "headway.trainers.sharded.rank_host:RankHost"
-_OF_RANK_0 = frozenset({"gather"})
-"""What is asked of rank 0 alone: it concerns nothing but its store."""
+_RANK_0_METHODS = frozenset({"gather"})
+"""Methods that only rank 0 is asked for, because they concern nothing but its store."""
 
 
 class MultiRankTrainer(RemoteTrainer):
-    """`spec` is that of every rank but for its number; `each` adds what else differs, such as the environment.
+    """A `Trainer` of `ranks` child processes, made from `spec`.
 
-    `meet_s`: how long they may take to meet and to read the model, once their processes are there.
+    `customize` changes the spec of one rank, such as its environment. `join_s` is the time that the processes may take
+    to join and to read the model, once they run.
     """
 
     def __init__(
@@ -41,28 +42,28 @@ class MultiRankTrainer(RemoteTrainer):
         start: StartPeer,
         *,
         ranks: int,
-        each: Callable[[ChildSpec, int], ChildSpec] = lambda spec, rank: spec,
-        meet_s: float = 120.0,
+        customize: Callable[[ChildSpec, int], ChildSpec] = lambda spec, rank: spec,
+        join_s: float = 120.0,
         close_s: float = 5.0,
         grace_s: float = 10.0,
     ) -> None:
-        self._ranks, self._each, self._meet_s, self._grace_s = ranks, each, meet_s, grace_s
+        self._ranks, self._customize, self._join_s, self._grace_s = ranks, customize, join_s, grace_s
         super().__init__(spec, start, close_s=close_s)
 
-    def _kept(self, spec: ChildSpec, start: StartPeer, close_s: float) -> RestartableChild:
+    def _make_child(self, spec: ChildSpec, start: StartPeer, close_s: float) -> RestartablePeers:
+        specs = []
+        for rank in range(self._ranks):
+            args = {**spec.args, "rank": rank, "ranks": self._ranks}
+            specs.append(self._customize(replace(spec, name=f"{spec.name}/{rank}", host=RANK_HOST, args=args), rank))
         return RankProcesses(
             spec.name,
-            [self._spec(spec, rank) for rank in range(self._ranks)],
+            specs,
             start,
-            on_note=self._told,
-            meet_s=self._meet_s,
+            on_note=self._set_version,
+            join_s=self._join_s,
             close_s=close_s,
             grace_s=self._grace_s,
         )
-
-    def _spec(self, spec: ChildSpec, rank: int) -> ChildSpec:
-        args = {**spec.args, "rank": rank, "ranks": self._ranks}
-        return self._each(replace(spec, name=f"{spec.name}/{rank}", host=RANK_HOST, args=args), rank)
 
 
 class RankProcesses(RestartablePeers):
@@ -75,48 +76,47 @@ class RankProcesses(RestartablePeers):
         start: StartPeer,
         *,
         on_note: Callable[[Any], None],
-        meet_s: float,
+        join_s: float,
         close_s: float,
         grace_s: float,
     ) -> None:
         super().__init__(name, crashed=TrainerCrashed, close_s=close_s)
         self._specs, self._start, self._on_note = list(specs), start, on_note
-        self._meet_s, self._grace_s = meet_s, grace_s
-        self._work: set[asyncio.Future[Any]] = set()
-        """Calls that go on when their caller was cancelled."""
+        self._join_s, self._grace_s = join_s, grace_s
+        self._pending: set[asyncio.Future[Any]] = set()
+        """Calls that go on after their caller was cancelled."""
 
     async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any:
-        """What rank 0 returns. Errors that are not ours become `failure`."""
         peers = await self._ensure_up()
-        asked = peers[:1] if method in _OF_RANK_0 else peers
-        calls = [asyncio.ensure_future(peer.call(method, *args)) for peer in asked]
-        work = asyncio.ensure_future(self._answer(method, calls, failure))
-        self._work.add(work)
-        work.add_done_callback(self._ended)
-        return await asyncio.shield(work)
+        called = peers[:1] if method in _RANK_0_METHODS else peers
+        calls = [asyncio.ensure_future(peer.call(method, *args)) for peer in called]
+        answer = asyncio.ensure_future(self._collect_answer(method, calls, failure))
+        self._pending.add(answer)
+        answer.add_done_callback(self._on_answer)
+        return await asyncio.shield(answer)
 
     async def _start_peers(self) -> None:
-        self._peers = await _all_or_none([self._start(spec) for spec in self._specs])
-        await self._meet()
-
-    async def _meet(self) -> None:
-        """All known to each other, each with its trainer."""
-        self._check_up()  # closed, while they were started
+        self._peers = await _start_all([self._start(spec) for spec in self._specs])
+        self._check_up()  # the trainer may have been closed meanwhile
         first = self._peers[0]
         first.subscribe(on_note=self._on_note)
         for peer in self._peers:
             peer.subscribe(on_end=self._mark_down)
-        where = first.host
+        address = first.host
         try:
-            async with asyncio.timeout(self._meet_s):
-                where = await first.call("open", where)
-                await asyncio.gather(*(peer.call("meet", where, peer.host) for peer in self._peers))
+            async with asyncio.timeout(self._join_s):
+                address = await first.call("open", address)
+                await asyncio.gather(*(peer.call("join", address, peer.host) for peer in self._peers))
                 await asyncio.gather(*(peer.call("ready") for peer in self._peers))
         except TimeoutError:
             hosts = ", ".join(dict.fromkeys(peer.host for peer in self._peers))
-            raise PeerLost(f"ranks on {hosts} were not ready after {self._meet_s:g} s; they meet at {where}") from None
+            problem = f"ranks on {hosts} were not ready after {self._join_s:g} s; they meet at {address}"
+            raise PeerLost(problem) from None
 
-    async def _answer(self, method: str, calls: Sequence[asyncio.Future[Any]], failure: type[BackendError]) -> Any:
+    async def _collect_answer(
+        self, method: str, calls: Sequence[asyncio.Future[Any]], failure: type[BackendError]
+    ) -> Any:
+        """Return the answer of rank 0, or raise what all ranks raise; if they disagree, take all of them down."""
         _, late = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
         if late:
             _, late = await asyncio.wait(late, timeout=self._grace_s)
@@ -137,14 +137,14 @@ class RankProcesses(RestartablePeers):
             raise failure(f"{self.name}: {first}") from first
         raise first
 
-    def _ended(self, work: asyncio.Future[Any]) -> None:
-        self._work.discard(work)
-        if not work.cancelled():
-            work.exception()  # seen
+    def _on_answer(self, answer: asyncio.Future[Any]) -> None:
+        self._pending.discard(answer)
+        if not answer.cancelled():
+            answer.exception()  # marks the exception as retrieved
 
 
-async def _all_or_none(starts: Sequence[Awaitable[Peer]]) -> list[Peer]:
-    """What all of them give; where one fails, nothing is left of the others."""
+async def _start_all(starts: Sequence[Awaitable[Peer]]) -> list[Peer]:
+    """Start all peers; if one fails, end those that came up and raise."""
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
         return list(await asyncio.gather(*tasks))

@@ -29,7 +29,8 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(("rollout", "flow", "serving"), 3),
     **dict.fromkeys(("sim", "launch"), 4),
     **dict.fromkeys(("cli", "dashboard"), 5),
-    **dict.fromkeys(("", "__main__"), 6),
+    "api": 6,
+    **dict.fromkeys(("", "__main__"), 7),
 }
 BACK_ENDS = frozenset(name for name, layer in LAYERS.items() if layer == 2)
 VIRTUAL = frozenset({"flow", "rollout", "sim"})

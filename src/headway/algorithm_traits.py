@@ -77,11 +77,11 @@ for _name, _estimator in {
 
 def register_policy_loss(name: str, function: Callable[..., Any], traits: LossTraits) -> None:
     """Make `name` a value of `pg_variant`. `headway.algorithms.losses` documents the signature of `function`."""
-    LOSS_TRAITS.register(name, traits)
     POLICY_LOSSES.register(name, function)
+    LOSS_TRAITS.register(name, traits, replace=True)
 
 
 def register_advantage_estimator(name: str, function: Callable[..., Any], traits: AdvantageTraits) -> None:
     """Make `name` a value of `adv_estimator`. `headway.algorithms.advantages` documents the signature."""
-    ADVANTAGE_TRAITS.register(name, traits)
     ADVANTAGE_ESTIMATORS.register(name, function)
+    ADVANTAGE_TRAITS.register(name, traits, replace=True)

@@ -110,3 +110,11 @@ REWARDS: Registry[Any] = Registry(
     ),
 )
 """Values of `rewards.*.reward_fn`: functions `(text, task_data, **reward_args)`, or classes with `score(episode)`."""
+ENVIRONMENTS: Registry[Any] = Registry(
+    "environment",
+    built_in=(
+        *("alfworld", "frozen_lake", "gymnasium", "reasoning_gym", "repair", "scienceworld", "shop", "sokoban"),
+        *("textworld", "tools", "verifiers"),
+    ),
+)
+"""Values of `custom_envs.*.env_type`, besides import paths."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from headway.api import register_environment
 from headway.environments.environment_registry import (
     find_environment_class,
     list_environment_names,
     make_environment,
-    register_environment,
 )
 from headway.environments.text_environment import EnvironmentTraits, Reply, check_reply, read_traits
 from headway.errors import ConfigError, EnvironmentFailed
@@ -155,7 +155,7 @@ def test_environments_are_found_by_name_module_and_file(tmp_path: Path) -> None:
             return Reply()
 
     assert isinstance(make_environment("registered"), Registered)
-    with pytest.raises(ConfigError, match="is the name of another"):
+    with pytest.raises(ConfigError, match="is a built-in environment"):
         register_environment("frozen_lake")(Registered)
 
 

@@ -18,11 +18,9 @@ from pathlib import Path
 
 from headway.cli.command_line import at_least_one
 from headway.errors import ConfigError
-from headway.launch.inference_session import PreparedServing, open_serving_hub, prepare_serving
+from headway.launch.inference_session import PreparedServing, open_completion_server, prepare_serving
 from headway.launch.run_directory import find_checkpoint_of_run
-from headway.rollout.inference_hub import InferenceHub
 from headway.serving.agent_environment import require_aiohttp
-from headway.serving.request_errors import RequestRefused
 
 HELP = "answer over HTTP, as OpenAI's servers do"
 TOKEN = "HEADWAY_TOKEN"
@@ -47,14 +45,13 @@ def run_command(args: argparse.Namespace) -> int:
 
     args.token = args.token or os.environ.get(TOKEN) or None
     check_address(args.host, args.port, args.token)
-    ready = prepare_serving(_find_model(args.model), args.arguments)
+    ready = prepare_serving(find_model(args.model), args.arguments)
     asyncio.run(_serve(ready, args))
     return 0
 
 
 async def _serve(ready: PreparedServing, args: argparse.Namespace) -> None:
-    from headway.serving.completion_server import CompletionServer, ServedModel, ServerLimits
-    from headway.serving.direct_completions import DirectCompletions
+    from headway.serving.completion_server import ServerLimits
 
     stopped, task = asyncio.Event(), asyncio.current_task()
     assert task is not None
@@ -67,29 +64,15 @@ async def _serve(ready: PreparedServing, args: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     limits = ServerLimits(body_mb=args.max_body_mb, requests=args.max_requests)
-    async with open_serving_hub(ready) as hub:
-        service = ServedModel(
-            model=args.name or Path(args.model).name or ready.context.policy.path.name,
-            template=ready.template,
-            direct=DirectCompletions(hub, ready.template, context_tokens=ready.context_tokens),
-            health=lambda: _health(hub),
-        )
-        server = CompletionServer(service, token=args.token, limits=limits)
-        try:
-            address = await server.start(args.host, args.port)
-            print(f"{service.model} at {address}/v1 (up to {ready.context_tokens} tokens)", flush=True)
-            await stopped.wait()
-        finally:
-            await server.close()
+    name = args.name or Path(args.model).name or ready.context.policy.path.name
+    async with open_completion_server(
+        ready, name, host=args.host, port=args.port, token=args.token, limits=limits
+    ) as address:
+        print(f"{name} at {address}/v1 (up to {ready.context_tokens} tokens)", flush=True)
+        await stopped.wait()
 
 
-def _health(hub: InferenceHub) -> dict[str, int]:
-    if hub.served < 0:
-        raise RequestRefused("no engine is up", status=503, kind="server_error")
-    return {"engines": hub.up}
-
-
-def _find_model(name: str) -> str:
+def find_model(name: str) -> str:
     """Return the newest checkpoint of a run directory, and any other name as it is."""
     path = Path(name)
     if not path.is_dir() or (path / "config.json").is_file():

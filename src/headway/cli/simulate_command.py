@@ -96,7 +96,9 @@ def load_simulation(
     return name, load_config(source, overrides)
 
 
-def simulate_run(resolved: ResolvedConfig, *, log: JsonlSink, console: Console | None = None) -> SimulatedRun:
+def simulate_run(
+    resolved: ResolvedConfig, *, log: JsonlSink | None = None, console: Console | None = None
+) -> SimulatedRun:
     """Run on the virtual clock, and print the progress to `console`."""
     monitor = RunMonitor(resolved.config.simulation.warmup_steps)
     events: list[LoggedEvent] = []
@@ -104,7 +106,7 @@ def simulate_run(resolved: ResolvedConfig, *, log: JsonlSink, console: Console |
     def keep(event: LoggedEvent) -> None:
         events.append(event)
 
-    sinks: list[EventSink] = [log, monitor, keep]
+    sinks: list[EventSink] = [monitor, keep] if log is None else [log, monitor, keep]
     if console is None:
         summary = run_scenario(make_scenario(resolved), sinks=sinks)
     else:

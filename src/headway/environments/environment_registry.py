@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, cast
 
 from headway.environments.text_environment import TextEnvironment
 from headway.errors import ConfigError, suggest_close_match
-from headway.registry import Registry
+from headway.registry import ENVIRONMENTS
 from headway.user_code import import_object
 
 EnvironmentClass = Callable[..., TextEnvironment]
@@ -34,24 +35,20 @@ BUILT_IN_ENVIRONMENTS: dict[str, str] = {
     "verifiers": "headway.environments.library.verifiers_environment:VerifiersEnvironment",
 }
 """Import path of every environment that comes with Headway."""
-ENVIRONMENTS: Registry[EnvironmentClass] = Registry("environment", built_in=BUILT_IN_ENVIRONMENTS)
-"""Values of `custom_envs.*.env_type`, besides import paths."""
 
 
-def register_environment(name: str) -> Callable[[EnvironmentClass], EnvironmentClass]:
-    """Make a class valid as `env_type`, in this process only: worker processes find classes by import path."""
-
-    def register(factory: EnvironmentClass) -> EnvironmentClass:
-        if name in BUILT_IN_ENVIRONMENTS:
-            raise ConfigError("is the name of another environment", key="env_type", value=name)
-        return ENVIRONMENTS.register(name, factory)
-
-    return register
-
-
-def is_registered_in_process(name: str) -> bool:
-    """Return whether only this process knows the name, because `register_environment` made it."""
-    return name in ENVIRONMENTS and name not in BUILT_IN_ENVIRONMENTS
+def find_import_path(name: str) -> str | None:
+    """Return what worker processes can import for `name`; `None` if it was registered by code that has no path."""
+    if name in BUILT_IN_ENVIRONMENTS or name not in ENVIRONMENTS:
+        return name
+    factory = ENVIRONMENTS.get(name)
+    module, qualified = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "<none>")
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if "<" in qualified or file is None:
+        return None
+    return (
+        f"{file}:{qualified}" if module.startswith("headway_user_") or module == "__main__" else f"{module}:{qualified}"
+    )
 
 
 def list_environment_names() -> tuple[str, ...]:
@@ -61,8 +58,8 @@ def list_environment_names() -> tuple[str, ...]:
 
 def find_environment_class(name: str) -> EnvironmentClass:
     """Return the class, or function, that makes the environments of that name. Raises `ConfigError`."""
-    if is_registered_in_process(name):
-        return ENVIRONMENTS.get(name)
+    if name in ENVIRONMENTS and name not in BUILT_IN_ENVIRONMENTS:
+        return cast(EnvironmentClass, ENVIRONMENTS.get(name))
     path = BUILT_IN_ENVIRONMENTS.get(name, name)
     if ":" not in path:
         names = list_environment_names()

@@ -29,7 +29,7 @@ from headway.environments.environment_output import StandardStreamFilter
 from headway.environments.environment_registry import (
     check_environment_options,
     find_environment_class,
-    is_registered_in_process,
+    find_import_path,
     make_environment,
 )
 from headway.environments.local_host import LocalEnvironmentHost
@@ -131,7 +131,7 @@ def _make_spec(resolved: ResolvedConfig, tag: str, *, share: int, max_episodes: 
     name, key = custom.env_type or tag, f"custom_envs.{tag}"
     if custom.agent_template is not None and "{observation}" not in custom.agent_template:
         raise ConfigError("has no {observation}", key=f"{key}.agent_template", value=custom.agent_template)
-    if custom.workers and is_registered_in_process(name):
+    if custom.workers and find_import_path(name) is None:
         hint = "module:Class is found there too"
         raise ConfigError("worker processes know nothing of what was registered here", key=f"{key}.env_type", hint=hint)
     try:
@@ -349,10 +349,11 @@ def _make_host(resolved: ResolvedConfig, spec: EnvironmentSpec) -> LocalEnvironm
     if workers is None:
         workers = needed if per_worker else min(spec.traits.workers, needed)
     max_episodes = custom.concurrency or spec.traits.concurrency
-    if workers and not is_registered_in_process(spec.name):
+    importable = find_import_path(spec.name)
+    if workers and importable is not None:
         episodes_per_worker = max(1, per_worker)
         return WorkerEnvironmentHost(
-            spec.name, options, workers=workers, episodes_per_worker=episodes_per_worker, max_episodes=max_episodes
+            importable, options, workers=workers, episodes_per_worker=episodes_per_worker, max_episodes=max_episodes
         )
     return LocalEnvironmentHost(spec.name, lambda: make_environment(spec.name, **options), max_episodes=max_episodes)
 

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.config import ReliabilityConfig, load_config
 from headway.errors import BackendError, ConfigError
@@ -28,8 +29,13 @@ from headway.rollout.replica import Replica, ReplicaHealth
 from headway.rollout.sample_evaluation import EvaluatedSample, SampleEvaluator
 from headway.serving.agent_environment import require_aiohttp
 from headway.serving.chat_template import ChatTemplate
+from headway.serving.request_errors import RequestRefused
 from headway.settings import make_run_settings
 from headway.types import Task
+
+if TYPE_CHECKING:
+    from headway.serving.completion_server import ServerLimits
+
 
 _DEFAULT_CONTEXT_TOKENS = 4096
 """Most tokens of a prompt and its answer together, unless the overrides or the model say otherwise."""
@@ -171,6 +177,35 @@ async def open_serving_hub(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await components.close()
+
+
+@asynccontextmanager
+async def open_completion_server(
+    prepared: PreparedServing, name: str, *, host: str, port: int, token: str | None, limits: ServerLimits | None = None
+) -> AsyncIterator[str]:
+    """Serve the policy over HTTP; the block gets the address. Raises `BackendError`, and `ConfigError` for an address."""
+    from headway.serving.completion_server import CompletionServer, ServedModel, ServerLimits, check_address
+    from headway.serving.direct_completions import DirectCompletions
+
+    check_address(host, port, token)
+    async with open_serving_hub(prepared) as hub:
+        service = ServedModel(
+            model=name,
+            template=prepared.template,
+            direct=DirectCompletions(hub, prepared.template, context_tokens=prepared.context_tokens),
+            health=lambda: _report_health(hub),
+        )
+        server = CompletionServer(service, token=token, limits=limits or ServerLimits())
+        try:
+            yield await server.start(host, port)
+        finally:
+            await server.close()
+
+
+def _report_health(hub: InferenceHub) -> dict[str, int]:
+    if hub.served < 0:
+        raise RequestRefused("no engine is up", status=503, kind="server_error")
+    return {"engines": hub.up}
 
 
 async def _watch_replicas(hub: InferenceHub) -> None:

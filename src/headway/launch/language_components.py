@@ -38,6 +38,7 @@ from headway.launch.inference_servers import (
 from headway.launch.placement import Placement, list_scorer_replicas, make_rank_layout
 from headway.launch.transports import ReceiverEnd, make_receiver_end, make_transport, select_wire_dtype
 from headway.processes.base import ChildSpec
+from headway.registry import ENGINES
 from headway.trainers.base import Scorer, Trainer
 from headway.trainers.remote_trainer import RemoteScorer, RemoteTrainer, ReplicaScorer
 from headway.trainers.sharded.rank_layout import RankLayout
@@ -136,7 +137,7 @@ class LanguageModelFamily:
 
     def make_engine(self, context: LaunchContext, name: str) -> Engine:
         """Make one native engine where the placement puts it."""
-        return make_own_engine(context, name, make_native_engine, create_engine)
+        return make_own_engine(context, name, make_engine, create_engine)
 
     def _make_engines(self, context: LaunchContext) -> list[Engine]:
         placement, resolved = context.placement, context.resolved
@@ -242,6 +243,15 @@ def make_policy_scorer(args: ComponentArgs, end: ReceiverEnd | None = None) -> P
     return PolicyScorer(model, settings, make_receiver)
 
 
+def make_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None = None) -> Engine:
+    """Make the engine that the configuration names: ours, or one that a plugin registered."""
+    strategy = args.load_config().derived.strategies["actor_infer"]
+    if strategy in ENGINES.built_in:
+        return make_native_engine(args, name, end)
+    engine: Engine = ENGINES.get(strategy)(args, name, end)
+    return engine
+
+
 def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None = None) -> NativeEngine:
     """Make one native engine, whose weights arrive later; without `end` they come from this process."""
     from headway.engines.native import NativeEngine, NativeSettings
@@ -322,7 +332,7 @@ def create_rank(args: Mapping[str, Any]) -> RankSpec:
 
 async def create_engine(args: Mapping[str, Any]) -> Engine:
     """Make one native engine."""
-    return await create_own_engine(args, make_native_engine)
+    return await create_own_engine(args, make_engine)
 
 
 def create_reference_scorer(args: Mapping[str, Any]) -> Scorer:

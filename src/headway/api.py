@@ -173,11 +173,11 @@ def plan(
 ) -> GpuSplitPlan:
     """Rank the ways to use `gpus` GPUs like `headway plan`."""
     from headway.sim.planner import plan_gpu_split
-    from  import make_scenario, trainer_granularity
+    from headway.sim.simulated_run import count_gpus_per_trainer_copy, make_scenario
 
     resolved = load_config(source, overrides)
-    granularity = trainer_granularity(resolved)
-    return plan_gpu_split(make_scenario(resolved), gpus=gpus, alphas=alphas, trainer_gpus=granularity)
+    copy = count_gpus_per_trainer_copy(resolved)
+    return plan_gpu_split(make_scenario(resolved), gpus=gpus, alphas=alphas, trainer_gpus=copy)
 
 
 @asynccontextmanager
@@ -218,8 +218,8 @@ def register_loss(
 ) -> Callable[[T], T]:
     """Make a function `(actions, settings) -> loss per action` a value of `pg_variant`.
 
-    `headway.algorithms.losses` describes the arguments. Say `corrects_off_policy=True` if the loss uses the ratio to the
-    behaviour policy: α > 0 is refused for losses that do not.
+    `headway.algorithms.losses` describes the arguments. Say `corrects_off_policy=True` if the loss uses the ratio to
+    the behaviour policy: α > 0 is refused for losses that do not.
     """
 
     def register(function: T) -> T:
@@ -237,7 +237,10 @@ def register_loss(
 def register_advantage(
     name: str, *, compares_group_members: bool = False, needs_critic: bool = False, reads_turns: bool = False
 ) -> Callable[[T], T]:
-    """Make a function `(inputs) -> advantage per action` a value of `adv_estimator`; see `headway.algorithms.advantages`."""
+    """Make a function `(inputs) -> advantage per action` a value of `adv_estimator`.
+
+    `headway.algorithms.advantages` describes `inputs`.
+    """
 
     def register(function: T) -> T:
         traits = AdvantageTraits(

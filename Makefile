@@ -1,7 +1,7 @@
 # Each target makes the virtual environment it needs. On a fresh machine:
 #
 #   make demo     a language model learns arithmetic on the CPU, in minutes, with a page to look at
-#   make demo-images  a small flow model learns to write legibly, on the CPU, in minutes; the page shows before and after
+#   make demo-images  a small denoising model learns to write legibly, on the CPU, in minutes; the page shows before and after
 #   make test     everything a change must pass
 #   make check    style and types only
 #   make test-sharded  trainers of up to four ranks: weights, layers and sequences cut in every way

@@ -1,14 +1,14 @@
-"""Does a flow model learn to write, and does it learn the same when drawing runs ahead of training?
+"""Does a denoising model learn to write, and does it learn the same when drawing runs ahead of training?
 
     python benchmarks/image_learning.py --seeds 1 2 3 --alphas 0 1 --steps 20 --keep runs.npz
     python benchmarks/image_learning.py --read runs.npz --out docs/results/image_learning.jsonl \\
         --grid docs/results/image_learning.png --curves docs/results/image_learning.svg
 
-Every run is `headway train examples/images.yaml` with the cell's α and seed, in processes of its own, `--at-once` of
-them together. Before and after, the same held-out strings are drawn from the same noise by the ODE, and read by the OCR
-that was trained against and by one that was not (tesseract), where they are installed. `--keep` writes numbers and
-pictures after every run, so that `--read` can ask other readers later, elsewhere. Better policies make more groups
-without spread, which are replaced, so that late steps take longer: `--limit-s` stops a run that takes too long.
+Every run is `headway train examples/images.yaml` with the cell's α and seed, in its own processes, `--at-once` at a
+time. Before and after, the same held-out strings are drawn from the same noise by the ODE, and read by the OCR that was
+trained against and by another one (tesseract), if they are installed. `--keep` writes numbers and pictures after every
+run, so that `--read` can use other readers later, on another machine. Better policies make more groups without
+variance, which are replaced, so late steps take longer: `--limit-s` stops a run that takes too long.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ _ROLES = ("actor_train", "actor_infer")
 
 
 def run(args: argparse.Namespace, directory: Path, alpha: float, seed: int) -> dict[str, Any]:
-    """One cell: its curves, and how long it took."""
+    """Run one cell; return its curves and how long it took."""
     began_s = time.monotonic()
     path = os.pathsep.join(one for one in (str(ROOT / "src"), os.environ.get("PYTHONPATH", "")) if one)
     child = subprocess.Popen(
-        [sys.executable, "-m", "headway", "train", str(EXAMPLE), *overrides(args, directory, alpha, seed)],
+        [sys.executable, "-m", "headway", "train", str(EXAMPLE), *make_overrides(args, directory, alpha, seed)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     )
-    said, stopped = ended(child, args.limit_s)
+    output, stopped = wait_for_child(child, args.limit_s)
     cell = {"alpha": alpha, "seed": seed, "process_s": round(time.monotonic() - began_s, 1), "stopped": stopped}
     if child.returncode and not stopped:
-        return {**cell, "failed": said[-400:]}
-    return {**cell, **curves(directory / "events.jsonl")}
+        return {**cell, "failed": output[-400:]}
+    return {**cell, **read_curves(directory / "events.jsonl")}
 
 
-def overrides(args: argparse.Namespace, directory: Path, alpha: float, seed: int) -> list[str]:
-    """What differs from the example."""
+def make_overrides(args: argparse.Namespace, directory: Path, alpha: float, seed: int) -> list[str]:
+    """Return the overrides of the example's configuration."""
     found = [f"output_dir={directory}", f"async_generation_ratio={alpha:g}", f"seed={seed}", "track_with=[]"]
     if args.steps:
         found += [f"max_steps={args.steps}", f"save_steps={max(args.steps // 4, 1)}"]
@@ -84,8 +84,8 @@ def overrides(args: argparse.Namespace, directory: Path, alpha: float, seed: int
     return [*found, *args.set]
 
 
-def ended(child: subprocess.Popen[str], limit_s: float | None) -> tuple[str, bool]:
-    """What it said, and whether it had to be stopped; then it has been interrupted, and what it had learned is kept."""
+def wait_for_child(child: subprocess.Popen[str], limit_s: float | None) -> tuple[str, bool]:
+    """Return its output, and whether it was interrupted at the limit, which keeps what it had learned."""
     try:
         return child.communicate(timeout=limit_s)[0], False
     except subprocess.TimeoutExpired:
@@ -97,8 +97,8 @@ def ended(child: subprocess.Popen[str], limit_s: float | None) -> tuple[str, boo
         return child.communicate()[0], True
 
 
-def curves(log: Path) -> dict[str, Any]:
-    """Held-out and training rewards by step, what was dropped until then, and how far steps were from on policy."""
+def read_curves(log: Path) -> dict[str, Any]:
+    """Return held-out and training rewards by step, samples dropped until then, and measures of staleness."""
     with log.open(encoding="utf-8") as lines:
         events = list(read_events(lines))
     held_out = [[event.data["trained"], event.data["reward"]] for event in events if event.kind == "validate.end"]
@@ -117,8 +117,8 @@ def curves(log: Path) -> dict[str, Any]:
     return found
 
 
-def legible(images: list[Image], strings: list[str], known: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Reward and share of exact strings, by reader; readers that are not here leave what is known."""
+def read_images(images: list[Image], strings: list[str], known: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return reward and share of exact strings by reader; readers that are not installed leave what is known."""
     found = dict(known)
     for name in READERS:
         if name in found:
@@ -134,26 +134,26 @@ def legible(images: list[Image], strings: list[str], known: dict[str, list[float
 
 
 def main() -> None:
-    """Run every cell or read those that were kept, print one table."""
-    args = arguments()
-    kept = load_saved_runs(args.read) if args.read else learned(args)
-    judge(kept)
+    """Run every cell, or read saved runs, and print one table."""
+    args = parse_arguments()
+    runs = load_saved_runs(args.read) if args.read else run_all(args)
+    read_all(runs)
     if args.keep:
-        kept.save(args.keep)
+        runs.save(args.keep)
     if args.out:
-        args.out.write_text("".join(json.dumps(cell) + "\n" for cell in kept.cells), encoding="utf-8")
-    if args.grid and kept.after and kept.after[0]:
-        args.grid.write_bytes(encode_png(make_comparison_grid(kept.before[:24], kept.after[0][:24])))
+        args.out.write_text("".join(json.dumps(cell) + "\n" for cell in runs.cells), encoding="utf-8")
+    if args.grid and runs.after and runs.after[0]:
+        args.grid.write_bytes(encode_png(make_comparison_grid(runs.before[:24], runs.after[0][:24])))
     if args.curves:
-        args.curves.write_text(draw_reward_curves(kept.cells), encoding="utf-8")
-    show(kept)
+        args.curves.write_text(draw_reward_curves(runs.cells), encoding="utf-8")
+    show(runs)
 
 
-def learned(args: argparse.Namespace) -> SavedRuns:
-    """Every run, `at_once` of them together; kept as they end."""
+def run_all(args: argparse.Namespace) -> SavedRuns:
+    """Run every cell, `at_once` at a time, and save each as it ends."""
     strings = STRINGS.list_held_out(args.strings)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {args.at_once} runs at once"
-    kept = SavedRuns(
+    runs = SavedRuns(
         strings=strings, before=draw_images(load_small_mmdit(find_shipped_model(TEXT_IMAGES)), strings), machine=machine
     )
     cells = list(product(args.alphas, args.seeds))
@@ -162,32 +162,32 @@ def learned(args: argparse.Namespace) -> SavedRuns:
         ThreadPoolExecutor(args.at_once) as pool,
     ):
         directories = {cell: Path(scratch) / f"{cell[0]:g}-{cell[1]}" for cell in cells}
-        runs = {pool.submit(run, args, directories[cell], *cell): cell for cell in cells}
-        for done in as_completed(runs):
-            checkpoint = find_checkpoint_of_run(directories[runs[done]])
-            kept.add(
+        futures = {pool.submit(run, args, directories[cell], *cell): cell for cell in cells}
+        for done in as_completed(futures):
+            checkpoint = find_checkpoint_of_run(directories[futures[done]])
+            runs.add(
                 done.result(), draw_images(load_small_mmdit(checkpoint), strings) if checkpoint is not None else []
             )
             print(json.dumps(done.result()), file=sys.stderr, flush=True)
             if args.keep:
-                kept.save(args.keep)
-    return kept
+                runs.save(args.keep)
+    return runs
 
 
-def judge(kept: SavedRuns) -> None:
-    """Let those readers that are here and have not been asked read all pictures."""
-    kept.read_before = legible(kept.before, kept.strings, kept.read_before)
-    for cell, images in zip(kept.cells, kept.after, strict=True):
+def read_all(runs: SavedRuns) -> None:
+    """Read all pictures with the installed readers that have not read them yet."""
+    runs.read_before = read_images(runs.before, runs.strings, runs.read_before)
+    for cell, images in zip(runs.cells, runs.after, strict=True):
         if images:
-            cell |= {"before": kept.read_before, "after": legible(images, kept.strings, cell.get("after", {}))}
+            cell |= {"before": runs.read_before, "after": read_images(images, runs.strings, cell.get("after", {}))}
 
 
-def show(kept: SavedRuns) -> None:
-    """A row for each run."""
+def show(runs: SavedRuns) -> None:
+    """Print a row for each run."""
     readers = [f"{name}: reward, exact" for name in READERS]
-    title = f"{kept.machine}, {len(kept.strings)} held-out strings, before → after"
+    title = f"{runs.machine}, {len(runs.strings)} held-out strings, before → after"
     table = Table("α", "seed", "steps", *readers, "training reward, first → last", "s", title=title)
-    for cell in kept.cells:
+    for cell in runs.cells:
         if "after" not in cell:
             table.add_row(f"{cell['alpha']:g}", str(cell["seed"]), "", f"failed: {cell.get('failed', '')[-120:]}")
             continue
@@ -206,8 +206,8 @@ def show(kept: SavedRuns) -> None:
     Console(width=150).print(table)
 
 
-def arguments() -> argparse.Namespace:
-    """What to run."""
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--alphas", type=float, nargs="+", default=[1.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])

@@ -1,26 +1,26 @@
-"""Whole runs of a flow model: when scoring runs beside denoising, and how far rollout runs ahead. One machine, one go.
+"""Whole runs of a denoising model: the gain of scoring beside denoising, and of letting rollout run ahead.
 
     python benchmarks/images.py                                # two cores, one for each part: 1M parameters
     python benchmarks/images.py --device cuda --parameters 126M --height 64 --width 64 --patch 2 --workers 8
     python benchmarks/images.py --parameters 0.1M --prompts 2 --group 2 --steps 2 --warmup 1      # does it run at all?
 
-Every row has the same model, batch, denoising steps, engine slots and scorer: only when things happen differs.
+Every row has the same model, batch, denoising steps, engine slots and scorer. Only the order of work differs.
 
     serial        all pictures of a step are made, then all are scored, then trained on
-    with_reward   a picture is scored as soon as it is there; the next ones are being made meanwhile
-    hybrid        trainer and engine take turns (α = 0); decoupled: each has its own turn, one step or α steps apart
+    with_reward   a picture is scored as soon as it is done, while the next ones are made
+    hybrid        trainer and engine take turns (α = 0); decoupled: both run at once, one step or α steps apart
 
-The first row has verdicts for nothing and says what denoising, training and a weight update cost. The scorers of the
-others are as expensive as can still be hidden (`--scoring` times that, or as `--score-ms` and `--latency-s` say): `cpu`
-computes in `--workers` processes beside everything else and takes as long for the pictures of a step as denoising them;
-`http` is a server that costs nothing here and answers `--connections` requests at a time, so slowly that the pictures
-of a step take as long as denoising and training together. Verdicts are drawn by lot, so that no group is left out.
+The first row has free scores and measures the cost of denoising, training and a weight update. The scorers of the other
+rows are as expensive as can still be hidden (`--scoring` times that, or as `--score-ms` and `--latency-s` say). `cpu`
+computes in `--workers` processes and takes as long for the pictures of a step as denoising them. `http` is a server
+that costs nothing on this machine and answers `--connections` requests at a time, so slowly that the pictures of a step
+take as long as denoising and training together. Scores are random, so that no group is dropped.
 
-Beside each measurement stands what the simulator says: the same scheduler on a virtual clock, told the costs of the
-first row and of a verdict; everything else it has to find out. Decoupled parts have a device each there: as many cores
-as `--threads` says here, where there are enough; on one GPU, no step takes less than denoising and training together.
-The last table counts rows that the denoiser computes for one group, with and without a shared prefix. Every row is
-printed when it is done; after `--limit-s` no other begins.
+The prediction beside each measurement comes from the simulator: the same scheduler on a virtual clock, which knows only
+the costs of the first row and of a score. It gives decoupled trainer and engine a device each: `--threads` cores, if
+there are enough. On one GPU, no step takes less than denoising and training together. The last table counts the rows
+that the denoiser computes for one group, with and without a shared prefix. Every row is printed when it is done; after
+`--limit-s` no other row begins.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks.pictures.prediction import predict_row
 from benchmarks.pictures.prefixes import measure_prefix_sharing
-from benchmarks.pictures.rows import ROWS, Row, costs
-from benchmarks.pictures.scorers import server
+from benchmarks.pictures.rows import ROWS, Row, measure_costs
+from benchmarks.pictures.scorers import start_server
 
 from headway.config import ResolvedConfig, load_config
 from headway.denoising.models import MmditConfig, SmallMmdit, count_parameters, save_small_mmdit
@@ -71,15 +71,15 @@ def make_model(directory: Path, args: argparse.Namespace) -> int:
     return count_parameters(model)
 
 
-def reward_of(args: argparse.Namespace, row: Row, url: str) -> dict[str, Any]:
-    """The scorer of a row, as a configuration has it."""
+def make_reward_config(args: argparse.Namespace, row: Row, url: str) -> dict[str, Any]:
+    """Return the configuration of a row's scorer."""
     chosen: dict[str, Any] = {"reward_fn": "benchmarks.pictures.scorers:RandomScores"}
     if row.scorer == "cpu":
         work = {"score_s": args.score_ms / 1000, "workers": args.workers}
         chosen = {"reward_fn": "benchmarks.pictures.scorers:ComputingReward", "reward_args": work}
     elif row.scorer == "http":
-        asked = {"url": url, "batch": 1, "concurrency": args.connections}
-        chosen = {"reward_fn": "image_server", "reward_args": asked}
+        options = {"url": url, "batch": 1, "concurrency": args.connections}
+        chosen = {"reward_fn": "image_server", "reward_args": options}
     if not row.serial:
         return chosen
     return {
@@ -88,8 +88,8 @@ def reward_of(args: argparse.Namespace, row: Row, url: str) -> dict[str, Any]:
     }
 
 
-def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run_dir: Path) -> ResolvedConfig:
-    """The same for every row but for when things happen."""
+def make_config(args: argparse.Namespace, row: Row, model: Path, url: str, run_dir: Path) -> ResolvedConfig:
+    """Return the configuration of a row; rows differ only in the order of work."""
     decoupled = {
         "actor_rollout_ref.hybrid_engine": False,
         "actor_rollout_ref.rollout.mode": "async",
@@ -115,40 +115,40 @@ def configuration(args: argparse.Namespace, row: Row, model: Path, url: str, run
             "actor_train.training_args.learning_rate": 1e-6,
             "actor_train.training_args.per_device_train_batch_size": args.micro_batch,
             "actor_train.data_args.file_name": "strings",
-            "rewards": {"strings": reward_of(args, row, url)},
+            "rewards": {"strings": make_reward_config(args, row, url)},
             **{f"{role}.strategy_args.strategy_config.num_threads": args.threads for role in ROLES},
             **({} if row.hybrid else decoupled),
         }
     )
 
 
-def measured(args: argparse.Namespace, row: Row, resolved: ResolvedConfig) -> dict[str, Any]:
-    """One run, and what its measured steps cost."""
+def measure_row(args: argparse.Namespace, row: Row, resolved: ResolvedConfig) -> dict[str, Any]:
+    """Run once and return the costs of the measured steps."""
     events: list[LoggedEvent] = []
     prepared = prepare_run(resolved)
     with open_run_directory(prepared) as directory:
         summary = asyncio.run(run_training(prepared, directory, sinks=[events.append]))
     if not summary.finished:
         raise RuntimeError(f"{row.name} ended early: {summary.reason}")
-    return {"row": row.name, "scorer": row.scorer, **costs(args, events)}
+    return {"row": row.name, "scorer": row.scorer, **measure_costs(args, events)}
 
 
-def priced(args: argparse.Namespace, known: dict[str, Any]) -> None:
-    """What a verdict costs, where nothing was said: so that scoring can be hidden, and just so."""
+def set_scoring_costs(args: argparse.Namespace, known: dict[str, Any]) -> None:
+    """Set the cost of a score, unless given, to the largest that can still be hidden."""
     samples = args.prompts * args.group
     hidden_s = args.scoring * known["denoise_s"], args.scoring * (known["denoise_s"] + known["train_s"])
     args.score_ms = args.score_ms or 1000 * hidden_s[0] * args.workers / samples
     args.latency_s = args.latency_s or hidden_s[1] * args.connections / samples
 
 
-def apart(args: argparse.Namespace) -> bool:
-    """Trainer and engine do not take from each other what they compute with."""
+def has_separate_devices(args: argparse.Namespace) -> bool:
+    """Return whether trainer and engine compute on different cores."""
     return args.device == "cpu" and 2 * args.threads <= count_usable_cores()
 
 
 def main() -> None:
-    """Run, print the tables."""
-    args = arguments()
+    """Run all rows and print the tables."""
+    args = parse_arguments()
     scratch, rows = Path(tempfile.mkdtemp(prefix="headway-images-")), []
     began_s = time.monotonic()
     try:
@@ -159,14 +159,14 @@ def main() -> None:
                 if time.monotonic() - began_s > args.limit_s:
                     print(f"{args.limit_s:g} s are over: {len(ROWS) - number} rows are left out", flush=True)
                     break
-                resolved = configuration(args, row, scratch / "model", url, scratch / str(number))
-                found = measured(args, row, resolved)
+                resolved = make_config(args, row, scratch / "model", url, scratch / str(number))
+                found = measure_row(args, row, resolved)
                 known = rows[0] if rows else found
                 if not rows:
-                    priced(args, found)
-                    url = stack.enter_context(server(args.latency_s))
+                    set_scoring_costs(args, found)
+                    url = stack.enter_context(start_server(args.latency_s))
                 simulated = predict_row(args, row, resolved, known)
-                rows.append({**found, "predicted_s": simulated["step_s" if apart(args) else "shared_s"]})
+                rows.append({**found, "predicted_s": simulated["step_s" if has_separate_devices(args) else "shared_s"]})
                 print(json.dumps({**rows[-1], "since_begin_s": round(time.monotonic() - began_s, 1)}), flush=True)
         shared = measure_prefix_sharing(args, scratch / "model")
         print(json.dumps(shared), flush=True)
@@ -176,7 +176,7 @@ def main() -> None:
 
 
 def show(args: argparse.Namespace, rows: list[dict[str, Any]], shared: list[dict[str, Any]]) -> None:
-    """For people."""
+    """Print both tables."""
     console = Console(width=150, highlight=False)
     console.print(
         f"{args.count / 1e6:.1f}M parameters, pictures of {args.height} × {args.width}, {args.denoising_steps} "
@@ -221,8 +221,8 @@ def show(args: argparse.Namespace, rows: list[dict[str, Any]], shared: list[dict
     console.print(table)
 
 
-def arguments() -> argparse.Namespace:
-    """What is measured."""
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(

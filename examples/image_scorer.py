@@ -1,4 +1,4 @@
-"""A scorer of pictures behind HTTP, in one file: put your own model where `judge` stands.
+"""A scorer of pictures behind HTTP, in one file: put your own model into `score_picture`.
 
     python examples/image_scorer.py --port 8123
     headway train examples/images.yaml rewards.strings.reward_fn=image_server \\
@@ -21,16 +21,16 @@ import numpy as np
 from headway.rewards.images.image_reward import image_to_array, png_base64_to_image
 
 
-def judge(pixels: np.ndarray[Any, np.dtype[np.uint8]], task: Mapping[str, Any]) -> dict[str, float]:
-    """`score`, and whatever else should appear in the curves."""
+def score_picture(pixels: np.ndarray[Any, np.dtype[np.uint8]], task: Mapping[str, Any]) -> dict[str, float]:
+    """Return `score`, and any other numbers for the curves."""
     grey = pixels.mean(axis=2)
     return {"score": float(((grey < 64) | (grey > 192)).mean()), "ink": float((grey < 128).mean())}
 
 
-def verdict(sample: Any) -> dict[str, Any]:
-    """On one sample; one that cannot be judged takes no other with it."""
+def score_sample(sample: Any) -> dict[str, Any]:
+    """Score one sample; an error concerns this sample alone."""
     try:
-        return judge(image_to_array(png_base64_to_image(sample["png"])), sample["task"])
+        return score_picture(image_to_array(png_base64_to_image(sample["png"])), sample["task"])
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         try:
             samples = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["samples"]
-            answer = json.dumps({"scores": [verdict(sample) for sample in samples]}).encode()
+            answer = json.dumps({"scores": [score_sample(sample) for sample in samples]}).encode()
         except (ValueError, KeyError, TypeError) as error:
             self.send_error(400, explain=str(error))
             return

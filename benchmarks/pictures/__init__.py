@@ -1,1 +1,1 @@
-"""Parts of `benchmarks/images.py`: scorers that cost something, the simulator's word, and prefixes that are shared."""
+"""Parts of `benchmarks/images.py` and `benchmarks/image_learning.py`."""

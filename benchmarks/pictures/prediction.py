@@ -1,4 +1,4 @@
-"""The same runs in the simulator: the very scheduler of the run, on a virtual clock."""
+"""The same runs in the simulator: the scheduler of the run on a virtual clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.pictures.rows import Row, costs
+from benchmarks.pictures.rows import Row, measure_costs
 from benchmarks.pictures.scorers import RandomScores, StepGate, WaitingReward
 
 from headway.config import ResolvedConfig
@@ -59,21 +59,21 @@ def predict_row(
     )
     events: list[LoggedEvent] = []
     with tempfile.TemporaryDirectory() as scratch:
-        run_virtually(_play(args, row, scenario, Path(scratch), events))
-    found = costs(args, events)
+        run_virtually(_simulate(args, row, scenario, Path(scratch), events))
+    found = measure_costs(args, events)
     return {**found, "shared_s": max(found["step_s"], known["denoise_s"] + known["train_s"])}
 
 
-async def _play(
+async def _simulate(
     args: argparse.Namespace, row: Row, scenario: Scenario, run_dir: Path, events: list[LoggedEvent]
 ) -> None:
     samples = args.prompts * args.group
-    kinds: dict[str, Reward] = {
+    scorers: dict[str, Reward] = {
         "none": RandomScores(),
         "cpu": WaitingReward(args.score_ms / 1000, args.workers),
         "http": WaitingReward(args.latency_s, args.connections),
     }
-    scorer = kinds[row.scorer]
+    scorer = scorers[row.scorer]
     backends = make_simulated_backends(scenario, FaultInjector((), engines=1))
     clock = asyncio.get_running_loop().time
     flow = AsyncTrainingFlow(

@@ -1,4 +1,4 @@
-"""What sharing the steps before the window saves: rows that the denoiser computes for a group, counted."""
+"""Counts the rows that the denoiser computes for a group, with and without a shared prefix."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from headway.weights.weight_store import WeightStore
 
 
 def measure_prefix_sharing(args: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
-    """Rows that the denoiser computes for a group, and how long groups take, with and without sharing."""
-    return [asyncio.run(_groups(args, model, share)) for share in (False, True)]
+    """Return the rows that the denoiser computes for a group and the time per group, without and with sharing."""
+    return [asyncio.run(_measure(args, model, share)) for share in (False, True)]
 
 
-async def _groups(args: argparse.Namespace, model: Path, share: bool) -> dict[str, Any]:
+async def _measure(args: argparse.Namespace, model: Path, share: bool) -> dict[str, Any]:
     groups, dtype = 8, "bfloat16" if args.device == "cuda" else "float32"
     settings = NativeSettings(slots=args.slots, device=args.device, dtype=dtype, threads=args.threads)  # type: ignore[arg-type]
     engine = DenoisingEngine("engine/0", lambda: open_denoiser(model), DenoisingSettings(share_prefix=share), settings)

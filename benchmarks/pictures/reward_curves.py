@@ -1,4 +1,4 @@
-"""Rewards by training step as a picture: a line for every run, dots where held-out strings were drawn."""
+"""Rewards by training step as an SVG: a line for every run, and dots for held-out strings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLOURS = ("#c2571a", "#1b6fd0", "#3b8f4e", "#8a93a0")
 
 
 def draw_reward_curves(cells: Sequence[dict[str, Any]]) -> str:
-    """The training reward of every step and the held-out reward; a colour for each α."""
+    """Return an SVG of the training reward of every step and the held-out reward, with a colour for each α."""
     cells = [cell for cell in cells if cell.get("reward")]
     most = max((len(cell["reward"]) for cell in cells), default=1)
     alphas = sorted({cell["alpha"] for cell in cells})

@@ -1,4 +1,4 @@
-"""The rows of the table, and what a run's events say about its steps."""
+"""The rows of the table, and the costs of steps from the events of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.monitor.event_log import LoggedEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run."""
+    """One run of the table."""
 
     name: str
     scorer: str
@@ -30,10 +30,10 @@ ROWS = (
 )
 
 
-def costs(args: argparse.Namespace, events: list[LoggedEvent]) -> dict[str, float]:
-    """Of the steps after the warm-up; the last α, whose samples were paid for before, do not count.
+def measure_costs(args: argparse.Namespace, events: list[LoggedEvent]) -> dict[str, float]:
+    """Return the costs of the steps after the warm-up, without the last α, whose samples were made before.
 
-    `neither_s`: nothing was denoised and nothing trained, so that all waited for verdicts or weights.
+    `neither_s` is the time in which nothing was denoised and nothing trained: all waited for scores or weights.
     """
     begins = {event.data["trained"] + 1: event.time_s for event in events if event.kind == "step.begin"}
     ends = {event.data["trained"]: event for event in events if event.kind == "step.end"}
@@ -41,22 +41,22 @@ def costs(args: argparse.Namespace, events: list[LoggedEvent]) -> dict[str, floa
     since_s, until_s = ends[first].time_s, ends[last].time_s
     span_s = until_s - since_s
     steps = range(first + 1, last + 1)
-    making = requests(events)
+    denoising = find_request_spans(events)
     training = [(begins[step], ends[step].time_s) for step in ends if step in begins]
-    made_s, trained_s = (covered(spans, since_s, until_s) for spans in (making, training))
+    denoised_s, trained_s = (measure_cover(spans, since_s, until_s) for spans in (denoising, training))
     return {
         "step_s": span_s / args.steps,
         "samples_per_s": sum(ends[step].data["samples"] for step in steps) / span_s,
-        "denoise_s": made_s / args.steps,
+        "denoise_s": denoised_s / args.steps,
         "train_s": trained_s / args.steps,
-        "neither_s": (span_s - covered(making + training, since_s, until_s)) / args.steps,
+        "neither_s": (span_s - measure_cover(denoising + training, since_s, until_s)) / args.steps,
         "update_s": mean_span(events, "load"),
         "lag": sum(ends[step].data.get("train/lag_mean", 0.0) for step in steps) / args.steps,
     }
 
 
-def requests(events: list[LoggedEvent]) -> list[tuple[float, float]]:
-    """Spans in which the engine had something to make."""
+def find_request_spans(events: list[LoggedEvent]) -> list[tuple[float, float]]:
+    """Return the spans in which the engine had requests in flight."""
     found, inside, since_s = [], 0, 0.0
     for event in events:
         if event.kind == "request.start":
@@ -68,8 +68,8 @@ def requests(events: list[LoggedEvent]) -> list[tuple[float, float]]:
     return found
 
 
-def covered(spans: list[tuple[float, float]], since_s: float, until_s: float) -> float:
-    """Seconds between the two that lie in at least one span."""
+def measure_cover(spans: list[tuple[float, float]], since_s: float, until_s: float) -> float:
+    """Return the seconds between the two times that lie in at least one span."""
     found, at_s = 0.0, since_s
     for begin_s, end_s in sorted(spans):
         begin_s, end_s = max(begin_s, at_s), min(end_s, until_s)
@@ -79,7 +79,7 @@ def covered(spans: list[tuple[float, float]], since_s: float, until_s: float) ->
 
 
 def mean_span(events: list[LoggedEvent], name: str) -> float:
-    """Mean length of the spans of a name."""
+    """Return the mean length of the spans of a name."""
     begun: dict[int, float] = {}
     found = []
     for event in events:

@@ -1,4 +1,4 @@
-"""Scorers whose verdicts mean nothing and cost something: processor time beside generation, or a wait over HTTP.
+"""Scorers with random scores and a known cost: processor time beside generation, or a wait over HTTP.
 
 python -m benchmarks.pictures.scorers PORT LATENCY_S                 # the server alone
 """
@@ -26,7 +26,7 @@ from headway.types import Episode, Score
 
 
 def burn(name: str, seconds: float) -> float:
-    """What a worker process does: compute for a while. Processor time, so that sharing a core takes longer."""
+    """Compute for a while in a worker process. Processor time counts, so that sharing a core takes longer."""
     until, found = time.process_time() + seconds, 0
     while time.process_time() < until:
         found = zlib.crc32(name.encode(), found)
@@ -34,27 +34,27 @@ def burn(name: str, seconds: float) -> float:
 
 
 class ComputingReward:
-    """A scorer that computes, in processes of its own."""
+    """A scorer that computes in its own processes."""
 
     def __init__(self, score_s: float, workers: int) -> None:
         self._score_s, self._workers = score_s, RewardWorkerPool(workers)
 
     async def score(self, episode: Episode) -> Score:
-        verdict = await self._workers.call(
+        score = await self._workers.call(
             "benchmarks.pictures.scorers:burn", episode.sample_id, self._score_s, timeout_s=60.0
         )
-        return Score(value=verdict)
+        return Score(value=score)
 
 
 class RandomScores:
-    """Verdicts that cost nothing."""
+    """Random scores that cost nothing."""
 
     async def score(self, episode: Episode) -> Score:
         return Score(value=zlib.crc32(episode.sample_id.encode()) / 2**32)
 
 
 class DeferredReward:
-    """The same scorer, asked only when all pictures of a step are there."""
+    """Another scorer, called only when all pictures of a step are done."""
 
     def __init__(self, reward_fn: str, reward_args: Mapping[str, Any], samples: int) -> None:
         self._gate = StepGate(make_reward(reward_fn, reward_args), samples)
@@ -64,7 +64,7 @@ class DeferredReward:
 
 
 class StepGate:
-    """Lets verdicts begin by the batch."""
+    """Holds back calls of a scorer until a whole batch waits."""
 
     def __init__(self, inner: Reward, samples: int) -> None:
         self._inner, self._samples = inner, samples
@@ -82,20 +82,20 @@ class StepGate:
 
 
 class WaitingReward:
-    """A scorer on the virtual clock: so many at a time, each for so long."""
+    """A scorer on the virtual clock: it takes `seconds` each, `at_once` at a time."""
 
     def __init__(self, seconds: float, at_once: int) -> None:
-        self._seconds, self._room = seconds, asyncio.Semaphore(at_once)
+        self._seconds, self._slots = seconds, asyncio.Semaphore(at_once)
 
     async def score(self, episode: Episode) -> Score:
-        async with self._room:
+        async with self._slots:
             await asyncio.sleep(self._seconds)
         return Score(value=zlib.crc32(episode.sample_id.encode()) / 2**32)
 
 
 @contextmanager
-def server(latency_s: float) -> Iterator[str]:
-    """A scorer behind HTTP, in a process of its own; gives its address."""
+def start_server(latency_s: float) -> Iterator[str]:
+    """Run a scorer behind HTTP in its own process; yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -133,7 +133,7 @@ def serve(port: int, latency_s: float) -> None:
         request_queue_size = 1024
 
         def service_actions(self) -> None:
-            if os.getppid() != parent:  # nobody is left to ask
+            if os.getppid() != parent:  # the benchmark has ended
                 os._exit(0)
 
     parent = os.getppid()

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.pictures.comparison_grid import make_comparison_grid
 from benchmarks.pictures.prediction import predict_row
 from benchmarks.pictures.prefixes import measure_prefix_sharing
-from benchmarks.pictures.rows import ROWS, covered
+from benchmarks.pictures.rows import ROWS, measure_cover
 
 from headway.config import load_config
 from headway.rewards.images.image_reward import array_to_image, image_to_array
@@ -57,7 +57,7 @@ def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
 
 def test_seconds_are_counted_once_however_many_spans_they_lie_in() -> None:
     spans = [(0.0, 2.0), (1.0, 3.0), (1.5, 1.6), (5.0, 9.0)]
-    assert covered(spans, 0.5, 6.0) == pytest.approx(2.5 + 1.0)
+    assert measure_cover(spans, 0.5, 6.0) == pytest.approx(2.5 + 1.0)
 
 
 def test_a_shared_prefix_saves_the_rows_before_the_window(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_the_scorer_of_the_examples_speaks_the_protocol() -> None:
         running.shutdown()
         running.server_close()
     assert isinstance(score, Score) and 0.5 < score.value <= 1.0 and 0.0 < score.parts["ink"] < 0.5
-    assert "error" in scorer.verdict({"png": "?", "task": {}})
+    assert "error" in scorer.score_sample({"png": "?", "task": {}})
 
 
 def test_what_a_connection_needs_is_made_once_not_for_every_question(monkeypatch: pytest.MonkeyPatch) -> None:

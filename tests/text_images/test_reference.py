@@ -39,13 +39,13 @@ def small_model() -> SmallMmdit:
 
 def test_a_step_and_its_density_are_those_of_the_algorithms(reference: ModuleType) -> None:
     options = reference.Options()
-    grid = reference.grid_of(options)
+    grid = reference.make_timesteps(options)
     assert torch.allclose(grid, make_timesteps(options.denoising_steps, options.shift))
     x, v = torch.randn(2, 3, 1, 8, 8, generator=torch.Generator().manual_seed(1)).unbind(0)
-    mean, std = reference.noisy_step(x, v, grid[2], grid[3], options)
+    mean, std = reference.compute_transition(x, v, grid[2], grid[3], options)
     law = CpsSampler(options.noise).step(x, v, grid[2].expand(3), grid[3].expand(3))
     assert torch.allclose(mean, law.mean, atol=1e-6) and torch.allclose(std.expand(3), law.std)
-    assert torch.allclose(reference.logp_of(x, mean, std), logp(x, *law), atol=1e-5)
+    assert torch.allclose(reference.compute_logp(x, mean, std), logp(x, *law), atol=1e-5)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -55,8 +55,8 @@ def test_fresh_pictures_have_a_ratio_of_one_and_a_gradient(reference: ModuleType
     group = reference.sample_group(model, "47", 2, options, generator)
     for place, drawing in enumerate(group):
         drawing.reward = place / 3
-    (advantage,) = reference.advantages_of([group])
-    loss = reference.group_loss(model, group, advantage, options)
+    (advantage,) = reference.compute_advantages([group])
+    loss = reference.compute_group_loss(model, group, advantage, options)
     assert float(loss.detach()) == pytest.approx(-options.window * float(advantage.sum()), abs=1e-4)
     loss.backward()
     assert sum(float(p.grad.abs().sum()) for p in model.parameters() if p.grad is not None) > 0
@@ -72,7 +72,7 @@ def test_advantages_are_those_of_flow_grpo(reference: ModuleType) -> None:
         return [reference.Drawing("4", None, empty, empty, empty, 0, reward) for reward in rewards]
 
     rewards = torch.tensor([0.0, 1.0, 0.5, 0.75])
-    found = torch.cat(reference.advantages_of([group(0.0, 1.0), group(0.5, 0.75)]))
+    found = torch.cat(reference.compute_advantages([group(0.0, 1.0), group(0.5, 0.75)]))
     keep, groups = torch.ones(4, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
     wanted = normalise_rewards(rewards, keep, groups, 2, mean_type="group", std_type="batch").clamp(-5, 5)
     assert torch.allclose(found, wanted.float(), rtol=1e-3)

@@ -1,4 +1,4 @@
-"""`headway pretrain`: a small flow model that draws strings, from nothing, on a CPU in minutes.
+"""`headway pretrain`: train a small denoising model that draws strings, from scratch, on a CPU in minutes.
 
     headway pretrain runs/base                     the model that comes with Headway, made again
     headway pretrain runs/base --wrong 0 --steps 500
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headway.denoising.models import SmallMmdit
     from headway.denoising.pretraining import PretrainingSettings
 
-HELP = "make a small flow model that draws strings"
+HELP = "train a small denoising model that draws strings"
 _REPORT_STEPS = 100
 _HELD_OUT = 200
 

@@ -1,1 +1,1 @@
-"""Parts of `benchmarks/agentic.py`: slow environments, the runs, the simulator's word, many episodes at once."""
+"""Parts of `benchmarks/agentic.py`: slow environments, measured runs, the simulator's prediction, many episodes."""

@@ -1,4 +1,4 @@
-"""A real environment behind a slow line: every step answers after a wait that is drawn, and some never do."""
+"""A real environment that answers slowly: every step takes a random time, and some never return."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NUMBERS = count()
 
 
 class DelayedEnvironment:
-    """`env_type` with its own options, whose steps take N(`mean_s`, `std_s`), never less than nothing.
+    """Wraps an `env_type`; its steps take N(`mean_s`, `std_s`) seconds, and at least 0.
 
-    The wait is a coroutine's, as for an answer over the network; the step itself, which has to be short, is taken on
-    the event loop. Each object draws from a stream of its own: the seed and how many objects there were before it.
+    The coroutine sleeps, as if for an answer over the network. The step itself runs on the event loop and must be
+    short. Each object has a random stream of its own, from the seed and the number of objects made before it.
     """
 
     def __init__(

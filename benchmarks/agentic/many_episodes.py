@@ -1,8 +1,7 @@
-"""A thousand episodes at once: the whole way of an episode (scheduler, hub, host, chat tokens, ledger), no model.
+"""A thousand episodes at once through everything but a model: scheduler, hub, host, chat template, ledger.
 
-The engine answers at once and the policy always says the same word, so that what is left is the cost of having so many
-episodes. After every training step, when nobody plays, memory and everything that could have been left behind are
-counted.
+The engine answers at once and the policy always says the same word, so the measured cost is that of the episodes. After
+every training step, when no episode runs, memory and everything that could have been left behind is counted.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from headway.sim.simulated_trainer import SimulatedTrainer
 from headway.sim.simulated_weights import SimulatedTransport
 
 LAKE: dict[str, Any] = {"size": 4, "p": 1.0, "is_slippery": False, "action_lookup": ["1", "2", "3", "4"]}
-WAYS = ("coroutines that wait", "calls on threads")
-"""How the steps of an environment are taken."""
+STEP_KINDS = ("coroutines that wait", "calls on threads")
+"""How an environment takes its steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What there is after a training step, when nobody plays."""
+class ProcessSnapshot:
+    """The state of the process after a training step, when no episode runs."""
 
     rss_mb: float
     blocks: int
-    """Of memory that Python has handed out: whatever an object is made of."""
+    """Memory blocks that Python has allocated."""
     episodes: int
     threads: int
     tasks: int
@@ -54,34 +53,34 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Many:
-    """One run."""
+class EpisodeMeasurement:
+    """The result of one run."""
 
-    way: str
+    step_kind: str
     most: int
-    """Episodes that were under way at once."""
+    """Largest number of episodes at once."""
     ended: int
     wall_s: float
     cpu_s: float
     held_mb: float
-    """More memory with the most of them under way than before any was."""
-    looks: tuple[Look, ...]
+    """Additional memory when most episodes ran."""
+    snapshots: tuple[ProcessSnapshot, ...]
 
     @property
     def leaked_bytes(self) -> float:
-        """Memory that an episode has left behind, after the first fifth of the steps."""
-        settled = len(self.looks) // 5
-        grown_mb = self.looks[-1].rss_mb - self.looks[settled].rss_mb
-        return grown_mb * 2**20 / (self.ended * (len(self.looks) - 1 - settled) / len(self.looks))
+        """Memory that each episode has left behind, measured after the first fifth of the steps."""
+        settled = len(self.snapshots) // 5
+        grown_mb = self.snapshots[-1].rss_mb - self.snapshots[settled].rss_mb
+        return grown_mb * 2**20 / (self.ended * (len(self.snapshots) - 1 - settled) / len(self.snapshots))
 
 
-class Watch:
-    """Sink: counts episodes, and looks when most are under way and when nobody is."""
+class EpisodeCounter:
+    """Event sink that counts episodes and takes snapshots."""
 
     def __init__(self) -> None:
         self.now = self.most = self.ended = 0
         self.most_mb = 0.0
-        self.looks: list[Look] = []
+        self.snapshots: list[ProcessSnapshot] = []
 
     def __call__(self, event: LoggedEvent) -> None:
         if event.kind == "sample.start":
@@ -89,18 +88,18 @@ class Watch:
             self.most = max(self.most, self.now)
         elif event.kind == "sample.finish":
             if self.now == self.most:
-                self.most_mb = max(self.most_mb, rss_mb())
+                self.most_mb = max(self.most_mb, read_rss_mb())
             self.now -= 1
             self.ended += 1
         elif event.kind == "step.end":
-            self.looks.append(look())
+            self.snapshots.append(take_snapshot())
 
 
-def look() -> Look:
-    """At this process, garbage aside."""
+def take_snapshot() -> ProcessSnapshot:
+    """Collect garbage and return the state of this process."""
     gc.collect()
-    return Look(
-        rss_mb=rss_mb(),
+    return ProcessSnapshot(
+        rss_mb=read_rss_mb(),
         blocks=sys.getallocatedblocks(),
         episodes=sum(isinstance(one, TextEpisode) for one in gc.get_objects()),
         threads=threading.active_count(),
@@ -109,18 +108,18 @@ def look() -> Look:
     )
 
 
-def rss_mb() -> float:
-    """Memory of this process now; 0 where the system does not say."""
+def read_rss_mb() -> float:
+    """Return the resident memory of this process; 0 if the system does not report it."""
     status = Path("/proc/self/statm")
     return int(status.read_text().split()[1]) * 4096 / 2**20 if status.exists() else 0.0
 
 
-def configuration(way: str, *, at_once: int, steps: int, turns: int, wait_s: float) -> ResolvedConfig:
-    """Groups of eight; every training step plays all of them together."""
+def make_config(step_kind: str, *, at_once: int, steps: int, turns: int, wait_s: float) -> ResolvedConfig:
+    """Return a configuration with groups of eight; every training step plays all of them together."""
     slow = {"mean_s": wait_s, "std_s": wait_s / 3, "env_config": LAKE}
-    worlds: dict[str, dict[str, Any]] = {
-        WAYS[0]: {"env_type": "benchmarks.agentic.delayed_environment:DelayedEnvironment", "env_config": slow},
-        WAYS[1]: {"env_type": "frozen_lake", "env_config": LAKE},
+    environments: dict[str, dict[str, Any]] = {
+        STEP_KINDS[0]: {"env_type": "benchmarks.agentic.delayed_environment:DelayedEnvironment", "env_config": slow},
+        STEP_KINDS[1]: {"env_type": "frozen_lake", "env_config": LAKE},
     }
     return load_config(
         {
@@ -132,44 +131,46 @@ def configuration(way: str, *, at_once: int, steps: int, turns: int, wait_s: flo
             "save_steps": 2,
             "eval_steps": 0,
             "train_env_manager": {"tags": ["lake"], "group_size": 8},
-            "custom_envs": {"lake": {**worlds[way], "max_steps": turns, "max_tokens_per_step": 2}},
+            "custom_envs": {"lake": {**environments[step_kind], "max_steps": turns, "max_tokens_per_step": 2}},
         }
     )
 
 
-def measured(way: str, *, at_once: int = 1000, ended: int = 10_000, turns: int = 5, wait_s: float = 0.3) -> Many:
-    """One run on the wall clock; a coroutine waits N(`wait_s`, a third of it) a step."""
+def measure_episodes(
+    step_kind: str, *, at_once: int = 1000, ended: int = 10_000, turns: int = 5, wait_s: float = 0.3
+) -> EpisodeMeasurement:
+    """Run once on the wall clock; a coroutine waits N(`wait_s`, a third of it) per step."""
     from headway.models.tiny_model import make_character_tokenizer
 
-    resolved = configuration(way, at_once=at_once, steps=-(-ended // at_once), turns=turns, wait_s=wait_s)
+    resolved = make_config(step_kind, at_once=at_once, steps=-(-ended // at_once), turns=turns, wait_s=wait_s)
     policy = PolicyInfo(
         path=Path("tiny"), critic=None, tokenizer=make_character_tokenizer(), parameters=1, positions=512
     )
-    watch = Watch()
+    counter = EpisodeCounter()
     gc.collect()
-    before_mb, began_s, cpu_s = rss_mb(), time.monotonic(), time.process_time()
+    before_mb, began_s, cpu_s = read_rss_mb(), time.monotonic(), time.process_time()
     with TemporaryDirectory(prefix="headway-episodes-") as scratch:
-        asyncio.run(_played(resolved, policy, Path(scratch), watch))
-    return Many(
-        way=way,
-        most=watch.most,
-        ended=watch.ended,
+        asyncio.run(_run_flow(resolved, policy, Path(scratch), counter))
+    return EpisodeMeasurement(
+        step_kind=step_kind,
+        most=counter.most,
+        ended=counter.ended,
         wall_s=time.monotonic() - began_s,
         cpu_s=time.process_time() - cpu_s,
-        held_mb=watch.most_mb - before_mb,
-        looks=tuple(watch.looks),
+        held_mb=counter.most_mb - before_mb,
+        snapshots=tuple(counter.snapshots),
     )
 
 
-def alone(way: str, *, at_once: int, ended: int) -> Many:
-    """The same in a process of its own, which has played a few before, so that memory is that of the episodes."""
+def measure_in_new_process(step_kind: str, *, at_once: int, ended: int) -> EpisodeMeasurement:
+    """Run in a new process that has played a few episodes before, so that its memory growth is due to the episodes."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        pool.submit(partial(measured, way, at_once=16, ended=16)).result()
-        return pool.submit(partial(measured, way, at_once=at_once, ended=ended)).result()
+        pool.submit(partial(measure_episodes, step_kind, at_once=16, ended=16)).result()
+        return pool.submit(partial(measure_episodes, step_kind, at_once=at_once, ended=ended)).result()
 
 
-async def _played(resolved: ResolvedConfig, policy: PolicyInfo, run_dir: Path, watch: Watch) -> None:
+async def _run_flow(resolved: ResolvedConfig, policy: PolicyInfo, run_dir: Path, counter: EpisodeCounter) -> None:
     weights = costs.SimulatedWeightsConfig(buckets=1)
     components = TrainingComponents(
         trainer=SimulatedTrainer(costs.SimulatedTrainerConfig(save_s=0.0), weights),
@@ -180,9 +181,9 @@ async def _played(resolved: ResolvedConfig, policy: PolicyInfo, run_dir: Path, w
     backends = make_backends(resolved, policy, components, make_episode_sources(resolved, policy), environments)
     flow = AsyncTrainingFlow(
         trainer=RunContext(
-            backends=replace(backends, decode=_always),
+            backends=replace(backends, decode=_decode_always_right),
             settings=make_run_settings(resolved),
-            events=EventLog(clock, watch),
+            events=EventLog(clock, counter),
             run_dir=run_dir,
             clock=clock,
         )
@@ -195,6 +196,6 @@ async def _played(resolved: ResolvedConfig, policy: PolicyInfo, run_dir: Path, w
         await environments.close()
 
 
-def _always(actions: Sequence[Any]) -> str:
-    """What the policy says: to the right, into the wall."""
+def _decode_always_right(actions: Sequence[Any]) -> str:
+    """Decode every answer as a move to the right, into the wall."""
     return "3"

@@ -1,4 +1,4 @@
-"""The runs of the table: what each of them is told, and what its events say it cost."""
+"""The measured runs: their configurations, and what they cost according to their events."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headway.monitor.event_log import LoggedEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """One scenario: the same for all its runs."""
+class AgenticScenario:
+    """The sizes of one scenario, the same for all its runs."""
 
     groups: int = 4
     members: int = 8
@@ -25,15 +25,15 @@ class Sizes:
     mean_s: float = 0.6
     std_s: float = 0.6
     hang: float = 0.0
-    """Chance of a step never to return."""
+    """Probability that a step never returns."""
     timeout_s: float = 6.0
-    """After which such a step is given up; only where there are some."""
+    """Time after which such a step is abandoned; unused if `hang` is 0."""
     spare_groups: int = 1
     spare_members: int = 2
     policy: str = "wait"
-    """Who pays for a straggler where α is 1: with `wait` training does, and no episode is played in vain."""
+    """Staleness policy at α = 1. With `wait`, training waits for stragglers, and no episode is wasted."""
     steps: int = 5
-    """Measured ones of the first row; the others have more, as theirs are shorter."""
+    """Measured steps of the first row; the others measure more, because theirs are shorter."""
     warmup: int = 1
     seed: int = 1
 
@@ -54,41 +54,41 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One run."""
+class MeasuredRow:
+    """One run of the table."""
 
     name: str
     barrier: bool = False
     alpha: int = 0
     redundant: bool = False
     times: float = 1.0
-    """How many times as many steps are measured as of the first row: about as many seconds."""
+    """Measured steps relative to the first row, so that all rows take about the same time."""
 
-    def window(self, sizes: Sizes) -> tuple[int, int]:
-        """The first and the last of the measured steps."""
+    def window(self, sizes: AgenticScenario) -> tuple[int, int]:
+        """Return the first and the last measured step."""
         first = sizes.warmup + self.alpha
         return first + 1, first + round(sizes.steps * self.times)
 
-    def episodes(self, sizes: Sizes) -> int:
-        """The most that are played at once."""
+    def episodes(self, sizes: AgenticScenario) -> int:
+        """Return the largest number of episodes at once."""
         groups = sizes.groups * (1 + self.alpha) + self.redundant * sizes.spare_groups
         return groups * (sizes.members + self.redundant * sizes.spare_members)
 
 
-ROWS = (
-    Row(name="barrier between turns", barrier=True),
-    Row(name="environment-level async", times=1.6),
-    Row(name="+ async training, α = 1", alpha=1, times=2.4),
-    Row(name="+ redundancy", alpha=1, redundant=True, times=2.8),
+MEASURED_ROWS = (
+    MeasuredRow(name="barrier between turns", barrier=True),
+    MeasuredRow(name="environment-level async", times=1.6),
+    MeasuredRow(name="+ async training, α = 1", alpha=1, times=2.4),
+    MeasuredRow(name="+ redundancy", alpha=1, redundant=True, times=2.8),
 )
-CALIBRATES = ROWS[1]
-"""The row from which the simulator learns costs: nobody waits for anybody between turns, so they can be told apart."""
+CALIBRATION_ROW = MEASURED_ROWS[1]
+"""The row that calibrates the simulator: episodes do not wait for each other, so the costs can be separated."""
 
 
-def configuration(
-    sizes: Sizes, row: Row, model: str, run_dir: Path, *, processes: bool | None = None
+def make_config(
+    sizes: AgenticScenario, row: MeasuredRow, model: str, run_dir: Path, *, processes: bool | None = None
 ) -> ResolvedConfig:
-    """The same for every row but for who waits for whom. Trainer and engine are apart in all of them."""
+    """Return the configuration of a row. Rows differ only in what waits for what; trainer and engine are separate."""
     lake = {"size": 4, "p": 1.0, "is_slippery": False, "action_lookup": ["1", "2", "3", "4"], "env_instruction": "Go."}
     slow = {"mean_s": sizes.mean_s, "std_s": sizes.std_s, "hang": sizes.hang, "seed": sizes.seed, "env_config": lake}
     return load_config(
@@ -137,60 +137,61 @@ def configuration(
     )
 
 
-def measured(sizes: Sizes, row: Row, resolved: ResolvedConfig) -> tuple[Costs, list[LoggedEvent]]:
-    """One run on the wall clock: what its measured steps cost, and all that happened."""
+def measure_row(
+    sizes: AgenticScenario, row: MeasuredRow, resolved: ResolvedConfig
+) -> tuple[StepCosts, list[LoggedEvent]]:
+    """Run once on the wall clock; return the costs of the measured steps, and all events."""
     events: list[LoggedEvent] = []
     prepared = prepare_run(resolved)
     with open_run_directory(prepared) as directory:
         summary = asyncio.run(run_training(prepared, directory, sinks=[events.append]))
     if not summary.finished:
         raise RuntimeError(f"{row.name} ended early: {summary.reason}")
-    return costs(sizes, row, events), events
+    return compute_costs(sizes, row, events), events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """Of the measured steps of a run, real or simulated. Times in seconds."""
+class StepCosts:
+    """Costs of the measured steps of a run, real or simulated."""
 
     step_s: float
     samples_per_s: float
     train_s: float
-    """From the beginning of a training step to its end."""
+    """Duration of a training step."""
     update_s: float
-    """Until the engine has the new weights."""
+    """Duration of a weight update."""
     lag: float
     turn_s: float
-    """Of a request to the engine."""
+    """Duration of a request to the engine."""
     between_s: float
-    """From the end of a request to the beginning of the next one of the same episode: the environment, whatever else
-    has to be done there, and waiting for others."""
+    """Time between two requests of an episode: the environment, other work, and waiting for other episodes."""
     dropped: float
-    """Groups that were given up, for each one that was trained."""
+    """Dropped groups per trained group."""
 
 
-def costs(sizes: Sizes, row: Row, events: list[LoggedEvent]) -> Costs:
-    """What the measured steps cost; the last α, whose samples were paid for before, do not count."""
+def compute_costs(sizes: AgenticScenario, row: MeasuredRow, events: list[LoggedEvent]) -> StepCosts:
+    """Compute the costs of the measured steps, without the last α steps, whose samples were made earlier."""
     begins = {event.data["trained"] + 1: event.time_s for event in events if event.kind == "step.begin"}
     ends = {event.data["trained"]: event for event in events if event.kind == "step.end"}
     first, last = row.window(sizes)
     steps = range(first, last + 1)
     span_s = ends[last].time_s - ends[first - 1].time_s
     lags = [event.data["trained"] - event.data["oldest"] for event in events if event.kind == "group.train"]
-    asked, kinds = requests(events), Counter(event.kind for event in events)
-    return Costs(
+    asked, kinds = find_requests(events), Counter(event.kind for event in events)
+    return StepCosts(
         step_s=span_s / len(steps),
         samples_per_s=sum(ends[step].data["samples"] for step in steps) / span_s,
         train_s=sum(ends[step].time_s - begins[step] for step in steps) / len(steps),
-        update_s=_spans(events, "load"),
+        update_s=_mean_span_s(events, "load"),
         lag=sum(lags) / len(lags),
         turn_s=sum(end_s - begin_s for begin_s, end_s, _ in asked) / len(asked),
-        between_s=_between(events),
+        between_s=_mean_pause_s(events),
         dropped=kinds["group.drop"] / kinds["group.train"],
     )
 
 
-def requests(events: list[LoggedEvent]) -> list[tuple[float, float, int]]:
-    """Beginning, end and tokens of every request that ran to its end."""
+def find_requests(events: list[LoggedEvent]) -> list[tuple[float, float, int]]:
+    """Return begin, end and number of tokens of every finished request."""
     begun: dict[str, float] = {}
     found = []
     for event in events:
@@ -201,7 +202,7 @@ def requests(events: list[LoggedEvent]) -> list[tuple[float, float, int]]:
     return found
 
 
-def _between(events: list[LoggedEvent]) -> float:
+def _mean_pause_s(events: list[LoggedEvent]) -> float:
     ended, found = {}, []
     for event in events:
         if event.kind == "request.end":
@@ -214,12 +215,12 @@ def _between(events: list[LoggedEvent]) -> float:
     return sum(found) / max(len(found), 1)
 
 
-def turns(events: list[LoggedEvent]) -> list[int]:
-    """Of every episode that ended."""
+def count_turns(events: list[LoggedEvent]) -> list[int]:
+    """Return the number of turns of every finished episode."""
     return [int(event.data["turns"]) for event in events if event.kind == "sample.finish"]
 
 
-def _spans(events: list[LoggedEvent], name: str) -> float:
+def _mean_span_s(events: list[LoggedEvent], name: str) -> float:
     begun: dict[int, float] = {}
     found = []
     for event in events:

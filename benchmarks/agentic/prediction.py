@@ -1,8 +1,8 @@
-"""The same scenario in the simulator: the very scheduler of the runs, on a virtual clock.
+"""Predicts the scenario with the simulator: the same scheduler as in the runs, on a virtual clock.
 
-It is told how long waits are by the same μ and σ as the environments, draws its own, and is told the costs of the
-policy as one run had them: of a request to the engine, of a training step, of a weight update, and how many tokens
-and turns there were. Who waits for whom it has to find out. It knows nothing of cores that parts have to share.
+The simulator draws waits with the μ and σ of the environments. One measured run gives it the costs of the policy: of a
+request to the engine, of a training step, of a weight update, and the numbers of tokens and turns. What waits for what
+follows from the scheduler. The simulator does not know that components share CPU cores.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.agentic.measured_runs import Costs, Row, Sizes, costs, requests, turns
+from benchmarks.agentic.measured_runs import (
+    AgenticScenario,
+    MeasuredRow,
+    StepCosts,
+    compute_costs,
+    count_turns,
+    find_requests,
+)
 
 from headway.config import ResolvedConfig
 from headway.config.simulation_config import (
@@ -29,51 +36,59 @@ from headway.sim.simulated_run import Scenario, run_scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """What one run says about the policy. Times in seconds."""
+class CostCalibration:
+    """Costs of the policy in one measured run."""
 
     engine_s: float
-    """Of a token of a request, waiting for its turn and the reading of the prompt included."""
+    """Time per token of a request, including queueing and prefill."""
     train_s: float
     update_s: float
     tokens: tuple[int, ...]
-    """Of every request."""
+    """Number of tokens of every request."""
     turns: tuple[int, ...]
-    """Of every episode."""
+    """Number of turns of every episode."""
 
 
-def calibrated(found: Costs, events: list[LoggedEvent]) -> Calibration:
-    """The costs of a run."""
-    asked = requests(events)
-    return Calibration(
+def calibrate_costs(found: StepCosts, events: list[LoggedEvent]) -> CostCalibration:
+    """Return the costs of a measured run."""
+    asked = find_requests(events)
+    return CostCalibration(
         engine_s=sum(end_s - begin_s for begin_s, end_s, _ in asked) / sum(tokens for _, _, tokens in asked),
         train_s=found.train_s,
         update_s=found.update_s,
         tokens=tuple(tokens for _, _, tokens in asked),
-        turns=tuple(turns(events)),
+        turns=tuple(count_turns(events)),
     )
 
 
-def predicted(sizes: Sizes, row: Row, resolved: ResolvedConfig, known: Calibration, seeds: Sequence[int]) -> Costs:
-    """What the simulator says of a row, on average over the seeds."""
+def predict_costs(
+    sizes: AgenticScenario, row: MeasuredRow, resolved: ResolvedConfig, known: CostCalibration, seeds: Sequence[int]
+) -> StepCosts:
+    """Return the simulated costs of a row, averaged over the seeds."""
     with TemporaryDirectory(prefix="headway-agentic-") as scratch:
-        simulation = _simulation(sizes, row, known, Path(scratch))
-        found = [_simulated(sizes, row, resolved, simulation, seed) for seed in seeds]
-    return Costs(**{one.name: sum(getattr(each, one.name) for each in found) / len(found) for one in fields(Costs)})
+        simulation = _make_simulation(sizes, row, known, Path(scratch))
+        found = [_simulate_row(sizes, row, resolved, simulation, seed) for seed in seeds]
+    return StepCosts(
+        **{one.name: sum(getattr(each, one.name) for each in found) / len(found) for one in fields(StepCosts)}
+    )
 
 
-def _simulated(sizes: Sizes, row: Row, resolved: ResolvedConfig, simulation: SimulationConfig, seed: int) -> Costs:
+def _simulate_row(
+    sizes: AgenticScenario, row: MeasuredRow, resolved: ResolvedConfig, simulation: SimulationConfig, seed: int
+) -> StepCosts:
     events: list[LoggedEvent] = []
     scenario = Scenario(settings=make_run_settings(resolved), simulation=simulation, seed=seed)
     summary = run_scenario(scenario, sinks=[events.append])
     if not summary.finished:
         raise RuntimeError(f"{row.name} ended early in the simulator: {summary.reason}")
-    return costs(sizes, row, events)
+    return compute_costs(sizes, row, events)
 
 
-def _simulation(sizes: Sizes, row: Row, known: Calibration, scratch: Path) -> SimulationConfig:
+def _make_simulation(
+    sizes: AgenticScenario, row: MeasuredRow, known: CostCalibration, scratch: Path
+) -> SimulationConfig:
     return SimulationConfig(
-        response_tokens=_as_seen(known.tokens, scratch / "tokens"),
+        response_tokens=_write_distribution(known.tokens, scratch / "tokens"),
         prompt_tokens=DistributionConfig(mean=1),
         engine=SimulatedEngineConfig(
             slots=row.episodes(sizes),
@@ -84,13 +99,13 @@ def _simulation(sizes: Sizes, row: Row, known: Calibration, scratch: Path) -> Si
         trainer=SimulatedTrainerConfig(fixed_s=known.train_s),
         weights=SimulatedWeightsConfig(buckets=1, load_s=known.update_s),
         environment=SimulatedEnvironmentConfig(
-            turns=_as_seen(known.turns, scratch / "turns"),
+            turns=_write_distribution(known.turns, scratch / "turns"),
             step_s=DistributionConfig(kind="gaussian", mean=sizes.mean_s, std=sizes.std_s),
             hang_probability=sizes.hang,
         ),
     )
 
 
-def _as_seen(values: Sequence[int], file: Path) -> DistributionConfig:
+def _write_distribution(values: Sequence[int], file: Path) -> DistributionConfig:
     file.write_text("\n".join(map(str, values)), encoding="utf-8")
     return DistributionConfig(kind="empirical", file=str(file))

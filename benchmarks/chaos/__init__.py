@@ -1,1 +1,1 @@
-"""Parts of the chaos benchmark: runs and their processes, ways to hurt them, and what must be true afterwards."""
+"""Parts of the chaos benchmark: runs and their processes, faults, and checks of what must hold afterwards."""

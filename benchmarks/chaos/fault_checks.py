@@ -1,4 +1,4 @@
-"""What must be true of a run that was hurt: by its ledger, by its event log, and by the machine it ran on."""
+"""Checks of a run after a fault: its ledger, its event log, and the machine it ran on."""
 
 from __future__ import annotations
 
@@ -11,46 +11,54 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
-from benchmarks.chaos.fault_runs import ALPHA, GROUPS, MEMBERS, STEPS, Run, in_use, segments
-from benchmarks.chaos.fault_stages import Stage
+from benchmarks.chaos.fault_platforms import RunPlatform
+from benchmarks.chaos.fault_runs import (
+    ALPHA,
+    GROUPS,
+    MEMBERS,
+    STEPS,
+    ChaosRun,
+    is_segment_in_use,
+    list_shared_segments,
+)
 
 from headway.errors import HeadwayError
 from headway.ledger import Ledger
 
-GONE_S = 5.0
-"""How long what a run has started may take to be gone with it."""
-STAGE_GONE_S = 40.0
-"""How long what a stage has started may take: agents of Ray look for their raylet now and then."""
+EXIT_TIMEOUT_S = 5.0
+"""How long the processes of a run may take to end with it."""
+PLATFORM_EXIT_TIMEOUT_S = 40.0
+"""How long the processes of a platform may take: agents of Ray check for their raylet only now and then."""
 
 
 @dataclass
-class Finding:
-    """What was seen of one run."""
+class RunFindings:
+    """Results of the checks of one run."""
 
     problems: list[str] = field(default_factory=list)
     samples: dict[str, int] = field(default_factory=dict)
-    """Started samples by their end."""
+    """Number of started samples by how they ended."""
     lag: int = 0
-    """The largest that was trained."""
+    """Largest lag of a trained sample."""
     restarts: Counter[str] = field(default_factory=Counter)
-    """Of whom."""
+    """Number of restarts by component."""
 
 
-class Promises:
-    """Samples that the ledger has called finished: none of them may be lost later."""
+class FinishedSamples:
+    """Remembers the samples that the ledger has recorded as finished: none may be lost later."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ChaosRun) -> None:
         self._run, self._finished = run, set[str]()
 
     def __len__(self) -> int:
         return len(self._finished)
 
-    def look(self) -> list[str]:
-        """Before a kill, after one that ends the run, and at the end."""
+    def check(self) -> list[str]:
+        """Record finished samples and report lost ones. Called before a kill, after it, and at the end."""
         path = self._run.directory / "ledger.sqlite"
         if not path.exists():
             return []
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:  # what is to be recovered stays as it is
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:  # read-only: recovery is left to the run
             try:
                 ends = {
                     name: (end, reason)
@@ -60,36 +68,40 @@ class Promises:
             except sqlite3.OperationalError as error:
                 if "no such table" not in str(error):
                     raise
-                return []  # killed before they were made
-        lost = [name for name in sorted(self._finished) if not _accounted(ends.get(name), name in kept)]
+                return []  # the run was killed before it made the tables
+        lost = [name for name in sorted(self._finished) if not _is_accounted_for(ends.get(name), name in kept)]
         self._finished |= kept
         return [f"sample {name} was finished and is lost" for name in lost]
 
 
-def _accounted(end: tuple[str | None, str | None] | None, kept: bool) -> bool:
+def _is_accounted_for(end: tuple[str | None, str | None] | None, kept: bool) -> bool:
     if end is None:
         return False
     return end[0] == "trained" or (end[0] == "dropped" and bool(end[1])) or kept
 
 
-def examine(run: Run, promises: Promises, stage: Stage, segments_before: set[str]) -> Finding:
-    """Everything, after its last life, while its stage still stands."""
-    found = Finding()
-    found.problems += promises.look()
-    _examine_ledger(run, found)
-    _examine_history(run, found)
-    _examine_machine(run, segments_before, found)
-    found.problems += stage.books()
+def check_run(
+    run: ChaosRun, finished: FinishedSamples, platform: RunPlatform, segments_before: set[str]
+) -> RunFindings:
+    """Run all checks after the last end of the run, while its platform is still up."""
+    found = RunFindings()
+    found.problems += finished.check()
+    _check_ledger(run, found)
+    _check_history(run, found)
+    _check_machine(run, segments_before, found)
+    found.problems += platform.find_leftovers()
     return found
 
 
-def examine_after(stage: Stage, segments_before: set[str]) -> list[str]:
-    """What a stage that was taken down has left: processes, and memory that nobody uses."""
-    return _waited(lambda: stage.left() + _abandoned(segments_before), STAGE_GONE_S)
+def check_platform_removed(platform: RunPlatform, segments_before: set[str]) -> list[str]:
+    """Report what a platform has left behind: processes, and shared memory that nobody uses."""
+    return _wait_until_empty(
+        lambda: platform.list_leftover_processes() + _find_abandoned_segments(segments_before), PLATFORM_EXIT_TIMEOUT_S
+    )
 
 
-def _examine_ledger(run: Run, found: Finding) -> None:
-    """Every started sample in exactly one state."""
+def _check_ledger(run: ChaosRun, found: RunFindings) -> None:
+    """Check that every started sample is in exactly one state."""
     try:
         ledger = Ledger(run.directory / "ledger.sqlite")
     except HeadwayError as error:
@@ -108,11 +120,11 @@ def _examine_ledger(run: Run, found: Finding) -> None:
         )
 
 
-def _examine_history(run: Run, found: Finding) -> None:
-    """The bound, and what the surviving versions were made of: each step once, each group once."""
+def _check_history(run: ChaosRun, found: RunFindings) -> None:
+    """Check the staleness bound, and that the surviving versions contain each step once and each group once."""
     surviving: dict[int, list[int]] = {}
     batch: list[int] = []
-    for event in run.events():
+    for event in run.read_events():
         if event.kind in ("run.begin", "up") and event.who in ("run", "trainer"):
             reached = event.data["trained"] if event.kind == "run.begin" else event.data["version"]
             surviving = {version: groups for version, groups in surviving.items() if version <= reached}
@@ -138,24 +150,25 @@ def _examine_history(run: Run, found: Finding) -> None:
         found.problems.append(f"groups {twice} were trained twice")
 
 
-def _examine_machine(run: Run, segments_before: set[str], found: Finding) -> None:
-    """No process of the run and none of its memory is left; what a stage that still stands uses is not left."""
+def _check_machine(run: ChaosRun, segments_before: set[str], found: RunFindings) -> None:
+    """Check that no process and no shared memory of the run is left; a running platform may use some."""
 
     def left() -> list[str]:
-        return [f"process {pid} is left" for pid in run.left()] + _abandoned(segments_before)
+        return [f"process {pid} is left" for pid in run.list_processes()] + _find_abandoned_segments(segments_before)
 
-    found.problems += _waited(left, GONE_S)
-    for pid in run.left():
+    found.problems += _wait_until_empty(left, EXIT_TIMEOUT_S)
+    for pid in run.list_processes():
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _waited(left: Callable[[], list[str]], longest_s: float) -> list[str]:
+def _wait_until_empty(left: Callable[[], list[str]], longest_s: float) -> list[str]:
     deadline = time.monotonic() + longest_s
     while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return found
 
 
-def _abandoned(segments_before: set[str]) -> list[str]:
-    return [f"segment {name} is left" for name in sorted(segments() - segments_before) if not in_use(name)]
+def _find_abandoned_segments(segments_before: set[str]) -> list[str]:
+    new = sorted(list_shared_segments() - segments_before)
+    return [f"segment {name} is left" for name in new if not is_segment_in_use(name)]

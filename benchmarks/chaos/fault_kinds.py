@@ -1,7 +1,7 @@
-"""Ways to hurt a run, each one entry: what the run is made of, and whom the signal hits.
+"""Kinds of faults: the configuration of the run, and the process that is killed.
 
-A new way is a `FaultKind` in `FAULT_KINDS`. `victim` is asked at the moment of the kill; `None` there means that nobody of that
-kind is alive right now (it is being restarted), and the kill waits for one.
+A new kind is a `FaultKind` in `FAULT_KINDS`. `select_victim` is called at the moment of the kill. It returns `None` if
+no such process is alive right now, because it is being restarted; the kill then waits for one.
 """
 
 from __future__ import annotations
@@ -11,55 +11,57 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from random import Random
 
-from benchmarks.chaos.fault_runs import Run, children, parent
-from benchmarks.chaos.fault_stages import Stage, nothing, ray_nodes
+from benchmarks.chaos.fault_platforms import RunPlatform, start_ray_cluster, use_local_machine
+from benchmarks.chaos.fault_runs import ChaosRun, find_descendants, find_parent
 
-Victim = Callable[[Run, Random, Stage], tuple[str, list[int]] | None]
-"""Name and processes of whom to kill."""
+SelectVictim = Callable[[ChaosRun, Random, RunPlatform], tuple[str, list[int]] | None]
+"""Returns the name and the process ids of the victim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:
-    """One way."""
+    """One kind of fault."""
 
     name: str
-    victim: Victim
+    select_victim: SelectVictim
     options: Mapping[str, object] = field(default_factory=dict)
-    """Of the run, beyond the usual ones."""
+    """Configuration of the run, besides the usual one."""
     resumes: bool = False
-    """The run ends with the victim and is begun again with `--resume`."""
+    """Whether the run ends with the victim and is started again with `--resume`."""
     scales_to: int = 0
-    """Engines that `headway scale` is asked for at the first step; 0: it is not asked."""
-    stage: Callable[[], AbstractContextManager[Stage]] = nothing
+    """Number of engines to scale to at the first step; 0: do not scale."""
+    make_platform: Callable[[], AbstractContextManager[RunPlatform]] = use_local_machine
     needs: str = ""
-    """A module without which the kind is left out."""
+    """Module without which the kind is skipped."""
 
 
-def part(*prefixes: str) -> Victim:
-    """One of the run's own processes whose log is called so."""
+def select_component(*prefixes: str) -> SelectVictim:
+    """Select one of the run's processes by the name of its log."""
 
-    def choose(run: Run, dice: Random, stage: Stage) -> tuple[str, list[int]] | None:
-        there = sorted((name, pid) for name, pid in run.parts().items() if name.startswith(prefixes))
-        if not there:
+    def choose(run: ChaosRun, dice: Random, platform: RunPlatform) -> tuple[str, list[int]] | None:
+        alive = sorted((name, pid) for name, pid in run.list_components().items() if name.startswith(prefixes))
+        if not alive:
             return None
-        name, pid = dice.choice(there)
+        name, pid = dice.choice(alive)
         return name, [pid]
 
     return choose
 
 
-def controller(run: Run, dice: Random, stage: Stage) -> tuple[str, list[int]] | None:
-    """`headway train` itself."""
+def select_controller(run: ChaosRun, dice: Random, platform: RunPlatform) -> tuple[str, list[int]] | None:
+    """Select `headway train` itself."""
     return "controller", [run.pid]
 
 
-def node(run: Run, dice: Random, stage: Stage) -> tuple[str, list[int]] | None:
-    """A node of the cluster with a part of the run on it, all its processes; the head is not replaced: it is spared."""
-    there = sorted((name, parent(pid)) for name, pid in run.parts().items() if parent(pid) in stage.raylets)
-    if not there:
+def select_node(run: ChaosRun, dice: Random, platform: RunPlatform) -> tuple[str, list[int]] | None:
+    """Select all processes of a cluster node that runs a component, but not the head node."""
+    alive = sorted(
+        (name, find_parent(pid)) for name, pid in run.list_components().items() if find_parent(pid) in platform.raylets
+    )
+    if not alive:
         return None
-    name, raylet = dice.choice(there)
-    return f"node of {name}", [raylet, *children(raylet)]
+    name, raylet = dice.choice(alive)
+    return f"node of {name}", [raylet, *find_descendants(raylet)]
 
 
 ONE_ENGINE = {"num_gpus_per_node": 2, "actor_infer.device_mapping": "[1]"}
@@ -69,13 +71,25 @@ TWO_RANKS = {
     "actor_train.training_args.per_device_train_batch_size": 2,
 }
 FAULT_KINDS = (
-    FaultKind(name="engine", victim=part("engine-")),
-    FaultKind(name="trainer", victim=part("trainer")),
-    FaultKind(name="controller", victim=controller, resumes=True),
-    FaultKind(name="newcomer", victim=part("engine-2", "engine-3"), scales_to=4),
-    FaultKind(name="lent engine", victim=part("engine-lent"), options={**ONE_ENGINE, "lend_idle_trainer": "true"}),
-    FaultKind(name="rank", victim=part("trainer-"), options=TWO_RANKS, needs="headway.launch.placement"),
-    FaultKind(name="node", victim=node, stage=ray_nodes, needs="ray"),
-    FaultKind(name="node with ranks", victim=node, options=TWO_RANKS, stage=ray_nodes, needs="ray"),
-    FaultKind(name="driver", victim=controller, resumes=True, stage=ray_nodes, needs="ray"),
+    FaultKind(name="engine", select_victim=select_component("engine-")),
+    FaultKind(name="trainer", select_victim=select_component("trainer")),
+    FaultKind(name="controller", select_victim=select_controller, resumes=True),
+    FaultKind(name="newcomer", select_victim=select_component("engine-2", "engine-3"), scales_to=4),
+    FaultKind(
+        name="lent engine",
+        select_victim=select_component("engine-lent"),
+        options={**ONE_ENGINE, "lend_idle_trainer": "true"},
+    ),
+    FaultKind(name="rank", select_victim=select_component("trainer-"), options=TWO_RANKS),
+    FaultKind(name="node", select_victim=select_node, make_platform=start_ray_cluster, needs="ray"),
+    FaultKind(
+        name="node with ranks",
+        select_victim=select_node,
+        options=TWO_RANKS,
+        make_platform=start_ray_cluster,
+        needs="ray",
+    ),
+    FaultKind(
+        name="driver", select_victim=select_controller, resumes=True, make_platform=start_ray_cluster, needs="ray"
+    ),
 )

@@ -1,7 +1,7 @@
-"""Runs of `headway train` and everything that belongs to one: its processes and its shared memory.
+"""Runs of `headway train`, with their processes and shared memory.
 
-Whatever a run starts, and whatever that starts, inherits a mark in its environment. So nothing can hide from the count
-of what is left, whoever its parent is by then. What a cluster has started for it writes to the run's logs.
+Everything that a run starts, directly or indirectly, inherits a mark in its environment, so leftover processes are
+found whoever their parent is by then. Processes that a cluster has started for the run write to the run's logs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from headway.monitor.event_log import LoggedEvent, read_events
 
-MARK = "HEADWAY_CHAOS"
+RUN_MARK = "HEADWAY_CHAOS"
 STEPS, GROUPS, MEMBERS, ALPHA, SAVE = 10, 2, 2, 1, 2
 OPTIONS = {
     "exp_name": "chaos",
@@ -48,23 +48,21 @@ _POLL_S = 0.01
 
 
 @dataclass
-class Run:
-    """One run over all its lives."""
+class ChaosRun:
+    """A run and its restarts."""
 
     directory: Path
-    words: list[str]
+    options: list[str]
     mark: str = field(default_factory=lambda: uuid4().hex)
-    lives: int = 0
     process: subprocess.Popen[bytes] | None = None
 
     def start(self, *more: str) -> None:
-        """`headway train`, in a session of its own, as from a shell."""
-        self.lives += 1
+        """Start `headway train` in a session of its own, as a shell does."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, MARK: self.mark, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        environment = {**os.environ, RUN_MARK: self.mark, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         with (self.directory / "output.txt").open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headway", "train", *self.words, *more],
+                [sys.executable, "-m", "headway", "train", *self.options, *more],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -77,15 +75,15 @@ class Run:
         assert self.process is not None
         return self.process.pid
 
-    def end(self, timeout_s: float) -> int | None:
-        """Its exit code, or nothing where it does not end."""
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the end and return the exit code, or `None` after the timeout."""
         assert self.process is not None
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(timeout_s)
         return None
 
-    def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for something about the run; false if it ended before, or it takes too long."""
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for a condition; return false if the run ended before or the time is over."""
         assert self.process is not None
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -95,22 +93,22 @@ class Run:
         return True
 
     @property
-    def text(self) -> str:
-        """What it printed."""
+    def output(self) -> str:
+        """What the run printed."""
         return (self.directory / "output.txt").read_text(encoding="utf-8", errors="replace")
 
-    def count(self, kind: str) -> int:
-        """Events of a kind so far, as far as they are on the disk."""
+    def count_events(self, kind: str) -> int:
+        """Return the number of events of a kind that are on disk."""
         path = self.directory / "events.jsonl"
         return path.read_bytes().count(f'"{kind}",'.encode()) if path.exists() else 0
 
-    def events(self) -> Iterator[LoggedEvent]:
-        """Everything that was written down."""
+    def read_events(self) -> Iterator[LoggedEvent]:
+        """Yield all events on disk."""
         with (self.directory / "events.jsonl").open(encoding="utf-8") as lines:
             yield from read_events(lines)
 
-    def parts(self) -> dict[str, int]:
-        """Processes of the run by the name of their log (`trainer`, `engine-0`): those that write to it."""
+    def list_components(self) -> dict[str, int]:
+        """Return the process ids of the run by the name of the log they write to (`trainer`, `engine-0`)."""
         logs, found = str(self.directory / "logs"), dict[str, int]()
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -119,13 +117,13 @@ class Run:
                     found.setdefault(Path(output).stem, int(entry.name))
         return found
 
-    def left(self) -> list[int]:
-        """Processes of the run that are alive."""
-        return sorted({*marked(self.mark), *self.parts().values()})
+    def list_processes(self) -> list[int]:
+        """Return the processes of the run that are alive."""
+        return sorted({*find_marked_processes(self.mark), *self.list_components().values()})
 
 
-def marked(mark: str, name: str = MARK) -> list[int]:
-    """Processes alive that were started by what has this mark, however far down."""
+def find_marked_processes(mark: str, name: str = RUN_MARK) -> list[int]:
+    """Return the live processes that carry this mark in their environment."""
     wanted, found = f"{name}={mark}".encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -134,32 +132,32 @@ def marked(mark: str, name: str = MARK) -> list[int]:
     return sorted(found)
 
 
-def parent(pid: int) -> int:
-    """0 where there is none any more."""
+def find_parent(pid: int) -> int:
+    """Return the parent of a process, or 0 if the process is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
 
 
-def children(pid: int) -> list[int]:
-    """And theirs."""
-    of: dict[int, list[int]] = {}
+def find_descendants(pid: int) -> list[int]:
+    """Return the children of a process, and theirs."""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        of.setdefault(parent(int(entry.name)), []).append(int(entry.name))
+        children.setdefault(find_parent(int(entry.name)), []).append(int(entry.name))
     found = [pid]
-    for one in found:  # grows as it goes
-        found += of.get(one, [])
+    for one in found:  # the list grows during the loop
+        found += children.get(one, [])
     return found[1:]
 
 
-def segments() -> set[str]:
-    """Shared memory that has a name."""
+def list_shared_segments() -> set[str]:
+    """Return the names of all shared memory segments."""
     return {path.name for path in Path("/dev/shm").rglob("*") if path.is_file()}
 
 
-def in_use(name: str) -> bool:
-    """Whether any process has a segment open or mapped: then it is not a left one, or not ours."""
+def is_segment_in_use(name: str) -> bool:
+    """Return whether a process has the segment open or mapped; such a segment is not abandoned, or not ours."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if name in (entry / "maps").read_text(errors="replace"):

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 from benchmarks.agentic import many_episodes
-from benchmarks.agentic.__main__ import pace
+from benchmarks.agentic.__main__ import measure_pace
 from benchmarks.agentic.delayed_environment import DelayedEnvironment
-from benchmarks.agentic.measured_runs import ROWS, Row, Sizes, configuration
-from benchmarks.agentic.prediction import Calibration, predicted
+from benchmarks.agentic.measured_runs import MEASURED_ROWS, AgenticScenario, MeasuredRow, make_config
+from benchmarks.agentic.prediction import CostCalibration, predict_costs
 
 from headway.errors import ConfigError
 from headway.sim.virtual_clock import run_on_virtual_clock as run_virtually
 
 pytest.importorskip("gymnasium")
-STEADY = Sizes(groups=2, members=3, turns=4, mean_s=1.0, std_s=0.0, steps=3)
-KNOWN = Calibration(engine_s=0.1, train_s=2.0, update_s=0.5, tokens=(2, 2), turns=(STEADY.turns,))
-BARRIER, FREE, ASYNC, REDUNDANT = ROWS
+STEADY = AgenticScenario(groups=2, members=3, turns=4, mean_s=1.0, std_s=0.0, steps=3)
+KNOWN = CostCalibration(engine_s=0.1, train_s=2.0, update_s=0.5, tokens=(2, 2), turns=(STEADY.turns,))
+BARRIER, FREE, ASYNC, REDUNDANT = MEASURED_ROWS
 
 
-def step_s(sizes: Sizes, row: Row, known: Calibration = KNOWN) -> float:
-    return predicted(sizes, row, configuration(sizes, row, "tiny-sums", Path("nowhere")), known, [0]).step_s
+def step_s(sizes: AgenticScenario, row: MeasuredRow, known: CostCalibration = KNOWN) -> float:
+    return predict_costs(sizes, row, make_config(sizes, row, "tiny-sums", Path("nowhere")), known, [0]).step_s
 
 
 def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
@@ -32,7 +32,7 @@ def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
     assert step_s(STEADY, FREE) == pytest.approx(played + 2.0 + 0.5)
     assert step_s(STEADY, ASYNC) < played, "two batches of slots, and training behind playing"
     spread = replace(STEADY, std_s=1.0)
-    times = [step_s(spread, row) for row in ROWS]
+    times = [step_s(spread, row) for row in MEASURED_ROWS]
     assert times == sorted(times, reverse=True), "each waits for less than the one before"
     hanging = replace(spread, hang=0.01, timeout_s=60.0)
     gain, gain_of_hangs = times[2] / times[3], step_s(hanging, ASYNC) / step_s(hanging, REDUNDANT)
@@ -62,9 +62,9 @@ def test_rows_run_and_stand_beside_their_prediction(tmp_path: Path) -> None:
     from headway.models.tiny_model import make_tiny_model
 
     make_tiny_model(tmp_path, steps=0)
-    sizes = Sizes(groups=1, members=2, turns=2, tokens=1, mean_s=0.01, std_s=0.01, steps=1, spare_members=1)
+    sizes = AgenticScenario(groups=1, members=2, turns=2, tokens=1, mean_s=0.01, std_s=0.01, steps=1, spare_members=1)
     rows = (FREE, REDUNDANT)
-    lines, known = pace(sizes, str(tmp_path), seeds=1, rows=rows, processes=False)
+    lines, known = measure_pace(sizes, str(tmp_path), seeds=1, rows=rows, processes=False)
     assert [line.name for line in lines] == [row.name for row in rows] and lines[0].ratio == 1.0
     assert all(line.measured.step_s > 0 and line.predicted.step_s > 0 for line in lines)
     assert set(known.turns) == {2} and known.train_s > 0 and known.engine_s > 0
@@ -73,12 +73,12 @@ def test_rows_run_and_stand_beside_their_prediction(tmp_path: Path) -> None:
 def test_sizes_that_leave_nothing_to_measure_are_refused() -> None:
     for wrong in ({"warmup": 0}, {"members": 0}, {"steps": 0}, {"mean_s": -1.0}, {"hang": 1.5}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            Sizes(**wrong)  # type: ignore[arg-type]
+            AgenticScenario(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("way", many_episodes.WAYS)
+@pytest.mark.parametrize("way", many_episodes.STEP_KINDS)
 def test_episodes_leave_nothing_behind(way: str) -> None:
-    found = many_episodes.measured(way, at_once=16, ended=48, turns=2, wait_s=0.01)
-    assert found.most == 16 and found.ended == 48 and len(found.looks) == 3
-    assert all(look.episodes == 0 for look in found.looks)
-    assert found.looks[0].tasks == found.looks[-1].tasks
+    found = many_episodes.measure_episodes(way, at_once=16, ended=48, turns=2, wait_s=0.01)
+    assert found.most == 16 and found.ended == 48 and len(found.snapshots) == 3
+    assert all(look.episodes == 0 for look in found.snapshots)
+    assert found.snapshots[0].tasks == found.snapshots[-1].tasks

@@ -12,10 +12,18 @@ from typing import Any
 
 import pytest
 from benchmarks.chaos import fault_checks
-from benchmarks.chaos.fault_checks import Promises, examine, examine_after
-from benchmarks.chaos.fault_runs import GROUPS, MARK, MEMBERS, STEPS, Run, children, segments
-from benchmarks.chaos.fault_stages import MARK as STAGE_MARK
-from benchmarks.chaos.fault_stages import Stage
+from benchmarks.chaos.fault_checks import FinishedSamples, check_platform_removed, check_run
+from benchmarks.chaos.fault_platforms import PLATFORM_MARK as STAGE_MARK
+from benchmarks.chaos.fault_platforms import RunPlatform
+from benchmarks.chaos.fault_runs import (
+    GROUPS,
+    MEMBERS,
+    RUN_MARK,
+    STEPS,
+    ChaosRun,
+    find_descendants,
+    list_shared_segments,
+)
 
 from headway.ledger import Ledger
 from headway.types import DropReason, Episode, FinishReason, Generation, Task, Turn, VersionRun
@@ -42,7 +50,7 @@ def episode(sample: str) -> Episode:
 
 def make_run(
     directory: Path, *, lag: int = 1, twice: bool = False, left_out: int = 0, open_sample: bool = False
-) -> Run:
+) -> ChaosRun:
     """A run that is over, as its files tell it."""
     directory.mkdir()
     ledger = Ledger(directory / "ledger.sqlite")
@@ -67,11 +75,11 @@ def make_run(
     ledger.close()
     text = "".join(json.dumps([at, *row]) + "\n" for at, row in enumerate(rows))
     (directory / "events.jsonl").write_text(text, encoding="utf-8")
-    return Run(directory, [])
+    return ChaosRun(directory, [])
 
 
-def problems(run: Run, stage: Stage | None = None) -> list[str]:
-    return examine(run, Promises(run), stage or Stage(), segments()).problems
+def problems(run: ChaosRun, stage: RunPlatform | None = None) -> list[str]:
+    return check_run(run, FinishedSamples(run), stage or RunPlatform(), list_shared_segments()).problems
 
 
 def test_a_run_that_kept_its_promises_has_no_problem(tmp_path: Path) -> None:
@@ -92,59 +100,61 @@ def test_a_broken_promise_is_named(tmp_path: Path, broken: dict[str, Any], named
 
 
 def test_a_finished_sample_that_is_gone_is_missed(tmp_path: Path) -> None:
-    run = Run(tmp_path, [])
+    run = ChaosRun(tmp_path, [])
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.start_group(0, 0)
     ledger.start_sample("0.0", 0)
     ledger.finish_sample(episode("0.0"))
     ledger.close()
-    promises = Promises(run)
-    assert promises.look() == []
+    finished = FinishedSamples(run)
+    assert finished.check() == []
     (tmp_path / "ledger.sqlite").unlink()
     Ledger(tmp_path / "ledger.sqlite").close()
-    assert promises.look() == ["sample 0.0 was finished and is lost"]
+    assert finished.check() == ["sample 0.0 was finished and is lost"]
 
 
 def test_a_look_recovers_nothing_that_a_killed_run_has_left_to_recover(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", WRITES_AND_DIES], cwd=tmp_path, check=False)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.endswith("-shm")}
-    promises = Promises(Run(tmp_path, []))
-    assert promises.look() == [] and len(promises) == 1
+    finished = FinishedSamples(ChaosRun(tmp_path, []))
+    assert finished.check() == [] and len(finished) == 1
     assert {name: (tmp_path / name).read_bytes() for name in before} == before and "ledger.sqlite-wal" in before
 
 
 def test_what_a_stage_still_has_of_a_run_and_what_is_left_of_a_stage_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert problems(make_run(tmp_path / "run"), Stage(books=lambda: ["actor a is left"])) == ["actor a is left"]
-    monkeypatch.setattr(fault_checks, "STAGE_GONE_S", 0.05)
-    stage = Stage(mark=tmp_path.name)
+    assert problems(make_run(tmp_path / "run"), RunPlatform(find_leftovers=lambda: ["actor a is left"])) == [
+        "actor a is left"
+    ]
+    monkeypatch.setattr(fault_checks, "PLATFORM_EXIT_TIMEOUT_S", 0.05)
+    stage = RunPlatform(mark=tmp_path.name)
     with subprocess.Popen([sys.executable, "-c", "input()"], env={STAGE_MARK: stage.mark}, stdin=-1) as process:
-        assert f"process {process.pid} of the stage is left" in examine_after(stage, segments())
-    assert stage.left() == []
+        assert f"process {process.pid} of the platform is left" in check_platform_removed(stage, list_shared_segments())
+    assert stage.list_leftover_processes() == []
 
 
 def test_a_node_is_lost_with_all_its_processes() -> None:
     nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(flush=True); input()'])"
     with subprocess.Popen([sys.executable, "-c", nested], stdin=-1, stdout=-1) as process:
         assert process.stdout and process.stdout.readline()
-        (grandchild,) = children(process.pid)
-        assert grandchild in children(os.getpid()) and process.pid in children(os.getpid())
+        (grandchild,) = find_descendants(process.pid)
+        assert grandchild in find_descendants(os.getpid()) and process.pid in find_descendants(os.getpid())
 
 
 def test_a_process_that_is_left_is_found_whoever_its_parent_is_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fault_checks, "GONE_S", 0.05)
+    monkeypatch.setattr(fault_checks, "EXIT_TIMEOUT_S", 0.05)
     run = make_run(tmp_path / "run")
     grandchild = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    subprocess.run([sys.executable, "-c", grandchild], env={MARK: run.mark}, check=True)
+    subprocess.run([sys.executable, "-c", grandchild], env={RUN_MARK: run.mark}, check=True)
     deadline = time.monotonic() + 10
-    while not run.left():
+    while not run.list_processes():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    (pid,) = run.left()
+    (pid,) = run.list_processes()
     assert f"process {pid} is left" in problems(run)
-    while run.left():
+    while run.list_processes():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -83,18 +83,6 @@ class ThroughputSummary:
     """Means over the first and the last tenth of the steps that have a reward."""
 
 
-@dataclass(slots=True)
-class _StepSums:
-    """Sums over the groups of a step that has not ended."""
-
-    groups: int = 0
-    samples: int = 0
-    actions: int = 0
-    rewarded: int = 0
-    reward: float = 0.0
-    lag: int = 0
-
-
 class ThroughputRecorder:
     """Accumulates one record per step."""
 
@@ -102,8 +90,8 @@ class ThroughputRecorder:
         self._clock = clock
         self.steps: list[StepRecord] = []
         self._group_rewards: dict[int, float] = {}
-        self._open_steps: dict[int, _StepSums] = {}
-        """Sums of the steps that have not ended, by the version before the step."""
+        self._open_groups: list[tuple[GroupTrain, float | None]] = []
+        """Groups of the steps that have not ended, with their announced rewards."""
         self._begun_s: float | None = None
         self._resumed_s: float | None = None
         self.generated = 0
@@ -120,7 +108,7 @@ class ThroughputRecorder:
 
     def _begin_run(self, time_s: float, event: RunBegin) -> None:
         """Forget the step under way, which the new process makes again; the pause between the two is no step's."""
-        self._open_steps.clear()
+        self._open_groups.clear()
         self._begun_s = None
         self._resumed_s = time_s
 
@@ -136,37 +124,35 @@ class ThroughputRecorder:
         self._group_rewards.pop(event.group, None)
 
     def _train_group(self, time_s: float, event: GroupTrain) -> None:
-        sums = self._open_steps.get(event.trained)
-        if sums is None:
-            sums = self._open_steps[event.trained] = _StepSums()
-        sums.groups += 1
-        sums.samples += event.samples
-        sums.actions += event.actions
-        sums.lag += event.samples * (event.trained - event.oldest)
-        reward = self._group_rewards.pop(event.group, None)
-        if reward is not None:
-            sums.rewarded += event.samples
-            sums.reward += event.samples * reward
+        self._open_groups.append((event, self._group_rewards.pop(event.group, None)))
 
     def _begin_step(self, time_s: float, event: StepBegin) -> None:
         self._begun_s = time_s
 
     def _end_step(self, time_s: float, event: StepEnd) -> None:
-        sums, metrics = self._take_sums(event.trained), event.metrics
-        before_s, reported = self._find_previous_end_s(), _finite(event.reward)
-        has_mismatch = not sums.lag and metrics.get("train/optimizer_steps") == 1
+        # Usually the groups of one step, more after a failed one; groups of steps to come have later versions.
+        groups = [(group, reward) for group, reward in self._open_groups if group.trained < event.trained]
+        self._open_groups = [pair for pair in self._open_groups if pair[0].trained >= event.trained]
+        samples = sum(group.samples for group, _ in groups)
+        lag = sum(group.samples * (group.trained - group.oldest) for group, _ in groups)
+        rewarded = sum(group.samples for group, reward in groups if reward is not None)
+        reward = _finite(event.reward)
+        if reward is None and rewarded:
+            reward = sum(group.samples * value for group, value in groups if value is not None) / rewarded
+        before_s, metrics = self._find_previous_end_s(), event.metrics
+        has_mismatch = not lag and metrics.get("train/optimizer_steps") == 1
         self.steps.append(
             StepRecord(
                 trained=event.trained,
                 end_s=time_s,
                 seconds=time_s - before_s,
                 train_s=time_s - (before_s if self._begun_s is None else self._begun_s),
-                groups=sums.groups,
-                samples=sums.samples,
-                actions=sums.actions,
-                reward=sums.reward / sums.rewarded if reported is None and sums.rewarded else reported,
+                groups=len(groups),
+                samples=samples,
+                actions=sum(group.actions for group, _ in groups),
+                reward=reward,
                 generated=self.generated,
-                lag=sums.lag / max(1, sums.samples),
+                lag=lag / max(1, samples),
                 replaced=event.replaced or 0,
                 filled=event.filled or 0,
                 tflop=_finite(metrics.get("train/tflop")) or 0.0,
@@ -182,19 +168,6 @@ class ThroughputRecorder:
         if self._resumed_s is not None:
             return self._resumed_s
         return self.steps[-1].end_s if self.steps else self._clock.first_s or 0.0
-
-    def _take_sums(self, trained: int) -> _StepSums:
-        """Return the sums of all groups below this version: usually one step's, more after a failed step."""
-        total = _StepSums()
-        for version in [version for version in self._open_steps if version < trained]:
-            sums = self._open_steps.pop(version)
-            total.groups += sums.groups
-            total.samples += sums.samples
-            total.actions += sums.actions
-            total.rewarded += sums.rewarded
-            total.reward += sums.reward
-            total.lag += sums.lag
-        return total
 
     def throughput(self) -> ThroughputSummary:
         """Return what is known so far."""

@@ -11,8 +11,7 @@ import torch
 
 from headway.algorithms.denoising import logp, make_timesteps
 from headway.denoising.denoising_engine import DenoisingEngine
-from headway.denoising.denoising_graphs import FixedSizeModel
-from headway.denoising.denoising_runner import make_noise
+from headway.denoising.denoising_runner import FixedSizeModel, make_noise
 from headway.denoising.denoising_scheduler import DenoisingRequest
 from headway.denoising.settings import DenoisingSettings
 from headway.engines.base import Progress, Request

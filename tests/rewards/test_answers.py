@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.answer_extraction import extract_boxed, final_text, make_extractor
+from headway.rewards.base import extract_boxed, final_text, make_extractor
 from headway.rewards.text_rewards import (
     make_exact_reward,
     make_format_reward,

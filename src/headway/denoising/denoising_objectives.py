@@ -10,10 +10,11 @@ Legend: N trained steps, C channels, H and W of a latent.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -79,29 +80,30 @@ class DenoisingUpdate:
     report: DenoisingUpdateReport = field(default_factory=DenoisingUpdateReport)
 
 
-class DenoisingObjective(Protocol):
-    """Computes the gradients of a batch."""
+class DenoisingObjective(ABC):
+    """Computes the gradients of a batch. `reference` has the frozen weights of the initial policy, if needed."""
 
-    ends_only: bool
-    """Whether the latents before steps are not used."""
-    micro_batch_samples: int
-    """Samples of one forward pass."""
+    ends_only: ClassVar[bool]
+    """Whether training uses only the latents after steps."""
+    optimizer: Optimizer
+    """The optimizer that moves the weights."""
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer that moves the weights."""
-        ...
+    def __init__(
+        self, policy: DenoisingPolicy, settings: DenoisingTrainerSettings, reference: Mapping[str, Tensor] | None
+    ) -> None:
+        self._policy, self._settings, self._reference = policy, settings, reference
+        self.micro_batch_samples = settings.micro_batch_samples
 
     def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
         """Return the batch with log-probabilities under the current weights, if the objective needs them."""
-        ...
+        return batch
 
+    @abstractmethod
     def add_gradients(self, rows: Sequence[SampleSteps], update: DenoisingUpdate) -> None:
         """Add up the gradients of one mini-batch."""
-        ...
 
 
-class PolicyGradientObjective:
+class PolicyGradientObjective(DenoisingObjective):
     """Policy gradients on denoising steps."""
 
     ends_only = False
@@ -109,8 +111,7 @@ class PolicyGradientObjective:
     def __init__(
         self, policy: DenoisingPolicy, settings: DenoisingTrainerSettings, reference: Mapping[str, Tensor] | None
     ) -> None:
-        self._policy, self._settings, self._reference = policy, settings, reference
-        self.micro_batch_samples = settings.micro_batch_samples
+        super().__init__(policy, settings, reference)
         self.optimizer = Optimizer(policy.trainable(), settings.local.optimizer)
 
     def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
@@ -215,24 +216,18 @@ class _StepInputs:
         return policy.transition(self.x_NCHW, self.s_N, self.next_N, self.prompts, values)
 
 
-class DiffusionNftObjective:
+class DiffusionNftObjective(DenoisingObjective):
     """DiffusionNFT: regression of velocities on pictures that are noised again."""
 
     ends_only = True
+    optimizer: OldPolicyOptimizer
 
     def __init__(
-        self,
-        policy: DenoisingPolicy,
-        settings: DenoisingTrainerSettings,
-        params: DiffusionNftParams,
-        reference: Mapping[str, Tensor] | None,
+        self, policy: DenoisingPolicy, settings: DenoisingTrainerSettings, reference: Mapping[str, Tensor] | None
     ) -> None:
-        self._policy, self._settings, self._params, self._reference = policy, settings, params, reference
-        self.micro_batch_samples = settings.micro_batch_samples
+        super().__init__(policy, settings, reference)
+        self._params = settings.nft or DiffusionNftParams()
         self.optimizer = OldPolicyOptimizer(policy, settings.local.optimizer)
-
-    def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
-        return batch
 
     def add_gradients(self, rows: Sequence[SampleSteps], update: DenoisingUpdate) -> None:
         levels = self._settings.nft_levels

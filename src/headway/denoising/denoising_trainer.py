@@ -59,11 +59,8 @@ class DenoisingLearner(StepLearner):
         if frozen is not None:
             like = next(self.policy.model.parameters())
             self.reference = {name: one.detach().to(like) for name, one in frozen.named_parameters()}
-        self.objective: DenoisingObjective = (
-            PolicyGradientObjective(self.policy, settings, self.reference)
-            if settings.nft is None
-            else DiffusionNftObjective(self.policy, settings, settings.nft, self.reference)
-        )
+        objective = PolicyGradientObjective if settings.nft is None else DiffusionNftObjective
+        self.objective: DenoisingObjective = objective(self.policy, settings, self.reference)
 
     @property
     def optimizers(self) -> list[Optimizer]:

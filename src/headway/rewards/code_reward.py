@@ -21,7 +21,7 @@ from math import isclose
 from typing import Any
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.answer_extraction import get_expected_answer
+from headway.rewards.base import get_expected_answer
 from headway.rewards.function_reward import BuiltInReward
 from headway.sandbox import ProgramEnding, Sandbox, SandboxBroken, SandboxLimits, SandboxRefused
 from headway.sandbox.probe import find_quick_problem

@@ -21,7 +21,7 @@ from numbers import Real
 from typing import Any
 
 from headway.errors import RewardError
-from headway.rewards.answer_extraction import final_text
+from headway.rewards.base import final_text
 from headway.rewards.thread_limiter import ThreadLimiter
 from headway.types import Episode, Score
 

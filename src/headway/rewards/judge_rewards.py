@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from headway.errors import ConfigError
-from headway.rewards.answer_extraction import final_text
+from headway.rewards.base import final_text
 from headway.rewards.images.image_reward import get_episode_image, image_to_png_base64
 from headway.rewards.reward_client import normalise_url, read_api_key, request_completion, retry_with_backoff
 from headway.rewards.thread_limiter import ThreadLimiter

@@ -13,8 +13,7 @@ from typing import Any, cast
 from headway.config import RewardConfig
 from headway.errors import ConfigError
 from headway.registry import REWARDS
-from headway.rewards.answer_extraction import final_text
-from headway.rewards.base import EpisodeReturn, Reward
+from headway.rewards.base import EpisodeReturn, Reward, final_text
 from headway.rewards.code_reward import make_code_reward
 from headway.rewards.function_reward import FunctionReward, adapt_foreign_function
 from headway.rewards.ifeval_reward import make_ifeval_reward

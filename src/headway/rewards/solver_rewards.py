@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.rewards.answer_extraction import get_expected_answer, make_extractor
+from headway.rewards.base import get_expected_answer, make_extractor
 from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 

@@ -15,7 +15,7 @@ from decimal import Decimal, localcontext
 from typing import Any, Literal
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.answer_extraction import get_expected_answer, make_extractor
+from headway.rewards.base import get_expected_answer, make_extractor
 from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.answer_extraction import get_expected_answer
+from headway.rewards.base import get_expected_answer
 from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.images.image_reward import get_episode_image, image_to_array, image_to_json, json_to_array
 from headway.rewards.reward_worker_pool import RewardWorkerPool

@@ -118,7 +118,7 @@ class Published:
         from headway.weights.weight_store import SharedArena, WeightStore
 
         torch.set_num_threads(1)
-        self._store = WeightStore(bucket_mb=BUCKET_MB, wire=torch.float32, arena=SharedArena())
+        self._store = WeightStore(bucket_mb=BUCKET_MB, wire_dtype=torch.float32, arena=SharedArena())
         loaded = load_model(model, torch.float32)
         for version in range(2):
             self._store.publish(version, dict(loaded.named_parameters()))
@@ -130,13 +130,13 @@ class Published:
         self._store.close()
 
     async def _described(self) -> list[dict[str, Any]]:
-        from headway.weights.shared_memory import bucket_to_json, manifest_to_json
+        from headway.codec import encode
 
         found = []
         for version in range(2):
             manifest, buckets = await self._store.gather(version)
-            described = [bucket_to_json(bucket) async for bucket in buckets]
-            found.append({"manifest": manifest_to_json(manifest), "buckets": described})
+            described = [encode(bucket).hex() async for bucket in buckets]
+            found.append({"manifest": encode(manifest).hex(), "buckets": described})
         return found
 
 

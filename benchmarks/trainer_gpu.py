@@ -79,7 +79,7 @@ async def measured(args: argparse.Namespace, checkpointing: bool) -> dict[str, f
         micro_batch_tokens=args.micro_batch * (PROMPT + args.length),
         gradient_checkpointing=checkpointing,
     )
-    store = WeightStore(wire=torch.bfloat16, arena=DeviceArena(args.device))
+    store = WeightStore(wire_dtype=torch.bfloat16, arena=DeviceArena(args.device))
     trainer = LocalTrainer(lambda: model_of(args.shape), settings, store)
     work = (args.prompts, args.group, args.length)
     batches = [batch_of(version, *work) for version in range(args.steps + 2)]

@@ -32,10 +32,9 @@ from headway.weights.broadcast_transport import BroadcastInbox, BroadcastTranspo
 from headway.weights.delta_transport import DeltaTransport
 from headway.weights.device_memory import CudaMemory, IpcArena, IpcPayloadReader
 from headway.weights.disk_transport import DiskSource, DiskTransport, VersionDirectory
-from headway.weights.object_store import ObjectArena, ObjectTransport
-from headway.weights.shared_memory import InProcessTransport, SharedMemoryTransport
+from headway.weights.host_transports import InProcessTransport, ObjectTransport, SharedMemoryTransport
 from headway.weights.weight_receiver import DoubleBufferedReceiver
-from headway.weights.weight_store import Arena, SharedArena, WeightStore
+from headway.weights.weight_store import Arena, ObjectArena, SharedArena, WeightStore
 
 _MB = 1 << 20
 _LAYERS = 16
@@ -123,7 +122,7 @@ class Bench:
     ) -> Row:
         """Publish and update, again and again."""
         with ExitStack() as stack:
-            store = WeightStore(bucket_mb=self.bucket_mb, wire=None, arena=arena)
+            store = WeightStore(bucket_mb=self.bucket_mb, wire_dtype=None, arena=arena)
             stack.callback(store.close)
             stack.callback(getattr(transport, "close", lambda: None))
             engines = receivers or [DoubleBufferedReceiver(ignored)]
@@ -238,7 +237,7 @@ def _engine(name: str, port: int, pipe: Any) -> None:
     """With a port, one that weights are broadcast to; else one that reads them on the GPU."""
     torch.set_num_threads(1)
     landing = BroadcastInbox(name, "127.0.0.1", port) if port else IpcPayloadReader(CudaMemory("cuda"))
-    receiver = DoubleBufferedReceiver(ignored, device="cpu" if port else "cuda", read=landing.buffer)
+    receiver = DoubleBufferedReceiver(ignored, device="cpu" if port else "cuda", open_payload=landing.open)
     pipe.send("ready")
     with asyncio.Runner() as runner:
         while (call := pipe.recv()) is not None:

@@ -66,7 +66,7 @@ async def _engine(make: Callable[[], Any], arguments: dict[str, Any]) -> dict[st
 
     slots, length = arguments["slots"], arguments["length"]
     settings = NativeSettings(slots=slots, slot_tokens=PROMPT_TOKENS + length)
-    subject = NativeEngine("engine/0", make, settings, eos=(), open_payload=PayloadReader().buffer)
+    subject = NativeEngine("engine/0", make, settings, eos=(), open_payload=PayloadReader().open)
     await _load(subject, arguments["versions"], 0)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     made = await _answers(subject, slots, length)
@@ -82,12 +82,12 @@ async def _engine(make: Callable[[], Any], arguments: dict[str, Any]) -> dict[st
 
 async def _load(subject: Any, versions: list[dict[str, Any]], number: int) -> None:
     """What was published, by turns, as version `number`."""
-    from headway.weights.shared_memory import bucket_from_json, manifest_from_json
+    from headway.codec import decode
 
     published = versions[number % len(versions)]
-    await subject.receiver.begin(replace(manifest_from_json(published["manifest"]), version=number))
+    await subject.receiver.begin(replace(decode(bytes.fromhex(published["manifest"])), version=number))
     for bucket in published["buckets"]:
-        await subject.receiver.load(replace(bucket_from_json(bucket), version=number))
+        await subject.receiver.load(replace(decode(bytes.fromhex(bucket)), version=number))
     await subject.receiver.flip()
 
 
@@ -142,7 +142,7 @@ async def _trainer(arguments: dict[str, Any]) -> dict[str, Any]:
         micro_batch_tokens=PACK_TOKENS,
         gradient_checkpointing=arguments["checkpointing"],
     )
-    store = WeightStore(bucket_mb=BUCKET_MB, wire=torch.float32, arena=SharedArena())
+    store = WeightStore(bucket_mb=BUCKET_MB, wire_dtype=torch.float32, arena=SharedArena())
     subject = LocalTrainer(lambda: load_model(name, torch.float32), settings, store)
     await subject.train(_batch(0, GROUP_TOKENS))
     began_s, began_cpu_s = time.perf_counter(), time.process_time()

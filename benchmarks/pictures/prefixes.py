@@ -26,7 +26,7 @@ async def _measure(args: argparse.Namespace, model: Path, share: bool) -> dict[s
     groups, dtype = 8, "bfloat16" if args.device == "cuda" else "float32"
     settings = NativeSettings(slots=args.slots, device=args.device, dtype=dtype, threads=args.threads)  # type: ignore[arg-type]
     engine = DenoisingEngine("engine/0", lambda: open_denoiser(model), DenoisingSettings(share_prefix=share), settings)
-    store = WeightStore(bucket_mb=128, wire=None)
+    store = WeightStore(bucket_mb=128, wire_dtype=None)
     store.publish(0, dict(open_denoiser(model).state_dict()))
     manifest, buckets = await store.gather(0)
     await engine.receiver.begin(manifest)

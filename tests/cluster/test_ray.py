@@ -27,8 +27,9 @@ from headway.cluster.ray.resource_requests import (
 from headway.errors import ConfigError, TransferError
 from headway.processes.base import ChildSpec, Peer, PeerLost
 from headway.weights.base import Bucket, ObjectSlice, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.object_store import ObjectArena, ObjectTransport
+from headway.weights.host_transports import ObjectTransport
 from headway.weights.weight_receiver import DoubleBufferedReceiver
+from headway.weights.weight_store import ObjectArena
 
 from ..contracts.cluster_contract import ClusterContract
 from ..contracts.weights_contract import WeightsContract
@@ -85,7 +86,7 @@ def test_weights_reach_an_actor_by_reference_and_are_let_go_of() -> None:
         cluster = RayCluster()
         cluster.plan({"child/0": ResourceRequest(node=0, cpus=1)})
         peer = await cluster.start(ChildSpec(name="child/0", target="tests.processes.targets:reader"))
-        store = published(arena=ObjectArena(), wire=None)
+        store = published(arena=ObjectArena(), wire_dtype=None)
         manifest, buckets = await store.gather(2)
         found = [bucket async for bucket in buckets]
         assert all(isinstance(bucket.payload, ObjectSlice) for bucket in found)

@@ -31,13 +31,13 @@ def counting_engine(args: Mapping[str, Any]) -> NativeEngine:
         NativeSettings(slots=4, slot_tokens=128, prefill_tokens=16, stream_tokens=4),
         eos=args["eos"],
         make_runner=runner,
-        open_payload=PayloadReader().buffer,
+        open_payload=PayloadReader().open,
     )
 
 
 def tiny_engine(args: Mapping[str, Any]) -> NativeEngine:
     settings = NativeSettings(slots=4, slot_tokens=128, prefill_tokens=16, stream_tokens=4)
-    return NativeEngine(args["name"], trainers.tiny, settings, eos=[], open_payload=PayloadReader().buffer)
+    return NativeEngine(args["name"], trainers.tiny, settings, eos=[], open_payload=PayloadReader().open)
 
 
 def tiny_trainer(args: Mapping[str, Any]) -> LocalTrainer:
@@ -47,7 +47,7 @@ def tiny_trainer(args: Mapping[str, Any]) -> LocalTrainer:
         micro_batch_tokens=64,
         reference=True,
     )
-    store = WeightStore(bucket_mb=0.01, wire=None, arena=SharedArena())
+    store = WeightStore(bucket_mb=0.01, wire_dtype=None, arena=SharedArena())
     return LocalTrainer(trainers.tiny, settings, store)
 
 

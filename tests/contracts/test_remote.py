@@ -23,7 +23,7 @@ from headway.trainers.base import Scorer, Trainer
 from headway.trainers.remote_trainer import RemoteScorer, RemoteTrainer, ReplicaScorer
 from headway.types import Batch, FinishReason, SampleGroup
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.shared_memory import SharedMemoryTransport
+from headway.weights.host_transports import SharedMemoryTransport
 from headway.weights.weight_store import SharedArena, WeightStore
 
 from ..engines import factory as engines
@@ -54,7 +54,7 @@ def closing() -> Iterator[None]:
 
 def counting_store(*versions: int) -> WeightStore:
     """Every version is the counting model."""
-    store = WeightStore(bucket_mb=40_000 / 2**20, wire=None, arena=SharedArena())
+    store = WeightStore(bucket_mb=40_000 / 2**20, wire_dtype=None, arena=SharedArena())
     for version in versions:
         store.publish(version, dict(_counting().named_parameters()))
     return store

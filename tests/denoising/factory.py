@@ -175,4 +175,6 @@ def make_trainer(
     training = DenoisingTrainerSettings(
         local=settings, denoising=denoising or DenoisingSettings(), micro_batch_samples=3, **options
     )
-    return DenoisingTrainer(lambda: make_model(seed), training, WeightStore(bucket_mb=0.01, wire=None, arena=arena))
+    return DenoisingTrainer(
+        lambda: make_model(seed), training, WeightStore(bucket_mb=0.01, wire_dtype=None, arena=arena)
+    )

@@ -31,7 +31,7 @@ from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.settings import RunSettings
 from headway.trainers.local import LocalSettings, OptimizerSettings
 from headway.types import Batch, Episode, Sample, SamplingParams, Score, Task, VersionRun
-from headway.weights.shared_memory import InProcessTransport
+from headway.weights.host_transports import InProcessTransport
 from headway.weights.weight_store import WeightStore
 from tests.denoising.factory import latent, make_model
 
@@ -77,7 +77,7 @@ def trainer_of(options: Any) -> DenoisingTrainer:
         precision="fp64",
     )
     training = DenoisingTrainerSettings(local=local, denoising=DENOISING, micro_batch_samples=5)
-    return DenoisingTrainer(make_model, training, WeightStore(bucket_mb=0.1, wire=torch.float32))
+    return DenoisingTrainer(make_model, training, WeightStore(bucket_mb=0.1, wire_dtype=torch.float32))
 
 
 async def play(options: Any, run_dir: Path) -> tuple[list[Batch], list[dict[str, float]], dict[str, Tensor]]:

@@ -38,7 +38,7 @@ async def made(engine: DenoisingEngine, number: int) -> SampleGroup:
 
 def trainer_of(make: Any, lora: LoraSettings | None) -> DenoisingTrainer:
     training = DenoisingTrainerSettings(local=local(lora=lora), denoising=DENOISING, micro_batch_samples=3)
-    return DenoisingTrainer(make, training, WeightStore(bucket_mb=0.05, wire=None))
+    return DenoisingTrainer(make, training, WeightStore(bucket_mb=0.05, wire_dtype=None))
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def make_engine(core: FakeCore, **options: Any) -> InProcessEngine:
         "context_tokens": 128,
         "make_buffer": SharedSegment.create,
         "check": check,
-        "open_payload": PayloadReader().buffer,
+        "open_payload": PayloadReader().open,
         **options,
     }
     return InProcessEngine("engine/0", core, **chosen)

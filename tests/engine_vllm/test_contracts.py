@@ -16,7 +16,7 @@ from headway.engines.remote_engine import RemoteEngine
 from headway.processes.base import ChildSpec
 from headway.processes.child_process import ChildProcess
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.shared_memory import SharedMemoryTransport
+from headway.weights.host_transports import SharedMemoryTransport
 from headway.weights.weight_store import SharedArena, WeightStore
 from tests.contracts.engine_contract import EngineContract
 from tests.contracts.weights_contract import WeightsContract
@@ -26,7 +26,7 @@ from tests.engines import factory
 
 def store_of(*versions: int, says: int = -1, name: str = "said") -> WeightStore:
     """Weights that say one number, or count."""
-    store = WeightStore(bucket_mb=1.0, wire=None, arena=SharedArena())
+    store = WeightStore(bucket_mb=1.0, wire_dtype=None, arena=SharedArena())
     for version in versions:
         store.publish(version, {name: torch.tensor([says], dtype=torch.int64)})
     return store

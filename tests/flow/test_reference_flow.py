@@ -30,7 +30,7 @@ from headway.rewards.function_reward import FunctionReward
 from headway.settings import RunSettings
 from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
 from headway.types import Batch, Sample, SamplingParams, Task, VersionRun
-from headway.weights.shared_memory import InProcessTransport
+from headway.weights.host_transports import InProcessTransport
 from headway.weights.weight_store import WeightStore
 from tests.flow.factory import audit
 
@@ -114,7 +114,9 @@ def trainer_of(reference: ModuleType, options: Any) -> LocalTrainer:
         temperature=options.temperature,
         micro_batch_tokens=50,
     )
-    return LocalTrainer(lambda: reference.tiny_model(options), settings, WeightStore(bucket_mb=0.1, wire=torch.float32))
+    return LocalTrainer(
+        lambda: reference.tiny_model(options), settings, WeightStore(bucket_mb=0.1, wire_dtype=torch.float32)
+    )
 
 
 def engine_of(reference: ModuleType, options: Any, name: str) -> NativeEngine:

@@ -156,9 +156,7 @@ class Reader:
 
     async def sums(self, buckets: Sequence[Bucket]) -> list[str]:
         reader = PayloadReader()
-        return [
-            await asyncio.to_thread(lambda one=one: compute_checksum(reader.buffer(one.payload))) for one in buckets
-        ]
+        return [await asyncio.to_thread(lambda one=one: compute_checksum(reader.open(one.payload))) for one in buckets]
 
     async def back(self, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
         return buckets

@@ -16,8 +16,7 @@ from headway.trainers.sharded.rank_host import RankSpec
 from headway.trainers.sharded.rank_layout import RankLayout
 from headway.trainers.sharded.sharded_trainer import RankTrainer, ShardedRankGroup
 from headway.types import Batch
-from headway.weights.object_store import ObjectArena
-from headway.weights.weight_store import NonPublishingStore, SharedArena, WeightStore
+from headway.weights.weight_store import NonPublishingStore, ObjectArena, SharedArena, WeightStore
 
 from .factory import VOCABULARY, tiny
 
@@ -67,7 +66,7 @@ def settings_of(args: Mapping[str, Any]) -> LocalSettings:
 
 def store(args: Mapping[str, Any]) -> WeightStore:
     arena: Any = ObjectArena() if args.get("objects") else SharedArena()
-    return WeightStore(bucket_mb=0.01, wire=None, arena=arena)
+    return WeightStore(bucket_mb=0.01, wire_dtype=None, arena=arena)
 
 
 def whole(args: Mapping[str, Any]) -> LocalTrainer:

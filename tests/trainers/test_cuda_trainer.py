@@ -27,7 +27,7 @@ GPU = torch.device("cuda")
 def trainer(device: str, precision: Any, **options: Any) -> LocalTrainer:
     chosen = LocalSettings(advantages=AdvantageSettings(), precision=precision, device=device, **options)
     arena = DeviceArena("cuda") if device == "cuda" else None
-    return LocalTrainer(lambda: tiny(hidden=64), chosen, WeightStore(wire=None, arena=arena))
+    return LocalTrainer(lambda: tiny(hidden=64), chosen, WeightStore(wire_dtype=None, arena=arena))
 
 
 @pytest.mark.parametrize("window", [None, 40])
@@ -103,7 +103,7 @@ def test_weights_go_from_device_to_device_into_a_running_engine() -> None:
     async def scenario() -> None:
         model = engines.counting_model()
         engine = engines.make_engine(model, device="cuda", dtype="bfloat16", eos=[])
-        store = WeightStore(bucket_mb=0.05, wire=torch.bfloat16, arena=DeviceArena("cuda"))
+        store = WeightStore(bucket_mb=0.05, wire_dtype=torch.bfloat16, arena=DeviceArena("cuda"))
         tensors = {name: one.detach().to(GPU) for name, one in model.named_parameters()}
         for version in range(3):
             store.publish(version, tensors)

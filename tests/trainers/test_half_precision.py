@@ -29,7 +29,7 @@ SLOW = OptimizerSettings(learning_rate=1e-5, weight_decay=0.0)
 
 def trainer() -> LocalTrainer:
     chosen = LocalSettings(advantages=AdvantageSettings(), precision="bf16", optimizer=SLOW)
-    return LocalTrainer(tiny, chosen, WeightStore(wire=None))
+    return LocalTrainer(tiny, chosen, WeightStore(wire_dtype=None))
 
 
 def test_steps_too_small_for_the_parameter_add_up_in_its_master() -> None:
@@ -73,7 +73,7 @@ def test_moments_on_the_host_make_the_same_steps(monkeypatch: pytest.MonkeyPatch
         made = LocalTrainer(
             tiny,
             LocalSettings(advantages=AdvantageSettings(), optimizer=replace(SLOW, offload=offload)),
-            WeightStore(wire=None),
+            WeightStore(wire_dtype=None),
         )
         assert (len(made.learner.state.optimizer._adams) > 3) == offload
         for step in range(3):

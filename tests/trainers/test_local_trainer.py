@@ -42,7 +42,7 @@ def settings(**options: Any) -> LocalSettings:
 
 
 def trainer(options: LocalSettings | None = None, **model: Any) -> LocalTrainer:
-    store = WeightStore(bucket_mb=0.01, wire=None)
+    store = WeightStore(bucket_mb=0.01, wire_dtype=None)
     return LocalTrainer(lambda: tiny(**model), options or settings(), store)
 
 
@@ -134,7 +134,7 @@ def test_a_model_with_contradictory_generation_settings_can_be_saved(tmp_path: P
         return made
 
     async def scenario() -> None:
-        made = LocalTrainer(model, settings(), WeightStore(bucket_mb=0.01, wire=None))
+        made = LocalTrainer(model, settings(), WeightStore(bucket_mb=0.01, wire_dtype=None))
         await made.save(tmp_path)
         assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == [2, 5]
         await made.load(tmp_path)

@@ -19,7 +19,7 @@ from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import LossSettings
 from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
 from headway.types import Batch, Episode, FinishReason, Generation, Sample, SampleGroup, Score, Task, Turn, VersionRun
-from headway.weights.shared_memory import InProcessTransport
+from headway.weights.host_transports import InProcessTransport
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import WeightStore
 
@@ -79,7 +79,7 @@ def test_losses_and_weights_are_those_of_the_reference(reference: ModuleType, st
         model = reference.tiny_model(options)
         optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
         generator = torch.Generator().manual_seed(1)
-        store = WeightStore(wire=None)
+        store = WeightStore(wire_dtype=None)
         chosen = settings(options, precision="fp64", micro_batch_tokens=50, temperature=options.temperature)
         trainer = LocalTrainer(lambda: reference.tiny_model(options), chosen, store)
         queue: list[list[list[Any]]] = []

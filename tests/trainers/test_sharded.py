@@ -91,7 +91,7 @@ async def weights(trainer: Trainer) -> dict[str, Tensor]:
     """What is published, by name."""
     manifest, buckets = await trainer.source.gather(trainer.version)
     reader = PayloadReader()
-    data = bytearray().join([bytes(reader.buffer(bucket.payload)) async for bucket in buckets])
+    data = bytearray().join([bytes(reader.open(bucket.payload)) async for bucket in buckets])
     return {
         name: tensor.clone()
         for name, tensor in unpack_tensors(memoryview(data), compute_layout(manifest.tensors)[0]).items()

@@ -149,7 +149,7 @@ def title(pid: int) -> str:
 
 def publish(model: Any, version: int) -> WeightStore:
     """Put a version into shared memory."""
-    store = WeightStore(bucket_mb=1.0, wire=None, arena=SharedArena())
+    store = WeightStore(bucket_mb=1.0, wire_dtype=None, arena=SharedArena())
     store.publish(version, dict(model.named_parameters()))
     return store
 

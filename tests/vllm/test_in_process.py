@@ -18,7 +18,7 @@ from headway.engines.remote_engine import RemoteEngine
 from headway.errors import ConfigError, EngineCrashed, TransferError
 from headway.types import FinishReason
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.shared_memory import SharedMemoryTransport
+from headway.weights.host_transports import SharedMemoryTransport
 from headway.weights.weight_store import SharedArena, WeightStore
 from tests.contracts.engine_contract import EngineContract
 from tests.contracts.weights_contract import WeightsContract
@@ -85,7 +85,7 @@ class TestInsideEngine(InVllm, EngineContract):
 
 class TestInsideReceiver(InVllm, WeightsContract):
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
-        store = WeightStore(bucket_mb=1.0, wire=None, arena=SharedArena())
+        store = WeightStore(bucket_mb=1.0, wire_dtype=None, arena=SharedArena())
         for version in (1, 2):
             store.publish(version, dict(self.inside.place.counting.named_parameters()))
         return store, SharedMemoryTransport(), self.inside.engine().receiver

@@ -39,25 +39,25 @@ class TestBroadcast(Real, WeightsContract):
     @pytest.fixture(autouse=True)
     def closing(self) -> Iterator[None]:
         yield
-        for landing in self.landings:
-            landing.close()
+        for inbox in self.inboxes:
+            inbox.close()
         self.transport.close()
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
         self.transport = BroadcastTransport(timeout_s=30)
-        self.landings = [BroadcastInbox("engine/0", HERE, self.transport.port)]
-        receiver = DoubleBufferedReceiver(Serving().switch, read=self.landings[0].buffer)
+        self.inboxes = [BroadcastInbox("engine/0", HERE, self.transport.port)]
+        receiver = DoubleBufferedReceiver(Serving().switch, open_payload=self.inboxes[0].open)
         self.transport.admit(receiver, "engine/0")
         return published(), self.transport, receiver
 
     def another(self) -> WeightReceiver:
-        self.landings.append(BroadcastInbox("engine/1", HERE, self.transport.port))
-        receiver = DoubleBufferedReceiver(Serving().switch, read=self.landings[-1].buffer)
+        self.inboxes.append(BroadcastInbox("engine/1", HERE, self.transport.port))
+        receiver = DoubleBufferedReceiver(Serving().switch, open_payload=self.inboxes[-1].open)
         self.transport.admit(receiver, "engine/1")
         return receiver
 
     def corrupted(self, bucket: Bucket) -> Bucket:
-        self.landings[0].buffer(bucket.payload)[0] ^= 1
+        self.inboxes[0].open(bucket.payload)[0] ^= 1
         return bucket
 
 
@@ -69,8 +69,8 @@ def engine(name: str, port: int, pipe: Any) -> None:
     """A process with a receiver, told what to do over a pipe. It dies in the middle of a version if told so."""
     torch.set_num_threads(1)
     serving = Serving()
-    landing = BroadcastInbox(name, HERE, port)
-    receiver = DoubleBufferedReceiver(serving.switch, read=landing.buffer)
+    inbox = BroadcastInbox(name, HERE, port)
+    receiver = DoubleBufferedReceiver(serving.switch, open_payload=inbox.open)
     pipe.send("ready")
 
     async def obey(call: str, argument: Any) -> Any:
@@ -87,7 +87,7 @@ def engine(name: str, port: int, pipe: Any) -> None:
 
     while (order := pipe.recv()) is not None:
         pipe.send(asyncio.run(obey(*order)))
-    landing.close()
+    inbox.close()
 
 
 class Remote:
@@ -132,7 +132,7 @@ class Remote:
 
 def test_engines_in_other_processes_come_go_and_are_lost() -> None:
     async def scenario() -> None:
-        store = WeightStore(bucket_mb=BUCKET_MB, wire=None, arena=SharedArena())
+        store = WeightStore(bucket_mb=BUCKET_MB, wire_dtype=None, arena=SharedArena())
         transport = BroadcastTransport(timeout_s=9)
         first, second = Remote("engine/0", transport), Remote("engine/1", transport)
         engines = [first, second]
@@ -168,7 +168,7 @@ async def lost(store: WeightStore, receiver: Remote, transport: BroadcastTranspo
         await transport.send(await anext(buckets), receiver)
 
 
-def test_a_receiver_without_a_landing_and_a_landing_without_anybody_are_said() -> None:
+def test_a_receiver_without_an_inbox_and_an_inbox_without_anybody_are_said() -> None:
     async def scenario() -> None:
         store, transport = published(), BroadcastTransport(timeout_s=3)
         receiver = DoubleBufferedReceiver(Serving().switch)
@@ -177,14 +177,14 @@ def test_a_receiver_without_a_landing_and_a_landing_without_anybody_are_said() -
         with pytest.raises(TransferError, match="not admitted"):
             await transport.send(bucket, receiver)
         transport.admit(receiver, "engine/7")
-        with pytest.raises(TransferError, match="engine/7 has no landing"):
+        with pytest.raises(TransferError, match="engine/7 has no inbox"):
             await transport.send(bucket, receiver)
-        landing = BroadcastInbox("engine/7", HERE, transport.port)
+        inbox = BroadcastInbox("engine/7", HERE, transport.port)
         sent = await transport.send(bucket, receiver)
-        assert bytes(landing.buffer(sent.payload)) == bytes(bucket.payload)
+        assert bytes(inbox.open(sent.payload)) == bytes(bucket.payload)
         with pytest.raises(TransferError, match="is not here"):
-            landing.buffer(replace(sent.payload, index=3))
-        landing.close()
+            inbox.open(replace(sent.payload, index=3))
+        inbox.close()
         transport.close()
 
     asyncio.run(scenario())
@@ -196,25 +196,25 @@ def descriptors() -> int:
 
 def test_what_arrived_damaged_is_sent_again_to_whoever_asks() -> None:
     async def scenario() -> None:
-        store, transport = published(wire=None, arena=SharedArena()), BroadcastTransport(timeout_s=30)
-        landings = [BroadcastInbox(f"engine/{n}", HERE, transport.port) for n in range(2)]
-        receivers = [DoubleBufferedReceiver(Serving().switch, read=landing.buffer) for landing in landings]
+        store, transport = published(wire_dtype=None, arena=SharedArena()), BroadcastTransport(timeout_s=30)
+        inboxes = [BroadcastInbox(f"engine/{n}", HERE, transport.port) for n in range(2)]
+        receivers = [DoubleBufferedReceiver(Serving().switch, open_payload=inbox.open) for inbox in inboxes]
         for number, receiver in enumerate(receivers):
             transport.admit(receiver, f"engine/{number}")
         _, buckets = await store.gather(2)
         reader, open_files = PayloadReader(), set()
         async for bucket in buckets:
-            wanted = bytes(reader.buffer(bucket.payload))
+            wanted = bytes(reader.open(bucket.payload))
             sent = [await transport.send(bucket, receivers[0])]
-            assert bytes(landings[1].buffer(sent[0].payload)) == wanted, "everybody has it at once"
+            assert bytes(inboxes[1].open(sent[0].payload)) == wanted, "everybody has it at once"
             sent.append(await transport.send(bucket, receivers[1]))
-            landings[1].buffer(sent[1].payload)[0] ^= 1
+            inboxes[1].open(sent[1].payload)[0] ^= 1
             again = await transport.send(bucket, receivers[1])
-            assert bytes(landings[1].buffer(again.payload)) == wanted
+            assert bytes(inboxes[1].open(again.payload)) == wanted
             open_files.add(descriptors() if bucket.index > 1 else 0)
         assert len(open_files) == 2, "a bucket costs no descriptor"
-        for landing in landings:
-            landing.close()
+        for inbox in inboxes:
+            inbox.close()
         for one in (transport, store, reader):
             one.close()
         with pytest.raises(TransferError, match="closed"):

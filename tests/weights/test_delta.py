@@ -15,7 +15,7 @@ from headway.errors import TransferError
 from headway.weights.base import Bucket, UnchangedBucket, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.delta_transport import DeltaTransport, RetainingReceiver
 from headway.weights.disk_transport import DiskSource, DiskTransport
-from headway.weights.shared_memory import InProcessTransport, SharedMemoryTransport
+from headway.weights.host_transports import InProcessTransport, SharedMemoryTransport
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import SharedArena, WeightStore
 
@@ -51,7 +51,7 @@ class Way:
 
     def __init__(self, kind: str, path: Path) -> None:
         arena = SharedArena() if kind == "published" else None
-        self.store = WeightStore(bucket_mb=BUCKET_MB, wire=None, arena=arena)
+        self.store = WeightStore(bucket_mb=BUCKET_MB, wire_dtype=None, arena=arena)
         on_disk = DiskSource(self.store, directory_in(path))
         self.source: WeightSource = on_disk if kind == "disk" else self.store
         ways = {"heap": InProcessTransport(), "disk": DiskTransport()}
@@ -60,9 +60,9 @@ class Way:
     async def update(self, version: int, tensors: Mapping[str, Tensor], receiver: WeightReceiver) -> tuple[int, int]:
         """Publish and serve; bytes that were sent and that were not."""
         self.store.publish(version, tensors)
-        before = self.transport.sent_bytes, self.transport.kept_bytes
+        before = self.transport.sent_bytes, self.transport.unchanged_bytes
         await updated(self.source, receiver, version, self.transport)
-        return self.transport.sent_bytes - before[0], self.transport.kept_bytes - before[1]
+        return self.transport.sent_bytes - before[0], self.transport.unchanged_bytes - before[1]
 
     def close(self) -> None:
         self.transport.close()
@@ -134,7 +134,7 @@ def test_any_sequence_of_changes_is_served_byte_for_byte(seed: int, tmp_path: Pa
                 await receiver.load(await way.transport.send(await anext(buckets), receiver))
             await way.update(version, live, receiver)
             assert equal(serving.tensors, live)
-        assert way.transport.kept_bytes > 0
+        assert way.transport.unchanged_bytes > 0
         way.close()
 
     asyncio.run(scenario())
@@ -160,7 +160,7 @@ def test_the_same_number_on_another_branch_is_not_mistaken_for_what_is_served(ma
 def test_a_receiver_refuses_to_keep_what_it_does_not_have_and_is_sent_it_when_it_asks_again(make: object) -> None:
     async def scenario() -> None:
         assert callable(make)
-        store, transport, serving = published(wire=None), DeltaTransport(InProcessTransport()), Serving()
+        store, transport, serving = published(wire_dtype=None), DeltaTransport(InProcessTransport()), Serving()
         receiver = make(serving)
         await updated(store, receiver, 1, transport)
         other = make(Serving())

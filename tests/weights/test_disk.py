@@ -18,7 +18,8 @@ from headway.engines.servers.directory_receiver import DirectoryReceiver
 from headway.errors import TransferError
 from headway.weights.base import Bucket, FileSlice, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.disk_transport import DiskSource, DiskTransport, VersionDirectory, load_newest_version
-from headway.weights.shared_memory import InProcessTransport, PayloadReader
+from headway.weights.host_transports import InProcessTransport
+from headway.weights.shared_memory import PayloadReader
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import SharedArena, WeightStore
 
@@ -35,13 +36,13 @@ def equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
 
 
 async def write(directory: VersionDirectory, version: int, tensors: Mapping[str, Tensor]) -> None:
-    store = WeightStore(bucket_mb=BUCKET_MB, wire=None)
+    store = WeightStore(bucket_mb=BUCKET_MB, wire_dtype=None)
     store.publish(version, tensors)
     await DiskSource(store, directory).gather(version)
 
 
 def complete(directory: VersionDirectory) -> list[int]:
-    return [one.manifest.version for one in directory.complete()]
+    return [one.manifest.version for one in directory.list_complete()]
 
 
 class TestDisk(Real, WeightsContract):
@@ -83,8 +84,8 @@ def test_servers_read_versions_from_files_too(tmp_path: Path) -> None:
         async def switch(version: int, path: Path) -> None:
             served.append((version, path))
 
-        receiver = DirectoryReceiver(tmp_path / "served", switch, open_payload=PayloadReader().buffer)
-        source = DiskSource(published(wire=None), directory_in(tmp_path / "versions"))
+        receiver = DirectoryReceiver(tmp_path / "served", switch, open_payload=PayloadReader().open)
+        source = DiskSource(published(wire_dtype=None), directory_in(tmp_path / "versions"))
         await updated(source, receiver, 2, DiskTransport())
         ((version, path),) = served
         found = {name: one for file in path.glob("*.safetensors") for name, one in load_file(file).items()}
@@ -96,7 +97,7 @@ def test_servers_read_versions_from_files_too(tmp_path: Path) -> None:
 def test_what_is_on_the_disk_is_a_sharded_model_that_others_load(tmp_path: Path) -> None:
     directory = directory_in(tmp_path)
     asyncio.run(write(directory, 3, weights(3)))
-    (written,) = directory.complete()
+    (written,) = directory.list_complete()
     files = sorted(written.path.glob("*.safetensors"))
     assert len(files) > 2, "a version of several files"
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -108,7 +109,7 @@ def test_what_is_on_the_disk_is_a_sharded_model_that_others_load(tmp_path: Path)
 @pytest.mark.parametrize("arena", [None, SharedArena()], ids=["heap", "shared"])
 def test_a_late_joiner_seeds_itself_from_the_newest_whole_version(tmp_path: Path, arena: SharedArena | None) -> None:
     async def scenario() -> None:
-        store, directory = WeightStore(bucket_mb=BUCKET_MB, wire=None, arena=arena), directory_in(tmp_path)
+        store, directory = WeightStore(bucket_mb=BUCKET_MB, wire_dtype=None, arena=arena), directory_in(tmp_path)
         source, receiver = DiskSource(store, directory), DoubleBufferedReceiver(Serving().switch)
         for version in range(5):
             store.publish(version, weights(version))
@@ -140,10 +141,10 @@ def test_a_damaged_version_is_passed_over(tmp_path: Path, harm: Callable[[Path],
         directory, serving = directory_in(tmp_path), Serving()
         for version in (1, 2):
             await write(directory, version, weights(version))
-        harm(directory.complete()[0].path / file)
+        harm(directory.list_complete()[0].path / file)
         assert await load_newest_version(DoubleBufferedReceiver(serving.switch), directory) == 1
         assert equal(serving.tensors, weights(1))
-        harm(directory.complete()[-1].path / file)
+        harm(directory.list_complete()[-1].path / file)
         with pytest.raises(TransferError, match="no whole version"):
             await load_newest_version(DoubleBufferedReceiver(serving.switch), directory)
         await write(directory, 3, weights(3))
@@ -186,7 +187,7 @@ def test_files_that_did_not_change_are_the_same_files_unless_what_is_there_was_d
         for version in (1, 2, 3):
             await write(directory, version, {**weights(1), "steps": torch.tensor([version])})
             if version == 2:
-                newest, before = directory.complete()
+                newest, before = directory.list_complete()
                 numbers = [[(one.path / s.file).stat().st_ino for s in one.shards] for one in (newest, before)]
                 assert [a == b for a, b in zip(*numbers, strict=True)] == [False, True, True]
                 flip(newest.path / newest.shards[1].file)
@@ -202,7 +203,7 @@ def test_gathering_again_writes_nothing(tmp_path: Path) -> None:
         source = DiskSource(published(), directory)
         for version in (1, 2, 1, 2):
             await source.gather(version)
-        assert [one.serial for one in directory.complete()] == [2, 1]
+        assert [one.serial for one in directory.list_complete()] == [2, 1]
 
     asyncio.run(scenario())
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from headway.errors import TransferError
 from headway.weights.base import Bucket, IpcSlice, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.device_memory import IpcArena, IpcPayloadReader
-from headway.weights.shared_memory import InProcessTransport, SharedSegment
+from headway.weights.host_transports import InProcessTransport
+from headway.weights.shared_memory import SharedSegment
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import WeightStore
 
@@ -41,17 +42,17 @@ class HostMemory:
         self.exported.append(self._made[data.data_ptr()])
         return (self.exported[-1].name, b"handle")
 
-    def opened(self, handle: tuple[Any, ...]) -> Tensor:
+    def open(self, handle: tuple[Any, ...]) -> Tensor:
         self.opens += 1
         return torch.frombuffer(SharedSegment.attach(handle[0]).buffer, dtype=torch.uint8)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Nothing is ever under way."""
 
 
 def store_in(memory: HostMemory) -> tuple[WeightStore, IpcArena]:
     arena = IpcArena(memory)
-    return WeightStore(bucket_mb=BUCKET_MB, wire=None, arena=arena), arena
+    return WeightStore(bucket_mb=BUCKET_MB, wire_dtype=None, arena=arena), arena
 
 
 class TestIpc(Real, WeightsContract):
@@ -71,10 +72,10 @@ class TestIpc(Real, WeightsContract):
 
     def another(self) -> WeightReceiver:
         self.readers.append(IpcPayloadReader(self.memory))
-        return DoubleBufferedReceiver(Serving().switch, read=self.readers[-1].buffer)
+        return DoubleBufferedReceiver(Serving().switch, open_payload=self.readers[-1].open)
 
     def corrupted(self, bucket: Bucket) -> Bucket:
-        self.readers[0].buffer(bucket.payload).data[0] ^= 1
+        self.readers[0].open(bucket.payload).data[0] ^= 1
         return bucket
 
 
@@ -85,7 +86,7 @@ def test_buffers_are_exported_and_opened_once_and_written_again() -> None:
         readers = [IpcPayloadReader(memory) for _ in range(2)]
         serving = [Serving() for _ in readers]
         receivers = [
-            DoubleBufferedReceiver(one.switch, read=two.buffer) for one, two in zip(serving, readers, strict=True)
+            DoubleBufferedReceiver(one.switch, open_payload=two.open) for one, two in zip(serving, readers, strict=True)
         ]
         for version in range(9):
             store.publish(version, weights(version))
@@ -111,19 +112,19 @@ def test_a_version_that_somebody_reads_is_not_written_over() -> None:
         slow = IpcPayloadReader(memory)
         _, buckets = await store_bucket(store, publish())
         payload = buckets[0].payload
-        before = slow.buffer(payload).data.clone()
+        before = slow.open(payload).data.clone()
         for _ in range(6):
             publish()
-        assert torch.equal(slow.buffer(payload).data, before) and arena.buffers == 4, "one more for the slow one"
+        assert torch.equal(slow.open(payload).data, before) and arena.buffers == 4, "one more for the slow one"
         late = IpcPayloadReader(memory)
-        late.buffer(payload)
+        late.open(payload)
         late.close()
         _, newest = await store_bucket(store, publish())
-        slow.buffer(newest[0].payload)  # it has flipped: the lease of the old one is given back
+        slow.open(newest[0].payload)  # it has flipped: the lease of the old one is given back
         publish(), publish()
         assert arena.buffers == 3
         with pytest.raises(TransferError):
-            late.buffer(payload)
+            late.open(payload)
         store.close()
 
     asyncio.run(scenario())
@@ -136,7 +137,7 @@ async def store_bucket(store: WeightStore, version: int) -> tuple[Any, list[Buck
 
 def hold(payload: IpcSlice, pipe: Any) -> None:
     """A process that reads a bucket, and never lets go."""
-    found = IpcPayloadReader(HostMemory()).buffer(payload)
+    found = IpcPayloadReader(HostMemory()).open(payload)
     pipe.send(found.checksum())
     pipe.recv()
 
@@ -174,10 +175,10 @@ def test_what_cannot_be_read_is_said() -> None:
         _, buckets = await store_bucket(store, 0)
         payload, reader = buckets[0].payload, IpcPayloadReader(memory)
         with pytest.raises(TransferError, match="of a buffer of"):
-            reader.buffer(replace(payload, start=10**6))
-        assert bytes(reader.buffer(memoryview(b"other kinds"))) == b"other kinds"
+            reader.open(replace(payload, start=10**6))
+        assert bytes(reader.open(memoryview(b"other kinds"))) == b"other kinds"
         store.close()
         with pytest.raises(TransferError, match="cannot be opened"):
-            IpcPayloadReader(memory).buffer(payload)
+            IpcPayloadReader(memory).open(payload)
 
     asyncio.run(scenario())

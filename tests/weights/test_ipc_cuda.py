@@ -33,7 +33,7 @@ def tensors(version: int) -> dict[str, torch.Tensor]:
 def engine(pipe: Any) -> None:
     """A receiver on the same card; told what to do over a pipe."""
     serving, reader = Serving(), IpcPayloadReader(CudaMemory("cuda"))
-    receiver = DoubleBufferedReceiver(serving.switch, device="cuda", read=reader.buffer)
+    receiver = DoubleBufferedReceiver(serving.switch, device="cuda", open_payload=reader.open)
 
     async def obey(call: str, *arguments: Any) -> Any:
         try:
@@ -86,7 +86,7 @@ def updated(store: WeightStore, remote: Remote, version: int) -> dict[str, float
 
 def test_another_process_reads_versions_where_they_lie_and_one_that_is_killed_holds_none() -> None:
     arena = IpcArena(CudaMemory("cuda"))
-    store = WeightStore(bucket_mb=1, wire=None, arena=arena)
+    store = WeightStore(bucket_mb=1, wire_dtype=None, arena=arena)
     first, second = Remote(), Remote()
     for version in range(VERSIONS):
         published = {name: one.cuda() for name, one in tensors(version).items()}

@@ -73,7 +73,7 @@ class DenoisingEngine(ThreadedEngine[None]):
             dtype=getattr(torch, self._settings.dtype),
             device=self._settings.device,
             threads=self._settings.threads,
-            read=open_payload,
+            open_payload=open_payload,
         )
         self._receiver = make_receiver(self.switch)
         self.core: DenoisingCore | None = None

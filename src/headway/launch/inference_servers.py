@@ -168,7 +168,7 @@ def make_server_engines(servers: ServerOptions) -> list[Engine]:
                 end_tokens=find_end_tokens(model),
                 decode=tokenizer.decode,
                 model_directory=model,
-                open_payload=PayloadReader().buffer,
+                open_payload=PayloadReader().open,
             )
         )
     return engines

@@ -239,7 +239,9 @@ def make_policy_scorer(args: ComponentArgs, end: ReceiverEnd | None = None) -> P
     settings, model = _make_local_settings(args), _make_model_loader(args.model)()
     if end is None:
         return PolicyScorer(model, settings)
-    make_receiver = partial(DoubleBufferedReceiver, dtype=torch.float32, threads=args.threads, read=end.open_payload)
+    make_receiver = partial(
+        DoubleBufferedReceiver, dtype=torch.float32, threads=args.threads, open_payload=end.open_payload
+    )
     return PolicyScorer(model, settings, make_receiver)
 
 

@@ -122,8 +122,7 @@ def make_transport(resolved: ResolvedConfig, plan: TransportPlan) -> WeightTrans
 
 def _make_plain_transport(resolved: ResolvedConfig, plan: TransportPlan) -> WeightTransport:
     from headway.weights.disk_transport import DiskTransport
-    from headway.weights.object_store import ObjectTransport
-    from headway.weights.shared_memory import InProcessTransport, SharedMemoryTransport
+    from headway.weights.host_transports import InProcessTransport, ObjectTransport, SharedMemoryTransport
 
     if plan.kind == "broadcast":
         return _make_broadcast_transport(resolved, plan.rendezvous)
@@ -155,8 +154,7 @@ def _make_broadcast_transport(resolved: ResolvedConfig, rendezvous: str) -> Weig
 def make_published_store(resolved: ResolvedConfig, device: Device, plan: TransportPlan) -> WeightStore:
     """Make the store in which versions are published for engines in other processes."""
     from headway.weights.device_memory import CudaMemory, IpcArena
-    from headway.weights.object_store import ObjectArena
-    from headway.weights.weight_store import SharedArena
+    from headway.weights.weight_store import ObjectArena, SharedArena
 
     if plan.kind == "disk":
         return make_weight_store(resolved, device)
@@ -190,7 +188,9 @@ def make_weight_store(resolved: ResolvedConfig, device: Device, arena: Any = Non
     """
     from headway.weights.weight_store import WeightStore
 
-    return WeightStore(bucket_mb=choose_bucket_mb(resolved), wire=select_wire_dtype(resolved, device), arena=arena)
+    return WeightStore(
+        bucket_mb=choose_bucket_mb(resolved), wire_dtype=select_wire_dtype(resolved, device), arena=arena
+    )
 
 
 def select_wire_dtype(resolved: ResolvedConfig, device: Device) -> torch.dtype:
@@ -236,7 +236,7 @@ class ReceiverEnd:
 
         from headway.weights.delta_transport import RetainingReceiver
 
-        return RetainingReceiver(receiver, read=self.open_payload)
+        return RetainingReceiver(receiver, open_payload=self.open_payload)
 
 
 def make_receiver_end(plan: TransportPlan, name: str, device: Device) -> ReceiverEnd:
@@ -249,12 +249,12 @@ def _make_payload_reader(plan: TransportPlan, name: str, device: Device) -> Call
         from headway.weights.broadcast_transport import BroadcastInbox
 
         host, _, port = plan.rendezvous.rpartition(":")
-        return BroadcastInbox(name, host, int(port)).buffer
+        return BroadcastInbox(name, host, int(port)).open
     if plan.kind == "cuda_ipc":
         from headway.weights.device_memory import CudaMemory, IpcPayloadReader
 
-        return IpcPayloadReader(CudaMemory(device)).buffer
+        return IpcPayloadReader(CudaMemory(device)).open
 
     from headway.weights.shared_memory import PayloadReader
 
-    return PayloadReader().buffer
+    return PayloadReader().open

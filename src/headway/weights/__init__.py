@@ -1,5 +1,7 @@
-"""Moving a version of the weights from the trainer into the engines.
+"""Moves a version of the weights from the trainer into the engines.
 
-`base` has the protocols. `store` is the trainer's side, `receiver` the engine's, `transport` the way between on one
-machine; `flat` is the layout that both sides derive from a manifest, `segment` shared memory that cleans up.
+`base` has the protocols. `weight_store` is the trainer's side and `weight_receiver` the engine's. Transports carry
+buckets between them: `host_transports`, `disk_transport`, `broadcast_transport`, `delta_transport`, and `device_memory`
+for versions that stay on a GPU. `weight_layout` is the layout that both sides derive from a manifest, and
+`shared_memory` opens payloads wherever they lie.
 """

@@ -1,7 +1,8 @@
-"""A version is a manifest plus buckets; an engine flips to it only when all of it has arrived and verified.
+"""Moves a version of the weights from the trainer into the engines.
 
-`gather` runs on the trainer and is serial; `send` crosses to one engine; `load` fills the engine's spare buffer;
-`flip` switches between two actions. Nothing here exposes live trainer tensors, and nothing is pickled.
+A version is a manifest plus buckets. `gather` runs on the trainer, one at a time; `send` carries a bucket to one
+engine; `load` fills the engine's spare buffer; `flip` switches to it between two actions, and only when all of the
+version has arrived and was verified. Nothing here exposes live tensors of the trainer, and nothing is pickled.
 
 The bytes of a version are its tensors one after the other in the order of the manifest, without gaps, little-endian,
 named by their torch dtypes (`bfloat16`), and cut into buckets at boundaries of elements.
@@ -12,13 +13,16 @@ from __future__ import annotations
 import asyncio
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from headway.codec import register_records
 from headway.errors import EngineCrashed, TransferError
+
+OpenPayload = Callable[[Any], Any]
+"""Returns the bytes of a payload, or a `DevicePayload`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +54,31 @@ class Manifest:
             raise TransferError(f"bucket {index} of version {self.version}: {size} bytes do not fit into {total}")
         return slice(start, start + size)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON values."""
+        tensors = [[entry.name, list(entry.shape), entry.dtype] for entry in self.tensors]
+        return {**asdict(self), "tensors": tensors, "checksums": list(self.checksums)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Manifest:
+        """Return the manifest that `to_json` was called on. Raises `TransferError` for any other data."""
+        try:
+            return Manifest(
+                version=int(data["version"]),
+                tensors=tuple(
+                    TensorEntry(name=str(name), shape=tuple(int(n) for n in shape), dtype=str(dtype))
+                    for name, shape, dtype in data["tensors"]
+                ),
+                checksums=tuple(map(str, data["checksums"])),
+                total_bytes=int(data["total_bytes"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise TransferError(f"not a manifest: {error!r}") from error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSlice:
-    """The payload of a bucket that lies in shared memory: three words instead of the bytes."""
+    """The payload of a bucket in shared memory: where to read it."""
 
     segment: str
     start: int
@@ -62,7 +87,7 @@ class SharedSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSlice:
-    """The payload of a bucket that lies in files which both sides can open."""
+    """The payload of a bucket in files that both sides can open."""
 
     spans: tuple[tuple[str, int, int], ...]
     """Path, first byte and number of bytes of each part, in order."""
@@ -70,16 +95,16 @@ class FileSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectSlice:
-    """The payload of a bucket that lies in the object store of a cluster, where every node can read it."""
+    """The payload of a bucket in the object store of a cluster, where every node can read it."""
 
     ref: Any = field(repr=False)
-    """Whoever holds it keeps the bytes. It crosses to another process beside the message."""
+    """Keeps the bytes as long as it is held. It crosses to another process beside the message."""
     size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedBuffer:
-    """The payload of a bucket that was broadcast: its bytes lie in the process of the receiver already."""
+    """The payload of a bucket that was broadcast: its bytes are in the process of the receiver already."""
 
     version: int
     index: int
@@ -88,60 +113,63 @@ class ReceivedBuffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnchangedBucket:
-    """The payload of a bucket that did not change since the version the receiver serves: it uses what it has."""
+    """The payload of a bucket that did not change since the version that the receiver serves, which has the bytes."""
 
     size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IpcSlice:
-    """The payload of a bucket that lies on a GPU and is opened by another process of the same machine."""
+    """The payload of a bucket on a GPU, which another process of the same machine opens."""
 
     lease: str
-    """Segment that says whether the bytes are still there; whoever reads them holds it."""
+    """Segment that says whether the bytes are still there. A reader locks it."""
     handle: tuple[Any, ...]
     """Numbers, text and bytes by which the whole buffer is opened."""
     start: int
     size: int
 
 
-register_records(
-    *(TensorEntry, Manifest, SharedSlice, FileSlice, ObjectSlice, IpcSlice, ReceivedBuffer, UnchangedBucket)
-)
 PayloadRef = SharedSlice | FileSlice | ObjectSlice | IpcSlice | ReceivedBuffer | UnchangedBucket
-"""Payloads that cross to another process as they are: they say where the bytes are."""
+"""Payloads that cross to another process as they are, because they only say where the bytes are."""
 
 
 @runtime_checkable
 class DevicePayload(Protocol):
-    """The payload of a bucket that lies on a device of this process, and never comes to the host."""
+    """The payload of a bucket on a device of this process, which never comes to the host."""
 
     @property
     def data(self) -> Any:
-        """A flat tensor of bytes; whoever has it only reads it."""
+        """Flat tensor of bytes, to be read only."""
         ...
 
     def checksum(self) -> str:
-        """As in the manifest, counted where the bytes are."""
+        """Compute the checksum of the manifest on the device."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A slice of a version, in manifest order."""
+    """A part of a version, in manifest order."""
 
     version: int
     index: int
     checksum: str
     payload: Any = field(repr=False)
-    """A buffer, one of `PayloadRef`, a `DevicePayload`, or in the simulator the checksum of what arrived."""
+    """A buffer, a `PayloadRef`, a `DevicePayload`, or in the simulator the checksum of what arrived."""
+
+    def describe(self) -> str:
+        """Name the bucket in an error message."""
+        return f"bucket {self.index} of version {self.version}"
 
 
-register_records(Bucket)
+register_records(
+    *(TensorEntry, Manifest, Bucket, SharedSlice, FileSlice, ObjectSlice, IpcSlice, ReceivedBuffer, UnchangedBucket)
+)
 
 
 def payload_size(payload: Any) -> int:
-    """Bytes that a payload stands for, wherever they are."""
+    """Return the number of bytes of a payload, wherever they are."""
     if isinstance(payload, FileSlice):
         return sum(size for _, _, size in payload.spans)
     if isinstance(payload, SharedSlice | ObjectSlice | IpcSlice | ReceivedBuffer | UnchangedBucket):
@@ -152,32 +180,32 @@ def payload_size(payload: Any) -> int:
 
 
 def compute_checksum(data: Any) -> str:
-    """CRC-32 and length of a buffer, as text. Other threads run while it counts.
+    """Return CRC-32 and length of a buffer as text. Other threads run meanwhile.
 
-    It finds every torn, lost or overwritten stretch for the price of reading it once: 1.0 GiB/s on one core of a small
-    server, where blake2b made 0.2. It is no defence against somebody who means harm; whoever can write into the buffer
-    owns the process anyway.
+    It finds every torn, lost or overwritten part for the price of reading the buffer once: 1.0 GiB/s on one core of a
+    small server, where blake2b made 0.2. It does not protect against attackers: a process that can write into the
+    buffer controls this one anyway.
     """
     view = memoryview(data).cast("B")
     return f"crc32:{zlib.crc32(view):08x}:{view.nbytes}"
 
 
 class WeightSource(Protocol):
-    """The trainer's side."""
+    """The trainer's side of a transfer."""
 
     async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
-        """A consistent copy of `version`, bucket by bucket. Called by one task at a time.
+        """Return a consistent copy of `version`, bucket by bucket. Called by one task at a time.
 
-        Raises `TransferError` when `version` is no longer held; the newest one always is.
+        Raises `TransferError` if `version` is no longer held; the newest one always is.
         """
         ...
 
 
 class WeightTransport(Protocol):
-    """The way between: host copy, shared memory, object store, broadcast, disk."""
+    """What carries buckets: host copy, shared memory, object store, broadcast or disk."""
 
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
-        """Carry one bucket to where `receiver` can load it. Raises `TransferError` when it was lost."""
+        """Carry one bucket to where `receiver` can load it. Raises `TransferError` if it was lost."""
         ...
 
     def close(self) -> None:
@@ -186,11 +214,11 @@ class WeightTransport(Protocol):
 
 
 class WeightReceiver(Protocol):
-    """The engine's side: a spare buffer and an atomic flip."""
+    """The engine's side of a transfer: a spare buffer and an atomic flip."""
 
     @property
     def version(self) -> int:
-        """What is served now; −1 before the first flip and after a restart."""
+        """Version that is served now; −1 before the first flip and after a restart."""
         ...
 
     async def begin(self, manifest: Manifest) -> None:
@@ -207,15 +235,15 @@ class WeightReceiver(Protocol):
 
 
 class IncomingVersion(Protocol):
-    """One version on its way in; used by one thread at a time."""
+    """One version that is being received; used by one thread at a time."""
 
     @property
     def manifest(self) -> Manifest:
-        """What is to arrive."""
+        """Manifest of the version."""
         ...
 
     def load(self, bucket: Bucket) -> None:
-        """Verify and take in a bucket of this version, in any order, also twice. Raises `TransferError`."""
+        """Verify and store a bucket of this version, in any order, also twice. Raises `TransferError`."""
         ...
 
 
@@ -223,16 +251,16 @@ S = TypeVar("S", bound=IncomingVersion)
 
 
 class StagedReceiver(ABC, Generic[S]):
-    """A `WeightReceiver` whose versions arrive in a stage: what those of all engines have in common.
+    """A `WeightReceiver` that collects a version in a stage, the common base of those of all engines.
 
-    Buckets are loaded on a thread of their own, so that generation goes on meanwhile. `_serve` gets stages that every
-    bucket of the manifest was loaded into, and `version` is what it last accepted.
+    Buckets are loaded on a thread of their own, so that generation goes on meanwhile. `_serve` only gets stages into
+    which every bucket of the manifest was loaded, and `version` is what it last accepted.
     """
 
     def __init__(self, on_thread: Callable[[], object] = lambda: None) -> None:
         self.version = -1
         self.gone = False
-        """The engine is down: whoever loads is told so."""
+        """Whether the engine is down: then every method raises `EngineCrashed`."""
         self._on_thread = on_thread
         """Called first on the thread."""
         self._stage: S | None = None
@@ -240,35 +268,35 @@ class StagedReceiver(ABC, Generic[S]):
         self._loader: ThreadPoolExecutor | None = None
 
     @abstractmethod
-    async def _staged(self, manifest: Manifest) -> S:
-        """Room for a version. Raises `TransferError` for one that could never be served."""
+    async def _make_stage(self, manifest: Manifest) -> S:
+        """Make room for a version. Raises `TransferError` for one that could never be served."""
 
     @abstractmethod
     async def _serve(self, stage: S) -> None:
         """Make a whole version live, between two actions."""
 
-    async def _settle(self) -> None:
-        """After a flip: let go of what is served no longer."""
+    async def _release_previous(self) -> None:
+        """Release what is served no longer. Called after a flip."""
 
     async def begin(self, manifest: Manifest) -> None:
         self._check_alive()
         self._stage = None
-        stage = await self._staged(manifest)
+        stage = await self._make_stage(manifest)
         self._check_alive()
         self._stage, self._loaded = stage, set()
 
     async def load(self, bucket: Bucket) -> None:
         self._check_alive()
-        stage, where = self._stage, f"bucket {bucket.index} of version {bucket.version}"
+        stage = self._stage
         if stage is None or stage.manifest.version != bucket.version:
             begun = "nothing" if stage is None else f"version {stage.manifest.version}"
-            raise TransferError(f"{where}: {begun} was begun")
+            raise TransferError(f"{bucket.describe()}: {begun} was begun")
         if not 0 <= bucket.index < len(stage.manifest.checksums):
-            raise TransferError(f"{where}: there are {len(stage.manifest.checksums)}")
+            raise TransferError(f"{bucket.describe()}: there are {len(stage.manifest.checksums)}")
         self._loaded.discard(bucket.index)  # a repetition that fails may leave other bytes than were verified
-        await self._off_the_loop(lambda: stage.load(bucket))
+        await self._run_on_thread(lambda: stage.load(bucket))
         if self._stage is not stage:
-            raise TransferError(f"{where}: thrown away, another version was begun meanwhile")
+            raise TransferError(f"{bucket.describe()}: thrown away, another version was begun meanwhile")
         self._loaded.add(bucket.index)
 
     async def flip(self) -> None:
@@ -276,16 +304,15 @@ class StagedReceiver(ABC, Generic[S]):
         stage = self._stage
         if stage is None:
             raise TransferError("no version was begun")
-        wanted = len(stage.manifest.checksums)
-        if len(self._loaded) < wanted:
-            missing = f"lacks {wanted - len(self._loaded)} of {wanted} buckets"
-            raise TransferError(f"version {stage.manifest.version} {missing}")
+        total, loaded = len(stage.manifest.checksums), len(self._loaded)
+        if loaded < total:
+            raise TransferError(f"version {stage.manifest.version} lacks {total - loaded} of {total} buckets")
         await self._serve(stage)
         self.version = stage.manifest.version
         if self._stage is stage:
             self._stage = None
         del stage
-        await self._settle()
+        await self._release_previous()
 
     def reset(self, *, gone: bool) -> None:
         """Forget everything: the engine crashed (`gone`) or came back empty."""
@@ -295,8 +322,8 @@ class StagedReceiver(ABC, Generic[S]):
         if loader is not None:
             loader.shutdown(wait=False, cancel_futures=True)
 
-    async def _off_the_loop(self, work: Callable[[], object]) -> None:
-        """On the thread, one thing after the other."""
+    async def _run_on_thread(self, work: Callable[[], object]) -> None:
+        """Run `work` on the receiver's thread, one call after the other."""
         if self._loader is None:
             self._loader = ThreadPoolExecutor(1, "weights", self._on_thread)
         await asyncio.get_running_loop().run_in_executor(self._loader, work)

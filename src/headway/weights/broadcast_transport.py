@@ -2,18 +2,19 @@
 
     transport = BroadcastTransport(host="10.0.0.1")                    where the buckets can be read
     transport.admit(engine.receiver, "engine/0")
-    landing = Landing("engine/0", "10.0.0.1", transport.port)          in the engine's process
-    SpareReceiver(switch, read=landing.buffer)                         a `ReceivedBuffer` payload is opened there
+    inbox = BroadcastInbox("engine/0", "10.0.0.1", transport.port)     in the engine's process
+    DoubleBufferedReceiver(activate, open_payload=inbox.open)          opens a `ReceivedBuffer`
 
-The first engine that asks for a bucket has it broadcast to all that are there; the others find it landed. Whoever was
-not there (a late joiner), or asks again (it arrived damaged), gets it point to point: a broadcast among two. Groups are
-made over a store of their own, so that nothing meets the default group of a sharded trainer or a foreign engine.
+The first engine that asks for a bucket has it broadcast to all that are present; the others find it in their inboxes.
+An engine that was not present (a late joiner), or that asks again (the bucket arrived damaged), gets it point to point:
+a broadcast among two. Groups are made over a store of their own, so that they never meet the default group of a sharded
+trainer or of a foreign engine.
 
-Guarantees: every `send` ends within `timeout_s`. An engine that does not answer in time is out of the group, and a
-`TransferError` for its own receiver alone; it comes back with its next `BroadcastInbox`. Orders are JSON, weights are bytes;
-nothing is pickled. What lands is verified by the receiver's checksums.
+Guarantees: every `send` ends within `timeout_s`. An engine that does not answer in time is out of the group, which is a
+`TransferError` for its own receiver alone; it comes back with its next `BroadcastInbox`. Orders are JSON, weights are
+bytes; nothing is pickled. The receiver's checksums verify what arrives.
 
-Does not know who may connect: the store's port belongs into a network of one's own.
+There is no authentication: the port of the store must be in a private network.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -42,139 +43,144 @@ from headway.weights.shared_memory import PayloadReader
 
 BroadcastBackend = Literal["gloo", "nccl"]
 _IDLE = timedelta(days=365)
-"""An engine waits for orders as long as whoever gives them lives."""
+"""An inbox waits for orders as long as the sender lives."""
 _VERSIONS = 2
-"""Held where they landed: the one on its way, and the one before it."""
-
-
+"""Versions that an inbox holds: the one on its way, and the one before it."""
 _GROUPS = 2
-"""Kept at a time: of all, and of two."""
-_Life = tuple[str, int]
-"""An engine's name, and how many landings of that name there were."""
+"""Groups kept at a time: that of all engines, and one of two."""
+_MemberKey = tuple[str, int]
+"""An engine's name, and the number of inboxes of that name until now."""
+
+
+@runtime_checkable
+class NamedReceiver(Protocol):
+    """A receiver that knows the name of its inbox, and whether its engine can take weights now."""
+
+    name: str
+
+    @property
+    def alive(self) -> bool: ...
 
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """One life of an engine, as the sender knows it."""
+    """One inbox of an engine, as the sender knows it."""
 
     name: str
-    life: int
+    incarnation: int
     orders: Iterator[int] = field(default_factory=count)
 
     @property
-    def key(self) -> _Life:
-        return self.name, self.life
+    def key(self) -> _MemberKey:
+        return self.name, self.incarnation
 
 
 class BroadcastTransport:
-    """A `WeightTransport` to engines that have a `BroadcastInbox`. One thread does all of it, one thing at a time."""
+    """A `WeightTransport` to engines that have a `BroadcastInbox`. All its work is done by one thread."""
 
     def __init__(
         self, *, host: str = "127.0.0.1", port: int = 0, timeout_s: float = 60.0, backend: BroadcastBackend = "gloo"
     ) -> None:
         self._step = timedelta(seconds=timeout_s / 3)
-        """Forming a group, sending, and waiting for answers have a third each."""
+        """Forming a group, sending, and waiting for answers may take a third of the limit each."""
         self._backend: BroadcastBackend = backend
         self._store = TCPStore(host, port, is_master=True, timeout=self._step, wait_for_workers=False)
         self.port: int = self._store.port
         self._receivers: WeakKeyDictionary[WeightReceiver, str] = WeakKeyDictionary()
         self._members: dict[str, _Member] = {}
-        self._lost: set[_Life] = set()
-        self._groups: dict[tuple[_Life, ...], tuple[int, Any]] = {}
-        """By who is in it: the number of the group, and the group; the one made last at the end."""
+        self._lost: set[_MemberKey] = set()
+        self._groups: dict[tuple[_MemberKey, ...], tuple[int, Any]] = {}
+        """Number and group by its members; the one made last at the end."""
         self._epochs = count()
-        self._landed: dict[tuple[int, int], set[_Life]] = {}
-        """By version and bucket: the engines that have it and were not told so."""
+        self._received: dict[tuple[int, int], set[_MemberKey]] = {}
+        """Engines that have a bucket and have not asked for it yet, by version and bucket."""
         self._reader = PayloadReader()
         self._worker = ThreadPoolExecutor(1, "broadcast")
         self._closed = False
 
     def admit(self, receiver: WeightReceiver, name: str) -> None:
-        """`receiver` is that of the engine whose landing is called `name`.
-
-        Not needed where it has that `name` itself. One that says it is not `alive` is left out until it is again.
-        """
+        """Register the receiver of the engine whose inbox is called `name`. Not needed for a `NamedReceiver`."""
         self._receivers[receiver] = name
 
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
-        name = self._receivers.get(receiver) or getattr(receiver, "name", None)
+        name = self._receivers.get(receiver) or (receiver.name if isinstance(receiver, NamedReceiver) else None)
         if name is None:
             raise TransferError("a receiver that was not admitted to the broadcast")
         self._receivers[receiver] = name
         if self._closed:
             raise TransferError("the broadcast was closed")
-        names = {name for one, name in self._receivers.items() if getattr(one, "alive", True)}
+        names = {name for other, name in self._receivers.items() if not isinstance(other, NamedReceiver) or other.alive}
         await asyncio.get_running_loop().run_in_executor(self._worker, self._carry, bucket, name, names)
         size = payload_size(bucket.payload)
         return replace(bucket, payload=ReceivedBuffer(version=bucket.version, index=bucket.index, size=size))
 
     def close(self) -> None:
-        """Send the landings home. Idempotent."""
+        """Tell all inboxes to stop. Idempotent."""
         self._closed = True
         self._worker.shutdown(wait=True)
         self._reader.close()
         with suppress(RuntimeError):
             for member in self._members.values():
-                self._order(member, {"do": "stop"})
+                self._send_order(member, {"do": "stop"})
         self._members, self._groups = {}, {}
 
-    # -- on the worker's thread
+    # What follows runs on the worker's thread.
 
     def _carry(self, bucket: Bucket, name: str, names: Set[str]) -> None:
-        there = self._present(names)
+        present = self._find_present(names)
         key = (bucket.version, bucket.index)
-        if key not in self._landed:
-            self._make_room(bucket.version)
-            self._landed[key] = self._spread(bucket, tuple(there.values()))
-        where, member = f"bucket {bucket.index} of version {bucket.version}", there.get(name)
+        if key not in self._received:
+            self._forget_old_versions(bucket.version)
+            self._received[key] = self._broadcast(bucket, tuple(present.values()))
+        member = present.get(name)
         if member is None or member.key in self._lost:
-            raise TransferError(f"{where}: {name} has no landing, or it does not answer")
-        if member.key in self._landed[key]:
-            self._landed[key].discard(member.key)
-        elif not self._spread(bucket, (member,)):
-            raise TransferError(f"{where} did not land at {name}")
+            raise TransferError(f"{bucket.describe()}: {name} has no inbox, or it does not answer")
+        if member.key in self._received[key]:
+            self._received[key].discard(member.key)
+        elif not self._broadcast(bucket, (member,)):
+            raise TransferError(f"{bucket.describe()} did not arrive at {name}")
 
-    def _present(self, names: Set[str]) -> dict[str, _Member]:
-        """Those of these engines that have a landing and were not given up."""
+    def _find_present(self, names: Set[str]) -> dict[str, _Member]:
+        """Return the inboxes of these engines that were not given up."""
         for name in names:
-            life = int(self._store.add(f"life/{name}", 0))
-            if life and (name not in self._members or self._members[name].life != life):
-                self._members[name] = _Member(name, life)
-        there = ((name, one) for name, one in sorted(self._members.items()) if name in names)
-        return {name: one for name, one in there if one.key not in self._lost}
+            number = int(self._store.add(f"life/{name}", 0))
+            if number and (name not in self._members or self._members[name].incarnation != number):
+                self._members[name] = _Member(name, number)
+        members = ((name, member) for name, member in sorted(self._members.items()) if name in names)
+        return {name: member for name, member in members if member.key not in self._lost}
 
-    def _make_room(self, version: int) -> None:
-        versions = list(dict.fromkeys(one for one, _ in self._landed))
+    def _forget_old_versions(self, version: int) -> None:
+        versions = list(dict.fromkeys(held for held, _ in self._received))
         if version not in versions and len(versions) >= _VERSIONS:
-            self._landed = {key: who for key, who in self._landed.items() if key[0] != versions[0]}
+            self._received = {key: who for key, who in self._received.items() if key[0] != versions[0]}
 
-    def _spread(self, bucket: Bucket, members: tuple[_Member, ...]) -> set[_Life]:
-        """Broadcast among `members`; those that have it now."""
-        formed = self._formed(members) if members else None
+    def _broadcast(self, bucket: Bucket, members: tuple[_Member, ...]) -> set[_MemberKey]:
+        """Broadcast a bucket to `members` and return those that have it now."""
+        formed = self._form_group(members) if members else None
         if formed is None:
             return set()
-        (epoch, group), data = formed, self._bytes_of(bucket.payload)
+        (epoch, group), data = formed, self._open_payload(bucket.payload)
         order = {"do": "take", "epoch": epoch, "version": bucket.version, "index": bucket.index, "size": data.numel()}
-        numbers = [self._order(member, order) for member in members]
-        failure = _attempt(_broadcast, group, data, self._step)
-        answers = self._answers(members, numbers)
+        numbers = [self._send_order(member, order) for member in members]
+        failure = _attempt(_broadcast_data, group, data, self._step)
+        answers = self._collect_answers(members, numbers)
         arrived = {who for who, answer in answers.items() if answer == "ok"}
         if failure is not None or len(arrived) < len(members):
             self._groups.clear()
         return arrived
 
-    def _formed(self, members: tuple[_Member, ...]) -> tuple[int, Any] | None:
-        """The group of exactly these engines, or `None` where it does not come about."""
+    def _form_group(self, members: tuple[_Member, ...]) -> tuple[int, Any] | None:
+        """Return the number and the group of exactly these engines, or `None` if it cannot be formed."""
         who = tuple(member.key for member in members)
         if who in self._groups:
             return self._groups[who]
         epoch, size = next(self._epochs), len(who) + 1
         order = {"do": "form", "epoch": epoch, "size": size, "backend": self._backend}
         order["step_s"] = self._step.total_seconds()
-        numbers = [self._order(member, {**order, "rank": rank}) for rank, member in enumerate(members, start=1)]
+        numbers = [self._send_order(member, {**order, "rank": rank}) for rank, member in enumerate(members, start=1)]
         made: list[Any] = []
-        failure = _attempt(lambda: made.append(_group(self._backend, self._store, epoch, 0, size, self._step)))
-        answers = self._answers(members, numbers)
+        failure = _attempt(lambda: made.append(_make_group(self._backend, self._store, epoch, 0, size, self._step)))
+        answers = self._collect_answers(members, numbers)
         if failure is not None or [*answers.values()] != ["ok"] * len(members):
             return None
         while len(self._groups) >= _GROUPS:
@@ -182,25 +188,25 @@ class BroadcastTransport:
         self._groups[who] = (epoch, made[0])
         return self._groups[who]
 
-    def _bytes_of(self, payload: Any) -> Tensor:
-        """What is sent, where the backend wants it."""
+    def _open_payload(self, payload: Any) -> Tensor:
+        """Return the bytes of a payload on the device that the backend needs."""
         if isinstance(payload, DevicePayload):
             data: Tensor = payload.data
         else:
-            view = self._reader.buffer(payload)
+            view = self._reader.open(payload)
             data = torch.frombuffer(view, dtype=torch.uint8) if view.nbytes else torch.empty(0, dtype=torch.uint8)
         return data.to("cuda" if self._backend == "nccl" else "cpu")
 
-    def _order(self, member: _Member, order: Mapping[str, Any]) -> int:
+    def _send_order(self, member: _Member, order: Mapping[str, Any]) -> int:
         number = next(member.orders)
-        self._store.set(f"order/{member.name}/{member.life}/{number}", json.dumps(order))
+        self._store.set(f"order/{member.name}/{member.incarnation}/{number}", json.dumps(order))
         return number
 
-    def _answers(self, members: Sequence[_Member], numbers: Sequence[int]) -> dict[_Life, str]:
-        """What each said; whoever says nothing in time is given up."""
+    def _collect_answers(self, members: Sequence[_Member], numbers: Sequence[int]) -> dict[_MemberKey, str]:
+        """Return the answer of each member. One that does not answer in time is given up."""
         found, patience = {}, self._step
         for member, number in zip(members, numbers, strict=True):
-            key = f"answer/{member.name}/{member.life}/{number}"
+            key = f"answer/{member.name}/{member.incarnation}/{number}"
             if _attempt(self._store.wait, [key], patience) is None:
                 found[member.key] = self._store.get(key).decode()
                 self._store.delete_key(key)
@@ -211,42 +217,42 @@ class BroadcastTransport:
 
 
 class BroadcastInbox:
-    """Where broadcast buckets arrive, in the engine's process. A thread waits for orders until `close`."""
+    """Receives broadcast buckets in the engine's process. A thread waits for orders until `close`."""
 
     def __init__(self, name: str, host: str, port: int, *, timeout_s: float = 60.0, device: str = "cpu") -> None:
         self._name, self._device = name, device
         self._address = (host, port, timedelta(seconds=timeout_s))
-        self._store = self._connected()
-        self._life = int(self._store.add(f"life/{name}", 1))
+        self._store = self._connect()
+        self._incarnation = int(self._store.add(f"life/{name}", 1))
         self._number = 0
         self._groups: dict[int, Any] = {}
         self._step = timedelta(seconds=timeout_s)
-        self._landed: dict[int, dict[int, Tensor]] = {}
-        """By version, the one that came last at the end."""
+        self._received: dict[int, dict[int, Tensor]] = {}
+        """Buckets by version; the version that came last at the end."""
         self._reader = PayloadReader()
-        self._thread = threading.Thread(target=self._listen, name=f"landing {name}", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name=f"broadcast inbox {name}", daemon=True)
         self._thread.start()
 
-    def buffer(self, payload: Any) -> Any:
-        """What `payload` stands for: bytes of the host, or a `DevicePayload` where they were counted on a device."""
+    def open(self, payload: Any) -> Any:
+        """Return the bytes of a payload, or a `DevicePayload` if they are on a device."""
         if not isinstance(payload, ReceivedBuffer):
-            return self._reader.buffer(payload)
-        data = self._landed.get(payload.version, {}).get(payload.index)
+            return self._reader.open(payload)
+        data = self._received.get(payload.version, {}).get(payload.index)
         if data is None:
             raise TransferError(f"bucket {payload.index} of version {payload.version} is not here")
         host: Any = None if data.is_cuda else data.numpy()
         return DeviceSlice(data) if host is None else memoryview(host)
 
     def close(self) -> None:
-        """Leave. Idempotent."""
+        """Stop the thread and free all buckets. Idempotent."""
         if self._thread.is_alive():
             with suppress(RuntimeError):
-                self._connected().set(self._key("order", self._number), json.dumps({"do": "stop"}))
+                self._connect().set(self._key("order", self._number), json.dumps({"do": "stop"}))
                 self._thread.join()
         self._reader.close()
-        self._landed.clear()
+        self._received.clear()
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         host, port, timeout = self._address
         try:
             return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
@@ -254,17 +260,17 @@ class BroadcastInbox:
             raise TransferError(f"nobody broadcasts at {host}:{port}: {error}") from error
 
     def _key(self, kind: str, number: int) -> str:
-        return f"{kind}/{self._name}/{self._life}/{number}"
+        return f"{kind}/{self._name}/{self._incarnation}/{number}"
 
     def _listen(self) -> None:
-        while (order := self._next()) is not None and order["do"] != "stop":
-            answer = _attempt(self._obey, order) or "ok"
+        while (order := self._wait_for_order()) is not None and order["do"] != "stop":
+            answer = _attempt(self._execute, order) or "ok"
             number, self._number = self._number, self._number + 1
             if _attempt(self._store.set, self._key("answer", number), answer):
                 return
 
-    def _next(self) -> dict[str, Any] | None:
-        """The next order; `None` when whoever gave them is gone."""
+    def _wait_for_order(self) -> dict[str, Any] | None:
+        """Return the next order, or `None` when the sender is gone."""
         key, found = self._key("order", self._number), []
 
         def wait() -> None:
@@ -274,24 +280,26 @@ class BroadcastInbox:
 
         return None if _attempt(wait) else dict(found[0])
 
-    def _obey(self, order: Mapping[str, Any]) -> None:
+    def _execute(self, order: Mapping[str, Any]) -> None:
         epoch = order["epoch"]
         if order["do"] == "form":
             while len(self._groups) >= _GROUPS:
                 del self._groups[next(iter(self._groups))]
             self._step = timedelta(seconds=order["step_s"])
-            self._groups[epoch] = _group(order["backend"], self._store, epoch, order["rank"], order["size"], self._step)
+            self._groups[epoch] = _make_group(
+                order["backend"], self._store, epoch, order["rank"], order["size"], self._step
+            )
             return
         data = torch.empty(order["size"], dtype=torch.uint8, device=self._device)
-        _broadcast(self._groups[epoch], data, self._step)
-        version = self._landed.setdefault(order["version"], {})
+        _broadcast_data(self._groups[epoch], data, self._step)
+        version = self._received.setdefault(order["version"], {})
         version[order["index"]] = data
-        while len(self._landed) > _VERSIONS:
-            del self._landed[next(iter(self._landed))]
+        while len(self._received) > _VERSIONS:
+            del self._received[next(iter(self._received))]
 
 
 def _attempt(call: Callable[..., object], *args: Any) -> str | None:
-    """Why `call` failed in the library, or `None`."""
+    """Call a function and return why it failed in the library, or `None`."""
     try:
         call(*args)
     except RuntimeError as error:
@@ -299,8 +307,8 @@ def _attempt(call: Callable[..., object], *args: Any) -> str | None:
     return None
 
 
-def _group(backend: BroadcastBackend, store: Any, epoch: int, rank: int, size: int, timeout: timedelta) -> Any:
-    """A group of its own, with its own names in the store."""
+def _make_group(backend: BroadcastBackend, store: Any, epoch: int, rank: int, size: int, timeout: timedelta) -> Any:
+    """Make a process group of its own, with its own names in the store."""
     names = PrefixStore(f"group/{epoch}", store)
     if backend == "gloo":
         return dist.ProcessGroupGloo(names, rank, size, timeout)
@@ -309,8 +317,8 @@ def _group(backend: BroadcastBackend, store: Any, epoch: int, rank: int, size: i
     return dist.ProcessGroupNCCL(names, rank, size, options)
 
 
-def _broadcast(group: Any, data: Tensor, timeout: timedelta) -> None:
-    """From rank 0, until it is there."""
+def _broadcast_data(group: Any, data: Tensor, timeout: timedelta) -> None:
+    """Broadcast from rank 0 and wait until the data have arrived."""
     options = dist.BroadcastOptions()
     options.rootRank = 0
     if data.numel():

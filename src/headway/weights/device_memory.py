@@ -1,7 +1,19 @@
-"""Versions that never leave the GPU: for trainer and engine in one process on one card.
+"""Versions on a GPU: read in the same process, or by other processes of the same machine (CUDA IPC).
 
-A version is one flat buffer on the device; a bucket's payload is a piece of it, and its checksum is summed up there. A
-published version is complete when `publish` returns, whatever stream its reader works on.
+    store = WeightStore(arena=DeviceArena("cuda"))                            trainer and engine in one process
+
+    store = WeightStore(arena=IpcArena(CudaMemory("cuda")))                   in the trainer's process
+    open_payload = IpcPayloadReader(CudaMemory("cuda")).open                  in an engine's
+    DoubleBufferedReceiver(activate, device="cuda", open_payload=open_payload)
+
+A version is one flat buffer on the device. A bucket is a part of it, and its checksum is computed there. A published
+version is complete when `publish` returns, whatever stream its reader works on.
+
+With CUDA IPC, a handle of the buffer travels as numbers and bytes. An engine opens the buffer by it and copies out of
+it. Buffers are used again: each is exported once, and opened once by each engine. Guarantees: a buffer is overwritten
+only when no process reads it. A reader holds its lease, a lock on a file without a name, until it reads the next
+version, which is after the flip; the kernel releases the lease of a dead reader. A reader that comes too late, or on
+another machine, gets a `TransferError`. Only `CudaMemory` uses CUDA; any memory that can be opened by a handle will do.
 """
 
 from __future__ import annotations
@@ -15,15 +27,21 @@ from torch import Tensor
 from headway.errors import TransferError
 from headway.weights.base import IpcSlice
 from headway.weights.shared_memory import PayloadReader, SharedSegment
+from headway.weights.weight_store import Arena
 
 _COLUMNS = 1024
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
-"""Spreads the bits of a place; as a signed number."""
+"""Odd factor that spreads the bits of a position, as a signed number."""
+_HELD_BUFFERS = 2
+"""Buffers of the newest versions, which the store may still give out."""
+_OPEN_BUFFERS = 4
+"""Buffers that a reader keeps open."""
+_REVOKED = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceSlice:
-    """A `DevicePayload`."""
+    """A `DevicePayload` in a flat buffer."""
 
     data: Tensor
 
@@ -31,8 +49,8 @@ class DeviceSlice:
         return compute_tensor_checksum(self.data)
 
 
-class DeviceArena:
-    """An `Arena` on `device`; a fresh buffer for each version, freed with its last bucket."""
+class DeviceArena(Arena):
+    """Memory of a device of this process: a new buffer for each version, freed with its last bucket."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -40,10 +58,7 @@ class DeviceArena:
     def take(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
-    def view(self, key: Tensor) -> Tensor:
-        return key
-
-    def sealed(self, key: Tensor) -> None:
+    def seal(self, key: Tensor) -> None:
         if key.is_cuda:
             torch.cuda.current_stream(key.device).synchronize()
 
@@ -53,14 +68,11 @@ class DeviceArena:
     def payload(self, key: Tensor, place: slice) -> DeviceSlice:
         return DeviceSlice(key[place])
 
-    def close(self) -> None:
-        """Nothing is kept here."""
-
 
 def compute_tensor_checksum(data: Tensor) -> str:
-    """Two sums over the words of a buffer, weighted by row and by column, and its length. For a buffer on a device.
+    """Return two weighted sums over the words of a buffer, by row and by column, and its length. Made for devices.
 
-    It finds what `checksum` finds: torn, lost and overwritten stretches, and pieces in each other's place.
+    It finds what `compute_checksum` finds: torn, lost, overwritten and exchanged parts.
     """
     count = data.numel() // (4 * _COLUMNS) * _COLUMNS
     rest = torch.nn.functional.pad(data[4 * count :], (0, 4 * _COLUMNS - (data.numel() - 4 * count)))
@@ -69,60 +81,53 @@ def compute_tensor_checksum(data: Tensor) -> str:
         if part.numel():
             words = part.clone().view(torch.int32) if part.storage_offset() % 4 else part.view(torch.int32)
             words = words.view(-1, _COLUMNS)
-            rows = rows * 31 + _weighted(words.sum(1, dtype=torch.int64))
-            columns = columns * 31 + _weighted(words.sum(0, dtype=torch.int64))
+            rows = rows * 31 + _weigh(words.sum(1, dtype=torch.int64))
+            columns = columns * 31 + _weigh(words.sum(0, dtype=torch.int64))
     found = [number % (1 << 64) for number in torch.stack((rows, columns)).tolist()]
     return f"sum64:{found[0]:016x}{found[1]:016x}:{data.numel()}"
 
 
-def _weighted(sums: Tensor) -> Tensor:
+def _weigh(sums: Tensor) -> Tensor:
     return (sums * ((torch.arange(len(sums), device=sums.device) + 1) * _ODD | 1)).sum()
-
-
-_HELD = 2
-"""Buffers that the store may still give out: those of the newest versions."""
-_OPEN = 4
-"""Buffers that a reader keeps open."""
-_REVOKED = 1
 
 
 class ShareableMemory(Protocol):
     """Memory that another process can open."""
 
     def empty(self, size: int) -> Tensor:
-        """A new buffer of bytes."""
+        """Return a new buffer of bytes."""
         ...
 
     def export(self, data: Tensor) -> tuple[Any, ...]:
-        """By what it can be opened: numbers, text and bytes."""
+        """Return the handle by which a buffer can be opened: numbers, text and bytes."""
         ...
 
-    def opened(self, handle: tuple[Any, ...]) -> Tensor:
-        """The buffer of another process. Raises `TransferError` when it is gone or cannot be reached."""
+    def open(self, handle: tuple[Any, ...]) -> Tensor:
+        """Open the buffer of another process. Raises `TransferError` if it is gone or cannot be reached."""
         ...
 
-    def settle(self) -> None:
-        """Wait until everything that was asked of the device is done."""
+    def synchronize(self) -> None:
+        """Wait until the device has done all its work."""
         ...
 
 
 class CudaMemory:
-    """Of a GPU. Handles name it by its UUID: the numbers of GPUs differ from process to process."""
+    """Memory of a GPU. Handles name the GPU by its UUID, because numbers of GPUs differ between processes."""
 
     def __init__(self, device: str = "cuda") -> None:
         self._device = torch.device(device)
-        self._seen = {torch.device(self._device.type, self._device.index or 0)}
+        self._devices = {torch.device(self._device.type, self._device.index or 0)}
 
     def empty(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def export(self, data: Tensor) -> tuple[Any, ...]:
         number, *words = data.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
-        return (_uuid(number), *words)
+        return (_get_uuid(number), *words)
 
-    def opened(self, handle: tuple[Any, ...]) -> Tensor:
+    def open(self, handle: tuple[Any, ...]) -> Tensor:
         uuid, *words = handle
-        here = [number for number in range(torch.cuda.device_count()) if _uuid(number) == uuid]
+        here = [number for number in range(torch.cuda.device_count()) if _get_uuid(number) == uuid]
         if not here:
             raise TransferError(f"the weights lie on GPU {uuid}, which this process does not see")
         try:
@@ -130,127 +135,124 @@ class CudaMemory:
             storage = torch.UntypedStorage._new_shared_cuda(here[0], *words)
         except RuntimeError as error:
             raise TransferError(f"memory of GPU {uuid} cannot be opened: {error}") from error
-        self._seen.add(storage.device)
+        self._devices.add(storage.device)
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
-    def settle(self) -> None:
-        for device in self._seen:
+    def synchronize(self) -> None:
+        for device in self._devices:
             torch.cuda.synchronize(device)
 
 
-def _uuid(number: int) -> str:
+def _get_uuid(number: int) -> str:
     return str(torch.cuda.get_device_properties(number).uuid)
 
 
 @dataclass(slots=True, eq=False)
-class _Room:
-    """A buffer, and the lease on what it holds now."""
+class _LeasedBuffer:
+    """A buffer, and the lease on the version in it."""
 
     data: Tensor
     handle: tuple[Any, ...]
     lease: SharedSegment
 
-    def revoked(self) -> bool:
-        """Take the lease back; false while somebody reads."""
-        if not self.lease.locked(shared=False):
+    def try_revoke(self) -> bool:
+        """Revoke the lease. Returns false while a process reads the version."""
+        if not self.lease.try_lock(shared=False):
             return False
-        self.lease.buffer[0] = _REVOKED  # for who has opened it and was not in time to lock it
+        self.lease.buffer[0] = _REVOKED  # for a reader that has opened the lease and not locked it yet
         self.lease.close()
         return True
 
 
-class IpcArena:
-    """An `Arena` of buffers that are exported. As many as versions are held, one more, and one for each slow reader."""
+class IpcArena(Arena):
+    """Buffers that are exported: one for each held version, one more, and one for each slow reader."""
 
     def __init__(self, memory: ShareableMemory) -> None:
         self._memory = memory
-        self._rooms: list[_Room] = []
-        """The one written last at the end."""
+        self._buffers: list[_LeasedBuffer] = []
+        """Ordered by when they were last written."""
 
     @property
     def buffers(self) -> int:
-        """How many there are."""
-        return len(self._rooms)
+        """Number of buffers."""
+        return len(self._buffers)
 
-    def take(self, size: int) -> _Room:
-        free = [room for room in self._rooms[:-_HELD] if room.revoked()]
-        self._rooms = [room for room in self._rooms if room not in free]
-        fits = [room for room in free if room.data.numel() >= size]
-        if fits:
-            room = _Room(fits[0].data, fits[0].handle, SharedSegment.create(1))
-        else:
-            data = self._memory.empty(max(size, 1))
-            room = _Room(data, self._memory.export(data), SharedSegment.create(1))
-        self._rooms.append(room)
-        return room
+    def take(self, size: int) -> _LeasedBuffer:
+        free = [old for old in self._buffers[:-_HELD_BUFFERS] if old.try_revoke()]
+        self._buffers = [old for old in self._buffers if old not in free]
+        fitting = next((old for old in free if old.data.numel() >= size), None)
+        data = self._memory.empty(max(size, 1)) if fitting is None else fitting.data
+        handle = self._memory.export(data) if fitting is None else fitting.handle
+        self._buffers.append(_LeasedBuffer(data, handle, SharedSegment.create(1)))
+        return self._buffers[-1]
 
-    def view(self, key: _Room) -> Tensor:
+    def view(self, key: _LeasedBuffer) -> Tensor:
         return key.data
 
-    def sealed(self, key: _Room) -> None:
-        self._memory.settle()
+    def seal(self, key: _LeasedBuffer) -> None:
+        self._memory.synchronize()
 
-    def checksum(self, key: _Room, place: slice) -> str:
+    def checksum(self, key: _LeasedBuffer, place: slice) -> str:
         return compute_tensor_checksum(key.data[place])
 
-    def payload(self, key: _Room, place: slice) -> IpcSlice:
+    def payload(self, key: _LeasedBuffer, place: slice) -> IpcSlice:
         return IpcSlice(lease=key.lease.name, handle=key.handle, start=place.start, size=place.stop - place.start)
 
     def close(self) -> None:
-        for room in self._rooms:
-            room.lease.close()
-        self._rooms.clear()
+        for old in self._buffers:
+            old.lease.close()
+        self._buffers.clear()
 
 
 class IpcPayloadReader:
-    """Opens payloads in the process that reads them; other kinds than `IpcSlice` as `PayloadReader` does."""
+    """Opens payloads in the process that reads them: an `IpcSlice` on the device, others as `PayloadReader` does."""
 
     def __init__(self, memory: ShareableMemory) -> None:
         self._memory = memory
         self._other = PayloadReader()
         self._lease: SharedSegment | None = None
         self._opened: dict[tuple[Any, ...], Tensor] = {}
-        """By handle, the one read last at the end."""
+        """Buffers by handle, ordered by when they were last read."""
 
-    def buffer(self, payload: Any) -> Any:
-        """A `DevicePayload`, or the bytes. Raises `TransferError` when they are gone."""
+    def open(self, payload: Any) -> Any:
+        """Return a `DevicePayload`, or the bytes. Raises `TransferError` if they are gone."""
         if not isinstance(payload, IpcSlice):
-            return self._other.buffer(payload)
+            return self._other.open(payload)
         if self._lease is None or self._lease.name != payload.lease:
             self._release()
-            self._lease = _leased(payload.lease)
-        data = self._data(payload.handle)
+            self._lease = _lock_lease(payload.lease)
+        data = self._open_buffer(payload.handle)
         end = payload.start + payload.size
         if not 0 <= payload.start <= end <= data.numel():
             raise TransferError(f"bytes {payload.start} to {end} of a buffer of {data.numel()}")
         return DeviceSlice(data[payload.start : end])
 
     def close(self) -> None:
-        """Let everything go."""
+        """Release everything."""
         self._release()
         self._opened.clear()
         self._other.close()
 
-    def _data(self, handle: tuple[Any, ...]) -> Tensor:
+    def _open_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         data = self._opened.pop(handle, None)
         if data is None:
-            while len(self._opened) >= _OPEN:
+            while len(self._opened) >= _OPEN_BUFFERS:
                 del self._opened[next(iter(self._opened))]
-            data = self._memory.opened(handle)
+            data = self._memory.open(handle)
         self._opened[handle] = data
         return data
 
     def _release(self) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            self._memory.settle()  # copies out of it may still be under way
+            self._memory.synchronize()  # copies out of it may still be running
             lease.close()
 
 
-def _leased(name: str) -> SharedSegment:
-    """Until it is closed. Raises `TransferError` where the buffer holds another version by now."""
+def _lock_lease(name: str) -> SharedSegment:
+    """Lock a lease until it is closed. Raises `TransferError` if the buffer holds another version by now."""
     lease = SharedSegment.attach(name)
-    if lease.locked(shared=True) and lease.buffer[0] != _REVOKED:
+    if lease.try_lock(shared=True) and lease.buffer[0] != _REVOKED:
         return lease
     lease.close()
     raise TransferError("these weights are there no longer: their buffer holds another version")

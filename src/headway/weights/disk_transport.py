@@ -3,18 +3,19 @@
     00000012-v7/                      the twelfth version written here, number 7
       model-00001-of-00003.safetensors …, model.safetensors.index.json    what other engines load by its directory
       manifest.json                   tensors, buckets, checksums, files; sealed by a checksum of its own
-    .partial-…/                       on its way; nobody looks inside
+    .partial-…/                       a version that is being written; not read by anybody
 
-    source = DiskSource(trainer.source, VersionDirectory("/shared/run/weights"))     # the trainer's side
-    version = await seeded(receiver, VersionDirectory("/shared/run/weights"))        # a late joiner, with nobody's help
+    source = DiskSource(trainer.source, VersionDirectory("/shared/run/weights"))         # the trainer's side
+    version = await load_newest_version(receiver, VersionDirectory("/shared/run/weights"))        # a late joiner
 
-Guarantees: a version has its name only when all of it is written (one rename), and what was damaged later is found by
-its seal, its sizes or the receiver's checksums, and never served. The newest is the one written last, not the one with
-the highest number: a trainer that went back to a checkpoint writes its numbers again, and then those of the lost branch
-go. Files that did not change since the version before are links to the same bytes. The newest `keep` versions stay.
+Guarantees: a version gets its name only when all of it is written (one rename). What is damaged later is found by its
+seal, its sizes or the receiver's checksums, and never served. The newest is the one written last, not the one with the
+highest number: a trainer that went back to a checkpoint writes its numbers again, and then those of the lost branch are
+removed. Files that did not change since the version before are links to the same bytes. The newest `keep` versions
+stay.
 
-Does not know: a second writer (one run, one directory), nor when a network file system shows a file to others; a reader
-that sees less than all of it gets a `TransferError`, and is served by the next attempt.
+There must be only one writer (one run, one directory). A network file system may show a file late: a reader that sees
+less than all of it gets a `TransferError`, and succeeds at the next attempt.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ from headway.weights.base import (
     WeightSource,
     compute_checksum,
 )
-from headway.weights.shared_memory import PayloadReader, manifest_from_json, manifest_to_json
+from headway.weights.shared_memory import PayloadReader
 from headway.weights.weight_layout import (
     Buffer,
     SafetensorsShard,
     find_file_spans,
     link_shard,
     make_shard_index,
+    make_shards,
     split_into_shards,
     write_shard,
 )
@@ -60,18 +62,18 @@ _PARTIAL = ".partial-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenVersion:
-    """A version that is on the disk as a whole."""
+    """A version that is completely on the disk."""
 
     path: Path
     serial: int
-    """Counts what was written here."""
+    """Number of the version among those written here."""
     manifest: Manifest
     sizes: tuple[int, ...]
     """Bytes of each bucket."""
     shards: tuple[SafetensorsShard, ...]
 
     def buckets(self) -> Iterator[Bucket]:
-        """What travels: where to read."""
+        """Yield the buckets, whose payloads say where to read."""
         heads, start = [len(shard.head()) for shard in self.shards], 0
         for index, size in enumerate(self.sizes):
             spans = find_file_spans(self.shards, heads, start, start + size)
@@ -82,15 +84,15 @@ class WrittenVersion:
 
 
 class VersionDirectory:
-    """Where versions are written and found. As a `WeightSource` it gives out what is there, without any trainer."""
+    """Where versions are written and found. As a `WeightSource` it gives out its versions without any trainer."""
 
     def __init__(self, path: Path | str, *, keep: int = 2, shard_mb: float = 512) -> None:
         self.path = Path(path).absolute()
         self._keep = max(keep, 1)
         self._shard_bytes = int(shard_mb * (1 << 20))
 
-    def complete(self) -> list[WrittenVersion]:
-        """Whole versions, the one written last first. Damaged ones are passed over."""
+    def list_complete(self) -> list[WrittenVersion]:
+        """Return the complete versions, the one written last first. Damaged ones are left out."""
         try:
             names = self._names()
         except FileNotFoundError:
@@ -101,20 +103,20 @@ class VersionDirectory:
         for name in names:
             if _COMPLETE.fullmatch(name):
                 with suppress(TransferError):
-                    found.append(_read(self.path / name))
+                    found.append(_read_version(self.path / name))
         return sorted(found, key=lambda one: -one.serial)
 
     async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
-        there = await asyncio.to_thread(self.complete)
+        there = await asyncio.to_thread(self.list_complete)
         for written in there:
             if written.manifest.version == version:
-                return written.manifest, _each(written)
+                return written.manifest, _iterate_buckets(written)
         held = [written.manifest.version for written in there]
         raise TransferError(f"version {version} is not in {self.path}; there are {held}")
 
     def write(self, manifest: Manifest, buckets: Sequence[Bucket]) -> WrittenVersion:
         """Write a version, give it its name, then remove what is too old. Raises `TransferError`."""
-        before = self.complete()
+        before = self.list_complete()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._sweep()
@@ -130,20 +132,20 @@ class VersionDirectory:
         except OSError as error:
             raise TransferError(f"version {manifest.version} cannot be written: {error}") from error
         self._prune(before, manifest.version)
-        return _moved(written, final)
+        return _rename_version(written, final)
 
     def _fill(
         self, partial: Path, manifest: Manifest, buckets: Sequence[Bucket], before: WrittenVersion | None
     ) -> WrittenVersion:
         reader = PayloadReader()
-        views = [_host(reader, bucket) for bucket in buckets]
+        views = [_read_payload(reader, bucket) for bucket in buckets]
         shards, sizes = split_into_shards(manifest.tensors, self._shard_bytes), tuple(view.nbytes for view in views)
         if sum(sizes) != manifest.total_bytes or len(sizes) != len(manifest.checksums):
             raise TransferError(f"version {manifest.version}: {sum(sizes)} bytes of {manifest.total_bytes} are here")
-        alike = _alike(before, manifest, sizes, shards)
+        similar = _find_similar(before, manifest, sizes, shards)
         for shard in shards:
-            head, parts = shard.head(), list(_stretch(views, shard.start, shard.start + shard.size))
-            old = None if alike is None else alike.path / shard.file
+            head, parts = shard.head(), list(_iterate_range(views, shard.start, shard.start + shard.size))
+            old = None if similar is None else similar.path / shard.file
             if old is None or not link_shard(old, partial / shard.file, head, parts):
                 write_shard(partial / shard.file, head, parts)
         for index, view in enumerate(views):  # after the copy: what was overwritten meanwhile is found out
@@ -151,20 +153,20 @@ class VersionDirectory:
                 raise TransferError(f"bucket {index} of version {manifest.version} changed while it was written")
         reader.close()
         (partial / _INDEX).write_text(json.dumps(make_shard_index(shards)), encoding="utf-8")
-        body = {"manifest": manifest_to_json(manifest), "sizes": sizes, "shards": [len(one.tensors) for one in shards]}
-        (partial / _MANIFEST).write_text(_sealed(body), encoding="utf-8")
+        body = {"manifest": manifest.to_json(), "sizes": sizes, "shards": [len(one.tensors) for one in shards]}
+        (partial / _MANIFEST).write_text(_seal(body), encoding="utf-8")
         return WrittenVersion(path=partial, serial=0, manifest=manifest, sizes=sizes, shards=shards)
 
     def _names(self) -> list[str]:
         return [path.name for path in self.path.iterdir()]
 
     def _next_serial(self) -> int:
-        """After everything that has a name, damaged or not."""
+        """Return the number after those of all versions, damaged or not."""
         found = [_COMPLETE.fullmatch(name) for name in self._names()]
         return max((int(one[1]) for one in found if one), default=0) + 1
 
     def _prune(self, before: Sequence[WrittenVersion], version: int) -> None:
-        """What is too old, and what was made on a branch that the trainer has left."""
+        """Remove what is too old, and what was made on a branch that the trainer has left."""
         kept = {one.path.name for one in [one for one in before if one.manifest.version < version][: self._keep - 1]}
         newest = self._next_serial() - 1
         for name in self._names():
@@ -173,12 +175,12 @@ class VersionDirectory:
                 self._remove(self.path / name)
 
     def _sweep(self) -> None:
-        """What earlier writers left unfinished."""
+        """Remove what earlier writers left unfinished."""
         for path in self.path.glob(f"{_PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, path: Path) -> None:
-        """First its name, so that nobody finds half of it."""
+        """Remove a version, first its name, so that no reader finds half of it."""
         gone = self.path / f"{_PARTIAL}gone-{secrets.token_hex(4)}"
         with suppress(OSError):
             path.rename(gone)
@@ -186,9 +188,9 @@ class VersionDirectory:
 
 
 class DiskSource:
-    """A `WeightSource`: what another source has in the memory of the host, written down before it is given out.
+    """A `WeightSource` that writes the versions of another source to disk before it gives them out.
 
-    Gathering again what is there already writes nothing.
+    Gathering a version again that is on the disk already writes nothing.
     """
 
     def __init__(self, source: WeightSource, directory: VersionDirectory) -> None:
@@ -205,15 +207,15 @@ class DiskSource:
                 written = await asyncio.to_thread(self._directory.write, manifest, found)
                 self._written = {one: there for one, there in self._written.items() if there.path.is_dir()}
                 self._written[version] = written
-        return manifest, _each(written)
+        return manifest, _iterate_buckets(written)
 
 
 class DiskTransport:
-    """Hands over where a bucket can be read."""
+    """Hands buckets over that are on the disk."""
 
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
         if not isinstance(bucket.payload, FileSlice):
-            raise TransferError(f"bucket {bucket.index} of version {bucket.version} is not on the disk")
+            raise TransferError(f"{bucket.describe()} is not on the disk")
         return bucket
 
     def close(self) -> None:
@@ -221,12 +223,12 @@ class DiskTransport:
 
 
 async def load_newest_version(receiver: WeightReceiver, directory: VersionDirectory) -> int:
-    """Serve the newest version that is whole, from the disk alone; its number. Raises `TransferError` if there is none.
+    """Serve the newest complete version and return its number. Raises `TransferError` if there is none.
 
-    A version that turns out damaged, or goes while it is read, is passed over for the one before it.
+    A version that turns out damaged, or is removed while it is read, is passed over for the one before it.
     """
     problems = []
-    for written in await asyncio.to_thread(directory.complete):
+    for written in await asyncio.to_thread(directory.list_complete):
         try:
             await receiver.begin(written.manifest)
             for bucket in written.buckets():
@@ -238,19 +240,19 @@ async def load_newest_version(receiver: WeightReceiver, directory: VersionDirect
     raise TransferError("; ".join([f"no whole version in {directory.path}", *problems]))
 
 
-async def _each(written: WrittenVersion) -> AsyncIterator[Bucket]:
+async def _iterate_buckets(written: WrittenVersion) -> AsyncIterator[Bucket]:
     for bucket in written.buckets():
         yield bucket
 
 
-def _host(reader: PayloadReader, bucket: Bucket) -> Buffer:
+def _read_payload(reader: PayloadReader, bucket: Bucket) -> Buffer:
     if isinstance(bucket.payload, DevicePayload):
         raise TransferError(f"version {bucket.version} lies on a device: publish it in the memory of the host")
-    return reader.buffer(bucket.payload)
+    return reader.open(bucket.payload)
 
 
-def _stretch(views: Sequence[Buffer], start: int, stop: int) -> Iterator[Buffer]:
-    """Bytes `start` to `stop` of buffers that lie one after the other."""
+def _iterate_range(views: Sequence[Buffer], start: int, stop: int) -> Iterator[Buffer]:
+    """Yield bytes `start` to `stop` of buffers that lie one after the other."""
     place = 0
     for view in views:
         first, end = max(start - place, 0), min(stop - place, view.nbytes)
@@ -259,17 +261,17 @@ def _stretch(views: Sequence[Buffer], start: int, stop: int) -> Iterator[Buffer]
         place += view.nbytes
 
 
-def _alike(
+def _find_similar(
     before: WrittenVersion | None, manifest: Manifest, sizes: tuple[int, ...], shards: tuple[SafetensorsShard, ...]
 ) -> WrittenVersion | None:
-    """`before`, if it is laid out like this version and some of it may be the same."""
+    """Return `before` if it has the layout of this version and some of its buckets may be the same."""
     if before is None or (before.manifest.tensors, before.sizes, before.shards) != (manifest.tensors, sizes, shards):
         return None
     same = set(before.manifest.checksums) & set(manifest.checksums)
     return before if same else None
 
 
-def _moved(written: WrittenVersion, path: Path) -> WrittenVersion:
+def _rename_version(written: WrittenVersion, path: Path) -> WrittenVersion:
     found = _COMPLETE.fullmatch(path.name)
     assert found is not None
     return WrittenVersion(
@@ -277,13 +279,13 @@ def _moved(written: WrittenVersion, path: Path) -> WrittenVersion:
     )
 
 
-def _sealed(body: dict[str, Any]) -> str:
+def _seal(body: dict[str, Any]) -> str:
     text = json.dumps({"format": _FORMAT, **body}, sort_keys=True)
     return json.dumps({"seal": compute_checksum(text.encode()), "body": text})
 
 
-def _read(path: Path) -> WrittenVersion:
-    """Of a directory with a name. Raises `TransferError` unless everything is there at its full length."""
+def _read_version(path: Path) -> WrittenVersion:
+    """Read a version. Raises `TransferError` unless all of its files have their full length."""
     try:
         outer = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         text = outer["body"]
@@ -292,8 +294,8 @@ def _read(path: Path) -> WrittenVersion:
         body = json.loads(text)
         if body["format"] != _FORMAT:
             raise TransferError(f"{path}: format {body['format']}, this build reads {_FORMAT}")
-        manifest = manifest_from_json(body["manifest"])
-        shards = _shards(manifest, [int(count) for count in body["shards"]])
+        manifest = Manifest.from_json(body["manifest"])
+        shards = make_shards(manifest.tensors, [int(count) for count in body["shards"]])
         for shard in shards:
             size = (path / shard.file).stat().st_size
             if size != shard.size + len(shard.head()):
@@ -302,14 +304,3 @@ def _read(path: Path) -> WrittenVersion:
         raise TransferError(f"{path} holds no whole version: {error!r}") from error
     serial = int(path.name.partition("-")[0])
     return WrittenVersion(path=path, serial=serial, manifest=manifest, sizes=tuple(body["sizes"]), shards=shards)
-
-
-def _shards(manifest: Manifest, counts: Sequence[int]) -> tuple[SafetensorsShard, ...]:
-    """The files again, from the number of tensors in each."""
-    found, first, start = [], 0, 0
-    for number, count in enumerate(counts, start=1):
-        (shard,) = split_into_shards(manifest.tensors[first : first + count], manifest.total_bytes)
-        file = f"model-{number:05d}-of-{len(counts):05d}.safetensors"
-        found.append(SafetensorsShard(file=file, tensors=shard.tensors, start=start, size=shard.size))
-        first, start = first + count, start + shard.size
-    return tuple(found)

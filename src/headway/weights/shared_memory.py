@@ -1,54 +1,52 @@
-"""Shared memory that cannot outlive its owner.
+"""Shared memory that cannot outlive its owner, and the reader that opens payloads wherever they lie.
 
 On Linux a segment is an anonymous file (`memfd_create`): it has no name in any directory, is not bounded by the size
-of `/dev/shm`, and the kernel frees it with the last process that has it open, however that process ended. Others
-open it through the owner's entry in `/proc`, as long as the owner lives and has it open. Elsewhere a segment is a file
-in the temporary directory whose name begins with its owner's process id; the first segment of any process removes the
-files of dead owners.
+of `/dev/shm`, and the kernel frees it with the last process that has it open, however that process ended. Other
+processes open it through the owner's entry in `/proc`, as long as the owner lives and has it open. On other systems a
+segment is a file in the temporary directory whose name begins with its owner's process id; the first segment of any
+process removes the files of dead owners. Closing a segment never harms a process that has it open already.
 
-Closing never harms who has the memory open already.
+Objects are those of a Ray cluster's object store. A process that puts or reads them must be connected to Ray.
 """
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import mmap
 import os
 import re
 import secrets
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from headway.errors import TransferError
-from headway.weights.base import Bucket, FileSlice, Manifest, ObjectSlice, SharedSlice, TensorEntry, WeightReceiver
-from headway.weights.object_store import read_object_slice
+from headway.weights.base import FileSlice, ObjectSlice, SharedSlice
 
 SEGMENT_PREFIX = "headway"
 _ANONYMOUS = re.compile(r"memfd-(\d+)-(\d+)-([0-9a-f]+)")
-"""Process, descriptor and a random word; the word tells a segment from whatever has its descriptor later."""
+"""Process, descriptor and a random word, which tells a segment from a file that gets its descriptor later."""
+_OBJECT_READ_S = 300.0
+"""How long a bucket may take to come from another node."""
 _NAMED = re.compile(rf"{SEGMENT_PREFIX}-(\d+)-[0-9a-f]+")
 
 
 class SharedSegment:
-    """A stretch of memory that other processes can open by its name."""
+    """A block of memory that other processes can open by its name."""
 
     def __init__(self, name: str, descriptor: int, *, path: Path | None = None) -> None:
         self.name = name
         self.size = os.fstat(descriptor).st_size
         self._descriptor = descriptor
         self._path = path
-        """Removed with the segment: a file of our own."""
+        """File that is removed with the segment."""
         self._memory: mmap.mmap | None = mmap.mmap(descriptor, self.size)
 
     @classmethod
     def create(cls, size: int) -> SharedSegment:
-        """A new one of `size` bytes, owned by this process."""
+        """Make a segment of `size` bytes that this process owns."""
         try:
             return cls._anonymous(max(size, 1)) if hasattr(os, "memfd_create") else cls._named(max(size, 1))
         except OSError as error:
@@ -63,7 +61,7 @@ class SharedSegment:
 
     @classmethod
     def _named(cls, size: int) -> SharedSegment:
-        _sweep_once()
+        _remove_stale_segments_once()
         path = _directory() / f"{SEGMENT_PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(descriptor, size)
@@ -71,23 +69,23 @@ class SharedSegment:
 
     @classmethod
     def attach(cls, name: str) -> SharedSegment:
-        """One made by another process. Raises `TransferError` when it is gone."""
+        """Open a segment of another process. Raises `TransferError` if it is gone."""
         try:
-            return cls(name, _opened(name))
+            return cls(name, _open_segment(name))
         except (OSError, ValueError) as error:
             raise TransferError(f"shared memory {name!r} cannot be opened: {error}") from error
 
     @property
     def buffer(self) -> memoryview:
-        """All of it. Views keep the memory mapped after `close`."""
+        """The whole memory. Views keep it mapped after `close`."""
         if self._memory is None:
             raise TransferError(f"shared memory {self.name} was closed")
         return memoryview(self._memory)
 
-    def locked(self, *, shared: bool) -> bool:
-        """Have it alone, or together with others that have it so, until `close` or the end of this process.
+    def try_lock(self, *, shared: bool) -> bool:
+        """Lock the segment until `close` or the end of this process, alone or together with other shared locks.
 
-        False where that cannot be now.
+        Returns false if another process has locked it.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
@@ -97,36 +95,36 @@ class SharedSegment:
         return True
 
     def close(self) -> None:
-        """Nobody can open it any more, if it is ours; unmapped as soon as nobody has a view. Idempotent."""
+        """Close the segment, which its last view still keeps mapped. No process can open ours any more. Idempotent."""
         memory, self._memory = self._memory, None
         if memory is None:
             return
         os.close(self._descriptor)
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-        with suppress(BufferError):  # a tensor still looks at it: unmapped when the last one goes
+        with suppress(BufferError):  # a tensor still uses it
             memory.close()
 
 
 class PayloadReader:
-    """Opens slices in the process that reads them. The segments read last stay mapped, older ones are let go."""
+    """Opens payloads in the process that reads them. The segments read last stay mapped, older ones are closed."""
 
-    def __init__(self, most: int = 3) -> None:
+    def __init__(self, max_attached: int = 3) -> None:
         self._attached: dict[str, SharedSegment] = {}
-        """The one read last at the end."""
-        self._most = most
+        """Ordered by when they were last read."""
+        self._max_attached = max_attached
 
-    def buffer(self, payload: Any) -> memoryview:
-        """The bytes of a bucket's payload, wherever they are. Raises `TransferError` when they are gone."""
+    def open(self, payload: Any) -> memoryview:
+        """Return the bytes of a payload, wherever they are. Raises `TransferError` if they are gone."""
         if isinstance(payload, FileSlice):
-            return _read(payload)
+            return _read_files(payload)
         if isinstance(payload, ObjectSlice):
-            return read_object_slice(payload)
+            return read_object(payload)
         if not isinstance(payload, SharedSlice):
             return memoryview(payload).cast("B")
         segment = self._attached.pop(payload.segment, None) or SharedSegment.attach(payload.segment)
         self._attached[payload.segment] = segment
-        while len(self._attached) > self._most:
+        while len(self._attached) > self._max_attached:
             self._attached.pop(next(iter(self._attached))).close()
         end = payload.start + payload.size
         if not 0 <= payload.start <= end <= segment.size:
@@ -134,13 +132,13 @@ class PayloadReader:
         return segment.buffer[payload.start : end]
 
     def close(self) -> None:
-        """Let everything go."""
+        """Close all segments. Idempotent."""
         while self._attached:
             self._attached.popitem()[1].close()
 
 
-def _read(payload: FileSlice) -> memoryview:
-    """The bytes of a bucket that lies in files. Raises `TransferError` when they are gone or cut short."""
+def _read_files(payload: FileSlice) -> memoryview:
+    """Return the bytes of a bucket in files. Raises `TransferError` if they are gone or cut short."""
     data = memoryview(bytearray(sum(size for _, _, size in payload.spans)))
     place = 0
     for path, start, size in payload.spans:
@@ -159,11 +157,11 @@ def _read(payload: FileSlice) -> memoryview:
 
 
 def remove_stale_segments() -> list[str]:
-    """Remove the files of dead owners; returns their names."""
+    """Remove the files of dead owners and return their names."""
     removed = []
     for path in _directory().glob(f"{SEGMENT_PREFIX}-*-*"):
         found = _NAMED.fullmatch(path.name)
-        if found and not _alive(int(found[1])):
+        if found and not _is_alive(int(found[1])):
             with suppress(OSError):
                 path.unlink()
                 removed.append(path.name)
@@ -171,7 +169,7 @@ def remove_stale_segments() -> list[str]:
 
 
 @cache
-def _sweep_once() -> None:
+def _remove_stale_segments_once() -> None:
     remove_stale_segments()
 
 
@@ -179,7 +177,7 @@ def _directory() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def _opened(name: str) -> int:
+def _open_segment(name: str) -> int:
     anonymous = _ANONYMOUS.fullmatch(name)
     if anonymous is None:
         if not _NAMED.fullmatch(name):
@@ -193,113 +191,38 @@ def _opened(name: str) -> int:
     return descriptor
 
 
-def _alive(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
-_VERSIONS = 2
+def put_object(data: memoryview) -> ObjectSlice:
+    """Put bytes into the object store of the cluster. Raises `TransferError` if it is full."""
+    import numpy as np
+    import ray
+    from ray.exceptions import RayError
 
-
-class InProcessTransport:
-    """Hands buckets over."""
-
-    async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
-        return bucket
-
-    def close(self) -> None:
-        """Do nothing: it holds nothing."""
-
-
-class SharedMemoryTransport:
-    """Puts buckets where another process can read them. Two versions at a time: older ones are refused.
-
-    A version has one segment per bucket, taken over by the version after the next.
-    """
-
-    def __init__(self) -> None:
-        self._versions: dict[int, dict[int, SharedSegment]] = {}
-        self._lock = asyncio.Lock()
-        self._closed = False
-
-    async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
-        if isinstance(bucket.payload, SharedSlice):
-            return bucket
-        data = memoryview(bucket.payload).cast("B")
-        async with self._lock:
-            segment = self._placed(bucket.version).get(bucket.index)
-            if segment is None:
-                segment = await asyncio.to_thread(self._copy, bucket, data)
-        return replace(bucket, payload=SharedSlice(segment=segment.name, start=0, size=data.nbytes))
-
-    def close(self) -> None:
-        """Remove the segments. Idempotent."""
-        self._closed = True
-        for segments in self._versions.values():
-            for segment in segments.values():
-                segment.close()
-        self._versions.clear()
-
-    def _placed(self, version: int) -> dict[int, SharedSegment]:
-        """The segments of `version`; room is made for a new one."""
-        if self._closed:
-            raise TransferError("the transport was closed")
-        if version not in self._versions:
-            if len(self._versions) >= _VERSIONS and version < min(self._versions):
-                raise TransferError(f"version {version} is older than {sorted(self._versions)}, which are on their way")
-            while len(self._versions) >= _VERSIONS:
-                for segment in self._versions.pop(min(self._versions)).values():
-                    segment.close()
-            self._versions[version] = {}
-        return self._versions[version]
-
-    def _copy(self, bucket: Bucket, data: memoryview) -> SharedSegment:
-        segment = SharedSegment.create(data.nbytes)
-        segment.buffer[: data.nbytes] = data
-        self._versions[bucket.version][bucket.index] = segment
-        return segment
-
-
-def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
-    """Plain lists and numbers."""
-    tensors = [[entry.name, list(entry.shape), entry.dtype] for entry in manifest.tensors]
-    return {**asdict(manifest), "tensors": tensors, "checksums": list(manifest.checksums)}
-
-
-def manifest_from_json(data: Mapping[str, Any]) -> Manifest:
-    """Raises `TransferError` for anything else than what `manifest_to_json` gave."""
     try:
-        return Manifest(
-            version=int(data["version"]),
-            tensors=tuple(
-                TensorEntry(name=str(name), shape=tuple(int(n) for n in shape), dtype=str(dtype))
-                for name, shape, dtype in data["tensors"]
-            ),
-            checksums=tuple(str(one) for one in data["checksums"]),
-            total_bytes=int(data["total_bytes"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise TransferError(f"not a manifest: {error!r}") from error
+        ref: Any = ray.put(np.frombuffer(data, dtype=np.uint8))
+    except RayError as error:
+        raise TransferError(f"{data.nbytes} bytes cannot be stored: {error}") from error
+    return ObjectSlice(ref=ref, size=data.nbytes)
 
 
-def bucket_to_json(bucket: Bucket) -> dict[str, Any]:
-    """Of a bucket in shared memory."""
-    if not isinstance(bucket.payload, SharedSlice):
-        raise TransferError(f"bucket {bucket.index} of version {bucket.version} is not in shared memory")
-    return asdict(bucket)
+def read_object(payload: ObjectSlice, timeout_s: float = _OBJECT_READ_S) -> memoryview:
+    """Return the bytes of an object, which this node fetches if needed, read-only. Raises `TransferError` if gone."""
+    from ray.exceptions import RayError
 
-
-def bucket_from_json(data: Mapping[str, Any]) -> Bucket:
-    """Raises `TransferError` for anything else than what `bucket_to_json` gave."""
     try:
-        payload = SharedSlice(**data["payload"])
-        return Bucket(
-            version=int(data["version"]), index=int(data["index"]), checksum=str(data["checksum"]), payload=payload
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise TransferError(f"not a bucket: {error!r}") from error
+        found = memoryview(payload.ref.future().result(timeout_s)).cast("B")
+    except (RayError, TimeoutError, ValueError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise TransferError(f"a stored bucket cannot be read: {type(error).__name__}: {why}") from error
+    if found.nbytes != payload.size:
+        raise TransferError(f"a stored bucket has {found.nbytes} bytes instead of {payload.size}")
+    return found

@@ -1,10 +1,11 @@
-"""A version of the weights as one flat run of bytes: where each tensor lies, and how it is cut.
+"""A version of the weights as one flat run of bytes: where each tensor lies, and how it is cut into buckets and files.
 
 Both sides derive the same layout from the manifest's list of tensors, so nothing but bytes has to travel. A source
 lists tensors with larger elements first: then each begins at a multiple of its element, without gaps, and buckets of a
-multiple of `ALIGNMENT` never split one. So a bucket can be converted into its destination on its own, in any order.
+multiple of `ALIGNMENT` never split an element. So each bucket can be converted on its own, in any order.
 
-Does not know where the bytes are: heap, shared memory, a GPU or a socket.
+A safetensors shard holds whole tensors in the order of the manifest. Its data are the bytes of the version from the
+first of them to the last: other programs load it by name, and a bucket is one or two ranges of bytes in the shards.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from headway.errors import TransferError
 from headway.weights.base import Manifest, TensorEntry
 
 ALIGNMENT = 64
-"""Bytes; a multiple of every element."""
+"""Bytes, a multiple of the size of every element."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -40,15 +41,22 @@ DTYPES: Mapping[str, torch.dtype] = {
         torch.bool,
     )
 }
-"""Every element type that can travel, by its name in a manifest."""
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
+"""Every element type that can be sent, by its name in a manifest."""
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_SAFETENSORS_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 Buffer = memoryview
-"""Bytes, one dimension."""
-
-
+"""Bytes in one dimension."""
 ReadTensor = Callable[[str], Tensor]
-"""A tensor by its name."""
+"""Returns a tensor by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +84,19 @@ class TensorSpan:
 
 
 def get_dtype_name(dtype: torch.dtype) -> str:
-    """As it is written in a manifest. Raises `TransferError` for types that do not travel."""
-    if dtype not in _NAMES:
+    """Return the name of an element type in a manifest. Raises `TransferError` for types that cannot be sent."""
+    if dtype not in _DTYPE_NAMES:
         raise TransferError(f"tensors of {dtype} cannot be sent; there are {', '.join(DTYPES)}")
-    return _NAMES[dtype]
+    return _DTYPE_NAMES[dtype]
 
 
-def make_tensor_entries(tensors: Mapping[str, Tensor], wire: torch.dtype | None) -> tuple[TensorEntry, ...]:
-    """What a manifest says about `tensors`, larger elements first; floating ones travel as `wire`, or as they are."""
+def make_tensor_entries(tensors: Mapping[str, Tensor], wire_dtype: torch.dtype | None) -> tuple[TensorEntry, ...]:
+    """List `tensors` for a manifest, larger elements first. Floating ones are sent as `wire_dtype`, or as they are."""
     found = [
         TensorEntry(
             name=name,
             shape=tuple(tensor.shape),
-            dtype=get_dtype_name(wire if wire is not None and tensor.is_floating_point() else tensor.dtype),
+            dtype=get_dtype_name(wire_dtype if wire_dtype and tensor.is_floating_point() else tensor.dtype),
         )
         for name, tensor in tensors.items()
     ]
@@ -96,48 +104,48 @@ def make_tensor_entries(tensors: Mapping[str, Tensor], wire: torch.dtype | None)
 
 
 def compute_layout(entries: Sequence[TensorEntry]) -> tuple[tuple[TensorExtent, ...], int]:
-    """Where each tensor lies, and the bytes of the whole."""
+    """Return where each tensor lies, and the number of bytes of all."""
     extents, start = [], 0
     for entry in entries:
-        size = prod(entry.shape) * _dtype(entry).itemsize
+        size = prod(entry.shape) * _get_dtype(entry).itemsize
         extents.append(TensorExtent(entry=entry, start=start, size=size))
         start += size
     return tuple(extents), start
 
 
-def _dtype(entry: TensorEntry) -> torch.dtype:
+def _get_dtype(entry: TensorEntry) -> torch.dtype:
     if entry.dtype not in DTYPES:
         raise TransferError(f"{entry.name}: unknown element type {entry.dtype!r}")
     return DTYPES[entry.dtype]
 
 
 def pack_tensors(read: ReadTensor, extents: Sequence[TensorExtent], buffer: Buffer | Tensor) -> None:
-    """Copy what `read` gives into `buffer`, converted to what the entries say."""
+    """Copy the tensors that `read` returns into `buffer`, converted to the types of their entries."""
     for extent in extents:
         if extent.size:
-            here, dtype = buffer[extent.start : extent.start + extent.size], _dtype(extent.entry)
+            here, dtype = buffer[extent.start : extent.start + extent.size], _get_dtype(extent.entry)
             flat = here.view(dtype) if isinstance(here, Tensor) else torch.frombuffer(here, dtype=dtype)
             flat.copy_(read(extent.entry.name).detach().reshape(-1))
 
 
 def unpack_tensors(buffer: Buffer, extents: Sequence[TensorExtent]) -> dict[str, Tensor]:
-    """Views into `buffer`, by name."""
+    """Return views into `buffer` by name."""
     found = {}
     for extent in extents:
-        dtype, shape = _dtype(extent.entry), extent.entry.shape
+        dtype, shape = _get_dtype(extent.entry), extent.entry.shape
         flat = torch.frombuffer(buffer[extent.start : extent.start + extent.size], dtype=dtype) if extent.size else None
         found[extent.entry.name] = torch.empty(shape, dtype=dtype) if flat is None else flat.view(shape)
     return found
 
 
 def split_into_buckets(total: int, bucket_bytes: int) -> list[slice]:
-    """Bucket after bucket, of `bucket_bytes` rounded up to the alignment; one empty bucket for an empty version."""
+    """Cut a version into buckets of `bucket_bytes`, rounded up to the alignment. An empty version is one bucket."""
     size = max(-(-bucket_bytes // ALIGNMENT), 1) * ALIGNMENT
     return [slice(start, min(start + size, total)) for start in range(0, max(total, 1), size)]
 
 
 def locate_bucket(manifest: Manifest, index: int, size: int) -> slice:
-    """Return which bytes bucket `index` of `size` bytes is. Raises `TransferError` where it cannot be one."""
+    """Return which bytes bucket `index` of `size` bytes is. Raises `TransferError` if it splits an element."""
     place = manifest.locate_bucket(index, size)
     if index and place.start % ALIGNMENT:
         raise TransferError(f"bucket {index} of version {manifest.version}: {size} bytes are not aligned")
@@ -145,11 +153,11 @@ def locate_bucket(manifest: Manifest, index: int, size: int) -> slice:
 
 
 def find_tensor_spans(extents: Sequence[TensorExtent], place: slice) -> Iterator[TensorSpan]:
-    """Which elements of which tensors lie in `place`."""
+    """Yield which elements of which tensors lie in `place`."""
     for extent in extents:
         first, end = max(extent.start, place.start), min(extent.start + extent.size, place.stop)
         if first < end:
-            dtype = _dtype(extent.entry)
+            dtype = _get_dtype(extent.entry)
             yield TensorSpan(
                 name=extent.entry.name,
                 dtype=dtype,
@@ -157,19 +165,6 @@ def find_tensor_spans(extents: Sequence[TensorExtent], place: slice) -> Iterator
                 count=(end - first) // dtype.itemsize,
                 offset=first - place.start,
             )
-
-
-_SHARDS_NAMES = {
-    "float64": "F64",
-    "float32": "F32",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-"""Element types as the format calls them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,13 +179,13 @@ class SafetensorsShard:
     """Bytes of data."""
 
     def head(self) -> bytes:
-        """What stands before the data: length and JSON, padded so that the data are aligned."""
+        """Return what stands before the data: length and JSON, padded so that the data are aligned."""
         fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
         place = 0
         for entry in self.tensors:
             end = place + prod(entry.shape) * DTYPES[entry.dtype].itemsize
             fields[entry.name] = {
-                "dtype": _SHARDS_NAMES[entry.dtype],
+                "dtype": _SAFETENSORS_NAMES[entry.dtype],
                 "shape": list(entry.shape),
                 "data_offsets": [place, end],
             }
@@ -201,30 +196,30 @@ class SafetensorsShard:
 
 
 def split_into_shards(entries: Sequence[TensorEntry], shard_bytes: int) -> tuple[SafetensorsShard, ...]:
-    """Whole tensors, in order, in files of about `shard_bytes`; a larger tensor has a file of its own."""
-    extents, _ = compute_layout(entries)
-    groups: list[list[TensorEntry]] = [[]]
-    starts, filled = [0], 0
-    for extent in extents:
-        if groups[-1] and filled + extent.size > shard_bytes:
-            groups.append([])
-            starts.append(extent.start)
+    """Put whole tensors, in order, into files of about `shard_bytes`. A larger tensor gets a file of its own."""
+    counts, filled = [0], 0
+    for extent in compute_layout(entries)[0]:
+        if counts[-1] and filled + extent.size > shard_bytes:
+            counts.append(0)
             filled = 0
-        groups[-1].append(extent.entry)
+        counts[-1] += 1
         filled += extent.size
-    return tuple(
-        SafetensorsShard(
-            file=f"model-{number:05d}-of-{len(groups):05d}.safetensors",
-            tensors=tuple(group),
-            start=start,
-            size=compute_layout(group)[1],
-        )
-        for number, (group, start) in enumerate(zip(groups, starts, strict=True), start=1)
-    )
+    return make_shards(entries, counts)
+
+
+def make_shards(entries: Sequence[TensorEntry], counts: Sequence[int]) -> tuple[SafetensorsShard, ...]:
+    """Return the files of a version, given the number of tensors in each."""
+    shards, first, start = [], 0, 0
+    for number, count in enumerate(counts, start=1):
+        tensors = tuple(entries[first : first + count])
+        file, size = f"model-{number:05d}-of-{len(counts):05d}.safetensors", compute_layout(tensors)[1]
+        shards.append(SafetensorsShard(file=file, tensors=tensors, start=start, size=size))
+        first, start = first + count, start + size
+    return tuple(shards)
 
 
 def make_shard_index(shards: Sequence[SafetensorsShard]) -> dict[str, object]:
-    """`model.safetensors.index.json`: which file has which tensor."""
+    """Return the content of `model.safetensors.index.json`: which file has which tensor."""
     return {
         "metadata": {"total_size": sum(shard.size for shard in shards)},
         "weight_map": {entry.name: shard.file for shard in shards for entry in shard.tensors},
@@ -232,7 +227,7 @@ def make_shard_index(shards: Sequence[SafetensorsShard]) -> dict[str, object]:
 
 
 def write_shard(path: Path, head: bytes, parts: Sequence[Buffer]) -> None:
-    """The file, from stretches of the version."""
+    """Write a file from parts of the version."""
     with path.open("wb", buffering=0) as file:
         for part in (memoryview(head), *parts):
             written = 0
@@ -241,20 +236,20 @@ def write_shard(path: Path, head: bytes, parts: Sequence[Buffer]) -> None:
 
 
 def link_shard(old: Path, new: Path, head: bytes, parts: Sequence[Buffer]) -> bool:
-    """Let `new` be the same file as `old`, if that holds exactly these bytes; whether it does."""
+    """Make `new` a link to `old` if that holds exactly these bytes. Returns whether it does."""
     with suppress(OSError, ValueError):
         with old.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as held:
             if held[: len(head)] != head or len(held) != len(head) + sum(part.nbytes for part in parts):
                 return False
-            if not _same(held, len(head), parts):
+            if not _are_equal(held, len(head), parts):
                 return False
         os.link(old, new)
         return True
     return False
 
 
-def _same(held: mmap.mmap, offset: int, parts: Sequence[Buffer]) -> bool:
-    """Compared where they lie; Python would go byte by byte."""
+def _are_equal(held: mmap.mmap, offset: int, parts: Sequence[Buffer]) -> bool:
+    """Compare with torch: Python would go byte by byte."""
     for part in parts:
         if part.nbytes:
             ours = torch.frombuffer(part, dtype=torch.uint8)
@@ -270,7 +265,7 @@ def _same(held: mmap.mmap, offset: int, parts: Sequence[Buffer]) -> bool:
 def find_file_spans(
     shards: Sequence[SafetensorsShard], heads: Sequence[int], start: int, stop: int
 ) -> Iterator[tuple[str, int, int]]:
-    """Where bytes `start` to `stop` of a version lie: file, first byte, number of bytes."""
+    """Yield where bytes `start` to `stop` of a version lie: file, first byte, number of bytes."""
     for shard, head in zip(shards, heads, strict=True):
         first, end = max(start, shard.start), min(stop, shard.start + shard.size)
         if first < end:

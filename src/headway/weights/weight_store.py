@@ -1,28 +1,29 @@
-"""The trainer's side: consistent copies of the newest versions, given out bucket by bucket.
+"""The trainer's side of a transfer: consistent copies of the newest versions, given out bucket by bucket.
 
 `publish` copies the live tensors into one flat buffer, on the thread that trains and between two steps; from then on
-the trainer may do what it likes. Checksums are counted when a version is first gathered, on another thread, while the
+the trainer may change them. Checksums are computed when a version is first gathered, on another thread, while the
 trainer goes on. The newest two versions are held: the one that may still be on its way, and the one after it.
 
-Guarantees: what `gather` gives out never changes, even when the version is dropped while it is on its way (a heap
-buffer lives as long as somebody holds a bucket of it; a shared one is overwritten only by the third version after it,
-and then the receiver's checksum says so). Buckets of a dropped version raise `TransferError`.
+Guarantees: a bucket that `gather` gave out never changes, even when its version is dropped while it is on its way (a
+heap buffer lives as long as one of its buckets; a shared one is overwritten only by the third version after it, and
+then the receiver's checksum tells). Buckets of a dropped version raise `TransferError`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.errors import TransferError
-from headway.weights.base import Bucket, Manifest, SharedSlice, TensorEntry, compute_checksum
-from headway.weights.shared_memory import SharedSegment
+from headway.weights.base import Bucket, Manifest, ObjectSlice, SharedSlice, TensorEntry, compute_checksum
+from headway.weights.shared_memory import SharedSegment, put_object
 from headway.weights.weight_layout import (
     Buffer,
     ReadTensor,
@@ -32,67 +33,55 @@ from headway.weights.weight_layout import (
     split_into_buckets,
 )
 
-_HELD = 2
+_HELD_VERSIONS = 2
 _MB = 1 << 20
 
 
-class Arena(Protocol):
-    """Where versions are kept."""
+class Arena(ABC):
+    """Where versions are kept. A version is known by a key."""
 
+    @abstractmethod
     def take(self, size: int) -> Any:
-        """A buffer of `size` bytes for the next version, known by a key."""
-        ...
+        """Return the key of a buffer of `size` bytes for the next version."""
 
     def view(self, key: Any) -> Buffer | Tensor:
-        """Its bytes, for writing."""
-        ...
+        """Return the bytes for writing."""
+        buffer: Buffer | Tensor = key
+        return buffer
 
-    def sealed(self, key: Any) -> None:
-        """It was written: from now on others read it, in other threads."""
-        ...
+    def seal(self, key: Any) -> None:
+        """Finish writing: from now on other threads read the version."""
 
     def checksum(self, key: Any, place: slice) -> str:
-        """Of these bytes."""
-        ...
+        """Compute the checksum of these bytes."""
+        return compute_checksum(self.view(key)[place])
 
+    @abstractmethod
     def payload(self, key: Any, place: slice) -> Any:
-        """What travels in a bucket for these bytes."""
-        ...
+        """Return what travels in a bucket for these bytes."""
 
     def close(self) -> None:
-        """Release everything."""
-        ...
+        """Release everything. Idempotent."""
 
 
-class HeapArena:
-    """Plain memory of this process; a fresh buffer for each version, freed with its last bucket."""
+class HeapArena(Arena):
+    """Memory of this process: a new buffer for each version, freed with its last bucket."""
 
     def take(self, size: int) -> Buffer:
         return memoryview(bytearray(size))
 
-    def view(self, key: Buffer) -> Buffer:
-        return key
-
-    def sealed(self, key: Buffer) -> None:
-        """Whoever holds the buffer can read it."""
-
-    def checksum(self, key: Buffer, place: slice) -> str:
-        return compute_checksum(key[place])
-
     def payload(self, key: Buffer, place: slice) -> Buffer:
         return key[place]
 
-    def close(self) -> None:
-        """Nothing is kept here."""
 
-
-class SharedArena:
+class SharedArena(Arena):
     """Segments of shared memory that versions take in turn.
 
-    One more than there are versions held: whoever loads the older one is not disturbed by the next to be published.
+    There is one segment more than versions are held, so that the next version to be published does not disturb a
+    receiver that loads the older one.
     """
 
-    def __init__(self, segments: int = _HELD + 1) -> None:
+    def __init__(self, segments: int = _HELD_VERSIONS + 1) -> None:
         self._segments: list[SharedSegment] = []
         self._most = segments
 
@@ -110,12 +99,6 @@ class SharedArena:
     def view(self, key: SharedSegment) -> Buffer:
         return key.buffer
 
-    def sealed(self, key: SharedSegment) -> None:
-        """Whoever opens the segment can read it."""
-
-    def checksum(self, key: SharedSegment, place: slice) -> str:
-        return compute_checksum(key.buffer[place])
-
     def payload(self, key: SharedSegment, place: slice) -> SharedSlice:
         return SharedSlice(segment=key.name, start=place.start, size=place.stop - place.start)
 
@@ -126,8 +109,47 @@ class SharedArena:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Held:
-    """One version, packed."""
+class StoredVersion:
+    """One version of an `ObjectArena`: first on the heap, then bucket by bucket in the object store."""
+
+    size: int
+    heap: Buffer | None
+    """Freed when all of it is stored."""
+    slices: dict[int, ObjectSlice] = field(default_factory=dict)
+    """By the first byte."""
+
+
+class ObjectArena(Arena):
+    """The object store of a Ray cluster: each bucket is put once, when its checksum is computed, on a thread.
+
+    Ray counts the references. A node fetches the bytes when they are first read there, and frees them when no process
+    holds them any more. They are lost with the process that put them.
+    """
+
+    def take(self, size: int) -> StoredVersion:
+        return StoredVersion(size=size, heap=memoryview(bytearray(size)))
+
+    def view(self, key: StoredVersion) -> Buffer:
+        if key.heap is None:
+            raise TransferError("the version is stored, and can no longer be written")
+        return key.heap
+
+    def checksum(self, key: StoredVersion, place: slice) -> str:
+        found = super().checksum(key, place)
+        self.payload(key, place)
+        return found
+
+    def payload(self, key: StoredVersion, place: slice) -> ObjectSlice:
+        if place.start not in key.slices:
+            key.slices[place.start] = put_object(self.view(key)[place])
+            if sum(part.size for part in key.slices.values()) == key.size:
+                key.heap = None
+        return key.slices[place.start]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _HeldVersion:
+    """One packed version."""
 
     version: int
     entries: tuple[TensorEntry, ...]
@@ -137,42 +159,45 @@ class _Held:
 
 
 class WeightStore:
-    """A `WeightSource` that a trainer publishes into. `wire` is what floating tensors travel as; None: as they are."""
+    """A `WeightSource` that a trainer publishes into.
+
+    `wire_dtype` is the type in which floating tensors are sent; `None`: as they are.
+    """
 
     def __init__(
-        self, *, bucket_mb: float = 512, wire: torch.dtype | None = torch.bfloat16, arena: Arena | None = None
+        self, *, bucket_mb: float = 512, wire_dtype: torch.dtype | None = torch.bfloat16, arena: Arena | None = None
     ) -> None:
         self._bucket_bytes = int(bucket_mb * _MB)
-        self._wire = wire
+        self._wire_dtype = wire_dtype
         self._arena: Arena = arena or HeapArena()
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _HeldVersion] = {}
         self._lock = threading.Lock()
 
     def publish(self, version: int, tensors: Mapping[str, Tensor], read: ReadTensor | None = None) -> None:
-        """Hold a copy of `tensors` as `version`, and forget what is older than the one before. Any thread.
+        """Hold a copy of `tensors` as `version`, and drop what is older than the version before. Any thread.
 
-        Where they are only described by `tensors`, as those are that lie in many processes, `read` gives one by its
-        name, in the order of `make_tensor_entries`.
+        Where the values lie in many processes, `tensors` only describes them, and `read` returns one by its name, in
+        the order of `make_tensor_entries`.
         """
-        entries = make_tensor_entries(tensors, self._wire)
+        entries = make_tensor_entries(tensors, self._wire_dtype)
         extents, total = compute_layout(entries)
         with self._lock:
             self._held.pop(version, None)
-            while len(self._held) >= _HELD:
+            while len(self._held) >= _HELD_VERSIONS:
                 del self._held[next(iter(self._held))]
             key = self._arena.take(total)
         pack_tensors(read or tensors.__getitem__, extents, self._arena.view(key))
-        self._arena.sealed(key)
+        self._arena.seal(key)
         with self._lock:
-            self._held[version] = _Held(version=version, entries=entries, total=total, key=key)
+            self._held[version] = _HeldVersion(version=version, entries=entries, total=total, key=key)
 
     def clear(self) -> None:
-        """Hold nothing: the trainer is gone, or about to become something else."""
+        """Drop all versions: the trainer is gone, or about to load other weights."""
         with self._lock:
             self._held.clear()
 
     def close(self) -> None:
-        """Give the memory back. Idempotent."""
+        """Free the memory. Idempotent."""
         self.clear()
         self._arena.close()
 
@@ -181,43 +206,45 @@ class WeightStore:
         if held is None:
             raise TransferError(f"version {version} is not held; there are {sorted(self._held)}")
         if held.manifest is None:
-            held.manifest = await asyncio.to_thread(self._manifest_of, held)
-            self._check(held)
-        return held.manifest, self._buckets(held, held.manifest)
+            held.manifest = await asyncio.to_thread(self._make_manifest, held)
+            self._check_held(held)
+        return held.manifest, self._iterate_buckets(held, held.manifest)
 
-    async def _buckets(self, held: _Held, manifest: Manifest) -> AsyncIterator[Bucket]:
+    async def _iterate_buckets(self, held: _HeldVersion, manifest: Manifest) -> AsyncIterator[Bucket]:
         for index, place in enumerate(split_into_buckets(held.total, self._bucket_bytes)):
-            self._check(held)
+            self._check_held(held)
             payload = self._arena.payload(held.key, place)
             yield Bucket(version=held.version, index=index, checksum=manifest.checksums[index], payload=payload)
 
-    def _manifest_of(self, held: _Held) -> Manifest:
-        sums = tuple(
-            self._arena.checksum(held.key, place) for place in split_into_buckets(held.total, self._bucket_bytes)
-        )
+    def _make_manifest(self, held: _HeldVersion) -> Manifest:
+        places = split_into_buckets(held.total, self._bucket_bytes)
+        sums = tuple(self._arena.checksum(held.key, place) for place in places)
         return Manifest(version=held.version, tensors=held.entries, checksums=sums, total_bytes=held.total)
 
-    def _check(self, held: _Held) -> None:
+    def _check_held(self, held: _HeldVersion) -> None:
         if self._held.get(held.version) is not held:
             raise TransferError(f"version {held.version} was given up while it was gathered")
 
 
 class NonPublishingStore:
-    """The store of the ranks that publish nothing: helps to gather what rank 0 publishes, in the same order."""
+    """The store of ranks that publish nothing. It reads all tensors in the same order as the store of rank 0.
 
-    def __init__(self, wire: torch.dtype | None) -> None:
-        self._wire = wire
+    Reading a sharded tensor is a collective operation, in which every rank takes part.
+    """
+
+    def __init__(self, wire_dtype: torch.dtype | None) -> None:
+        self._wire_dtype = wire_dtype
 
     def publish(self, version: int, tensors: Mapping[str, Tensor], read: ReadTensor | None = None) -> None:
-        for entry in make_tensor_entries(tensors, self._wire):
+        for entry in make_tensor_entries(tensors, self._wire_dtype):
             if read is not None and all(entry.shape):
                 read(entry.name)
 
     def clear(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no version is held."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no memory is held."""
 
     async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
         raise TransferError(f"version {version} is published by rank 0")

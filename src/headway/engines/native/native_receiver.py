@@ -152,7 +152,7 @@ class NativeReceiver(StagedReceiver[StagedVersion]):
         """What is served, held here so that the loader's thread frees it."""
         self._to_free: list[ServedValues] = []
 
-    async def _staged(self, manifest: Manifest) -> StagedVersion:
+    async def _make_stage(self, manifest: Manifest) -> StagedVersion:
         return StagedVersion(manifest, await self._get_parameters(), self._open_payload)
 
     async def _serve(self, stage: StagedVersion) -> None:
@@ -160,11 +160,11 @@ class NativeReceiver(StagedReceiver[StagedVersion]):
         await self._switch(values, stage.manifest.version)
         self._to_free, self._served = [self._served], values if stage.served_in_place else {}
 
-    async def _settle(self) -> None:
+    async def _release_previous(self) -> None:
         if (
             self._loader is not None
         ):  # allocators return memory that its own thread frees, and keep what another one frees
-            await self._off_the_loop(self._to_free.clear)
+            await self._run_on_thread(self._to_free.clear)
 
     def reset(self, *, gone: bool) -> None:
         super().reset(gone=gone)

@@ -125,9 +125,9 @@ class DirectoryReceiver(StagedReceiver[VersionDirectoryWriter]):
         self._root, self._switch = root, switch
         self._model_directory, self._open_payload = model_directory, open_payload
 
-    async def _staged(self, manifest: Manifest) -> VersionDirectoryWriter:
+    async def _make_stage(self, manifest: Manifest) -> VersionDirectoryWriter:
         made: list[VersionDirectoryWriter] = []
-        await self._off_the_loop(
+        await self._run_on_thread(
             lambda: made.append(
                 VersionDirectoryWriter(
                     self._root, manifest, model_directory=self._model_directory, open_payload=self._open_payload
@@ -137,12 +137,12 @@ class DirectoryReceiver(StagedReceiver[VersionDirectoryWriter]):
         return made[0]
 
     async def _serve(self, stage: VersionDirectoryWriter) -> None:
-        await self._off_the_loop(stage.publish)
+        await self._run_on_thread(stage.publish)
         await self._switch(stage.manifest.version, stage.path)
         self._served = stage
 
-    async def _settle(self) -> None:
-        await self._off_the_loop(self._served.remove_others)
+    async def _release_previous(self) -> None:
+        await self._run_on_thread(self._served.remove_others)
 
 
 def check_tensor_names(manifest: Manifest, model: Path) -> None:

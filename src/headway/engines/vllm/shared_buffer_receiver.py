@@ -65,7 +65,7 @@ class SharedBufferReceiver(StagedReceiver[BufferedVersion]):
         self._switch, self._make_buffer, self._check, self._open_payload = switch, make_buffer, check, open_payload
         self._shared: SharedBuffer | None = None
 
-    async def _staged(self, manifest: Manifest) -> BufferedVersion:
+    async def _make_stage(self, manifest: Manifest) -> BufferedVersion:
         self._check(manifest)
         self._release_buffer()
         self._shared = shared = self._make_buffer(manifest.total_bytes)
@@ -74,7 +74,7 @@ class SharedBufferReceiver(StagedReceiver[BufferedVersion]):
     async def _serve(self, stage: BufferedVersion) -> None:
         await self._switch(stage.manifest, stage.shared.name)
 
-    async def _settle(self) -> None:
+    async def _release_previous(self) -> None:
         self._release_buffer()
 
     def reset(self, *, gone: bool) -> None:

@@ -44,9 +44,9 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 async def entered(place: Host) -> Any:
-    seat = place.make_slot()
-    await seat.enter()
-    return seat
+    slot = place.make_slot()
+    await slot.enter()
+    return slot
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,21 +54,21 @@ def test_an_episode_is_played_and_an_environment_that_says_so_serves_again(kind:
     async def scenario() -> None:
         place = host(kind, "Guess", most=5)
         for episode in (1, 2):
-            seat = await entered(place)
-            traits = await seat.open()
+            slot = await entered(place)
+            traits = await slot.open()
             assert (traits.instructions, traits.max_steps, traits.stop) == ("Guess a digit.", 4, ("\n",))
-            assert (await seat.reset(9, {})).text == f"Episode {episode}: a digit up to 5?"
-            assert await seat.step("x") == Reply("A digit!", valid=False)
-            assert await seat.step("3") == Reply("Right.", reward=1.0, done=True, success=True)
-            await seat.leave()
-        seat = await entered(place)
-        await seat.open()
-        await seat.reset(9, {})
-        await seat.leave()  # in the middle, as when a group is full
-        seat = await entered(place)
-        await seat.open()
-        assert (await seat.reset(9, {})).text.startswith("Episode 4:")
-        await seat.leave()
+            assert (await slot.reset(9, {})).text == f"Episode {episode}: a digit up to 5?"
+            assert await slot.step("x") == Reply("A digit!", valid=False)
+            assert await slot.step("3") == Reply("Right.", reward=1.0, done=True, success=True)
+            await slot.leave()
+        slot = await entered(place)
+        await slot.open()
+        await slot.reset(9, {})
+        await slot.leave()  # in the middle, as when a group is full
+        slot = await entered(place)
+        await slot.open()
+        assert (await slot.reset(9, {})).text.startswith("Episode 4:")
+        await slot.leave()
         await place.close()
 
     run(scenario)
@@ -78,11 +78,11 @@ def test_an_episode_is_played_and_an_environment_that_says_so_serves_again(kind:
 def test_coroutines_are_played_too(kind: str) -> None:
     async def scenario() -> None:
         place = host(kind, "Async")
-        seat = await entered(place)
-        await seat.open()
-        assert (await seat.reset(3, {"a": 1})).text == "seed 3 ['a']"
-        assert await seat.step("end") == Reply("end", reward=0.5, done=True, success=True)
-        await seat.leave()
+        slot = await entered(place)
+        await slot.open()
+        assert (await slot.reset(3, {"a": 1})).text == "seed 3 ['a']"
+        assert await slot.step("end") == Reply("end", reward=0.5, done=True, success=True)
+        await slot.leave()
         await place.close()
 
     run(scenario)
@@ -107,13 +107,13 @@ def test_a_bad_environment_fails_with_a_reason_and_the_next_one_plays(
     async def scenario() -> None:
         place = host(kind, "Bad", places=1, what=what, where=where)
         for _ in range(2):
-            seat = await entered(place)
-            await seat.open()
+            slot = await entered(place)
+            await slot.open()
             with pytest.raises((EnvironmentFailed, ValueError)) as raised:
-                await seat.reset(0, {})
-                await seat.step("go")
+                await slot.reset(0, {})
+                await slot.step("go")
             assert complaint in str(raised.value)
-            await seat.leave()
+            await slot.leave()
         await place.close()
 
     run(scenario)
@@ -125,8 +125,8 @@ def test_a_call_that_never_returns_is_stopped_where_it_is_python() -> None:
         before = threading.active_count()
         await _given_up(place)
         _until(lambda: threading.active_count() <= before)  # its thread has ended
-        seat = await entered(place)  # and its place is free
-        await seat.leave()
+        slot = await entered(place)  # and its place is free
+        await slot.leave()
         await place.close()
 
     run(scenario)
@@ -137,8 +137,8 @@ def test_a_call_that_hangs_here_is_given_up_and_said_to_be_still_there(tmp_path:
         place = host("here", "Bad", places=1, what="hangs")
         with pytest.raises(EnvironmentFailed, match="still has its thread; play it in worker processes"):
             await _given_up(place)
-        seat = await entered(place)
-        await seat.leave()
+        slot = await entered(place)
+        await slot.leave()
         await place.close()
 
     run(scenario)
@@ -151,10 +151,10 @@ def test_a_worker_in_which_a_call_hangs_is_killed_and_replaced(tmp_path: Path) -
         assert isinstance(place, WorkerEnvironmentHost)
         await _given_up(place)
         assert _below(os.getpid()) == before, "nothing of it is left"
-        seat = await entered(place)
-        await seat.open()
-        assert (await seat.reset(0, {})).text == "Go."
-        await seat.leave()
+        slot = await entered(place)
+        await slot.open()
+        assert (await slot.reset(0, {})).text == "Go."
+        await slot.leave()
         await place.close()
         assert _below(os.getpid()) == before
 
@@ -163,24 +163,24 @@ def test_a_worker_in_which_a_call_hangs_is_killed_and_replaced(tmp_path: Path) -
 
 async def _given_up(place: Host) -> None:
     """As the scheduler does when an answer takes too long, or nobody wants it any more."""
-    seat = await entered(place)
-    await seat.open()
-    await seat.reset(0, {})
+    slot = await entered(place)
+    await slot.open()
+    await slot.reset(0, {})
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await seat.step("go")
-    await seat.leave()
+            await slot.step("go")
+    await slot.leave()
 
 
 def test_a_worker_that_dies_says_how_and_what_it_said_last() -> None:
     async def scenario() -> None:
         place = host("workers", "Bad", places=1, what="dies")
-        seat = await entered(place)
-        await seat.open()
-        await seat.reset(0, {})
+        slot = await entered(place)
+        await slot.open()
+        await slot.reset(0, {})
         with pytest.raises(EnvironmentFailed, match=r"worker process .* exit code 3\n  \| last words"):
-            await seat.step("go")
-        await seat.leave()
+            await slot.step("go")
+        await slot.leave()
         await place.close()
 
     run(scenario)
@@ -189,13 +189,13 @@ def test_a_worker_that_dies_says_how_and_what_it_said_last() -> None:
 def test_what_an_environment_starts_ends_with_its_worker(tmp_path: Path) -> None:
     async def scenario() -> None:
         place = host("workers", "Bad", places=1, what="leaks", note=str(tmp_path / "pid"))
-        seat = await entered(place)
-        await seat.open()
-        await seat.reset(0, {})
-        assert (await seat.step("go")).text == "leaked"
+        slot = await entered(place)
+        await slot.open()
+        await slot.reset(0, {})
+        assert (await slot.step("go")).text == "leaked"
         leaked = int((tmp_path / "pid").read_text())
         assert _is_there(leaked)
-        await seat.leave()
+        await slot.leave()
         await place.close()
         assert not _is_there(leaked)
 
@@ -210,12 +210,12 @@ def test_printing_gigabytes_is_not_heard_and_ends_the_episode(kind: str, monkeyp
     async def scenario() -> None:
         muffler = StandardStreamFilter()
         place = host(kind, "Bad", places=1, what="prints")
-        seat = await entered(place)
-        await seat.open()
-        await seat.reset(0, {})
+        slot = await entered(place)
+        await slot.open()
+        await slot.reset(0, {})
         with pytest.raises(EnvironmentFailed, match=f"printed more than {MAX_PRINTED_CHARACTERS >> 20} MB"):
-            await seat.step("go")
-        await seat.leave()
+            await slot.step("go")
+        await slot.leave()
         print("heard")
         await place.close()
         muffler.close()
@@ -233,15 +233,15 @@ def test_no_more_than_its_places_are_played_at_once(kind: str) -> None:
         await asyncio.sleep(0)
         assert not third.done()
         await first.leave()
-        seat = await third
-        await seat.leave()
+        slot = await third
+        await slot.leave()
         await second.leave()
         await place.close()
 
     run(scenario)
 
 
-def test_a_worker_with_several_seats_keeps_the_others_when_one_is_given_up() -> None:
+def test_a_worker_with_several_episodes_keeps_the_others_when_one_is_given_up() -> None:
     async def scenario() -> None:
         place = WorkerEnvironmentHost(f"{WORLDS}:Bad", {"what": "loops"}, workers=1, episodes_per_worker=2)
         staying = await entered(place)
@@ -262,8 +262,8 @@ import asyncio
 from headway.environments.worker_host import WorkerEnvironmentHost
 async def main():
     host = WorkerEnvironmentHost("{WORLDS}:Bad", {{"what": "hangs", "note": {str(note)!r}}}, workers=1)
-    seat = host.make_slot()
-    await seat.enter(); await seat.open(); await seat.reset(0, {{}}); await seat.step("go")
+    slot = host.make_slot()
+    await slot.enter(); await slot.open(); await slot.reset(0, {{}}); await slot.step("go")
 asyncio.run(main())
 """
     process = subprocess.Popen(
@@ -326,13 +326,13 @@ def test_an_environment_is_closed_once_after_whatever_it_was_doing() -> None:
     async def scenario() -> None:
         for action in ("end", "go", "fail", "loop"):
             place = LocalEnvironmentHost("slow", lambda name=action: Slow(name))  # type: ignore[misc]
-            seat = await entered(place)
-            await seat.open()
-            await seat.reset(0, {})
+            slot = await entered(place)
+            await slot.open()
+            await slot.reset(0, {})
             with suppress(ValueError, TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await seat.step(action)
-            await seat.leave()
+                    await slot.step(action)
+            await slot.leave()
             await place.close()
 
     run(scenario)

@@ -182,17 +182,17 @@ def make_denoising_settings(resolved: ResolvedConfig) -> DenoisingSettings:
     from headway.denoising.settings import DenoisingSettings
 
     config = resolved.config
-    flow = config.denoising
-    assert flow is not None
+    denoising = config.denoising
+    assert denoising is not None
     return DenoisingSettings(
-        sampler=flow.sampler,
-        noise_level=flow.noise_level,
-        shift=flow.timestep_shift,
-        window="last" if flow.algorithm == "diffusion_nft" else flow.window,
-        window_size=flow.window_size,
-        window_interval=flow.window_interval,
-        window_stride=flow.window_stride,
-        share_prefix=flow.share_prefix,
+        sampler=denoising.sampler,
+        noise_level=denoising.noise_level,
+        shift=denoising.timestep_shift,
+        window="last" if denoising.algorithm == "diffusion_nft" else denoising.window,
+        window_size=denoising.window_size,
+        window_interval=denoising.window_interval,
+        window_stride=denoising.window_stride,
+        share_prefix=denoising.share_prefix,
         guidance=config.actor_infer.generating_args.guidance_scale,
         seed=config.seed,
     )
@@ -205,20 +205,20 @@ def make_denoising_training(args: ComponentArgs, resolved: ResolvedConfig) -> De
     from headway.trainers.local import make_local_settings
 
     config = resolved.config
-    flow = config.denoising
-    assert flow is not None
+    denoising = config.denoising
+    assert denoising is not None
     precision = args.select_precision(resolved)
     local = make_local_settings(resolved, precision=precision, device=args.device, threads=args.threads)
     kl_coef = config.kl_loss_coef if config.use_kl_loss else None
-    nft = DiffusionNftParams(beta=flow.nft_beta, clip=config.advantage_clip or 5.0, kl_coef=kl_coef or 0.0)
+    nft = DiffusionNftParams(beta=denoising.nft_beta, clip=config.advantage_clip or 5.0, kl_coef=kl_coef or 0.0)
     return DenoisingTrainerSettings(
         local=replace(local, objective=replace(local.objective, kl_coef=None)),
         denoising=make_denoising_settings(resolved),
         micro_batch_samples=config.actor_train.training_args.per_device_train_batch_size,
         kl_coef=kl_coef,
-        kl_mode=flow.kl_mode,
-        nft=nft if flow.algorithm == "diffusion_nft" else None,
-        nft_levels=flow.nft_levels,
+        kl_mode=denoising.kl_mode,
+        nft=nft if denoising.algorithm == "diffusion_nft" else None,
+        nft_levels=denoising.nft_levels,
         seed=config.seed,
     )
 
@@ -247,9 +247,9 @@ def _count_parameters(directory: Path) -> int:
 
 
 def _make_denoiser_loader(args: ComponentArgs) -> Callable[[], Any]:
-    flow = args.load_config().config.denoising
-    assert flow is not None
-    height, width = flow.height, flow.width
+    denoising = args.load_config().config.denoising
+    assert denoising is not None
+    height, width = denoising.height, denoising.width
 
     def load() -> Any:
         from headway.denoising.models import open_denoiser

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headway.cli import machine_inventory, main
-from headway.cli.machine_inventory import format_size
+from headway.cli import cluster_command, main
+from headway.cli.cluster_command import format_size
 from headway.config import load_config
 from headway.launch.memory_needs import estimate_component_needs, sum_by_memory
 from headway.launch.placement import Placement
@@ -29,9 +29,9 @@ def facts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements of a size that takes no time."""
-    monkeypatch.setattr(machine_inventory, "_MEMORY_BYTES", 1 << 20)
-    monkeypatch.setattr(machine_inventory, "_DISK_BYTES", 1 << 20)
-    monkeypatch.setattr(machine_inventory, "_CHUNK", 1 << 18)
+    monkeypatch.setattr(cluster_command, "_MEMORY_BYTES", 1 << 20)
+    monkeypatch.setattr(cluster_command, "_DISK_BYTES", 1 << 20)
+    monkeypatch.setattr(cluster_command, "_CHUNK", 1 << 18)
 
 
 @pytest.mark.usefixtures("quick")
@@ -130,7 +130,7 @@ def test_a_run_that_does_not_fit_is_said_to(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 200 kB\nMemAvailable: 100 kB\n")
-    monkeypatch.setattr(machine_inventory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(cluster_command, "_MEMINFO", tmp_path / "meminfo")
     assert main([*dry(model, tmp_path / "run"), "--dry-run"]) == 0
     assert "100 KiB free: does not fit" in capsys.readouterr().out
 

@@ -10,8 +10,14 @@ Looks at this machine and, if the configuration names one, at the Ray cluster. R
 from __future__ import annotations
 
 import argparse
+import os
 import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from rich import box
@@ -19,19 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.cli.command_line import add_json_option, add_run_arguments, load_run_config, make_console, print_json
-from headway.cli.machine_inventory import (
-    format_size,
-    get_total_memory,
-    list_gpus,
-    list_packages,
-    measure_bandwidth,
-    measure_free_memory,
-    measure_free_space,
-    parts_to_json,
-    print_layout,
-)
 from headway.config import ResolvedConfig
-from headway.launch.memory_needs import ComponentNeeds, estimate_component_needs
+from headway.launch.memory_needs import HOST, ComponentNeeds, estimate_component_needs, sum_by_memory
 from headway.launch.placement import Placement, count_usable_cores, plan_placement
 from headway.version import VERSION
 
@@ -53,7 +48,7 @@ def run_command(args: argparse.Namespace) -> int:
     facts = collect_inventory(directory)
     console = make_console()
     if not args.json:
-        console.print(_table(facts))
+        console.print(_make_inventory_table(facts))
     if resolved is None:
         if args.json:
             print_json(facts)
@@ -123,7 +118,7 @@ def _explain(parts: list[ComponentNeeds], text: str, notes: list[str], console: 
     console.print("What memory they need: headway train … --dry-run", markup=False)
 
 
-def _table(facts: dict[str, Any]) -> Table:
+def _make_inventory_table(facts: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="What is here", title_justify="left", show_header=False)
     memory = facts["memory"]
     table.add_row("headway", f"{facts['headway']}, Python {facts['python']}, {facts['system']}")
@@ -141,3 +136,189 @@ def _table(facts: dict[str, Any]) -> Table:
     for name, speed in facts["bytes_per_s"].items():
         table.add_row(name, f"{speed / 1e9:.2f} GB/s")
     return table
+
+
+PACKAGES = ("torch", "transformers", "ray", "vllm", "sglang")
+_MEMORY_BYTES, _DISK_BYTES, _CHUNK = 128 << 20, 64 << 20, 8 << 20
+_MEMINFO, _SHARED, _CONTROL_GROUP = Path("/proc/meminfo"), Path("/dev/shm"), Path("/sys/fs/cgroup")
+
+
+def measure_free_memory() -> dict[str, int]:
+    """Return free bytes by where they are: `host`, `GPU 0`, …"""
+    limits = [limit for limit in (_read_meminfo("MemAvailable"), _measure_cgroup_memory()) if limit is not None]
+    found = {"host": min(limits)} if limits else {}
+    return found | {f"GPU {number}": gpu["free"] for number, gpu in enumerate(list_gpus())}
+
+
+def get_total_memory() -> int | None:
+    """Return the memory of the host in bytes."""
+    return _read_meminfo("MemTotal")
+
+
+def _read_meminfo(name: str) -> int | None:
+    try:
+        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+def _measure_cgroup_memory() -> int | None:
+    """Return what the control group of this process leaves, or `None` where it sets no limit."""
+    try:
+        most, used = (
+            (_CONTROL_GROUP / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current")
+        )
+        return None if most == "max" else max(int(most) - int(used), 0)
+    except (OSError, ValueError):
+        return None
+
+
+def list_gpus() -> list[dict[str, Any]]:
+    """Return name, memory and free memory of each GPU that torch sees."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    found = []
+    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = torch.cuda.mem_get_info(number)
+        found.append({"name": torch.cuda.get_device_name(number), "total": total, "free": free})
+    return found
+
+
+def list_packages() -> dict[str, str | None]:
+    """Return versions of packages that Headway can use, and `None` for those that are not installed."""
+    return {name: _find_version(name) for name in PACKAGES}
+
+
+def _find_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def measure_free_space(directory: Path) -> dict[str, int]:
+    """Return free bytes on the disk of `directory` and in named shared memory."""
+    places = {"disk": _find_existing_parent(directory), "shared memory": _SHARED}
+    return {name: disk_usage(path).free for name, path in places.items() if path.is_dir()}
+
+
+def _find_existing_parent(path: Path) -> Path:
+    """Return the nearest directory that exists."""
+    path = path.absolute()
+    return path if path.is_dir() else _find_existing_parent(path.parent)
+
+
+def measure_bandwidth(directory: Path) -> dict[str, float]:
+    """Measure bytes per second of a copy in memory, and of a file in `directory` written to disk and read back."""
+    found = {"memory copy": _memory_bandwidth()}
+    try:
+        with tempfile.NamedTemporaryFile(dir=_find_existing_parent(directory), prefix=".headway-check-") as file:
+            found |= _disk_bandwidth(file)
+    except OSError:
+        pass  # not writable or full: `measure_free_space` shows it
+    return found
+
+
+def _memory_bandwidth() -> float:
+    source = memoryview(bytearray(b"x") * _MEMORY_BYTES)  # zeros would all be the same page
+    target = memoryview(bytearray(_MEMORY_BYTES))
+
+    def copy() -> None:
+        target[:] = source
+
+    copy()
+    return _MEMORY_BYTES / min(_timed(copy) for _ in range(3))
+
+
+def _disk_bandwidth(file: Any) -> dict[str, float]:
+    data, left = os.urandom(_CHUNK), range(0, _DISK_BYTES, _CHUNK)
+
+    def write() -> None:
+        for _ in left:
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+    def read() -> None:
+        file.seek(0)
+        while file.read(_CHUNK):
+            pass
+
+    written_s = _timed(write)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return {"disk write": _DISK_BYTES / written_s, "disk read": _DISK_BYTES / _timed(read)}
+
+
+def _timed(call: Callable[[], None]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return max(time.perf_counter() - began_s, 1e-9)
+
+
+def print_layout(parts: Sequence[ComponentNeeds], console: Console) -> None:
+    """Print the components, and whether what they need is free."""
+    console.print(_make_layout_table(parts))
+    free = measure_free_memory()
+    for where, size in sum_by_memory(list(parts)).items():
+        console.print(_describe_fit(where, size, free.get(where)), markup=False)
+
+
+def parts_to_json(parts: Sequence[ComponentNeeds]) -> list[dict[str, object]]:
+    """Return the components as JSON values."""
+    return [
+        {
+            "name": part.name,
+            "lives": part.lives,
+            "memory": part.memory,
+            "threads": part.threads,
+            "needs": dict(part.needs),
+            **({"rank": {"devices": part.rank.devices, **part.rank.coordinates._asdict()}} if part.rank else {}),
+        }
+        for part in parts
+    ]
+
+
+def format_size(count: float) -> str:
+    """Return a number of bytes as text, such as `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _make_layout_table(parts: Sequence[ComponentNeeds]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Where the parts go", title_justify="left")
+    for heading in ("part", "lives as", "on", "threads"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading == "threads" else "left")
+    ranked = any(part.rank for part in parts)
+    if ranked:
+        table.add_column("rank", no_wrap=True)
+    table.add_column("needs", justify="right", no_wrap=True)
+    table.add_column("for")
+    for part in parts:
+        what = ", ".join(f"{name.removeprefix(HOST + ':')} {format_size(size)}" for name, size in part.needs.items())
+        table.add_row(
+            part.name,
+            part.lives,
+            part.memory,
+            str(part.threads) if part.threads else "–",
+            *([part.rank.summary if part.rank else "–"] if ranked else []),
+            format_size(part.total) if part.needs else "–",
+            what or "–",
+        )
+    return table
+
+
+def _describe_fit(where: str, size: int, free: int | None) -> str:
+    name = "memory of the host" if where == HOST else f"memory of {where}"
+    if free is None:
+        return f"{name}: {format_size(size)} and activations; how much is free cannot be said here"
+    fits = "fits" if size < free else "does not fit"
+    return f"{name}: {format_size(size)} and activations, {format_size(free)} free: {fits}"

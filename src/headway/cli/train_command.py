@@ -19,8 +19,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from headway.cli.cluster_command import print_layout
 from headway.cli.command_line import add_run_arguments, load_run_config, make_console
-from headway.cli.machine_inventory import print_layout
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.training_flow import RunSummary
 from headway.launch.memory_needs import estimate_component_needs

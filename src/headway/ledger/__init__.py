@@ -1,4 +1,4 @@
-"""The book of samples: what was started, how it ended, and what a run goes on with after a crash."""
+"""The ledger of samples: which were started, how each ended, and what a run goes on with after a crash."""
 
 from headway.ledger.ledger import Ledger
 from headway.ledger.ledger_restore import RestoredGroup, RestoredRun, rebase_generation, rebase_version

@@ -1,14 +1,14 @@
 """Going back to a checkpoint: what a run goes on with after its process or its trainer was lost.
 
-**Versions of a lost lineage.** A restore to `ancestor` makes a branch: versions are numbered on from `ancestor`,
-so version 7 of before and version 7 of after are different weights. An action made by version v > `ancestor` came
-from weights that no longer exist. Its distance to any weights trained from now on goes through the common
-ancestor, (v − ancestor) updates back and (trained − ancestor) forward. The action is therefore renumbered to
-2·ancestor − v, which makes `trained − version` exactly that distance: freshness keeps being judged by one
-subtraction, and the bound stays provable. The number may be negative.
+**Versions of a lost lineage.** A restore to `ancestor` makes a branch: versions are numbered on from `ancestor`, so
+version 7 before and version 7 after it are different weights. An action made by version v > `ancestor` came from
+weights that no longer exist. Its distance to any weights trained from now on goes through the common ancestor,
+(v − ancestor) updates back and (trained − ancestor) forward. The action is therefore renumbered to 2·ancestor − v,
+which makes `trained − version` exactly that distance: freshness is still judged by one subtraction, and the bound on
+staleness stays provable. The number may be negative.
 
-It is done once per record and for good: every stored record is stamped with the lineage it was recorded in, and the
-restores since then are applied on reading, never to the stored bytes. A second crash cannot renumber twice.
+A record is renumbered once and for good: every stored record has the lineage in which it was recorded, and the restores
+since then are applied on reading, never to the stored bytes. A second crash cannot renumber twice.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from headway.ledger.ledger_records import decode_episode, decode_generation
+from headway.ledger.ledger_store import read_maximum
 from headway.types import (
     DropReason,
     Episode,
@@ -42,11 +43,11 @@ class RestoredGroup:
     grades: dict[str, tuple[Score, float]]
     """Score and advantage by sample id; empty when the group was not graded."""
     partials: dict[str, Generation]
-    """What is left of members that were still being made; of those beyond their first turn, a `PartialGeneration`."""
+    """Partial results of members that were being generated; a `PartialGeneration` beyond the first turn."""
     open: tuple[str, ...]
     """Members started and not finished."""
     members_started: int
-    """Samples ever started in it, the dropped ones included."""
+    """Number of samples ever started in it, including dropped ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +62,11 @@ class RestoredRun:
     """Every open group, by group id."""
     next_group_id: int
     lineage: int
-    """How many restores there have been."""
+    """Number of restores until now."""
 
 
 def rebase_version(version: int, *, ancestor: int, base: int | None = None) -> int:
-    """`version` as counted from the line that goes on from `ancestor`; never closer than it really is.
+    """Renumber `version` for the branch that goes on from `ancestor`; never closer than it really is.
 
     `base` is where the lineage of the record itself began, `None` for the first. Numbers below it came with a
     resumed partial and may be renumbered ones. They stay right unless this restore goes back beyond `base`; then
@@ -77,7 +78,7 @@ def rebase_version(version: int, *, ancestor: int, base: int | None = None) -> i
 
 
 def rebase_generation(generation: Generation, *, ancestor: int, base: int | None = None) -> Generation:
-    """`generation` with its versions counted from the line that goes on from `ancestor`."""
+    """Return `generation` with its versions renumbered for the branch that goes on from `ancestor`."""
     runs: tuple[VersionRun, ...] = ()
     for run in generation.runs:
         runs = extend_runs(runs, rebase_version(run.version, ancestor=ancestor, base=base), run.count)
@@ -85,8 +86,8 @@ def rebase_generation(generation: Generation, *, ancestor: int, base: int | None
 
 
 def rewind(db: sqlite3.Connection, version: int) -> None:
-    """Take back every end that the checkpoint `version` does not know of. Belongs in one transaction."""
-    lineage = _last(db, "SELECT max(lineage) FROM restores", default=0) + 1
+    """Undo every end that is newer than the checkpoint `version`. Must run in one transaction."""
+    lineage = read_maximum(db, "lineage", "restores", default=0) + 1
     db.execute("INSERT INTO restores VALUES (?, ?)", (lineage, version))
     undone = "(end = 'saved' OR trained_at > ?)"
     db.execute(
@@ -101,9 +102,9 @@ def rewind(db: sqlite3.Connection, version: int) -> None:
 
 
 def _drop_unrecoverable(db: sqlite3.Connection, lineage: int) -> None:
-    """Give up groups whose payloads a newer checkpoint had pruned: they are drawn again from their prompt.
+    """Drop groups whose payloads a newer checkpoint had pruned: they are generated again from their prompt.
 
-    Only a restore that passes over the newest checkpoint, because it is damaged, comes here with any.
+    There are such groups only if the newest checkpoint is damaged and an older one is restored.
     """
     lost = db.execute(
         "SELECT DISTINCT group_id FROM undone JOIN samples USING (row) WHERE lineage = ? AND undone.end = 'trained' "
@@ -123,15 +124,15 @@ def _drop_unrecoverable(db: sqlite3.Connection, lineage: int) -> None:
 
 
 def read_restored(db: sqlite3.Connection) -> RestoredRun:
-    """What the file says is still to be done."""
+    """Read what is still to be done."""
     restores: dict[int, int] = dict(db.execute("SELECT lineage, version FROM restores"))
     episodes = {
-        row: _rebased_episode(decode_episode(body), lineage, restores)
-        for row, lineage, body in db.execute(f"SELECT row, lineage, body FROM payloads WHERE {_OF_OPEN}")
+        row: _rebase_episode(decode_episode(body), lineage, restores)
+        for row, lineage, body in db.execute(f"SELECT row, lineage, body FROM payloads WHERE {_IS_OPEN}")
     }
     partials = {
-        row: _rebased_partial(decode_generation(body), lineage, restores)
-        for row, lineage, body in db.execute(f"SELECT row, lineage, body FROM partials WHERE {_OF_OPEN}")
+        row: _rebase_stored(decode_generation(body), lineage, restores)
+        for row, lineage, body in db.execute(f"SELECT row, lineage, body FROM partials WHERE {_IS_OPEN}")
     }
     members: dict[int, list[tuple[int, str, bool]]] = {}
     in_open_groups = "group_id IN (SELECT group_id FROM groups WHERE end IS NULL)"
@@ -141,23 +142,23 @@ def read_restored(db: sqlite3.Connection) -> RestoredRun:
         members.setdefault(group_id, []).append((row, sample_id, bool(ended)))
     grades = dict(db.execute(f"SELECT group_id, body FROM grades WHERE {in_open_groups}"))
     return RestoredRun(
-        cursor=_last(db, "SELECT max(position) FROM groups") + 1,
-        pending=_pending(db),
+        cursor=read_maximum(db, "position", "groups", default=-1) + 1,
+        pending=_read_pending(db),
         groups=tuple(
-            _group(group_id, position, members.get(group_id, []), episodes, partials, grades.get(group_id, "[]"))
+            _make_group(group_id, position, members.get(group_id, []), episodes, partials, grades.get(group_id, "[]"))
             for group_id, position in db.execute(
                 "SELECT group_id, position FROM groups WHERE end IS NULL ORDER BY group_id"
             )
         ),
-        next_group_id=_last(db, "SELECT max(group_id) FROM groups") + 1,
+        next_group_id=read_maximum(db, "group_id", "groups", default=-1) + 1,
         lineage=max(restores, default=0),
     )
 
 
-_OF_OPEN = "row IN (SELECT row FROM samples WHERE end IS NULL)"
+_IS_OPEN = "row IN (SELECT row FROM samples WHERE end IS NULL)"
 
 
-def _group(
+def _make_group(
     group_id: int,
     position: int,
     members: Iterable[tuple[int, str, bool]],
@@ -183,29 +184,24 @@ def _group(
     )
 
 
-def _pending(db: sqlite3.Connection) -> tuple[int, ...]:
+def _read_pending(db: sqlite3.Connection) -> tuple[int, ...]:
     # SQLite takes the other columns of an aggregate with max() from the row that has the maximum.
     latest = db.execute("SELECT position, max(group_id), reason FROM groups GROUP BY position ORDER BY position")
     return tuple(position for position, _, reason in latest if reason is not None and DropReason(reason).regenerates)
 
 
-def _rebased_episode(episode: Episode, lineage: int, restores: dict[int, int]) -> Episode:
-    return replace(episode, turns=_rebased_turns(episode.turns, lineage, restores))
+def _rebase_episode(episode: Episode, lineage: int, restores: dict[int, int]) -> Episode:
+    return replace(episode, turns=_rebase_turns(episode.turns, lineage, restores))
 
 
-def _rebased_turns(turns: Iterable[Turn], lineage: int, restores: dict[int, int]) -> tuple[Turn, ...]:
-    return tuple(replace(turn, generation=_rebased_partial(turn.generation, lineage, restores)) for turn in turns)
+def _rebase_turns(turns: Iterable[Turn], lineage: int, restores: dict[int, int]) -> tuple[Turn, ...]:
+    return tuple(replace(turn, generation=_rebase_stored(turn.generation, lineage, restores)) for turn in turns)
 
 
-def _rebased_partial(generation: Generation, lineage: int, restores: dict[int, int]) -> Generation:
+def _rebase_stored(generation: Generation, lineage: int, restores: dict[int, int]) -> Generation:
     since = [version for number, version in restores.items() if number > lineage]
     if not since:
         return generation
     if isinstance(generation, PartialGeneration):
-        generation = replace(generation, before=_rebased_turns(generation.before, lineage, restores))
+        generation = replace(generation, before=_rebase_turns(generation.before, lineage, restores))
     return rebase_generation(generation, ancestor=min(since), base=restores.get(lineage))
-
-
-def _last(db: sqlite3.Connection, query: str, *, default: int = -1) -> int:
-    (value,) = db.execute(query).fetchone()
-    return default if value is None else int(value)

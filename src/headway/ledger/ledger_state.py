@@ -1,12 +1,14 @@
 """What the ledger holds in memory: samples and groups without an end, and what a checkpoint may prune.
 
-It is a picture of the file plus the writes that wait in the journal; a restore reads it anew. Rules are checked
-against it, so that a broken one raises at the call and no entry waits for a query.
+It mirrors the file plus the writes that wait in the journal; a restore reads it anew. Rules are checked against it, so
+that a broken rule raises at the call that broke it, without a query. `find_problems` checks the file itself.
 """
 
 from __future__ import annotations
 
 import sqlite3
+
+from headway.ledger.ledger_store import read_maximum
 
 
 class OpenSample:
@@ -30,14 +32,14 @@ class OpenGroup:
         self.group_id = group_id
         self.open: dict[str, OpenSample] = {}
         self.dropped: set[str] = set()
-        """Members that have ended, so that no id is used twice."""
+        """Ids of members that have ended, so that none is used twice."""
         self.first_row = 0
         self.last_row = -1
-        """The range of rows that holds its members, and perhaps those of others."""
+        """Rows from the first to the last hold its members, and perhaps those of other groups."""
         self.graded = False
 
     def add(self, sample_id: str, row: int) -> OpenSample:
-        """A new member; rows grow."""
+        """Add a member. Rows grow."""
         if not self.first_row:
             self.first_row = row
         self.last_row = row
@@ -46,12 +48,12 @@ class OpenGroup:
 
     @property
     def members(self) -> tuple[int, int, int]:
-        """What statements find its members by."""
+        """First row, last row and group id, by which statements find its members."""
         return (self.first_row, self.last_row, self.group_id)
 
 
 class LedgerState:
-    """Everything the file says about what is not over yet."""
+    """All samples and groups of the file that have no end yet."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.groups = {group_id: OpenGroup(group_id) for (group_id,) in db.execute(f"SELECT group_id {_OPEN_GROUPS}")}
@@ -60,19 +62,19 @@ class LedgerState:
         for (group_id,) in db.execute("SELECT group_id FROM grades"):
             if group_id in self.groups:
                 self.groups[group_id].graded = True
-        self.next_row = _maximum(db, "row", "samples", default=0) + 1
-        self.next_group_id = _maximum(db, "group_id", "groups", default=-1) + 1
-        self.lineage = _maximum(db, "lineage", "restores", default=0)
-        self.checkpointed = _maximum(db, "version", "checkpoints", default=-1)
+        self.next_row = read_maximum(db, "row", "samples", default=0) + 1
+        self.next_group_id = read_maximum(db, "group_id", "groups", default=-1) + 1
+        self.lineage = read_maximum(db, "lineage", "restores", default=0)
+        self.checkpointed = read_maximum(db, "version", "checkpoints", default=-1)
         self.unpruned = _read_unpruned(db)
-        """Groups whose payloads and grades are still in the file, by the version they were trained for."""
+        """Groups whose payloads and grades are still in the file, by the version that they were trained for."""
         self.ends = count_ends(db)
-        """Samples by how they ended."""
+        """Number of samples by how they ended."""
         self.ends.pop("open", None)
 
     def _read_members(self, db: sqlite3.Connection) -> None:
         finished = {row for (row,) in db.execute("SELECT row FROM payloads")}
-        in_part = {row for (row,) in db.execute("SELECT row FROM partials")}
+        with_partial = {row for (row,) in db.execute("SELECT row FROM partials")}
         members = (
             f"SELECT row, sample_id, group_id, end FROM samples WHERE group_id IN (SELECT group_id {_OPEN_GROUPS})"
         )
@@ -82,10 +84,10 @@ class LedgerState:
                 group.dropped.add(sample_id)
                 continue
             sample = self.samples[sample_id] = group.add(sample_id, row)
-            sample.finished, sample.has_partial = row in finished, row in in_part
+            sample.finished, sample.has_partial = row in finished, row in with_partial
 
     def add_ends(self, state: str, count: int) -> None:
-        """`count` more samples ended as `state`."""
+        """Count samples that ended as `state`."""
         if count:
             self.ends[state] = self.ends.get(state, 0) + count
 
@@ -94,7 +96,7 @@ _OPEN_GROUPS = "FROM groups WHERE end IS NULL"
 
 
 def count_ends(db: sqlite3.Connection) -> dict[str, int]:
-    """Samples in the file by state: `trained`, `saved`, `open`, `dropped:<reason>`; none where there are none."""
+    """Count the samples in the file by state: `trained`, `saved`, `open` and `dropped:<reason>`."""
     found = db.execute("SELECT end, reason, count(*) FROM samples GROUP BY end, reason")
     return {f"dropped:{reason}" if end == "dropped" else end or "open": count for end, reason, count in found}
 
@@ -108,11 +110,6 @@ def _read_unpruned(db: sqlite3.Connection) -> dict[int, list[tuple[int, int, int
         first_row, last_row, group_id = members
         unpruned.setdefault(version, []).append((first_row, last_row, group_id))
     return unpruned
-
-
-def _maximum(db: sqlite3.Connection, column: str, table: str, *, default: int) -> int:
-    (value,) = db.execute(f"SELECT max({column}) FROM {table}").fetchone()
-    return default if value is None else int(value)
 
 
 _MUST_BE_EMPTY: tuple[tuple[str, str], ...] = (
@@ -179,5 +176,5 @@ _MUST_BE_EMPTY: tuple[tuple[str, str], ...] = (
 
 
 def find_problems(db: sqlite3.Connection) -> list[str]:
-    """Every broken promise in the file, in words."""
+    """Return every broken guarantee in the file, in words."""
     return [problem.format(*row) for problem, query in _MUST_BE_EMPTY for row in db.execute(query)]

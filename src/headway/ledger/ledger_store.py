@@ -1,8 +1,13 @@
-"""The ledger's file: opened, locked and checked before anybody reads it.
+"""The file of the ledger: opening, locking and checking it, and writing to it in transactions.
 
-Guarantees: one live process owns a run's ledger (the kernel gives the lock back on `kill -9`); a file that is not
-a ledger, or is of a newer Headway, is refused untouched with a word on what to do. Others may read the file at any
-time. Does not know what the rows mean.
+Guarantees: one live process owns a run's ledger (the kernel releases the lock on `kill -9`). A file that is not a
+ledger, or was written by a newer Headway, is refused untouched with advice. Other processes may read the file at any
+time.
+
+The journal buffers writes. A flush is atomic (after a crash all of its writes are there, or none), later flushes never
+become visible without earlier ones, and a flush that fails keeps everything for the next one. The kinds of one flush
+are written in the order of a sample's life, so that a sample may start and end in one flush. What the entries say is
+checked by the ledger.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from typing import IO, Any
 from headway.errors import LedgerError
 
 SCHEMA = 1
-"""Raised with every change of the tables."""
+"""Grows with every change of the tables."""
 _APPLICATION_ID = 0x48445759  # "HDWY": tells a ledger from any other SQLite file
 
 _TABLES = """
@@ -45,7 +50,7 @@ CREATE TABLE undone (
 
 
 def open_store(path: Path | str) -> tuple[sqlite3.Connection, RunLock | None]:
-    """A connection to the ledger at `path` (`:memory:` for none), made where it is missing, and its lock."""
+    """Open or make the ledger at `path` (`:memory:` for none). Returns the connection and its lock."""
     if str(path) == ":memory:":
         return _connect(path), None
     path = Path(path)
@@ -62,7 +67,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     db: sqlite3.Connection | None = None
     try:
         db = sqlite3.connect(path, isolation_level=None)
-        # Some builds overwrite whatever is deleted; pruned payloads are no secret and that costs tenfold.
+        # Some builds overwrite deleted rows with zeros, which costs tenfold; pruned payloads are no secret.
         db.execute("PRAGMA secure_delete = OFF")
         _check(db, path)
         # NORMAL survives the death of the process at any point; only a power cut may cost the last commits.
@@ -82,7 +87,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
 
 
 def _check(db: sqlite3.Connection, path: Path | str) -> None:
-    """Make the tables of a new file; refuse a file that is not ours or not of this schema."""
+    """Make the tables of a new file, and refuse a file that is not a ledger or not of this schema."""
     (application_id,) = db.execute("PRAGMA application_id").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application_id != _APPLICATION_ID:
@@ -106,7 +111,7 @@ def _check(db: sqlite3.Connection, path: Path | str) -> None:
 
 
 def find_newest_checkpoint(path: Path) -> tuple[int, str] | None:
-    """Version and directory of the newest checkpoint in the ledger at `path`, which may be in use."""
+    """Return version and directory of the newest checkpoint in the ledger at `path`, which may be in use."""
     if not path.exists():
         return None
     db = sqlite3.connect(path)
@@ -137,24 +142,30 @@ class RunLock:
         self._file.truncate(0)
         self._file.write(str(os.getpid()))
         self._file.flush()
-        # A forked worker shares the lock and may outlive a killed parent: it lets go of its copy at once.
+        # A forked child shares the lock and may outlive a killed parent: it closes its copy at once.
         itself = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _let_go(itself()))
+        os.register_at_fork(after_in_child=lambda: _close_copy(itself()))
 
     def release(self) -> None:
-        """Let the next process in. Idempotent. The file stays: removing it would race with the next owner."""
+        """Release the lock. Idempotent. The file stays, because removing it would race with the next owner."""
         if not self._file.closed:
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # also for copies that a fork has not let go of yet
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # also for copies that a fork has not closed yet
             self._file.close()
 
-    def let_go(self) -> None:
-        """Close a forked copy; the lock itself stays with the parent."""
+    def close_copy(self) -> None:
+        """Close a forked copy. The lock itself stays with the parent."""
         self._file.close()
 
 
-def _let_go(lock: RunLock | None) -> None:
+def _close_copy(lock: RunLock | None) -> None:
     if lock is not None:
-        lock.let_go()
+        lock.close_copy()
+
+
+def read_maximum(db: sqlite3.Connection, column: str, table: str, *, default: int) -> int:
+    """Return the largest value of a column, or `default` for an empty table."""
+    (value,) = db.execute(f"SELECT max({column}) FROM {table}").fetchone()
+    return default if value is None else int(value)
 
 
 _END = "end = ?, reason = ?, trained_at = ?"
@@ -162,7 +173,7 @@ _MEMBERS = "row BETWEEN ? AND ? AND group_id = ?"
 
 
 class Journal:
-    """The connection and the writes that are not in it yet."""
+    """The connection, and the writes that are not in the file yet."""
 
     def __init__(
         self, db: sqlite3.Connection, path: Path | str, defer: Callable[[Callable[[], None]], object] | None
@@ -179,9 +190,9 @@ class Journal:
         self.partials: list[tuple[int, int, bytes]] = []
         self.sample_ends: list[tuple[str, str | None, int]] = []
         self.member_ends: list[tuple[str, str | None, int | None, int, int, int]] = []
-        """The end of all members of a group that have none yet: a statement for each group, not for each sample."""
+        """Ends of all members of a group that have none yet: one statement for each group instead of each sample."""
         self.members_ended = 0
-        """How many samples `member_ends` must change."""
+        """Number of samples that `member_ends` must change."""
         self.group_ends: list[tuple[str, str | None, int | None, int]] = []
         self.spent_partials: list[tuple[int]] = []
         self.spent_payloads: list[tuple[int]] = []
@@ -206,10 +217,10 @@ class Journal:
             (self.forgotten, "DELETE FROM checkpoints WHERE version = ?"),
         )
 
-    def changed(self) -> None:
-        """Something was buffered: see to it that it is written.
+    def schedule_flush(self) -> None:
+        """Make sure that what was buffered is written.
 
-        A deferred flush that failed has nobody to raise to, so the next entry tries again and raises in its place.
+        A deferred flush that failed has no caller to raise to, so the next entry tries again and raises in its place.
         """
         if self._defer is None or self._failed:
             self.flush()
@@ -218,7 +229,7 @@ class Journal:
             self._defer(self._flush_deferred)
 
     def _flush_deferred(self) -> None:
-        if not self._scheduled:  # flushed by hand in the meantime
+        if not self._scheduled:  # flushed directly in the meantime
             return
         try:
             self.flush()
@@ -247,7 +258,7 @@ class Journal:
                     )
 
     def transact(self, write: Callable[[sqlite3.Connection], None]) -> None:
-        """`write` in a transaction of its own: all of it, or nothing and a `LedgerError`."""
+        """Call `write` in a transaction of its own. If it fails, nothing is written and `LedgerError` is raised."""
         try:
             self.db.execute("BEGIN IMMEDIATE")
             write(self.db)
@@ -263,6 +274,6 @@ class Journal:
             raise
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Flush and close the file."""
         self.flush()
         self.db.close()

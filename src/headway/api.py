@@ -68,7 +68,7 @@ class EvaluationReport:
     policy: Path
     """Directory of the policy that answered."""
     domains: Mapping[str, Mapping[str, float]]
-    """For each domain of the tasks: number of `tasks` and `failed` ones, mean `reward`, its `standard_error`, …"""
+    """Results by domain of the tasks: number of `tasks` and `failed` ones, mean `reward`, its `standard_error`, …"""
     samples: Sequence[EvaluatedSample]
     """Every task with its scored answers."""
 

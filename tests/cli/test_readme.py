@@ -1,10 +1,9 @@
-"""What the README says works."""
+"""What the README and CONTRIBUTING say works: code, commands, files, the tree."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,40 +12,59 @@ from headway.cli import parse_arguments
 from headway.config import load_config
 from headway.config.field_types import iterate_options
 from headway.config.schema import Config
-from headway.flow.stage import STAGES
+from headway.registry import REWARDS
 from tests.cli.factory import EXAMPLES
 
 ROOT = EXAMPLES.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TREE = README.partition("    src/headway/\n")[2].partition("\n\n")[0]
 
 
-def test_the_stage_of_ones_own_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(blocks) == 1
     monkeypatch.chdir(ROOT)
-    exec(compile(blocks[0], "README.md", "exec"), {"__name__": "readme"})
-    STAGES.pop("short_only")
+    with REWARDS.isolate():
+        exec(compile(blocks[0], "README.md", "exec"), {"__name__": "readme"})
+        assert "closeness" in REWARDS
     assert "finished=True" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/start.md", "examples/README.md"])
 def test_every_command_can_be_parsed_and_every_file_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = re.findall(r"^    headway (.*)$", text, re.MULTILINE)
-    assert len(commands) >= 5
-    for command in commands:
+    for command in re.findall(r"^    headway (.*)$", text, re.MULTILINE):
         words = shlex.split(command, comments=True)
         assert parse_arguments(words).command == words[0]
     for path in re.findall(r"\b(?:examples|docs)/[\w./]+\w", text):
         assert (ROOT / path).exists(), path
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert ((ROOT / page).parent / link).exists(), link
 
 
-def test_the_tree_names_every_package() -> None:
+def test_every_target_of_make_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in ("README.md", "CONTRIBUTING.md"):
+        named = set(
+            re.findall(r"(?:`|^    )make ([a-z][\w-]*)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        )
+        assert named and named <= targets, (page, named - targets)
+
+
+def test_the_tree_names_every_package_and_nothing_else() -> None:
     package = ROOT / "src" / "headway"
-    parts = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
+    parts = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
     modules = {path.name for path in package.glob("*.py")} - {"__init__.py", "__main__.py"}
-    named = {Path(name).name for name in re.findall(r"^      ([\w.]+/?) ", README, re.MULTILINE)}
-    assert parts | modules <= named
+    assert parts | modules <= set(re.findall(r"\w+\.py|\w+/", TREE))
+    for line in TREE.splitlines():
+        first, *others = re.findall(r"\w+\.py|\w+/", line)
+        assert (package / first).exists(), first
+        for other in others:
+            assert (package / first / other).exists() or (package / other).exists(), f"{first}: {other}"
 
 
 def test_the_run_of_ones_own_is_a_configuration_and_what_is_compared_with_others_exists() -> None:

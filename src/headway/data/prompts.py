@@ -28,11 +28,9 @@ class PromptTokenizer(Protocol):
         self, conversation: list[Message], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
     ) -> Any:
         """Return the conversation as text (`tokenize` is false), up to where the answer begins."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """Return the tokens of a text."""
-        ...
 
 
 def get_column(row: Mapping[str, Any], column: str) -> Any:

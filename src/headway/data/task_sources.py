@@ -31,7 +31,6 @@ class TaskSource(Protocol):
 
     def task(self, position: int) -> Task | None:
         """Return the task at `position`, shuffled and repeated over epochs as configured; `None` past the end."""
-        ...
 
 
 class SizedSource(TaskSource, Protocol):
@@ -39,11 +38,9 @@ class SizedSource(TaskSource, Protocol):
 
     def __len__(self) -> int:
         """Return the number of tasks in one epoch."""
-        ...
 
     def fingerprint(self) -> str:
         """Return a hash of the tasks and their order, so that a resumed run notices other data."""
-        ...
 
 
 class TaskCursor:

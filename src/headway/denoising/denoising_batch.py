@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headway.denoising.denoising_runner import bytes_to_latent
 from headway.errors import TrainerError
+from headway.trainers.local.token_batch import ScoredBatch
 from headway.types import DenoisingStep, Sample, SampleGroup
 
 
@@ -43,26 +44,13 @@ class SampleSteps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DenoisingBatch:
+class DenoisingBatch(ScoredBatch):
     """All samples of a batch that have trained steps. Latents stay on the host until their micro-batch."""
 
     rows: tuple[SampleSteps, ...]
-    groups: int
     before_NCHW: Tensor
     """Latent before each step; zeros if training uses only the end of a step."""
     after_NCHW: Tensor
-    behaviour_N: Tensor
-    sequence_N: Tensor
-    lag_N: Tensor
-    reward_S: Tensor | None
-    advantage_S: Tensor
-    group_S: Tensor
-    proximal_N: Tensor | None
-
-    @property
-    def mask_N(self) -> Tensor:  # noqa: N802
-        """Mask of trained actions: all of them."""
-        return torch.ones_like(self.sequence_N, dtype=torch.bool)
 
 
 def collect_sample_steps(groups: Sequence[SampleGroup]) -> tuple[SampleSteps, ...]:
@@ -109,13 +97,15 @@ def make_denoising_batch(
         rows, lambda sample: sample.episode.turns[0].generation.logps, "behaviour log-probabilities", device
     )
     empty = torch.zeros(0, *shape)
+    sequence_N = torch.arange(len(rows)).repeat_interleave(lengths).to(device)
     return DenoisingBatch(
         rows=rows,
         groups=len(groups),
         before_NCHW=torch.stack([before for before, _ in latents]) if latents else empty,
         after_NCHW=torch.stack([after for _, after in latents]) if latents else empty,
         behaviour_N=torch.zeros(0, device=device) if behaviour_N is None else behaviour_N,
-        sequence_N=torch.arange(len(rows)).repeat_interleave(lengths).to(device),
+        sequence_N=sequence_N,
+        mask_N=torch.ones_like(sequence_N, dtype=torch.bool),
         lag_N=torch.tensor([float(trained - version) for row in rows for version in _step_versions(row)]),
         reward_S=torch.tensor(scores, device=device) if scores and len(scores) == len(samples) else None,
         advantage_S=torch.tensor([sample.advantage for sample in samples], device=device),

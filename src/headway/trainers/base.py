@@ -27,19 +27,15 @@ class Trainer(Protocol):
     @property
     def source(self) -> WeightSource:
         """The source that weight updates gather from."""
-        ...
 
     async def train(self, batch: Batch) -> Mapping[str, float]:
         """Train one step on `batch` and return metrics. Afterwards `version == batch.trained + 1`."""
-        ...
 
     async def save(self, directory: Path) -> None:
         """Write everything needed to continue from `version` into the empty `directory`."""
-        ...
 
     async def load(self, directory: Path) -> None:
         """Restore the state that `save` wrote."""
-        ...
 
     async def start(self) -> None:
         """Bring the trainer up before its first step; a no-op for one that lives in this process.
@@ -47,15 +43,12 @@ class Trainer(Protocol):
         Raise `ConfigError` if it cannot run as configured and `TrainerCrashed` if it does not come up; `restart` then
         tries once more.
         """
-        ...
 
     async def restart(self) -> None:
         """Bring a crashed trainer back in its initial state; `load` follows."""
-        ...
 
     async def close(self) -> None:
         """Release everything. Idempotent."""
-        ...
 
 
 class Scorer(Protocol):
@@ -66,15 +59,12 @@ class Scorer(Protocol):
 
         Raise `ScoringError` if they cannot be computed.
         """
-        ...
 
     async def start(self) -> None:
         """Bring the scorer up before its first group; a no-op for one that shares the trainer's process.
 
         Raise `ConfigError` if it cannot run as configured, else `ScoringError`.
         """
-        ...
 
     async def close(self) -> None:
         """Release everything that the scorer owns. Idempotent."""
-        ...

@@ -3,8 +3,8 @@
     trainer = RemoteTrainer(ChildSpec(name="trainer", target="package.module:make_trainer", args={…}), start=…)
 
 Guarantees: a step is all or nothing, as in the child; if it is cancelled here, it is cancelled there. When a child
-ends, everybody who waits for it gets `TrainerCrashed` at once (`TransferError` from `gather`, `ScoringError` from `score`),
-and so does every later call until `restart`, which starts another child in the initial state. `version` is what the
+ends, everybody who waits for it gets `TrainerCrashed` at once (`TransferError` from `gather`, `ScoringError` from
+`score`), and so does every later call until `restart`, which starts a child in the initial state. `version` is what the
 child last reported: a change is reported before the answer of the call that made it, and after a step that was
 cancelled too late with the next answer. Weights cross as names of shared memory.
 """
@@ -42,7 +42,6 @@ class ScoringTrainer(Protocol):
 
     async def score(self, kind: ScoreKind, group: SampleGroup) -> Sequence[Sequence[float]]:
         """Score a group between two steps."""
-        ...
 
 
 class ReplicaModel(Protocol):
@@ -51,15 +50,12 @@ class ReplicaModel(Protocol):
     @property
     def receiver(self) -> WeightReceiver | None:
         """Takes in new weights between two groups; None if the weights never change."""
-        ...
 
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
         """Score a group."""
-        ...
 
     async def close(self) -> None:
         """Release everything. Idempotent."""
-        ...
 
 
 class TrainerHost:

@@ -39,11 +39,9 @@ class PublishingStore(WeightSource, Protocol):
 
     def publish(self, version: int, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor] | None = None) -> None:
         """Hold a copy of `tensors` as `version`; with `read`, of what it returns for each of their names in order."""
-        ...
 
     def clear(self) -> None:
         """Drop every version."""
-        ...
 
 
 L = TypeVar("L", bound=StepLearner)

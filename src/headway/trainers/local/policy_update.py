@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,26 +34,9 @@ from headway.trainers.local.optimizer_steps import apply_optimizer_steps, iterat
 from headway.trainers.local.policy_model import CriticModel, PolicyModel
 from headway.trainers.local.rank_group import SINGLE_RANK, RankGroup
 from headway.trainers.local.settings import LocalSettings
-from headway.trainers.local.token_batch import TokenBatch, TokenRow
+from headway.trainers.local.token_batch import ScoredBatch, TokenBatch, TokenRow
 from headway.trainers.local.training_thread import CommitGate
 from headway.trainers.local.tree_packing import TokenPack
-
-
-class ScoredBatch(Protocol):
-    """The part of a batch that advantages are computed from."""
-
-    @property
-    def groups(self) -> int: ...
-    @property
-    def reward_S(self) -> Tensor | None: ...  # noqa: N802
-    @property
-    def advantage_S(self) -> Tensor: ...  # noqa: N802
-    @property
-    def group_S(self) -> Tensor: ...  # noqa: N802
-    @property
-    def mask_N(self) -> Tensor: ...  # noqa: N802
-    @property
-    def sequence_N(self) -> Tensor: ...  # noqa: N802
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

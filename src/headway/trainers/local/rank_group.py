@@ -27,31 +27,24 @@ class RankGroup(Protocol):
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which writes files and publishes weights for all."""
-        ...
 
     def make_policy(self, model: Any, settings: LocalSettings, *, adapters: bool = True) -> PolicyModel:
         """Return this rank's part of the policy."""
-        ...
 
     def make_critic(self, model: Any, settings: LocalSettings) -> CriticModel:
         """Return this rank's part of the critic."""
-        ...
 
     def make_optimizer(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> Optimizer:
         """Return the optimizer of this rank's part of `parameters`."""
-        ...
 
     def make_packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> list[TokenPack]:
         """Return this rank's share of `rows`. All ranks get as many packs; some packs may have no actions."""
-        ...
 
     def all_reduce(self, sums: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor]:
         """Return `sums` added up over all shares, and the largest value of each of `maxima`."""
-        ...
 
     def on_out_of_memory(self, failure: str) -> None:
         """Raise `TrainerError` if the other ranks could not switch to smaller packs too."""
-        ...
 
 
 class _SingleRank:

@@ -61,27 +61,33 @@ class TokenRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenBatch:
-    """All samples of a batch that have actions."""
+class ScoredBatch:
+    """The actions of a batch, whatever they are, with their scores."""
 
-    rows: tuple[TokenRow, ...]
     groups: int
     behaviour_N: Tensor
     sequence_N: Tensor
     lag_N: Tensor
-    """Number of versions by which each action is behind `trained`."""
+    """Number of versions by which each action is behind the trained one."""
     reward_S: Tensor | None
     advantage_S: Tensor
     group_S: Tensor
     proximal_N: Tensor | None
-    """ℓ_p under the current weights, 0 in rows that are `unscored`. None if no row has them."""
+    """ℓ_p under the current weights, 0 for actions without. None if no action has it."""
+    mask_N: Tensor
+    """Actions that are trained; the others count in no denominator of a loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenBatch(ScoredBatch):
+    """All samples of a batch that have actions."""
+
+    rows: tuple[TokenRow, ...]
     unscored: tuple[TokenRow, ...]
     """Rows whose ℓ_p no stage has computed with the current weights."""
     reference_N: Tensor | None
     value_N: Tensor | None
     steps: TurnRewards
-    mask_N: Tensor
-    """Actions that are trained; the others count in no denominator of a loss."""
 
 
 def make_token_rows(groups: Sequence[SampleGroup], vocabulary: int) -> tuple[TokenRow, ...]:

@@ -130,7 +130,7 @@ class ObjectiveResult:
     loss: Tensor
     """Scalar with gradient."""
     sums: PolicyMetricSums
-    """To be added up over micro-batches and ranks before `summary`."""
+    """Metrics, which are added up over micro-batches and ranks before `summary`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

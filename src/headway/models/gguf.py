@@ -138,7 +138,7 @@ def resolve_gguf(file: Path, root: Path, name: str) -> Path:
 
     def make(directory: Path) -> None:
         try:
-            write_converted_load_model(file.resolve(), header, directory)
+            write_converted_model(file.resolve(), header, directory)
         except ImportError as error:
             problem = f"GGUF files need a package that is not here: {error}"
             raise model_error(problem, name, "pip install 'headway[train]'") from error
@@ -163,7 +163,7 @@ def gguf_cache_key(file: Path) -> str:
     return f"{stem[:60]}-{seen.hexdigest()}"
 
 
-def write_converted_load_model(file: Path, header: GgufHeader, directory: Path) -> None:
+def write_converted_model(file: Path, header: GgufHeader, directory: Path) -> None:
     """Convert `file` and write the result into `directory`."""
     from transformers import AutoConfig
 

@@ -14,10 +14,9 @@ Legend: L tokens of a pack, N actions in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +40,19 @@ class PromptTree:
     def size(self) -> int:
         return self.prefix + sum(self.members)
 
+    def sequences(self) -> Iterator[tuple[range, range]]:
+        """Yield, for the prompt and each member, the tokens seen before it and its own; one member is all in one."""
+        if len(self.members) == 1:
+            yield range(0), range(self.start, self.start + self.size)
+            return
+        prompt = range(self.start, self.start + self.prefix)
+        if prompt:
+            yield range(0), prompt
+        start = prompt.stop
+        for length in self.members:
+            yield prompt, range(start, start + length)
+            start += length
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionSpans:
@@ -60,30 +72,12 @@ class AttentionSpans:
 
     @classmethod
     def of_trees(cls, trees: Sequence[PromptTree], device: torch.device) -> AttentionSpans:
-        queries: list[int] = []
-        keys: list[int] = []
-        tokens: list[np.ndarray[Any, Any]] = []
-        shared = False
-        for tree in trees:
-            start, prefix = tree.start, tree.prefix
-            if len(tree.members) == 1:
-                queries.append(tree.size)
-                keys.append(tree.size)
-                tokens.append(np.arange(start, start + tree.size))
-                continue
-            prompt = np.arange(start, start + prefix)
-            if prefix:
-                shared = True
-                queries.append(prefix)
-                keys.append(prefix)
-                tokens.append(prompt)
-            member_start = start + prefix
-            for length in tree.members:
-                queries.append(length)
-                keys.append(prefix + length)
-                tokens += [prompt, np.arange(member_start, member_start + length)]
-                member_start += length
-        return cls.of_lengths(queries, keys, torch.from_numpy(np.concatenate(tokens)) if shared else None, device)
+        sequences = [pair for tree in trees for pair in tree.sequences()]
+        queries, keys = [len(own) for _, own in sequences], [len(prompt) + len(own) for prompt, own in sequences]
+        if not any(prompt for prompt, _ in sequences):
+            return cls.of_lengths(queries, keys, None, device)
+        tokens = [np.arange(one.start, one.stop) for pair in sequences for one in pair]
+        return cls.of_lengths(queries, keys, torch.from_numpy(np.concatenate(tokens)), device)
 
     @classmethod
     def of_lengths(

@@ -106,28 +106,13 @@ def _query_spans(trees: tuple[PromptTree, ...], owned: tuple[range, range]) -> I
     """Yield the spans of queries in the order of the rank's tokens."""
     done = 0
     for owned_range in owned:
-        for prompt, sequence in (pair for tree in trees for pair in _sequences(tree)):
+        for prompt, sequence in (pair for tree in trees for pair in tree.sequences()):
             first, end = max(sequence.start, owned_range.start), min(sequence.stop, owned_range.stop)
             if first < end:
                 queries = range(done + first - owned_range.start, done + end - owned_range.start)
                 keys = tuple(one for one in (prompt, range(sequence.start, end)) if one)
                 yield QuerySpan(queries=queries, keys=keys)
         done += len(owned_range)
-
-
-def _sequences(tree: PromptTree) -> Iterator[tuple[range, range]]:
-    """Yield prompt and sequence for the prompt itself and each member, or for the whole tree if it has one member."""
-    start, no_prompt = tree.start, range(0)
-    if len(tree.members) == 1:
-        yield no_prompt, range(start, start + tree.size)
-        return
-    prompt = range(start, start + tree.prefix)
-    if prompt:
-        yield no_prompt, prompt
-    member_start = prompt.stop
-    for length in tree.members:
-        yield prompt, range(member_start, member_start + length)
-        member_start += length
 
 
 def compute_shard_hidden_states(backbone: Any, shard: ContextShard) -> Tensor:

@@ -24,8 +24,7 @@ from headway.cluster.ray.ray_cluster import RayCluster
 from headway.cluster.ray.resource_requests import ResourceRequest
 from headway.errors import TrainerCrashed
 from headway.processes.base import ChildSpec
-from headway.trainers.base import Trainer
-from headway.trainers.remote_trainer import RemoteScorer
+from headway.trainers.base import Trainer, TrainerScorer
 from headway.trainers.sharded.ranked_trainer import MultiRankTrainer, RankProcesses
 from headway.types import Batch
 
@@ -132,6 +131,6 @@ class TestRanksOnRay(OnRay, TrainerContract):
         alone, together = await one.train(batch), await many.train(batch)
         for name in ("loss", "grad_norm", "entropy", "ratio_mean"):
             assert together[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6), name
-        ours = await RemoteScorer(many, "policy").score(factory.group(7))
+        ours = await TrainerScorer(many, "policy").score(factory.group(7))
         for left, right in zip(ours, await one.score("policy", factory.group(7)), strict=True):
             assert list(left) == pytest.approx(right, abs=1e-4)

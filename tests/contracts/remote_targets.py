@@ -10,7 +10,7 @@ import torch
 from headway.algorithms import AdvantageSettings
 from headway.engines.native import NativeEngine, NativeSettings
 from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
-from headway.trainers.local.local_scorers import PolicyScorer
+from headway.trainers.local.policy_scorer import PolicyScorer
 from headway.weights.shared_memory import PayloadReader
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import SharedArena, WeightStore

@@ -19,8 +19,8 @@ from headway.engines.remote_engine import RemoteEngine
 from headway.errors import ConfigError, EngineCrashed, EngineError, ScoringError, TrainerCrashed, TransferError
 from headway.processes.base import ChildSpec, StartPeer
 from headway.processes.child_process import ChildProcess
-from headway.trainers.base import Scorer, Trainer
-from headway.trainers.remote_trainer import RemoteScorer, RemoteTrainer, ReplicaScorer
+from headway.trainers.base import Scorer, Trainer, TrainerScorer
+from headway.trainers.remote_trainer import RemoteTrainer, ReplicaScorer
 from headway.types import Batch, FinishReason, SampleGroup
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.host_transports import SharedMemoryTransport
@@ -259,7 +259,7 @@ class TestRemoteTrainer(Closing, TrainerContract):
                 (trainer.save(tmp_path / "x"), TrainerCrashed),
                 (trainer.load(tmp_path / "x"), TrainerCrashed),
                 (trainer.source.gather(0), TransferError),
-                (RemoteScorer(trainer, "policy").score(trainers.group(1)), ScoringError),
+                (TrainerScorer(trainer, "policy").score(trainers.group(1)), ScoringError),
             ]
             tasks = [asyncio.ensure_future(call) for call, _ in calls]
             await asyncio.sleep(0)
@@ -268,7 +268,7 @@ class TestRemoteTrainer(Closing, TrainerContract):
                 with pytest.raises(error, match="SIGKILL"):
                     await task
             with pytest.raises(ScoringError):
-                await RemoteScorer(trainer, "policy").score(trainers.group(1))
+                await TrainerScorer(trainer, "policy").score(trainers.group(1))
 
         self.run(scenario())
 
@@ -281,7 +281,7 @@ class TestRemoteTrainer(Closing, TrainerContract):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await RemoteScorer(trainer, "policy").score(trainers.group(1))  # behind the step
+            await TrainerScorer(trainer, "policy").score(trainers.group(1))  # behind the step
             assert trainer.version in (0, 1)
             await trainer.train(self.batch(trainer.version))
             assert trainer.version in (1, 2)
@@ -297,8 +297,8 @@ class TestTogether(Closing):
             frozen = ReplicaScorer(spec("ref_logp", "replica"), pool().start)
             self.made += [follower.close, frozen.close]
             group = trainers.group(1)
-            assert await close_to(frozen, RemoteScorer(trainer, "reference"), group)
-            assert await close_to(frozen, RemoteScorer(trainer, "policy"), group), "before the first step"
+            assert await close_to(frozen, TrainerScorer(trainer, "reference"), group)
+            assert await close_to(frozen, TrainerScorer(trainer, "policy"), group), "before the first step"
             for trained in range(2):
                 await trainer.train(trainers.batch(trained))
                 await serve(engine.receiver, trainer.source, trainer.version)
@@ -307,12 +307,12 @@ class TestTogether(Closing):
                 assert await engine.generate(request, progress) is FinishReason.LENGTH
                 assert [run.version for run in progress.runs] == [trainer.version]
                 made = answered(group, progress)
-                scored = await RemoteScorer(trainer, "policy").score(made)
+                scored = await TrainerScorer(trainer, "policy").score(made)
                 assert list(scored[0]) == pytest.approx(list(progress.logps), abs=1e-4)
-                assert await close_to(follower, RemoteScorer(trainer, "policy"), made)
+                assert await close_to(follower, TrainerScorer(trainer, "policy"), made)
                 assert follower.version == trainer.version == (await follower.score(made)).version  # type: ignore[attr-defined]
                 assert scored.version == trainer.version  # type: ignore[attr-defined]
-            assert await close_to(frozen, RemoteScorer(trainer, "reference"), group)
+            assert await close_to(frozen, TrainerScorer(trainer, "reference"), group)
             assert not await close_to(frozen, follower, group), "it has learnt something"
             kill(follower)
             with pytest.raises(ScoringError, match="SIGKILL"):

@@ -41,7 +41,7 @@ _MODULES = (
     "headway.trainers.remote_trainer",
     "headway.engines.remote_engine",
     "headway.trainers.local",
-    "headway.trainers.local.local_scorers",
+    "headway.trainers.local.policy_scorer",
     "headway.weights.weight_store",
     "headway.weights.shared_memory",
     "rich._emoji_codes",

@@ -16,15 +16,12 @@ from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.kl import KlController
 from headway.algorithms.losses import LossSettings
 from headway.errors import ConfigError, ScoringError, TrainerCrashed, TrainerError
-from headway.trainers.base import Trainer
+from headway.trainers.base import Trainer, TrainerScorer
 from headway.trainers.local import (
     LocalSettings,
     LocalTrainer,
-    LogpScorer,
     LoraSettings,
     OptimizerSettings,
-    ReferenceScorer,
-    ValueScorer,
 )
 from headway.types import Batch
 from headway.weights.weight_receiver import DoubleBufferedReceiver
@@ -313,15 +310,15 @@ def test_lora_trains_adapters_only_and_sends_merged_weights() -> None:
         assert served.keys() == plain.keys()
         assert all(torch.equal(served[name], plain[name]) for name in plain), "fresh adapters change nothing"
         group = batch(9).groups[0]
-        at_start = await ReferenceScorer(made).score(group)
-        assert at_start == list(await LogpScorer(made).score(group))
+        at_start = await TrainerScorer(made, "reference").score(group)
+        assert at_start == list(await TrainerScorer(made, "policy").score(group))
         for step in range(2):
             await made.train(batch(step))
         await pushed()
         changed = {name for name in plain if not torch.equal(served[name], plain[name])}
         assert changed and all("proj" in name for name in changed)
-        assert at_start == await ReferenceScorer(made).score(group), "adapters off is the start"
-        assert at_start != list(await LogpScorer(made).score(group))
+        assert at_start == await TrainerScorer(made, "reference").score(group), "adapters off is the start"
+        assert at_start != list(await TrainerScorer(made, "policy").score(group))
 
     asyncio.run(scenario())
 
@@ -331,11 +328,15 @@ def test_the_reference_stays_where_it_was_and_pulls() -> None:
         objective = PolicyObjective(pg_variant="ppo", settings=LossSettings(), kl_coef=0.1)
         made = trainer(settings(objective=objective, reference=True))
         group = batch(9).groups[0]
-        before = await ReferenceScorer(made).score(group)
-        assert before == list(await LogpScorer(made).score(group))
+        before = await TrainerScorer(made, "reference").score(group)
+        assert before == list(await TrainerScorer(made, "policy").score(group))
         first, second = dict(await made.train(batch(0))), dict(await made.train(batch(1)))
         assert first["kl_loss"] == 0.0 and second["kl_loss"] > 0.0
-        assert before == await ReferenceScorer(made).score(group) != list(await LogpScorer(made).score(group))
+        assert (
+            before
+            == await TrainerScorer(made, "reference").score(group)
+            != list(await TrainerScorer(made, "policy").score(group))
+        )
 
     asyncio.run(scenario())
 
@@ -358,7 +359,7 @@ def test_the_critic_learns_what_to_expect() -> None:
                            critic=OptimizerSettings(learning_rate=1e-2))  # fmt: skip
         made = trainer(options)
         group = batch(0).groups[0]
-        rows = await ValueScorer(made).score(group)
+        rows = await TrainerScorer(made, "value").score(group)
         assert [len(row) for row in rows] == [one.actions for one in group.samples]
         assert all(value == 0.0 for row in rows for value in row)
         losses = [dict(await made.train(replace(batch(0), trained=step)))["value_loss"] for step in range(12)]
@@ -370,12 +371,12 @@ def test_the_critic_learns_what_to_expect() -> None:
 def test_scorers_say_what_is_wrong() -> None:
     async def scenario() -> None:
         made, group = trainer(), batch(0).groups[0]
-        for scorer in (ReferenceScorer(made), ValueScorer(made)):
+        for scorer in (TrainerScorer(made, "reference"), TrainerScorer(made, "value")):
             with pytest.raises(ScoringError):
                 await scorer.score(group)
         await made.close()
         with pytest.raises(ScoringError):
-            await LogpScorer(made).score(group)
+            await TrainerScorer(made, "policy").score(group)
 
     asyncio.run(scenario())
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from headway.algorithms import AdvantageSettings, PolicyObjective
 from headway.algorithms.losses import LossSettings
-from headway.trainers.local import LocalSettings, LocalTrainer, LogpScorer, OptimizerSettings
+from headway.trainers.base import TrainerScorer
+from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
 from headway.trainers.local.local_learner import score_rows
 from headway.trainers.local.token_batch import TokenRow
 from headway.types import Batch, SampleGroup, VersionedScores
@@ -66,10 +67,10 @@ def test_only_groups_that_waited_through_a_step_are_scored_again(monkeypatch: py
     async def scenario() -> None:
         made, other = (LocalTrainer(exact, settings(), WeightStore()) for _ in range(2))
         data = batch(1)
-        waited = await LogpScorer(made).score(data.groups[1])
+        waited = await TrainerScorer(made, "policy").score(data.groups[1])
         for one in (made, other):
             await one.train(batch(0))
-        now = [await LogpScorer(made).score(group) for group in data.groups]
+        now = [await TrainerScorer(made, "policy").score(group) for group in data.groups]
         assert all(isinstance(one, VersionedScores) for one in (waited, *now))
         assert [list(row) for row in now[1]] != [list(row) for row in waited], "the policy has moved"
         groups = [scored(group, rows.version, rows) for group, rows in zip(data.groups, now, strict=True)]  # type: ignore[attr-defined]

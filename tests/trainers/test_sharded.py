@@ -17,8 +17,7 @@ from torch import Tensor
 from headway.errors import ConfigError, ScoringError, TrainerCrashed, TrainerError
 from headway.processes.base import ChildSpec, StartPeer
 from headway.processes.child_process import ChildProcess
-from headway.trainers.base import ScoreKind, Trainer
-from headway.trainers.remote_trainer import RemoteScorer
+from headway.trainers.base import ScoreKind, Trainer, TrainerScorer
 from headway.trainers.sharded.rank_layout import RankLayout
 from headway.trainers.sharded.ranked_trainer import MultiRankTrainer, RankProcesses
 from headway.types import Batch
@@ -137,7 +136,7 @@ class TestEquality(Ranked):
                 assert furthest(await weights(one), await weights(many)) < 1e-4
             kinds: list[ScoreKind] = ["policy", *(["reference"] if options.get("reference") else [])]
             for kind in kinds:
-                ours = await RemoteScorer(many, kind).score(factory.group(7))
+                ours = await TrainerScorer(many, kind).score(factory.group(7))
                 theirs = await one.score(kind, factory.group(7))
                 for left, right in zip(ours, theirs, strict=True):
                     assert list(left) == pytest.approx(right, abs=1e-4)
@@ -247,7 +246,7 @@ class TestLife(Ranked):
                 with pytest.raises(TrainerCrashed, match=r"trainer/1 .*SIGKILL"):
                     await step
             with pytest.raises(ScoringError, match="SIGKILL"):
-                await RemoteScorer(trainer, "policy").score(factory.group(1))
+                await TrainerScorer(trainer, "policy").score(factory.group(1))
             await trainer.restart()
             assert gone(pids)
             await trainer.load(tmp_path / "a")
@@ -340,7 +339,7 @@ class TestLife(Ranked):
             step.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await step
-            await RemoteScorer(trainer, "policy").score(factory.group(1))  # behind the step
+            await TrainerScorer(trainer, "policy").score(factory.group(1))  # behind the step
             assert trainer.version == 1
 
         self.run(scenario())

@@ -39,8 +39,8 @@ from headway.launch.placement import Placement, list_scorer_replicas, make_rank_
 from headway.launch.transports import ReceiverEnd, make_receiver_end, make_transport, select_wire_dtype
 from headway.processes.base import ChildSpec
 from headway.registry import ENGINES
-from headway.trainers.base import Scorer, Trainer
-from headway.trainers.remote_trainer import RemoteScorer, RemoteTrainer, ReplicaScorer
+from headway.trainers.base import Scorer, Trainer, TrainerScorer
+from headway.trainers.remote_trainer import RemoteTrainer, ReplicaScorer
 from headway.trainers.sharded.rank_layout import RankLayout
 from headway.trainers.sharded.ranked_trainer import MultiRankTrainer
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from headway.data import DataSources
     from headway.engines.native import NativeEngine
     from headway.trainers.local import LocalSettings, LocalTrainer
-    from headway.trainers.local.local_scorers import PolicyScorer
+    from headway.trainers.local.policy_scorer import PolicyScorer
     from headway.trainers.sharded.rank_host import RankSpec
     from headway.trainers.sharded.sharded_trainer import RankTrainer
     from headway.weights.weight_store import WeightStore
@@ -100,7 +100,7 @@ class LanguageModelFamily:
         derived, replicas = resolved.derived, list_scorer_replicas(resolved)
         if placement.processes:
             trainer = _make_remote_trainer(context)
-            reference: Scorer = RemoteScorer(trainer, "reference")
+            reference: Scorer = TrainerScorer(trainer, "reference")
             if "reference" in replicas:
                 reference = _make_replica_scorer(context, "reference", create_reference_scorer)
             return TrainingComponents(
@@ -109,20 +109,18 @@ class LanguageModelFamily:
                 transport=transport,
                 ref_logp=reference if derived.needs_reference else None,
                 logp=_make_replica_scorer(context, "logp", create_logp_scorer, trainer) if "logp" in replicas else None,
-                critic=RemoteScorer(trainer, "value") if derived.needs_critic else None,
+                critic=TrainerScorer(trainer, "value") if derived.needs_critic else None,
                 cluster=placement.cluster,
             )
-
-        from headway.trainers.local.local_scorers import LogpScorer, ReferenceScorer, ValueScorer
 
         local = make_local_trainer(context.make_args(placement.train_threads), context.make_local_store())
         return TrainingComponents(
             trainer=local,
             engines=engines,
             transport=transport,
-            ref_logp=ReferenceScorer(local) if derived.needs_reference else None,
-            logp=LogpScorer(local) if "logp" in replicas else None,
-            critic=ValueScorer(local) if derived.needs_critic else None,
+            ref_logp=TrainerScorer(local, "reference") if derived.needs_reference else None,
+            logp=TrainerScorer(local, "policy") if "logp" in replicas else None,
+            critic=TrainerScorer(local, "value") if derived.needs_critic else None,
         )
 
     def make_inference_components(self, context: LaunchContext) -> InferenceComponents:
@@ -233,7 +231,7 @@ def make_policy_scorer(args: ComponentArgs, end: ReceiverEnd | None = None) -> P
     """Make a scorer with the initial policy; with a receiver `end` it takes the trainer's weights."""
     import torch
 
-    from headway.trainers.local.local_scorers import PolicyScorer
+    from headway.trainers.local.policy_scorer import PolicyScorer
     from headway.weights.weight_receiver import DoubleBufferedReceiver
 
     settings, model = _make_local_settings(args), _make_model_loader(args.model)()

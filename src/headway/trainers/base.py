@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
+from headway.errors import ScoringError, TrainerCrashed, TrainerError
 from headway.types import Batch, SampleGroup
 from headway.weights.base import WeightSource
 
@@ -68,3 +69,31 @@ class Scorer(Protocol):
 
     async def close(self) -> None:
         """Release everything that the scorer owns. Idempotent."""
+
+
+@runtime_checkable
+class ScoringTrainer(Protocol):
+    """A trainer that can also score with its policy, its reference or its critic."""
+
+    async def score(self, kind: ScoreKind, group: SampleGroup) -> Sequence[Sequence[float]]:
+        """Score a group between two steps."""
+
+
+class TrainerScorer:
+    """A `Scorer` that uses the models of a trainer and takes turns with its steps."""
+
+    def __init__(self, trainer: ScoringTrainer, kind: ScoreKind) -> None:
+        self._trainer = trainer
+        self._kind = kind
+
+    async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
+        try:
+            return await self._trainer.score(self._kind, group)
+        except (TrainerCrashed, TrainerError) as error:
+            raise ScoringError(f"group {group.group_id}: {error}") from error
+
+    async def start(self) -> None:
+        """Do nothing: the trainer does the scoring."""
+
+    async def close(self) -> None:
+        """Do nothing: the trainer owns the models."""

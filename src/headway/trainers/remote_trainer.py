@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from headway.errors import (
     BackendError,
@@ -28,20 +28,12 @@ from headway.errors import (
     TransferError,
 )
 from headway.processes.base import ChildSpec, RestartablePeer, RestartablePeers, StartPeer
-from headway.trainers.base import ScoreKind, Trainer
+from headway.trainers.base import ScoreKind, ScoringTrainer, Trainer
 from headway.types import Batch, SampleGroup
 from headway.weights.base import Bucket, Manifest, PayloadRef, WeightReceiver
 
 TRAINER_HOST = "headway.trainers.remote_trainer:TrainerHost"
 SCORER_HOST = "headway.trainers.remote_trainer:ScorerHost"
-
-
-@runtime_checkable
-class ScoringTrainer(Protocol):
-    """A trainer that can also score with its policy, its reference or its critic."""
-
-    async def score(self, kind: ScoreKind, group: SampleGroup) -> Sequence[Sequence[float]]:
-        """Score a group between two steps."""
 
 
 class ReplicaModel(Protocol):
@@ -168,6 +160,10 @@ class RemoteTrainer:
         metrics: Mapping[str, float] = await self.call("train", batch)
         return metrics
 
+    async def score(self, kind: ScoreKind, group: SampleGroup) -> Sequence[Sequence[float]]:
+        rows: Sequence[Sequence[float]] = await self.call("score", kind, group)
+        return rows
+
     async def save(self, directory: Path) -> None:
         await self.call("save", directory)
 
@@ -205,27 +201,6 @@ class RemoteWeightSource:
 async def _iterate(buckets: Sequence[Bucket]) -> AsyncIterator[Bucket]:
     for bucket in buckets:
         yield bucket
-
-
-class RemoteScorer:
-    """A `Scorer` in the trainer's child: it shares the trainer's models and takes turns with its steps."""
-
-    def __init__(self, trainer: RemoteTrainer, kind: ScoreKind) -> None:
-        self._trainer = trainer
-        self._kind = kind
-
-    async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
-        try:
-            rows: Sequence[Sequence[float]] = await self._trainer.call("score", self._kind, group)
-        except (TrainerCrashed, TrainerError) as error:
-            raise ScoringError(f"group {group.group_id}: {error}") from error
-        return rows
-
-    async def start(self) -> None:
-        """Do nothing: the trainer's child does the scoring."""
-
-    async def close(self) -> None:
-        """Do nothing: the trainer owns the child."""
 
 
 class ReplicaScorer:

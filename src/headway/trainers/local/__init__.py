@@ -8,7 +8,6 @@
 log-probabilities), `policy_update` (losses → gradients → weights).
 """
 
-from headway.trainers.local.local_scorers import LogpScorer, ReferenceScorer, ValueScorer
 from headway.trainers.local.local_trainer import LocalTrainer, ThreadedTrainer
 from headway.trainers.local.settings import (
     LocalSettings,
@@ -20,11 +19,8 @@ from headway.trainers.local.settings import (
 __all__ = [
     "LocalSettings",
     "LocalTrainer",
-    "LogpScorer",
     "LoraSettings",
     "OptimizerSettings",
-    "ReferenceScorer",
     "ThreadedTrainer",
-    "ValueScorer",
     "make_local_settings",
 ]

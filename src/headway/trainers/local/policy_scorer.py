@@ -1,9 +1,7 @@
-"""Scorers in a trainer's process, and a policy in a process of its own that only scores.
+"""A policy in a process of its own that only scores: the reference, or a copy that follows a trainer's weights.
 
-`LogpScorer`, `ReferenceScorer` and `ValueScorer` share a trainer's thread and models, and take turns with its steps.
-`PolicyScorer` holds a model of its own: the reference, or a copy that follows the weights of a trainer. It scores a
-group under one version, says which one if it follows, and takes in new weights between two groups. Without optimizer
-and gradients it needs the memory of its weights, twice where it follows.
+Guarantees: a group is scored under one version, which is reported if the policy follows a trainer; new weights are
+taken in between two groups. Without optimizer and gradients it needs the memory of its weights, twice if it follows.
 """
 
 from __future__ import annotations
@@ -14,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.errors import ScoringError, TrainerCrashed
-from headway.trainers.base import ScoreKind
+from headway.errors import ScoringError
 from headway.trainers.local.local_learner import score_rows, split_by_sample
 from headway.trainers.local.local_optimizer import overwrite_tensors
-from headway.trainers.local.local_trainer import LocalTrainer
 from headway.trainers.local.policy_model import PolicyModel
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.token_batch import make_token_rows
@@ -27,43 +23,6 @@ from headway.types import SampleGroup, VersionedScores
 from headway.weights.base import WeightReceiver
 
 SwitchWeights = Callable[[int, Mapping[str, Tensor]], Awaitable[None]]
-
-
-class _TrainerScorer:
-    kind: ScoreKind
-
-    def __init__(self, trainer: LocalTrainer) -> None:
-        self._trainer = trainer
-
-    async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
-        try:
-            return await self._trainer.score(self.kind, group)
-        except TrainerCrashed as error:
-            raise ScoringError(f"group {group.group_id}: {error}") from error
-
-    async def start(self) -> None:
-        """Do nothing: the trainer's thread does the scoring."""
-
-    async def close(self) -> None:
-        """Do nothing: the trainer owns the models and the thread."""
-
-
-class LogpScorer(_TrainerScorer):
-    """VersionedScores with ℓ_p: log-probabilities under the weights at the moment of the call."""
-
-    kind: ScoreKind = "policy"
-
-
-class ReferenceScorer(_TrainerScorer):
-    """VersionedScores with ℓ_ref: log-probabilities under the initial weights."""
-
-    kind: ScoreKind = "reference"
-
-
-class ValueScorer(_TrainerScorer):
-    """VersionedScores with the critic's value before each action."""
-
-    kind: ScoreKind = "value"
 
 
 class PolicyScorer:

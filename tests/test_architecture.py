@@ -10,6 +10,7 @@ import importlib
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -261,3 +262,14 @@ def test_functions_and_files_stay_short() -> None:
                 if lines > MOST_LINES_OF_A_FUNCTION:
                     long.append(f"{module}.{node.name}: {lines} lines, at most {MOST_LINES_OF_A_FUNCTION}")
     assert not long, "\n" + "\n".join(long)
+
+
+def test_the_wheel_takes_every_data_file() -> None:
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["headway"]
+    taken = {path for pattern in patterns for path in (SOURCE / "headway").glob(pattern)}
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", str(SOURCE)], capture_output=True, text=True
+    )
+    files = {SOURCE.parent / name for name in listed.stdout.splitlines() if not name.endswith(".py")}
+    assert not files - taken, f"no pattern of package-data takes {files - taken}"

@@ -19,7 +19,6 @@ from headway.environments.library.repair_repository import (
     make_checks,
     make_repository,
 )
-from headway.environments.library.repair_sources import MODULE_SOURCES
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError
 from tests.sandbox.factory import require_sandbox
@@ -47,16 +46,12 @@ def differs(module: ModuleType, call: RepairCheck) -> bool:
 
 @pytest.mark.parametrize("name", REPAIR_MODULES)
 def test_every_bug_is_in_the_text_once_and_seen_by_a_call_that_is_shown(name: str) -> None:
-    source = MODULE_SOURCES[name]
+    source = REPAIR_MODULES[name].source
     right = module_from(source)
     for old, new in REPAIR_MODULES[name].bugs:
         assert source.count(old) == 1, old
         broken = module_from(source.replace(old, new))
-        calls = [
-            (function, arguments)
-            for function, kind in REPAIR_MODULES[name].functions.items()
-            for arguments in kind.shown
-        ]
+        calls = [(function, arguments) for function, shown in REPAIR_MODULES[name].calls.items() for arguments in shown]
         seen = [
             call_outcome(getattr(broken, function), arguments) != call_outcome(getattr(right, function), arguments)
             for function, arguments in calls

@@ -2,8 +2,8 @@
 
 Guarantees: the same seed and sizes give the same repository, bugs and checks; unchanged modules pass every check; at
 least one check that the agent can see fails. Expected values are computed here, with the correct modules, whose texts
-are in `repair_sources`. Every module has example calls of its functions, generators of further calls, and bugs; at
-least one example call shows every bug.
+are in `repair_modules.yaml`, with example calls of their functions and with bugs; at least one example call shows every
+bug.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import Any
 
-from headway.environments.library.repair_sources import MODULE_SOURCES
+import yaml
+
 from headway.errors import ConfigError
 from headway.seeding import Rng, choose_item, make_rng, shuffle_items
 
@@ -63,7 +65,7 @@ def make_repository(seed: int, *, modules: int, bugs: int) -> RepairRepository:
     right: dict[str, str] = {}
     checks: list[RepairCheck] = []
     for name in sorted(names):
-        path, source = f"{package}/{name}.py", MODULE_SOURCES[name]
+        path, source = f"{package}/{name}.py", REPAIR_MODULES[name].source
         module_checks = make_checks(seed, name)
         checks += module_checks
         files[path] = source
@@ -87,10 +89,10 @@ def make_checks(seed: int, name: str) -> list[RepairCheck]:
     """Return checks of every function of a module, shown and hidden ones."""
     module = load_module(name)
     checks = []
-    for function, cases in REPAIR_MODULES[name].functions.items():
+    for function, shown_calls in REPAIR_MODULES[name].calls.items():
         rng = make_rng(seed, "repair", name, function)
-        calls = [(arguments, True) for arguments in cases.shown]
-        calls += [(cases.make(rng), False) for _ in range(_HIDDEN_CHECKS)]
+        calls = [(arguments, True) for arguments in shown_calls]
+        calls += [(_ARGUMENT_MAKERS[function](rng), False) for _ in range(_HIDDEN_CHECKS)]
         for arguments, shown in calls:
             expected = call_outcome(module[function], arguments)
             checks.append(
@@ -102,7 +104,7 @@ def make_checks(seed: int, name: str) -> list[RepairCheck]:
 def _make_test_file(package: str, name: str, checks: Sequence[RepairCheck]) -> str:
     header = f"import unittest\n\nfrom {package} import {name}\n\n\nclass {name.title()}Test(unittest.TestCase):"
     lines = [header]
-    for function in REPAIR_MODULES[name].functions:
+    for function in REPAIR_MODULES[name].calls:
         lines.append(f"    def test_{function}(self):")
         for check in checks:
             if check.shown and check.function == function:
@@ -120,19 +122,13 @@ def _make_readme(package: str, names: Sequence[str]) -> str:
     return f"# {package}\n\n{listed}\n\nRun the tests with `python3 -m unittest`.\n"
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionCases:
-    """Calls of one function: those that the repository's tests contain, and a generator of others."""
-
-    shown: tuple[CallArguments, ...]
-    make: Callable[[Rng], CallArguments]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairModule:
-    """A module of `repair_sources`, and ways to break it."""
+    """A correct module, and ways to break it."""
 
-    functions: Mapping[str, FunctionCases]
+    source: str
+    calls: Mapping[str, tuple[CallArguments, ...]]
+    """Calls of each function that the repository's tests contain."""
     bugs: tuple[tuple[str, str], ...]
     """Text that occurs once in the module, and the text that replaces it."""
 
@@ -141,7 +137,7 @@ class RepairModule:
 def load_module(name: str) -> Mapping[str, Any]:
     """Return the names that a correct module defines."""
     names: dict[str, Any] = {}
-    exec(compile(MODULE_SOURCES[name], f"{name}.py", "exec"), names)
+    exec(compile(REPAIR_MODULES[name].source, f"{name}.py", "exec"), names)
     return names
 
 
@@ -216,165 +212,46 @@ def _make_packed_text(rng: Rng) -> CallArguments:
     return ("".join(parts) + choose_item(rng, ("", "", "7")),)
 
 
-REPAIR_MODULES: dict[str, RepairModule] = {
-    "intervals": RepairModule(
-        functions={
-            "merged": FunctionCases(
-                (([[5, 8], [1, 3]],), ([[1, 4], [5, 6]],), ([[1, 9], [2, 3]],), ([],)), _make_intervals
-            ),
-            "covered": FunctionCases((([[1, 3], [2, 5]],), ([],)), _make_intervals),
-            "gaps": FunctionCases((([[1, 2], [6, 7]],), ([[1, 2], [3, 4]],)), _make_intervals),
-        },
-        bugs=(
-            ("first <= result[-1][1] + 1", "first <= result[-1][1]"),
-            ("= max(result[-1][1], last)", "= last"),
-            ("in sorted(intervals)", "in intervals"),
-            ("last - first + 1 for", "last - first for"),
-            ("right[0] - 1]", "right[0]]"),
-        ),
-    ),
-    "texts": RepairModule(
-        functions={
-            "slug": FunctionCases(
-                (("Hello, World!",), ("  Two  spaces ",), ("Top 10",)),
-                lambda rng: ("".join(choose_item(rng, "abC9 -!'") for _ in range(20)),),
-            ),
-            "commonest": FunctionCases(
-                (("b a b c", 2), ("A a b", 1), ("z y z y x", 3)), lambda rng: (_make_words(rng), rng.randrange(1, 5))
-            ),
-            "wrapped": FunctionCases(
-                (("the quick brown fox", 9), ("extraordinary day", 5), ("ab cd ef", 7), ("", 4)),
-                lambda rng: (_make_words(rng), rng.randrange(4, 16)),
-            ),
-        },
-        bugs=(
-            ("[a-z0-9]+", "[a-z]+"),
-            ("title.lower()", "title"),
-            ("(-words.count(word), word)", "-words.count(word)"),
-            ("(-words.count(word), word)", "(words.count(word), word)"),
-            ("+ 1 + len(word) <= width", "+ len(word) <= width"),
-            ("+ 1 + len(word) <= width", "+ 1 + len(word) < width"),
-        ),
-    ),
-    "days": RepairModule(
-        functions={
-            "is_leap": FunctionCases(((2024,), (1900,), (2000,), (2023,)), lambda rng: (_make_year(rng),)),
-            "days_in": FunctionCases(
-                ((2023, 1), (2024, 2), (2023, 2), (2023, 12), (2023, 13), (2023, 0)), lambda rng: _make_date(rng)[:2]
-            ),
-            "day_of_year": FunctionCases(((2023, 1, 1), (2024, 12, 31), (2023, 2, 29), (2023, 3, 0)), _make_date),
-        },
-        bugs=(
-            (" and (year % 100 != 0 or year % 400 == 0)", ""),
-            (" or year % 400 == 0)", ")"),
-            ("1 <= month <= 12", "0 <= month <= 12"),
-            ("1 <= month <= 12", "1 <= month < 12"),
-            ("LENGTHS[month - 1]", "LENGTHS[month - 2]"),
-            ("range(1, month)) + day", "range(1, month + 1)) + day"),
-            ("month == 2 and is_leap", "is_leap"),
-            ("not 1 <= day <=", "not 0 <= day <="),
-        ),
-    ),
-    "grades": RepairModule(
-        functions={
-            "mean": FunctionCases((([1.0, 2.0, 6.0],), ([],)), lambda rng: (_make_scores(rng),)),
-            "median": FunctionCases(
-                (([3.0, 1.0, 2.0],), ([4.0, 1.0, 3.0, 2.0],), ([],)), lambda rng: (_make_scores(rng),)
-            ),
-            "letter": FunctionCases(
-                ((95,), (90,), (80,), (70,), (60,), (59,)), lambda rng: (10 * rng.randrange(3, 11),)
-            ),
-            "best_of": FunctionCases(
-                (([1.0, 9.0, 5.0], 2), ([4.0], 3)), lambda rng: ([*_make_scores(rng), 50.0], rng.randrange(1, 5))
-            ),
-        },
-        bugs=(
-            ("ordered = sorted(values)", "ordered = values"),
-            ("(ordered[middle - 1] + ordered[middle]) / 2", "(ordered[middle] + ordered[middle + 1]) / 2"),
-            ("len(ordered) % 2 == 1", "len(ordered) % 2 == 0"),
-            ("score >= least", "score > least"),
-            ("reverse=True)[:count]", "reverse=True)[: count - 1]"),
-            (", reverse=True", ""),
-            ("sum(values) / len(values)", "sum(values) // len(values) + 1"),
-        ),
-    ),
-    "numerals": RepairModule(
-        functions={
-            "to_roman": FunctionCases(((1994,), (4,), (3999,), (8,), (0,), (90,)), lambda rng: (_make_number(rng),)),
-            "from_roman": FunctionCases((("MCMXCIV",), ("xl",), ("IIII",), ("",), ("III",)), _make_numeral),
-        },
-        bugs=(
-            ('(90, "XC"),', ""),
-            ('(4, "IV"), ', ""),
-            ("while number >= value", "while number > value"),
-            ("while rest.startswith(symbol)", "if rest.startswith(symbol)"),
-            ("1 <= number <= 3999", "number <= 3999"),
-            ("0, text.upper()", "0, text"),
-            (" or to_roman(number) != text.upper()", ""),
-        ),
-    ),
-    "grids": RepairModule(
-        functions={
-            "transposed": FunctionCases(
-                (([[1, 2], [3, 4], [5, 6]],),), lambda rng: (_make_rows(rng, 2, rng.randrange(1, 5)),)
-            ),
-            "turned": FunctionCases((([[1, 2], [3, 4]],), ([[1, 2, 3]],)), lambda rng: (_make_rows(rng, 3, 2),)),
-            "product": FunctionCases(
-                (([[1, 2], [3, 4]], [[5, 6], [7, 8]]), ([[1, 2]], [[3], [4]]), ([[1, 2]], [[3, 4]])), _make_factors
-            ),
-            "neighbours": FunctionCases(
-                (([[1, 2], [3, 4]], 0, 1), ([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 1, 1)), _make_grid_cell
-            ),
-        },
-        bugs=(
-            ("transposed(rows[::-1])", "transposed(rows)[::-1]"),
-            ("columns = transposed(right)", "columns = right"),
-            ("len(left[0]) != len(right)", "len(left) != len(right)"),
-            ("max(row - 1, 0)", "row - 1"),
-            ("min(column + 2, len(rows[0]))", "min(column + 1, len(rows[0]))"),
-            ("!= (row, column)", "!= (column, row)"),
-            ("total += rows", "total = rows"),
-        ),
-    ),
-    "stocks": RepairModule(
-        functions={
-            "delivered": FunctionCases(
-                (({"tea": 2}, "tea", 3), ({}, "nuts", 1), ({"tea": 2}, "tea", 0)),
-                lambda rng: (_make_stock(rng), "rice", rng.randrange(0, 3)),
-            ),
-            "sold": FunctionCases(
-                (({"tea": 2, "rice": 1}, "tea", 1), ({"tea": 2}, "tea", 2), ({"tea": 2}, "tea", 3), ({}, "nuts", 1)),
-                _make_sale,
-            ),
-            "short_of": FunctionCases(
-                (({"tea": 2}, {"tea": 5, "rice": 1}), ({"tea": 2}, {"tea": 2}), ({"tea": 2}, {"tea": 1})),
-                lambda rng: (_make_stock(rng), _make_stock(rng)),
-            ),
-        },
-        bugs=(
-            ("stock.get(name, 0) + count", "count"),
-            ("if count < 1", "if count < 0"),
-            ("if left < 0", "if left <= 0"),
-            ("stock.get(name, 0) - count", "stock[name] - count"),
-            ("changed.items() if many > 0", "changed.items()"),
-            ("missing.items() if count > 0", "missing.items() if count >= 0"),
-            ("count - stock.get(name, 0) for", "stock.get(name, 0) - count for"),
-        ),
-    ),
-    "runs": RepairModule(
-        functions={
-            "packed": FunctionCases((("aaabcc",), ("",), ("abc",)), lambda rng: (_make_letters(rng),)),
-            "unpacked": FunctionCases((("3ab2c",), ("12x",), ("",), ("a3",)), _make_packed_text),
-            "longest": FunctionCases((("aabbb",), ("bbba",), ("",), ("a",)), lambda rng: (_make_letters(rng),)),
-        },
-        bugs=(
-            ("if len(run[0]) > 1", "if len(run[0]) > 2"),
-            (r'r"((\D)\2*)"', r'r"((\D)\2?)"'),
-            (r'r"(\d*)(\D)"', r'r"(\d?)(\D)"'),
-            ("int(count or 1)", "int(count or 0)"),
-            ("else 1\n", "else 0\n"),
-            ("best = max(best, current)", "best = current"),
-            ("text and text[-1].isdigit()", "text and text[0].isdigit()"),
-        ),
-    ),
+_ARGUMENT_MAKERS: dict[str, Callable[[Rng], CallArguments]] = {
+    "merged": _make_intervals,
+    "covered": _make_intervals,
+    "gaps": _make_intervals,
+    "slug": lambda rng: ("".join(choose_item(rng, "abC9 -!'") for _ in range(20)),),
+    "commonest": lambda rng: (_make_words(rng), rng.randrange(1, 5)),
+    "wrapped": lambda rng: (_make_words(rng), rng.randrange(4, 16)),
+    "is_leap": lambda rng: (_make_year(rng),),
+    "days_in": lambda rng: _make_date(rng)[:2],
+    "day_of_year": _make_date,
+    "mean": lambda rng: (_make_scores(rng),),
+    "median": lambda rng: (_make_scores(rng),),
+    "letter": lambda rng: (10 * rng.randrange(3, 11),),
+    "best_of": lambda rng: ([*_make_scores(rng), 50.0], rng.randrange(1, 5)),
+    "to_roman": lambda rng: (_make_number(rng),),
+    "from_roman": _make_numeral,
+    "transposed": lambda rng: (_make_rows(rng, 2, rng.randrange(1, 5)),),
+    "turned": lambda rng: (_make_rows(rng, 3, 2),),
+    "product": _make_factors,
+    "neighbours": _make_grid_cell,
+    "delivered": lambda rng: (_make_stock(rng), "rice", rng.randrange(0, 3)),
+    "sold": _make_sale,
+    "short_of": lambda rng: (_make_stock(rng), _make_stock(rng)),
+    "packed": lambda rng: (_make_letters(rng),),
+    "unpacked": _make_packed_text,
+    "longest": lambda rng: (_make_letters(rng),),
 }
+"""For each function of `repair_modules.yaml`, a generator of calls that the repository's tests do not contain."""
+
+
+def _load_modules() -> dict[str, RepairModule]:
+    text = resources.files("headway.environments.library").joinpath("repair_modules.yaml").read_text(encoding="utf-8")
+    return {
+        name: RepairModule(
+            source=module["source"],
+            calls={function: tuple(map(tuple, calls)) for function, calls in module["calls"].items()},
+            bugs=tuple(map(tuple, module["bugs"])),
+        )
+        for name, module in yaml.safe_load(text).items()
+    }
+
+
+REPAIR_MODULES = _load_modules()

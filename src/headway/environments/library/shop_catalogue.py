@@ -8,99 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from itertools import product as combinations
+
+import yaml
 
 from headway.seeding import Rng, choose_item, make_rng, shuffle_items
 
-
-def _split(listed: str) -> tuple[str, ...]:
-    return tuple(listed.split(", "))
-
-
-_SIZES = _split("small, medium, large, x-large, xx-large")
-_COLOURS = _split("black, white, navy blue, red, forest green, grey, beige, pink, purple, yellow")
-_BRANDS = _split("Alderwick, Bramble & Co, Corvane, Dunmore, Elmgate, Fernhill, Garrow, Hollin, Istria, Juniper")
-_STYLES = _split("classic, everyday, modern, premium, simple, vintage, compact, original")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShopDepartment:
-    """A department of the shop, from which products are drawn."""
-
-    category: tuple[str, str]
-    kinds: tuple[str, ...]
-    attributes: str
-    """Attributes of its products, separated by commas."""
-    options: Mapping[str, tuple[str, ...]]
-    prices: tuple[int, int]
-
-
-SHOP_DEPARTMENTS = (
-    ShopDepartment(
-        category=("fashion", "women"),
-        kinds=("summer dress", "cardigan", "ankle boots", "yoga pants", "rain jacket"),
-        attributes="machine wash, long sleeve, high waist, quick drying, cotton blend, loose fit, water resistant",
-        options={"color": _COLOURS, "size": _SIZES},
-        prices=(15, 90),
-    ),
-    ShopDepartment(
-        category=("fashion", "men"),
-        kinds=("dress shirt", "polo shirt", "hiking shorts", "leather belt", "running shoes"),
-        attributes="slim fit, machine wash, short sleeve, moisture wicking, non slip, button closure, stretch fabric",
-        options={"color": _COLOURS, "size": _SIZES},
-        prices=(12, 110),
-    ),
-    ShopDepartment(
-        category=("beauty", "hair care"),
-        kinds=("shampoo", "conditioner", "hair mask", "styling gel"),
-        attributes="sulfate free, paraben free, cruelty free, for dry hair, for curly hair, tea tree oil, argan oil",
-        options={
-            "scent": ("lavender", "citrus", "coconut", "unscented", "rose"),
-            "volume": ("100 ml", "250 ml", "500 ml"),
-        },
-        prices=(5, 40),
-    ),
-    ShopDepartment(
-        category=("electronics", "audio"),
-        kinds=("wireless headphones", "bluetooth speaker", "soundbar", "earbuds"),
-        attributes=(
-            "noise cancelling, fast charging, long lasting, water resistant, hands free, easy to carry, deep bass"
-        ),
-        options={"color": _COLOURS[:6], "warranty": ("1 year", "2 years", "3 years")},
-        prices=(20, 250),
-    ),
-    ShopDepartment(
-        category=("electronics", "computer"),
-        kinds=("mechanical keyboard", "laptop stand", "usb hub", "gaming mouse", "monitor arm"),
-        attributes="plug and play, ultra light, easy to install, heavy duty, aluminum alloy, quiet, ergonomic",
-        options={"color": _COLOURS[:6], "style": ("standard", "compact", "with cable")},
-        prices=(15, 180),
-    ),
-    ShopDepartment(
-        category=("home", "furniture"),
-        kinds=("coffee table", "bookshelf", "bar stool", "tv stand", "nightstand"),
-        attributes="easy assemble, solid wood, space saving, metal legs, scratch resistant, mid century, with storage",
-        options={"color": ("walnut", "oak", "white", "black", "espresso"), "size": ("narrow", "regular", "wide")},
-        prices=(40, 320),
-    ),
-    ShopDepartment(
-        category=("home", "kitchen"),
-        kinds=("water bottle", "frying pan", "cutting board", "coffee grinder", "lunch box"),
-        attributes="bpa free, dishwasher safe, stainless steel, non stick, leak proof, easy clean, lead free",
-        options={"color": _COLOURS[:7], "size": ("small", "medium", "large")},
-        prices=(8, 75),
-    ),
-    ShopDepartment(
-        category=("grocery", "snacks"),
-        kinds=("trail mix", "dark chocolate", "granola bars", "rice crackers", "green tea"),
-        attributes="gluten free, low sugar, non gmo, high protein, dairy free, keto friendly, fair trade",
-        options={
-            "flavor": ("original", "cranberry", "sea salt", "ginger", "vanilla"),
-            "pack": ("pack of 1", "pack of 3", "pack of 6"),
-        },
-        prices=(4, 45),
-    ),
-)
+_WORDS = yaml.safe_load(files("headway.environments.library").joinpath("shop_departments.yaml").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,16 +75,18 @@ def make_goal(catalogue: Sequence[ShopProduct], seed: int, number: int) -> Shopp
 
 
 def _make_product(rng: Rng, number: int) -> ShopProduct:
-    department = choose_item(rng, SHOP_DEPARTMENTS)
-    kind, brand, style = choose_item(rng, department.kinds), choose_item(rng, _BRANDS), choose_item(rng, _STYLES)
-    attributes = _sample(rng, _split(department.attributes), 2, 5)
-    options = {name: _sample(rng, choices, 2, min(5, len(choices))) for name, choices in department.options.items()}
-    low, high = department.prices
+    department = choose_item(rng, _WORDS["departments"])
+    kind, brand, style = (
+        choose_item(rng, words) for words in (department["kinds"], _WORDS["brands"], _WORDS["styles"])
+    )
+    attributes = _sample(rng, department["attributes"], 2, 5)
+    options = {name: _sample(rng, choices, 2, min(5, len(choices))) for name, choices in department["options"].items()}
+    low, high = department["prices"]
     return ShopProduct(
         code=f"b{number * 7919 % 1_000_003:07d}{'xkqzmw'[number % 6]}",
         title=f"{brand} {style} {kind}, {attributes[0]}",
         kind=kind,
-        category=department.category,
+        category=tuple(department["category"]),
         attributes=attributes,
         options=options,
         price=low + round((high - low) * rng.random(), 2),

@@ -43,11 +43,6 @@ def register_records(*classes: type[Any]) -> None:
         _fields[record.__name__] = tuple(field.name for field in fields(record))
 
 
-def unregister_record(record: type[Any]) -> None:
-    """Forget a record; a value of it can no longer be encoded or decoded."""
-    del _records[record.__name__], _fields[record.__name__]
-
-
 register_records(*(found for found in vars(types).values() if isinstance(found, type) and is_dataclass(found)))
 
 

@@ -17,12 +17,13 @@ pytest.importorskip("ray")
 import ray
 
 from headway.cluster.ray.ray_cluster import RayCluster
-from headway.cluster.ray.ray_session import connect_to_ray, resolve_address
-from headway.cluster.ray.resource_requests import (
+from headway.cluster.ray.ray_session import (
     ClusterNode,
     ResourceRequest,
     check_resource_requests,
+    connect_to_ray,
     group_into_bundles,
+    resolve_address,
 )
 from headway.errors import ConfigError, TransferError
 from headway.processes.base import ChildSpec, Peer, PeerLost

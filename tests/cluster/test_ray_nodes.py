@@ -25,7 +25,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from headway.cluster.ray.ray_cluster import RayCluster
-from headway.cluster.ray.resource_requests import ResourceRequest
+from headway.cluster.ray.ray_session import ResourceRequest
 from headway.models.tiny_model import make_tiny_model
 from headway.processes.base import ChildSpec
 

@@ -21,7 +21,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from headway.cluster.ray.ray_cluster import RayCluster
-from headway.cluster.ray.resource_requests import ResourceRequest
+from headway.cluster.ray.ray_session import ResourceRequest
 from headway.errors import TrainerCrashed
 from headway.processes.base import ChildSpec
 from headway.trainers.base import Trainer, TrainerScorer

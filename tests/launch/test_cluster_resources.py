@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from headway.cluster.ray.resource_requests import ClusterNode, ResourceRequest
+from headway.cluster.ray.ray_session import ClusterNode, ResourceRequest
 from headway.config import ConfigErrors, load_config
 from headway.errors import ConfigError
 from headway.launch.memory_needs import estimate_component_needs

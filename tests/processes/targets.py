@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.codec import register_records, unregister_record
+from headway import codec
 from headway.errors import ConfigError, ConfigErrors, TrainerError
 from headway.weights.base import Bucket, compute_checksum
 from headway.weights.shared_memory import PayloadReader, SharedSegment
@@ -28,12 +28,12 @@ class Stranger:
 
     @classmethod
     def known(cls) -> Stranger:
-        register_records(cls)
+        codec.register_records(cls)
         return cls()
 
     @staticmethod
     def forgotten() -> None:
-        unregister_record(Stranger)
+        del codec._records["Stranger"], codec._fields["Stranger"]
 
 
 class Service:

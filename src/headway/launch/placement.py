@@ -22,8 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.cluster.ray.ray_cluster import RayCluster
-from headway.cluster.ray.ray_session import check_ray_installed, resolve_address
-from headway.cluster.ray.resource_requests import ClusterNode, ResourceRequest, format_resources
+from headway.cluster.ray.ray_session import (
+    ClusterNode,
+    ResourceRequest,
+    check_ray_installed,
+    format_resources,
+    resolve_address,
+)
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
 from headway.launch.inference_servers import (

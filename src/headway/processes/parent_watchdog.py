@@ -25,8 +25,6 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LINUX = sys.platform == "linux"
 _TRACKER = b"multiprocessing.resource_tracker"
 """Removes the shared memory of killed processes once they are gone, and ends then. It is never killed."""
-_ROUNDS = 100
-"""How often to look for processes that are left, ten milliseconds apart."""
 COMMAND = (sys.executable, "-IS", __file__)
 """How this file is run."""
 SIGNAL_BASE = 128
@@ -57,7 +55,10 @@ def list_children() -> list[int]:
 
 
 def kill_children(spared: Collection[int] = ()) -> dict[int, int]:
-    """Kill all children but the `spared`, and those that are adopted thereby. Returns their exit codes."""
+    """Kill all children but the `spared` and the resource tracker, and those that are adopted thereby.
+
+    Returns their exit codes.
+    """
     codes: dict[int, int] = {}
     while left := [pid for pid in list_children() if pid not in spared and not _is_tracker(pid)]:
         for pid in left:
@@ -133,11 +134,15 @@ def run_command(lifeline: int, grace_s: float, command: list[str]) -> int:
         if grace_s:
             _signal_group(program.pid, signal.SIGTERM)
             threading.Event().wait(grace_s)
-        _kill_group(program.pid)
+        if _LINUX:
+            program.kill()  # the others are killed below, but for the resource tracker
+        else:
+            _signal_group(program.pid, signal.SIGKILL)
 
     threading.Thread(target=end_with_lifeline, daemon=True).start()
-    os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
-    _kill_group(program.pid)  # while no other process can have its number
+    if not _LINUX:
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+        _signal_group(program.pid, signal.SIGKILL)  # while no other process can have its number
     code = program.wait()
     if _LINUX:
         kill_children()
@@ -152,30 +157,6 @@ def _wait_for_end_of(lifeline: int) -> None:
 def _signal_group(group: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-def _kill_group(group: int) -> None:
-    """Kill the members of a group but the resource tracker; all of them where these cannot be listed."""
-    for _ in range(_ROUNDS if _LINUX else 0):
-        left = _list_members(group)
-        if not left:
-            return
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        threading.Event().wait(0.01)
-    _signal_group(group, signal.SIGKILL)
-
-
-def _list_members(group: int) -> list[int]:
-    """Return the processes of a group that run, but the resource tracker."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            state, _, theirs = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:3]
-            if int(theirs) == group and state not in b"ZX" and not _is_tracker(int(entry.name)):
-                found.append(int(entry.name))
-    return found
 
 
 def _is_tracker(pid: int) -> bool:

@@ -31,11 +31,6 @@ def encode_frame(message: Any, refs: list[Any] | None = None) -> bytes:
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
-def decode_frame(frame: bytes) -> Any:
-    """Return the message that `encode_frame` was given."""
-    return decode(memoryview(frame)[_LENGTH_BYTES:])
-
-
 def split_frames(data: bytes) -> Iterator[memoryview]:
     """Yield every frame of `data`, without its length."""
     view, start = memoryview(data), 0

@@ -20,17 +20,15 @@ from typing import Any
 
 from headway.cluster.ray.ray_session import (
     LOCAL,
-    connect_to_ray,
-    describe_this_machine,
-    disconnect_from_ray,
-    list_nodes,
-)
-from headway.cluster.ray.resource_requests import (
     ClusterNode,
     ResourceRequest,
     check_resource_requests,
+    connect_to_ray,
+    describe_this_machine,
+    disconnect_from_ray,
     format_resources,
     group_into_bundles,
+    list_nodes,
 )
 from headway.processes.base import ChildSpec, Peer, PeerLost
 

@@ -14,8 +14,7 @@ from headway.config import RewardConfig
 from headway.errors import ConfigError, RewardError
 from headway.registry import REWARDS
 from headway.rewards.function_reward import FunctionReward
-from headway.rewards.reward_composition import RewardTerm, RoutedReward
-from headway.rewards.reward_registry import BUILT_IN_REWARDS, make_reward, make_rewards
+from headway.rewards.reward_registry import BUILT_IN_REWARDS, RewardTerm, RoutedReward, make_reward, make_rewards
 from headway.types import Episode, Score
 from tests.rewards.factory import episode, judged, scored
 

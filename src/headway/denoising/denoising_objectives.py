@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.algorithms import Actions, Advantages, BatchTotals, PolicyMetricSums, make_action_weights, sum_weighted
 from headway.algorithms.denoising import LatentTransition, add_noise, kl_compatible, kl_exact, logp
@@ -85,6 +85,7 @@ class DenoisingObjective(ABC):
 
     ends_only: ClassVar[bool]
     """Whether training uses only the latents after steps."""
+    optimizer_class: ClassVar[type[Optimizer]] = Optimizer
     optimizer: Optimizer
     """The optimizer that moves the weights."""
 
@@ -93,6 +94,7 @@ class DenoisingObjective(ABC):
     ) -> None:
         self._policy, self._settings, self._reference = policy, settings, reference
         self.micro_batch_samples = settings.micro_batch_samples
+        self.optimizer = self.optimizer_class(policy.trainable(), settings.local.optimizer)
 
     def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
         """Return the batch with log-probabilities under the current weights, if the objective needs them."""
@@ -107,12 +109,6 @@ class PolicyGradientObjective(DenoisingObjective):
     """Policy gradients on denoising steps."""
 
     ends_only = False
-
-    def __init__(
-        self, policy: DenoisingPolicy, settings: DenoisingTrainerSettings, reference: Mapping[str, Tensor] | None
-    ) -> None:
-        super().__init__(policy, settings, reference)
-        self.optimizer = Optimizer(policy.trainable(), settings.local.optimizer)
 
     def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
         if not self._settings.local.proximal or batch.proximal_N is not None:
@@ -216,18 +212,34 @@ class _StepInputs:
         return policy.transition(self.x_NCHW, self.s_N, self.next_N, self.prompts, values)
 
 
+class OldPolicyOptimizer(Optimizer):
+    """An optimizer that also keeps the old policy, which follows slowly; checkpoints hold both."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> None:
+        super().__init__(parameters, settings)
+        self._new = parameters
+        self.old = copy_tensors(self._new)
+        """Values of the old policy, by the names of the trained parameters."""
+
+    def step(self, version: int) -> float:
+        rate = super().step(version)
+        update_old_policy(self.old.values(), self._new.values(), old_policy_decay(version))
+        return rate
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        return {**super().state_tensors(), **{f"{name}/old": one for name, one in self.old.items()}}
+
+
 class DiffusionNftObjective(DenoisingObjective):
     """DiffusionNFT: regression of velocities on pictures that are noised again."""
 
     ends_only = True
+    optimizer_class = OldPolicyOptimizer
     optimizer: OldPolicyOptimizer
 
-    def __init__(
-        self, policy: DenoisingPolicy, settings: DenoisingTrainerSettings, reference: Mapping[str, Tensor] | None
-    ) -> None:
-        super().__init__(policy, settings, reference)
-        self._params = settings.nft or DiffusionNftParams()
-        self.optimizer = OldPolicyOptimizer(policy, settings.local.optimizer)
+    @property
+    def _params(self) -> DiffusionNftParams:
+        return self._settings.nft or DiffusionNftParams()
 
     def add_gradients(self, rows: Sequence[SampleSteps], update: DenoisingUpdate) -> None:
         levels = self._settings.nft_levels
@@ -272,24 +284,6 @@ class DiffusionNftObjective(DenoisingObjective):
         path = self._policy.make_timesteps(row.path_length)[:-1]
         s_L = path[torch.randint(len(path), (levels,), generator=generator)]
         return s_L, torch.randn(levels, *self._policy.shape, generator=generator)
-
-
-class OldPolicyOptimizer(Optimizer):
-    """An optimizer that also keeps the old policy, which follows slowly; checkpoints hold both."""
-
-    def __init__(self, policy: DenoisingPolicy, settings: OptimizerSettings) -> None:
-        super().__init__(policy.trainable(), settings)
-        self._new = policy.trainable()
-        self.old = copy_tensors(self._new)
-        """Values of the old policy, by the names of the trained parameters."""
-
-    def step(self, version: int) -> float:
-        rate = super().step(version)
-        update_old_policy(self.old.values(), self._new.values(), old_policy_decay(version))
-        return rate
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        return {**super().state_tensors(), **{f"{name}/old": one for name, one in self.old.items()}}
 
 
 def _split_micro_batches(rows: Sequence[SampleSteps], size: int) -> Iterator[Sequence[SampleSteps]]:

@@ -132,7 +132,7 @@ class DenoisingModelFamily:
 def make_prompt_check(path: Path) -> Callable[[str], object]:
     """Return a function that raises `ConfigError` for a prompt that the model in `path` cannot read."""
     from headway.denoising.models import is_small_mmdit
-    from headway.denoising.models.mmdit_config import read_mmdit_config
+    from headway.denoising.models.mmdit import read_mmdit_config
 
     return read_mmdit_config(path).tokenize if is_small_mmdit(path) else lambda prompt: None
 

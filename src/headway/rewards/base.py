@@ -27,8 +27,6 @@ class Reward(Protocol):
 class EpisodeReturn:
     """The sum of the environment's own rewards, for agentic tasks that need no other reward."""
 
-    __slots__ = ()
-
     async def score(self, episode: Episode) -> Score:
         return Score(value=sum(turn.reward for turn in episode.turns))
 

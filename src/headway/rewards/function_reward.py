@@ -33,8 +33,6 @@ UserFunction = Callable[..., Any]
 class BuiltInReward:
     """A function of ours that is done in microseconds or is `async`. `view` picks what it sees of an episode."""
 
-    __slots__ = ("_function", "_name", "_view")
-
     def __init__(self, name: str, function: ScoringFunction, *, view: Callable[[Episode], Any] = final_text) -> None:
         self._name, self._function, self._view = name, function, view
 
@@ -45,8 +43,6 @@ class BuiltInReward:
 
 class FunctionReward:
     """A user's function, `async` or not, with `arguments` by keyword. `view` picks what it sees of an episode."""
-
-    __slots__ = ("_arguments", "_function", "_name", "_threads", "_view")
 
     def __init__(
         self,

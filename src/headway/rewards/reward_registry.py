@@ -1,17 +1,20 @@
-"""Rewards by name, by `module:function` or by `file.py:function`, and whole configurations of them.
+"""Rewards by name, by `module:function` or by `file.py:function`, and the weighted sum of several for a task.
 
-Everything that can be wrong about a name, a function's signature or its arguments is a `ConfigError` here, before
-anything starts.
+Guarantees: everything that can be wrong about a name, a function's signature or its arguments is a `ConfigError` here,
+before anything starts. All terms of one sample are scored at the same time, so the slowest decides how long it takes,
+and no other sample waits. If one term has no score, the sample has none, and its other terms are cancelled.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from headway.config import RewardConfig
-from headway.errors import ConfigError
+from headway.errors import ConfigError, RewardError
 from headway.registry import REWARDS
 from headway.rewards.base import EpisodeReturn, Reward, final_text
 from headway.rewards.code_reward import make_code_reward
@@ -21,10 +24,9 @@ from headway.rewards.images.image_reward import get_episode_image, image_to_arra
 from headway.rewards.images.image_server_reward import make_image_server_reward
 from headway.rewards.images.ocr_reward import make_ocr_reward
 from headway.rewards.judge_rewards import JudgeReward, VisionJudgeReward
-from headway.rewards.reward_composition import RewardTerm, RoutedReward
 from headway.rewards.solver_rewards import make_math_reward, make_reasoning_gym_reward
 from headway.rewards.text_rewards import make_exact_reward, make_format_reward, make_numeric_reward, make_regex_reward
-from headway.types import Episode
+from headway.types import Episode, Score, Task
 from headway.user_code import import_object
 
 BUILT_IN_REWARDS: dict[str, Callable[..., Reward]] = {
@@ -44,6 +46,8 @@ BUILT_IN_REWARDS: dict[str, Callable[..., Reward]] = {
     "vision_judge": VisionJudgeReward,
 }
 """Factories of the names that `REWARDS` lists as built in; their keyword parameters are the `reward_args`."""
+FALLBACK_REWARD = "default"
+"""The reward of this name also scores tasks that no other reward claims."""
 
 
 def make_reward(reward_fn: str, reward_args: Mapping[str, Any] | None = None, *, answer: str | None = None) -> Reward:
@@ -126,3 +130,60 @@ def _check_arguments(
         takes = ", ".join(list(signature.parameters)[len(leading) :]) or "none"
         hint = f"arguments of {name}: {takes}"
         raise ConfigError(f"{name}: {error}", key="reward_args", value=given, hint=hint) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardTerm:
+    """One of the rewards that a score is the sum of."""
+
+    name: str
+    reward: Reward
+    weight: float = 1.0
+    domains: frozenset[str] = frozenset()
+    """Domains or tags of the tasks that it scores. Empty: the domain with its own name."""
+
+    def claims(self, task: Task) -> bool:
+        """Return whether it scores the task, by the task's domain or by a `tag` in its data."""
+        labels = {task.domain, task.data.get("tag")}
+        return not labels.isdisjoint(self.domains or {self.name})
+
+    async def score(self, episode: Episode) -> Score:
+        """Return the score without its weight. Any failure is a `RewardError` that names the term."""
+        try:
+            return await self.reward.score(episode)
+        except RewardError as error:
+            raise RewardError(f"rewards.{self.name}: {error}") from error
+        except Exception as error:
+            raise RewardError(f"rewards.{self.name}: {type(error).__name__}: {error}") from error
+
+
+class RoutedReward:
+    """Gives Σ weight · reward over the terms that claim the task; `Score.parts` has each summand under its name."""
+
+    def __init__(self, terms: Iterable[RewardTerm]) -> None:
+        self._terms = tuple(terms)
+
+    async def score(self, episode: Episode) -> Score:
+        terms = [term for term in self._terms if term.claims(episode.task)]
+        terms = terms or [term for term in self._terms if term.name == FALLBACK_REWARD]
+        if not terms:
+            known = ", ".join(sorted(term.name for term in self._terms))
+            raise RewardError(f"no reward for the domain {episode.task.domain!r}, only for: {known}")
+        parts: dict[str, float] = {}
+        for term, score in zip(terms, await _score_together(terms, episode), strict=True):
+            parts[term.name] = term.weight * score.value
+            parts |= {f"{term.name}/{name}": value for name, value in score.parts.items()}
+        return Score(value=sum(parts[term.name] for term in terms), parts=parts)
+
+
+async def _score_together(terms: list[RewardTerm], episode: Episode) -> list[Score]:
+    if len(terms) == 1:
+        return [await terms[0].score(episode)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(term.score(episode), name=f"{episode.sample_id}/{term.name}") for term in terms]
+    except* RewardError as failed:
+        problem = failed.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise problem

@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headway.denoising.models.denoiser import WEIGHTS_FILE, Denoiser
-from headway.denoising.models.mmdit import SmallMmdit
-from headway.denoising.models.mmdit_config import is_small_mmdit, read_mmdit_config
+from headway.denoising.models.mmdit import SmallMmdit, is_small_mmdit, read_mmdit_config
 from headway.denoising.models.stable_diffusion_3 import is_sd3, load_sd3
 from headway.errors import ConfigError
 

@@ -23,7 +23,7 @@ Source = str | Path | TextIO | Mapping[str, Any] | None
 """A YAML file by name or open, or the same as a mapping; None is an empty one."""
 
 DOTTED_ROOTS = frozenset({"actor_rollout_ref", "trainer", "data", "algorithm"})
-"""Below these, keys of a YAML file may be dotted at any depth; elsewhere only at the top."""
+"""First segments below which keys of a YAML file may be dotted at any depth; other keys only at the top."""
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]*")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+")

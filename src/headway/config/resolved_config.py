@@ -46,7 +46,7 @@ class DerivedConfig:
     max_new_tokens: int
     """Longest answer of one turn."""
     devices: Mapping[str, tuple[int, ...]]
-    """By role: actor_train, logp, reference, critic, actor_infer, and rewards.<domain> where they have any."""
+    """Devices of actor_train, logp, reference, critic, actor_infer, and of rewards.<domain> that have any."""
     hybrid_engine: bool
     """actor_train and actor_infer share devices."""
     num_nodes: int

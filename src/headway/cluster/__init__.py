@@ -1,1 +1,1 @@
-"""Which role has which devices, which role may use shared ones now, and peers in the actors of a Ray cluster."""
+"""Devices of roles, locks on shared devices, and peers in the actors of a Ray cluster."""

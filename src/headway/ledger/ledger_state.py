@@ -1,4 +1,4 @@
-"""What the ledger holds in memory: samples and groups without an end, and what a checkpoint may prune.
+"""The state of the ledger in memory: samples and groups without an end, and what a checkpoint may prune.
 
 It mirrors the file plus the writes that wait in the journal; a restore reads it anew. Rules are checked against it, so
 that a broken rule raises at the call that broke it, without a query. `find_problems` checks the file itself.

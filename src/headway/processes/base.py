@@ -28,7 +28,7 @@ class PeerFailed(BackendError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """What to run in a process of its own."""
+    """Describes what to run in a process of its own."""
 
     name: str
     """Shown in errors, such as `engine/0`."""
@@ -45,7 +45,7 @@ class ChildSpec:
     host: str = ""
     """`module:class` that answers calls for what `target` returns. Filled in by the class that calls the child."""
     contained: bool = False
-    """On Linux: when the child ends, so does every process below it, also one that has left the child's session."""
+    """Kill every process below the child when it ends, also one that has left the child's session. Linux only."""
     output_limit: int = 0
     """Bytes of output after which the child is killed. 0: no limit. With a limit, the output is not kept in a file."""
 

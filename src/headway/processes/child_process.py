@@ -45,7 +45,7 @@ _MAIN = "headway.processes.child_main"
 
 
 class ProcessHandle(Protocol):
-    """What `subprocess.Popen` and other ways of making processes have in common."""
+    """A process: a `subprocess.Popen`, or one that was made in another way."""
 
     pid: int
 

@@ -26,7 +26,7 @@ _LINUX = sys.platform == "linux"
 _TRACKER = b"multiprocessing.resource_tracker"
 """Removes the shared memory of killed processes once they are gone, and ends then. It is never killed."""
 COMMAND = (sys.executable, "-IS", __file__)
-"""How this file is run."""
+"""Command line that runs this file."""
 SIGNAL_BASE = 128
 """A watchdog exits with this plus the signal that ended its command, as a shell does."""
 
@@ -39,7 +39,7 @@ def die_with_parent(parent: int) -> bool:
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """From now on, a process below this one whose parent ends becomes a child of this one, or no longer. Linux only."""
+    """Adopt processes below this one whose parents end, from now on; or stop adopting them. Linux only."""
     if _LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 

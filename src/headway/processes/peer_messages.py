@@ -172,7 +172,7 @@ class PendingCalls:
 
 
 class CallingPeer(ABC):
-    """What a peer in a child process and a peer in an actor have in common: calls, notes, and how it ends."""
+    """The common base of peers in child processes and in actors: calls, notes, and how a peer ends."""
 
     def __init__(self, spec: ChildSpec, output: ProcessOutput, send: Callable[[Any], None], host: str = "") -> None:
         self.spec = spec
@@ -184,7 +184,7 @@ class CallingPeer(ABC):
         self._on_end: Callable[[str], None] = lambda how: None
         self._closing = False
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """How the peer ended, once that is known."""
+        """Text that says how the peer ended, once that is known."""
 
     @abstractmethod
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""What a process writes: kept for the last lines of an error, appended to a log, or counted against a limit."""
+"""The output of a process: kept for the last lines of an error, appended to a log, or counted against a limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_CAUSES, _LONGEST_CAUSE, _CAUSE_BYTES = 3, 400, 1 << 18
 
 
 class ProcessOutput(asyncio.Protocol):
-    """Where a process writes to: its log, a file that goes with it, or a pipe that counts.
+    """The output of a process: its log, a file that goes with it, or a pipe that counts.
 
     With a `limit` the output is a pipe: it is read as it comes, all but the end is dropped, and `on_limit` is called
     once when there was more than `limit` bytes.

@@ -36,7 +36,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a complete version consists of."""
+    """Describes a complete version."""
 
     version: int
     tensors: tuple[TensorEntry, ...]
@@ -202,7 +202,7 @@ class WeightSource(Protocol):
 
 
 class WeightTransport(Protocol):
-    """What carries buckets: host copy, shared memory, object store, broadcast or disk."""
+    """Carries buckets: by host copy, shared memory, object store, broadcast or disk."""
 
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
         """Carry one bucket to where `receiver` can load it. Raises `TransferError` if it was lost."""

@@ -40,7 +40,7 @@ from headway.weights.shared_memory import PayloadReader
 
 @dataclass(slots=True, eq=False)
 class _SentVersion:
-    """What one receiver was sent of one version."""
+    """Buckets of one version that one receiver was sent."""
 
     version: int
     sums: dict[int, str] = field(default_factory=dict)

@@ -84,7 +84,7 @@ class WrittenVersion:
 
 
 class VersionDirectory:
-    """Where versions are written and found. As a `WeightSource` it gives out its versions without any trainer."""
+    """A directory of versions. As a `WeightSource` it gives out its versions without any trainer."""
 
     def __init__(self, path: Path | str, *, keep: int = 2, shard_mb: float = 512) -> None:
         self.path = Path(path).absolute()

@@ -61,7 +61,7 @@ ReadTensor = Callable[[str], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorExtent:
-    """Where one tensor lies."""
+    """The place of one tensor."""
 
     entry: TensorEntry
     start: int

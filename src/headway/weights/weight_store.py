@@ -38,7 +38,7 @@ _MB = 1 << 20
 
 
 class Arena(ABC):
-    """Where versions are kept. A version is known by a key."""
+    """Memory in which versions are kept. A version is known by a key."""
 
     @abstractmethod
     def take(self, size: int) -> Any:
@@ -116,7 +116,7 @@ class StoredVersion:
     heap: Buffer | None
     """Freed when all of it is stored."""
     slices: dict[int, ObjectSlice] = field(default_factory=dict)
-    """By the first byte."""
+    """Slices that are stored, by their first byte."""
 
 
 class ObjectArena(Arena):

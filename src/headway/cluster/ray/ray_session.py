@@ -33,7 +33,7 @@ _CONNECT_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
-    """What one part of a run needs."""
+    """The resources that one part of a run needs."""
 
     node: int
     """Node of the run, not of the cluster: parts with the same number are on the same machine."""

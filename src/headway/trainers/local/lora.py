@@ -34,11 +34,11 @@ def attach_adapters(model: Any, settings: LoraSettings) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         try:
-            made = get_peft_model(model, config)
+            adapted = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigError(str(error), key="lora_target", value=list(settings.targets)) from error
     _check_head(model, settings)
-    return made
+    return adapted
 
 
 def _check_head(model: Any, settings: LoraSettings) -> None:
@@ -56,16 +56,16 @@ def merge_adapters(model: Any) -> dict[str, Tensor]:
 
     Expert layers, which have several weights in one module, have one adapter around the other.
     """
-    around = find_adapted_modules(model)
+    adapted = find_adapted_modules(model)
     found = {}
     with torch.no_grad():
         for name, tensor in drop_tied_duplicates(model.state_dict()).items():
             if ".lora_" in name:
                 continue
-            own = strip_adapter_name(name)
-            if own in around:
-                tensor = tensor + around[own].get_delta_weight(ADAPTER_NAME).to(tensor.dtype)
-            found[own] = tensor
+            base_name = strip_adapter_name(name)
+            if base_name in adapted:
+                tensor = tensor + adapted[base_name].get_delta_weight(ADAPTER_NAME).to(tensor.dtype)
+            found[base_name] = tensor
     return found
 
 

@@ -46,17 +46,16 @@ class PolicyModel:
         self.backbone = self.causal.base_model
         self.head: nn.Linear = self.causal.get_output_embeddings()
         self.vocabulary = int(self.head.weight.shape[0])
-        self._probe()
+        self._check_packed_forward()
 
     def logps(self, pack: TokenPack) -> TokenLogps:
         """Return log-probabilities and entropies of every action of `pack`."""
-        hidden_NH = compute_hidden_states(self.backbone, pack)[pack.before_N]
+        return self._logps_of_hidden(compute_hidden_states(self.backbone, pack)[pack.before_N], pack.chosen_N)
+
+    def _logps_of_hidden(self, hidden_NH: Tensor, chosen_N: Tensor) -> TokenLogps:
+        temperature = self._settings.temperature
         return compute_token_logps(
-            hidden_NH,
-            self.head.weight,
-            pack.chosen_N,
-            bias_V=self.head.bias,
-            temperature=self._settings.temperature,
+            hidden_NH, self.head.weight, chosen_N, bias_V=self.head.bias, temperature=temperature
         )
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -76,7 +75,7 @@ class PolicyModel:
         found: AbstractContextManager[Any] = self._peft.disable_adapter()
         return found
 
-    def _probe(self) -> None:
+    def _check_packed_forward(self) -> None:
         """Raise `ConfigError` unless two members after one prompt have the same log-probabilities packed and plain."""
         lines = [tuple(number % self.vocabulary for number in line) for line in ((3, 1, 4, 1, 5), (3, 1, 9, 2))]
         rows = [

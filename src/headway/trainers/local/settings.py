@@ -36,8 +36,8 @@ class OptimizerSettings:
         """Return the learning rate of the step that makes `version + 1`; the same after a restart."""
         if version < self.warmup_steps:
             return self.learning_rate * (version + 1) / self.warmup_steps
-        left = self.max_steps - self.warmup_steps
-        done = min((version - self.warmup_steps) / left, 1.0) if left > 0 else 0.0
+        decay_steps = self.max_steps - self.warmup_steps
+        done = min((version - self.warmup_steps) / decay_steps, 1.0) if decay_steps > 0 else 0.0
         shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + cos(pi * done))}
         return self.learning_rate * shape[self.schedule]
 

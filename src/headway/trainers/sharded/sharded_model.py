@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from headway.algorithms import TokenLogps, compute_token_logps
+from headway.algorithms import TokenLogps
 from headway.errors import ConfigError
 from headway.trainers.local import lora
 from headway.trainers.local.policy_model import CriticModel, PolicyModel, compute_hidden_states, fuse_rms_norms
@@ -134,9 +134,7 @@ class ShardedPolicy(PolicyModel):
         return TokenLogps(logp_N=logp_N, entropy_N=entropy_N)
 
     def _compute_numbers(self, hidden_NH: Tensor, chosen_N: Tensor) -> tuple[Tensor, ...]:
-        found = compute_token_logps(
-            hidden_NH, self.head.weight, chosen_N, bias_V=self.head.bias, temperature=self._settings.temperature
-        )
+        found = self._logps_of_hidden(hidden_NH, chosen_N)
         return found.logp_N, found.entropy_N
 
     def shards(self) -> dict[str, Tensor]:

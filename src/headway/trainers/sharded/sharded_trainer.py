@@ -90,8 +90,8 @@ class ShardedRankGroup:
 
 def _make_process_group(sets: Sequence[Sequence[int]], rank: int) -> Any:
     """Return the process group that `rank` is in. All ranks must create all groups."""
-    made = [(ranks, dist.new_group(list(ranks))) for ranks in sets]
-    return next(group for ranks, group in made if rank in ranks)
+    groups = [(ranks, dist.new_group(list(ranks))) for ranks in sets]
+    return next(group for ranks, group in groups if rank in ranks)
 
 
 def _make_empty_pack(device: str) -> TokenPack:

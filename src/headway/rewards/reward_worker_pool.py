@@ -31,7 +31,7 @@ _SLACK_S = 2.0
 
 
 class RewardWorkerPool:
-    """At most `limit` processes, started when they are needed."""
+    """A pool of at most `limit` processes, which are started when they are needed."""
 
     def __init__(self, limit: int, *, memory_mb: int = 2048) -> None:
         self._slots = asyncio.Semaphore(limit)

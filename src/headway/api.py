@@ -19,12 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headway.algorithm_traits import (
-    AdvantageTraits,
-    LossTraits,
-    register_advantage_estimator,
-    register_policy_loss,
-)
+from headway.algorithm_traits import AdvantageTraits, LossTraits, register_advantage_estimator, register_policy_loss
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
 from headway.registry import ENGINES, ENVIRONMENTS, REWARDS, STALENESS_POLICIES
@@ -182,12 +177,7 @@ def plan(
 
 @asynccontextmanager
 async def serve(
-    model: str,
-    overrides: Overrides = (),
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: str | None = None,
+    model: str, overrides: Overrides = (), *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
 ) -> AsyncIterator[str]:
     """Serve a model or a run directory like `headway serve`; the block gets the address, such as `http://…:8000/v1`."""
     from headway.cli.serve_command import find_model
@@ -210,11 +200,7 @@ def register_stage(name: str) -> Callable[[StageT], StageT]:
 
 
 def register_loss(
-    name: str,
-    *,
-    corrects_off_policy: bool = False,
-    needs_proximal: bool = False,
-    needs_whole_sequences: bool = False,
+    name: str, *, corrects_off_policy: bool = False, needs_proximal: bool = False, needs_whole_sequences: bool = False
 ) -> Callable[[T], T]:
     """Make a function `(actions, settings) -> loss per action` a value of `pg_variant`.
 

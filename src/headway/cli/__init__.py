@@ -13,48 +13,14 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from importlib import import_module
 
-from headway.cli import (
-    cluster_command,
-    config_command,
-    eval_command,
-    plan_command,
-    play_command,
-    pretrain_command,
-    report_command,
-    scale_command,
-    serve_command,
-    simulate_command,
-    train_command,
-)
 from headway.errors import HeadwayError
 from headway.version import VERSION
 
-
-class Command(Protocol):
-    """Describes what a module of a command has."""
-
-    HELP: str
-    __doc__: str | None
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-    def run_command(self, args: argparse.Namespace) -> int: ...
-
-
-COMMANDS: dict[str, Command] = {
-    "train": train_command,
-    "scale": scale_command,
-    "eval": eval_command,
-    "play": play_command,
-    "serve": serve_command,
-    "report": report_command,
-    "config": config_command,
-    "simulate": simulate_command,
-    "plan": plan_command,
-    "pretrain": pretrain_command,
-    "cluster": cluster_command,
-}
+_NAMES = ["train", "scale", "eval", "play", "serve", "report", "config", "simulate", "plan", "pretrain", "cluster"]
+COMMANDS = {name: import_module(f"headway.cli.{name}_command") for name in _NAMES}
+"""The modules of all commands, in the order in which `headway --help` lists them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(100_000, 20, 50)  # collecting among thousands of live tasks costs a fifth of the time
     try:
         args = parse_arguments(sys.argv[1:] if argv is None else argv)
-        code = COMMANDS[args.command].run_command(args)
+        code: int = COMMANDS[args.command].run_command(args)
         sys.stdout.flush()
         return code
     except HeadwayError as error:

@@ -78,7 +78,7 @@ def collect_inventory(directory: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": count_usable_cores(),
-        "memory": {"total": get_total_memory(), "free": measure_free_memory().get("host")},
+        "memory": {"total": _read_meminfo("MemTotal"), "free": measure_free_memory().get("host")},
         "gpus": list_gpus(),
         "packages": list_packages(),
         "room": measure_free_space(directory),
@@ -148,11 +148,6 @@ def measure_free_memory() -> dict[str, int]:
     limits = [limit for limit in (_read_meminfo("MemAvailable"), _measure_cgroup_memory()) if limit is not None]
     found = {"host": min(limits)} if limits else {}
     return found | {f"GPU {number}": gpu["free"] for number, gpu in enumerate(list_gpus())}
-
-
-def get_total_memory() -> int | None:
-    """Return the memory of the host in bytes."""
-    return _read_meminfo("MemTotal")
 
 
 def _read_meminfo(name: str) -> int | None:

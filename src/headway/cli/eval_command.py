@@ -24,15 +24,7 @@ from typing import Any, TextIO
 
 from rich.table import Table
 
-from headway.cli.command_line import (
-    add_json_option,
-    add_run_arguments,
-    at_least_one,
-    load_run_config,
-    make_console,
-    make_policy_override,
-    print_json,
-)
+from headway.cli import command_line
 from headway.errors import ConfigError
 from headway.launch.inference_session import evaluate_policy, select_evaluation_tasks
 from headway.launch.training_session import prepare_run
@@ -48,19 +40,18 @@ _TRAINED_ON = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `eval`."""
-    add_run_arguments(parser)
-    parser.add_argument("--answers", type=at_least_one, default=1, help="answers to each task (1)")
-    parser.add_argument("--limit", type=at_least_one, help="tasks at most")
+    command_line.add_run_arguments(parser)
+    parser.add_argument("--answers", type=command_line.at_least_one, default=1, help="answers to each task (1)")
+    parser.add_argument("--limit", type=command_line.at_least_one, help="tasks at most")
     parser.add_argument("--out", type=Path, help="write every answer to this file, one JSON object a line")
-    add_json_option(parser)
+    command_line.add_json_option(parser)
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Answer the tasks, judge the answers and print the result. Return 1 when no task could be judged."""
     policy = any(word.startswith("pretrain=") for word in args.arguments)
-    newest = [] if policy or not args.arguments else make_policy_override(args.arguments[0])
-    prepared = prepare_run(load_run_config([*args.arguments, *newest]))
+    newest = [] if policy or not args.arguments else command_line.make_policy_override(args.arguments[0])
+    prepared = prepare_run(command_line.load_run_config([*args.arguments, *newest]))
     tasks = select_evaluation_tasks(prepared, args.limit)
     if prepared.sources.validation is None:
         print(_TRAINED_ON, file=sys.stderr)
@@ -70,7 +61,7 @@ def run_command(args: argparse.Namespace) -> int:
             out.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in make_answer_rows(judged))
     result = {"policy": str(prepared.policy.path), "answers": args.answers, "domains": summarize_answers(judged)}
     if args.json:
-        print_json(result)
+        command_line.print_json(result)
     else:
         _print(result)
     return 0 if any(one.answers for one in judged) else 1
@@ -129,7 +120,7 @@ def make_answer_rows(judged: Sequence[EvaluatedSample]) -> list[dict[str, Any]]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    console = make_console()
+    console = command_line.make_console()
     more = [name for name in _OUTCOMES if any(name in row for row in result["domains"].values())]
     table = Table("domain", "tasks", "failed", "reward", f"best of {result['answers']}", *more)
     for domain, row in result["domains"].items():

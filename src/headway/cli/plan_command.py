@@ -27,7 +27,6 @@ HELP = "rank the ways to use N GPUs, the synchronous one included"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `plan`."""
     parser.add_argument("arguments", nargs="+", metavar="CONFIG|key=value", help="YAML file, then overrides key=value")
     parser.add_argument("--gpus", type=int, required=True, metavar="N", help="GPUs there are")
     parser.add_argument("--alpha", type=parse_numbers, default=(0.0, 1.0, 2.0, 4.0), metavar="A,B,…", help="α to try")

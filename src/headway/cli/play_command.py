@@ -39,7 +39,6 @@ _TURN = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `play`."""
     parser.add_argument(
         "environment", nargs="?", metavar="ENV|FILE|RUN", help="name, module:Class, or what a run plays"
     )

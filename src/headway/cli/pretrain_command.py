@@ -27,7 +27,6 @@ _HELD_OUT = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `pretrain`."""
     parser.add_argument("directory", type=Path, help="where the model goes")
     parser.add_argument("--steps", type=int, help="steps of flow matching")
     parser.add_argument("--seed", type=int, help="of weights, pictures and noise")

@@ -26,11 +26,11 @@ from headway.monitor.run_record import RunRecord, read_run_record
 
 PAGE_FILE = "report.html"
 HELP = "show what came of a run"
+HOST = "127.0.0.1"
 _PORT = 6007
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `report`."""
     parser.add_argument("directory", type=Path, metavar="RUN", help="directory of a run, or its event log")
     parser.add_argument("--compare", nargs="+", type=Path, default=[], metavar="RUN", help="further runs, laid over it")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where the page goes (RUN/{PAGE_FILE})")
@@ -52,7 +52,9 @@ def run_command(args: argparse.Namespace) -> int:
     else:
         _print(records)
     if args.out or not args.json:
-        page = _write_page(records, args.out or _get_default_page(args.directory))
+        directory = args.directory if args.directory.is_dir() else args.directory.parent
+        page = args.out or directory / PAGE_FILE
+        _write_page(records, page)
         if not args.json:
             print(f"{page}  the run as a page, open it in a browser")
     return 0
@@ -95,20 +97,12 @@ def _print(records: list[RunRecord]) -> None:
         print_training_summary(record.report, console)
 
 
-def _get_default_page(run: Path) -> Path:
-    return (run if run.is_dir() else run.parent) / PAGE_FILE
-
-
-def _write_page(records: list[RunRecord], page: Path) -> Path:
+def _write_page(records: list[RunRecord], page: Path) -> None:
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(render_report_page(records[0], compare=records[1:]), encoding="utf-8")
     except OSError as error:
         raise HeadwayError(f"--out {page}: {error.strerror}") from error
-    return page
-
-
-HOST = "127.0.0.1"
 
 
 def make_page_server(make_page: Callable[[], str], port: int) -> ThreadingHTTPServer:

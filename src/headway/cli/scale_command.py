@@ -18,7 +18,6 @@ HELP = "have more or fewer engines in a run that is at work"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `scale`."""
     parser.add_argument("directory", type=Path, metavar="RUN", help="directory of the run")
     parser.add_argument("--engines", type=int, required=True, metavar="N", help="how many there shall be")
 

@@ -27,7 +27,6 @@ TOKEN = "HEADWAY_TOKEN"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `serve`."""
     parser.add_argument("model", metavar="MODEL|RUN", help="model directory or name, or the directory of a run")
     parser.add_argument("arguments", nargs="*", metavar="key=value", help="overrides, such as sequence_length=8192")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1); others need a token")

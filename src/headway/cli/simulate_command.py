@@ -30,7 +30,6 @@ from headway.monitor.timeline_page import render_timeline_page
 from headway.sim.simulated_run import make_scenario, run_scenario
 
 HELP = "run a configuration on a virtual clock"
-_ARGUMENTS_HELP = "YAML file (- for standard input), then overrides key=value"
 PIPE_WIDTH = 110
 """Columns where the output is not a terminal: narrow enough for a report, wide enough for every table."""
 
@@ -49,13 +48,8 @@ class SimulatedRun:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `simulate`."""
-    parser.add_argument(
-        "arguments",
-        nargs="+",
-        metavar="CONFIG|key=value",
-        help="YAML file (- for standard input), then overrides key=value",
-    )
+    what = "YAML file (- for standard input), then overrides key=value"
+    parser.add_argument("arguments", nargs="+", metavar="CONFIG|key=value", help=what)
     parser.add_argument("--json", action="store_true", help="print only the report, for machines")
     parser.add_argument("--seed", type=int, help="instead of the configuration's")
     parser.add_argument("--steps", type=int, help="training steps, instead of simulation.steps")
@@ -102,11 +96,7 @@ def simulate_run(
     """Run on the virtual clock, and print the progress to `console`."""
     monitor = RunMonitor(resolved.config.simulation.warmup_steps)
     events: list[LoggedEvent] = []
-
-    def keep(event: LoggedEvent) -> None:
-        events.append(event)
-
-    sinks: list[EventSink] = [monitor, keep] if log is None else [log, monitor, keep]
+    sinks: list[EventSink] = [monitor, events.append] if log is None else [log, monitor, events.append]
     if console is None:
         summary = run_scenario(make_scenario(resolved), sinks=sinks)
     else:

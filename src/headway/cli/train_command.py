@@ -38,7 +38,6 @@ _STOPPING = "the run stops after this step, with a checkpoint; once more, and it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `train`."""
     add_run_arguments(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the run that is there; an error if none is")
     parser.add_argument("--dry-run", action="store_true", help="check it, say what would go where, and start nothing")

@@ -38,16 +38,9 @@ class GroupSlot:
     """One taken slot and the group that holds it."""
 
     __slots__ = (
-        "_in_flight_oldest",
-        "finished_at",
-        "group",
-        "number",
-        "served_at_start",
-        "spare",
-        "state",
-        "task",
+        "_in_flight_oldest", "finished_at", "group", "number", "served_at_start", "spare", "state", "task",
         "trained_version",
-    )
+    )  # fmt: skip
 
     def __init__(self, number: int, task: Task, *, served_at_start: int, spare: bool) -> None:
         self.number = number

@@ -27,17 +27,14 @@ class CandidateGroup(Protocol):
     @property
     def number(self) -> int:
         """Id of the group; ids grow in the order in which groups start."""
-        ...
 
     @property
     def oldest(self) -> int:
         """Oldest version among the tokens of the group."""
-        ...
 
     @property
     def is_ready(self) -> bool:
         """Whether the group is in the buffer and may be trained."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

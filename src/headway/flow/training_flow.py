@@ -22,16 +22,7 @@ from typing import Any
 
 from headway.cluster.base import DevicePools
 from headway.config import StageConfig
-from headway.errors import (
-    BackendError,
-    ConfigError,
-    HeadwayError,
-    InvariantBroken,
-    RunStopped,
-    Stalled,
-    TrainerCrashed,
-    TrainerError,
-)
+from headway.errors import BackendError, ConfigError, RunStopped, Stalled, TrainerCrashed, TrainerError
 from headway.flow import stages as _stages
 from headway.flow.backends import RunContext
 from headway.flow.channel import Channel
@@ -67,7 +58,7 @@ class RunSummary:
     """How often the pipeline was rebuilt because the trainer was lost."""
 
 
-class PipelineEnded(HeadwayError):
+class PipelineEnded(Exception):
     """Raised inside the task group of a pipeline to end it when all work is done."""
 
 
@@ -148,7 +139,8 @@ class AsyncTrainingFlow:
         except* BaseException as group:
             failure = root_cause(group)
         if pipeline is None:
-            raise failure or InvariantBroken("a pipeline ended before it was built")
+            assert failure is not None, "only an error keeps a pipeline from being built"
+            raise failure
         pipeline.recovery.close()
         if self.fleet is not None:
             self.fleet.end_pipeline()
@@ -194,7 +186,7 @@ class AsyncTrainingFlow:
         """Seed the engines, start the stages, and end the pipeline when training is done or a stop is requested."""
         await pipeline.hub.continue_engines()
         await self._seed(pipeline)
-        pipeline.tasks.create_task(watch_for_stalls(pipeline, self._progress, self.events), name="watchdog")
+        pipeline.tasks.create_task(watch_for_stalls(pipeline, self._progress), name="watchdog")
         pipeline.tasks.create_task(check_replicas(pipeline), name="health")
         stop = pipeline.tasks.create_task(self._stop.wait(), name="stop")
         validation = self._validation(pipeline)

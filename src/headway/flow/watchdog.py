@@ -6,34 +6,14 @@ import asyncio
 
 from headway.errors import RunStopped, Stalled
 from headway.flow.pipeline import Pipeline
-from headway.monitor.event_log import EventLog, LoggedEvent
-from headway.monitor.events import (
-    BackendUp,
-    CheckpointSave,
-    GroupReady,
-    RunStall,
-    SampleFinish,
-    ScoreEnd,
-    StepBegin,
-    StepEnd,
-    ValidateEnd,
-    WeightsServed,
-)
+from headway.monitor import events
+from headway.monitor.event_log import LoggedEvent
 
 STALL_WARNINGS = 4
 """Times the stall is reported before the run is stopped."""
 PROGRESS_EVENTS = frozenset(
-    {
-        SampleFinish,
-        ScoreEnd,
-        GroupReady,
-        StepBegin,
-        StepEnd,
-        WeightsServed,
-        BackendUp,
-        CheckpointSave,
-        ValidateEnd,
-    }
+    {events.SampleFinish, events.ScoreEnd, events.GroupReady, events.StepBegin, events.StepEnd}
+    | {events.WeightsServed, events.BackendUp, events.CheckpointSave, events.ValidateEnd}
 )
 """Kinds of events that show progress."""
 
@@ -49,7 +29,7 @@ class ProgressWatch:
             self.count += 1
 
 
-async def watch_for_stalls(pipeline: Pipeline, progress: ProgressWatch, events: EventLog) -> None:
+async def watch_for_stalls(pipeline: Pipeline, progress: ProgressWatch) -> None:
     """Check every `stall_timeout_s`. Raise `Stalled` after several checks without progress."""
     limit_s = pipeline.settings.reliability.stall_timeout_s
     quiet = 0
@@ -61,7 +41,7 @@ async def watch_for_stalls(pipeline: Pipeline, progress: ProgressWatch, events: 
             continue
         quiet += 1
         graph = pipeline.waits.describe()
-        events.emit(RunStall(who="flow", graph=graph))
+        pipeline.events.emit(events.RunStall(who="flow", graph=graph))
         if pipeline.hub.up == 0:
             raise RunStopped(f"no replica in service for {quiet * limit_s:g} s")
         if quiet >= STALL_WARNINGS:

@@ -13,16 +13,7 @@ from itertools import chain, islice
 from typing import IO, Any, NamedTuple
 
 from headway.errors import HeadwayError
-from headway.monitor.events import (
-    EVENT_TYPES,
-    CheckpointSave,
-    Event,
-    GenericEvent,
-    RunBegin,
-    RunEnd,
-    StepEnd,
-    ValidateEnd,
-)
+from headway.monitor.events import EVENT_TYPES, Event, GenericEvent, StepEnd
 
 
 class LoggedEvent(NamedTuple):
@@ -33,17 +24,14 @@ class LoggedEvent(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Name of the kind of event in the log file."""
         return self.event.kind
 
     @property
     def who(self) -> str:
-        """Role, engine or component that the event is about."""
         return self.event.who
 
     @property
     def data(self) -> dict[str, Any]:
-        """The JSON object that the log file holds."""
         return self.event.to_data()
 
 
@@ -63,7 +51,6 @@ class EventLog:
         self._sinks.append(sink)
 
     def emit(self, event: Event) -> None:
-        """Record one event."""
         logged = _make_tuple(LoggedEvent, (self._clock(), event))
         for sink in self._sinks:
             sink(logged)
@@ -73,7 +60,7 @@ _make_tuple = tuple.__new__
 """Makes a named tuple without the Python function that calling its class goes through."""
 _ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _LINES_PER_CHUNK = 512
-_FLUSHED_EVENTS = frozenset({StepEnd, ValidateEnd, CheckpointSave, RunBegin, RunEnd})
+_FLUSHED_EVENTS = frozenset({"step.end", "validate.end", "checkpoint", "run.begin", "run.end"})
 
 
 class JsonlSink:
@@ -87,7 +74,7 @@ class JsonlSink:
 
     def __call__(self, event: LoggedEvent) -> None:
         self._stream.write(encode_event(event) + "\n")
-        if type(event.event) in _FLUSHED_EVENTS:
+        if event.kind in _FLUSHED_EVENTS:
             self._stream.flush()
 
 

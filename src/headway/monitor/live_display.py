@@ -24,18 +24,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headway.monitor import events
 from headway.monitor.episode_outcomes import EpisodeOutcomes
 from headway.monitor.event_log import LoggedEvent
-from headway.monitor.events import (
-    BackendDown,
-    BackendRestart,
-    ErrorReport,
-    Event,
-    RunDegrade,
-    RunStall,
-    StepEnd,
-    ValidateEnd,
-)
 from headway.monitor.report_tables import format_duration, format_number
 from headway.monitor.run_report import RunMonitor, ValidationResult
 from headway.monitor.throughput import StepRecord
@@ -44,7 +35,7 @@ _RECENT_STEPS = 8
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 32
 _BAR_COLUMNS = 24
-_INCIDENT_EVENTS = (ErrorReport, BackendRestart, BackendDown, RunDegrade, RunStall)
+_INCIDENT_EVENTS = (events.ErrorReport, events.BackendRestart, events.BackendDown, events.RunDegrade, events.RunStall)
 _REPEATS_SHOWN, _REPEAT_MILESTONES = 3, frozenset(10**power for power in range(1, 10))
 """How often incidents that differ only in numbers are printed; then only the tenth, the hundredth and so on."""
 _STATE_SIGNS = {"running": "●", "waiting": "○", "emitting": "◆", "idle": "·", "stopped": "■"}
@@ -54,12 +45,7 @@ class LiveDisplay:
     """A sink that shows a panel on a terminal and prints lines elsewhere. `steps` is the number of steps, if known."""
 
     def __init__(
-        self,
-        monitor: RunMonitor,
-        console: Console | None = None,
-        *,
-        refresh_s: float = 0.25,
-        steps: int | None = None,
+        self, monitor: RunMonitor, console: Console | None = None, *, refresh_s: float = 0.25, steps: int | None = None
     ) -> None:
         self._monitor = monitor
         self._console = console or Console()
@@ -93,9 +79,9 @@ class LiveDisplay:
                 incident = f"{incident} ({repeats:,} times so far)" if repeats in _REPEAT_MILESTONES else ""
         if self._live is not None:
             self.tick(time_s)
-        elif isinstance(event, StepEnd):
+        elif isinstance(event, events.StepEnd):
             self._print(format_step_line(self._monitor))
-        elif isinstance(event, ValidateEnd):
+        elif isinstance(event, events.ValidateEnd):
             held_out = self._monitor.episodes.validations
             self._print(format_validation_line(self._monitor.incidents.validations[-1], held_out))
         elif incident:
@@ -176,9 +162,9 @@ def format_incident_line(logged: LoggedEvent) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in line)[:300]
 
 
-def _make_incident_pattern(event: Event) -> str:
+def _make_incident_pattern(event: events.Event) -> str:
     """Return what incidents that differ only in numbers have in common."""
-    message = event.message if isinstance(event, ErrorReport) else ""
+    message = event.message if isinstance(event, events.ErrorReport) else ""
     return re.sub(r"\d+", "#", f"{event.kind} {event.who} {message}")
 
 

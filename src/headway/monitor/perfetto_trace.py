@@ -96,12 +96,9 @@ class PerfettoTraceBuilder:
             self._requests[who] = set()
             yield _make_name_row("process_name", self._pids[who], 0, who)
         pid, pending = self._pids[who], self._requests[who]
-        if isinstance(event, events.RequestStart):
-            phase = "b"
-            pending.add(event.request)
-        else:
-            phase = "e"
-            pending.discard(event.request)
+        is_start = isinstance(event, events.RequestStart)
+        phase, change = ("b", pending.add) if is_start else ("e", pending.discard)
+        change(event.request)
         yield _make_async_row(phase, time_s, "request", "request", f"{who}:{event.request}", pid, event.to_data())
         yield _make_counter(time_s, "requests", pid, {"open": len(pending)})
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
+
+import yaml
 
 from headway.monitor.scalar_series import HELD_OUT_REWARD, ScalarPoint
 
@@ -30,42 +33,8 @@ class Chart:
     from_zero: bool = True
 
 
-CHARTS = (
-    Chart(title="Reward", curves=(("reward/train", "training"),), kind="reward", from_zero=False),
-    Chart(title="Episodes that succeed", curves=(("episode/success", "share"),), note="of all that ended in a step"),
-    Chart(title="Malformed actions", curves=(("episode/invalid", "share of the turns"),)),
-    Chart(title="Turns of an episode", curves=(("episode/turns", "mean"),)),
-    Chart(
-        title="Lag of trained samples",
-        curves=(("lag/mean", "mean"), ("lag/max", "max")),
-        note="in versions; dashed: what α allows",
-        kind="lag",
-    ),
-    Chart(
-        title="Tokens per second",
-        curves=(("throughput/tokens_per_s", "trained"), ("throughput/generated_tokens_per_s", "generated")),
-    ),
-    Chart(
-        title="Seconds per step",
-        curves=(("time/step_s", "whole step"), ("time/train_s", "training")),
-        note="the gap is what the trainer waited",
-    ),
-    Chart(title="Response length", curves=(("response/length", "tokens"),), note="mean of trained samples"),
-    Chart(title="Answers cut off", curves=(("response/truncated", "share"),), note="requests that hit the limit"),
-    Chart(title="Entropy", curves=(("train/entropy", "entropy"),)),
-    Chart(title="Gradient norm", curves=(("train/grad_norm", "before clipping"),)),
-    Chart(
-        title="Distance to the policy that acted",
-        curves=(("train/behaviour_kl", "KL"), ("train/mismatch_kl", "trainer / engine")),
-    ),
-    Chart(title="KL loss", curves=(("train/kl_loss", "KL to the reference"),)),
-    Chart(title="Clipped actions", curves=(("train/clip_fraction", "clipped"), ("train/dropped_fraction", "dropped"))),
-    Chart(title="Effective sample size", curves=(("train/ess", "share of the batch"),)),
-    Chart(title="Loss", curves=(("train/loss", "loss"), ("train/value_loss", "value loss")), from_zero=False),
-    Chart(title="Learning rate", curves=(("train/learning_rate", "learning rate"),)),
-    Chart(title="Groups with spread", curves=(("groups/with_spread", "share"),), note="rewards that differ teach"),
-    Chart(title="Samples dropped", curves=(("drops/", ""),), note="in each step, by reason", kind="bars"),
-)
+_ROWS = yaml.safe_load(files("headway.monitor").joinpath("charts.yaml").read_text(encoding="utf-8"))
+CHARTS = tuple(Chart(**{**row, "curves": tuple(map(tuple, row["curves"]))}) for row in _ROWS)
 _PREFIXES = tuple(name for chart in CHARTS for name, _ in chart.curves)
 
 

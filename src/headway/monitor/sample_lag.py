@@ -170,15 +170,11 @@ class LagRecorder:
         self._ends: Counter[str] = Counter()
         self._drops: Counter[str] = Counter()
         self.handlers: Mapping[type[Event], EventHandler] = {
-            events.StepBegin: self._follow_versions,
-            events.WeightsServed: self._follow_versions,
-            events.BackendUp: self._follow_versions,
-            events.BackendDown: self._follow_versions,
-            events.EngineLeave: self._follow_versions,
-            events.RunBegin: self._follow_versions,
+            **dict.fromkeys((events.StepBegin, events.WeightsServed, events.RunBegin), self._follow_versions),
+            **dict.fromkeys((events.BackendUp, events.BackendDown, events.EngineLeave), self._follow_versions),
             events.GroupTrain: self._train_group,
             events.StepEnd: self._end_step,
-            events.RequestStart: self._start_request,
+            events.RequestStart: lambda time_s, event: self.versions.add_engine(event.who),
             events.SampleStart: self._start_sample,
             events.SampleFinish: self._finish_sample,
             events.SampleEnd: self._end_sample,
@@ -211,9 +207,6 @@ class LagRecorder:
             self._behind_at_start_s = self._behind_s
             self._sums_at_start = self._sums()
         self._behind_at_end_s = self._behind_s
-
-    def _start_request(self, time_s: float, event: events.RequestStart) -> None:
-        self.versions.add_engine(event.who)
 
     def _add_behind_until(self, time_s: float) -> None:
         self._behind_s += self.versions.behind * (time_s - self._behind_since_s)

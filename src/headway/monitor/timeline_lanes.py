@@ -97,10 +97,7 @@ class LaneCollector:
 
     def _count(self, points: list[OccupancyPoint], time_s: float, who: str, key: object, begins: bool) -> None:
         pending = self._open[who]
-        if begins:
-            pending.add(key)
-        else:
-            pending.discard(key)
+        (pending.add if begins else pending.discard)(key)
         _add_point(points, time_s, len(pending))
 
     def _close_all(self, time_s: float) -> None:
@@ -146,13 +143,12 @@ def _add_point(points: list[OccupancyPoint], time_s: float, count: int) -> None:
 
 def thin_lanes(lanes: TimelineLanes, budget: int) -> list[dict[str, Any]]:
     """Return the lanes to draw, top to bottom, with about `budget` drawn things in all."""
-    has_many_engines = len(lanes.engines) > MOST_ENGINE_LANES
     count = len(lanes.states) + len(lanes.pools) + min(MOST_ENGINE_LANES, len(lanes.engines))
     share = max(200, budget // max(1, count))
     drawn = [make_state_lane(who, spans, lanes, share) for who, spans in lanes.states.items()]
     drawn += [make_area_lane("pool", who, points, lanes, share) for who, points in lanes.pools.items()]
     names = sorted(lanes.engines, key=natural_sort_key)
-    if has_many_engines:
+    if len(names) > MOST_ENGINE_LANES:
         return drawn + make_heat_lanes(names, lanes, share)
     return drawn + [make_area_lane("engine", name, lanes.engines[name], lanes, share) for name in names]
 

@@ -62,7 +62,7 @@ def make_timeline_data(events: Iterable[LoggedEvent], *, title: str, warmup_step
 
 def draw_timeline(lanes: TimelineLanes, report: RunReport, *, title: str) -> dict[str, Any]:
     """Return what the page draws for a run that has been read already."""
-    data = {
+    data: dict[str, Any] = {
         "title": title,
         "start": lanes.start_s,
         "end": lanes.end_s,

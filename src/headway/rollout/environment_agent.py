@@ -44,25 +44,10 @@ class EnvironmentAgent:
     """Runs the episode of one sample. `progress` belongs to the turn that is being generated."""
 
     __slots__ = (
-        "_barrier",
-        "_bound",
-        "_current_generation",
-        "_decode",
-        "_expected_observation",
-        "_hub",
-        "_lane",
-        "_observation",
-        "_oldest",
-        "_priority",
-        "_replayed_turns",
-        "_settings",
-        "_spent_s",
-        "close_error",
-        "progress",
-        "sample_id",
-        "task",
-        "turns",
-    )
+        "_barrier", "_bound", "_current_generation", "_decode", "_expected_observation", "_hub", "_lane",
+        "_observation", "_oldest", "_priority", "_replayed_turns", "_settings", "_spent_s", "close_error", "progress",
+        "sample_id", "task", "turns",
+    )  # fmt: skip
 
     def __init__(
         self,

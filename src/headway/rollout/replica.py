@@ -65,25 +65,10 @@ class Replica:
     """One engine of the hub, with its load, health and failures."""
 
     __slots__ = (
-        "deadlines",
-        "devices_reclaimed",
-        "engine",
-        "errors",
-        "failures",
-        "flipped_in_pipeline",
-        "health",
-        "incarnation",
-        "inflight",
-        "is_paused",
-        "last_failure_s",
-        "last_success_s",
-        "lent",
-        "number",
-        "pause_count",
-        "pinned",
-        "remaining_s",
-        "requests_paused",
-    )
+        "deadlines", "devices_reclaimed", "engine", "errors", "failures", "flipped_in_pipeline", "health",
+        "incarnation", "inflight", "is_paused", "last_failure_s", "last_success_s", "lent", "number", "pause_count",
+        "pinned", "remaining_s", "requests_paused",
+    )  # fmt: skip
 
     def __init__(self, engine: Engine, number: int, *, lent: bool = False) -> None:
         self.engine = engine

@@ -14,14 +14,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from headway.engines.base import Request
-from headway.rollout.replica import (
-    QueuedRequest,
-    Replica,
-    ReplicaHealth,
-    ReplicaLoadIndex,
-    RequestLane,
-    RequestQueue,
-)
+from headway.rollout.replica import QueuedRequest, Replica, ReplicaHealth, ReplicaLoadIndex, RequestLane, RequestQueue
 
 
 class RequestRouter:

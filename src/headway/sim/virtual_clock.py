@@ -48,11 +48,7 @@ class VirtualEventLoop(asyncio.BaseEventLoop):
     _asyncgens: set[AsyncGenerator[Any, Any]]
 
     def __init__(
-        self,
-        *,
-        describe: DescribeWaits | None = None,
-        max_events: int | None = None,
-        max_time_s: float | None = None,
+        self, *, describe: DescribeWaits | None = None, max_events: int | None = None, max_time_s: float | None = None
     ) -> None:
         super().__init__()
         self.describe = describe
@@ -190,7 +186,8 @@ def _clean_up(loop: VirtualEventLoop) -> None:
     """Cancel every task, let them end, close asynchronous generators."""
     loop.max_time_s = None
     loop.max_events = loop.events + _CLEANUP_EVENTS
-    tasks = sorted(asyncio.all_tasks(loop), key=_sort_key)
+    # `all_tasks` is a set, and the cleanup must be the same every time: sort by name, numbers in their order.
+    tasks = sorted(asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name()))
     for task in tasks:
         task.cancel()
     if tasks:
@@ -201,9 +198,3 @@ def _clean_up(loop: VirtualEventLoop) -> None:
             loop.call_exception_handler(
                 {"message": "a task left over failed while it was cancelled", "exception": task.exception()}
             )
-
-
-def _sort_key(task: asyncio.Task[Any]) -> tuple[int, str]:
-    """Return a key that orders tasks by name; `all_tasks` is a set, and cleanup must be the same every time."""
-    name = task.get_name()
-    return (len(name), name)

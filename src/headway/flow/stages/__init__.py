@@ -16,6 +16,7 @@ The state machines of the async-RL pipeline of verl are these classes:
 `CriticStage` stands before `TrainStage` where an estimator needs values.
 """
 
+# ruff: noqa: F401
 from headway.flow.stages.dataloader_stage import DataloaderStage
 from headway.flow.stages.generate_stage import GenerateStage
 from headway.flow.stages.param_update_stage import ParamUpdateStage
@@ -23,15 +24,3 @@ from headway.flow.stages.reward_stage import RewardStage
 from headway.flow.stages.rollout_stage import RolloutStage
 from headway.flow.stages.scoring_stages import CriticStage, LogpStage, RefLogpStage
 from headway.flow.stages.train_stage import TrainStage
-
-__all__ = [
-    "CriticStage",
-    "DataloaderStage",
-    "GenerateStage",
-    "LogpStage",
-    "ParamUpdateStage",
-    "RefLogpStage",
-    "RewardStage",
-    "RolloutStage",
-    "TrainStage",
-]

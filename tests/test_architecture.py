@@ -113,6 +113,8 @@ def _allowed(module: str, imported: str) -> bool:
     upper, lower = LAYERS.get(importer, 0), LAYERS.get(part, 0)
     if importer == "denoising" and part in ("engines", "trainers", "weights"):
         return True  # made of their parts: the face, the threads, the receivers and the checkpoints are the same
+    if (importer, part) == ("engines", "weights"):
+        return True  # receivers are made of the layouts of versions
     if lower == 2 and upper in (2, 3):
         return imported == f"headway.{part}.base"
     if (importer, part) in (

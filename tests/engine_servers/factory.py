@@ -13,7 +13,7 @@ from typing import Any
 from headway.engines.base import Engine, Request
 from headway.engines.servers.server_dialect import ServerDialect
 from headway.engines.servers.server_engine import ServerEngine
-from headway.engines.servers.server_process import ExternalServer, ReportEnd, ServerHandle
+from headway.engines.servers.server_process import ReportEnd, ServerHandle
 from headway.engines.servers.settings import ServerSettings
 from headway.engines.servers.sglang_dialect import SglangDialect
 from headway.engines.servers.vllm_dialect import VllmDialect
@@ -131,7 +131,7 @@ class Site:
         self._directory.cleanup()
 
 
-class Beginning(ExternalServer):
+class Beginning(ServerHandle):
     """An external server whose owner starts it when it is first looked for, and again when it has crashed."""
 
     def __init__(self, standin: FakeServer) -> None:

@@ -257,6 +257,7 @@ def test_a_version_on_the_disk_is_a_checkpoint(tmp_path: Path) -> None:
     rows = random_rows(40)
     manifest, buckets = factory.version_of(rows, 7)
     draft = VersionDirectoryWriter(tmp_path / "served", manifest, model_directory=model)
+    draft.create()
     for bucket in reversed(buckets):
         draft.load(bucket)
     assert not (tmp_path / "served" / "v7").exists()

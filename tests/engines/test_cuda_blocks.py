@@ -13,7 +13,7 @@ import torch
 
 from headway.engines.base import Progress
 from headway.engines.native import NativeEngine, NativeSettings, native_core, native_engine
-from headway.engines.native.block_ops import TorchBlockOps, draw_uniform, make_draw_key
+from headway.engines.native.block_ops import BlockOps, draw_uniform, make_draw_key
 from headway.engines.native.decode_graphs import choose_splits, round_up_lanes
 from headway.engines.native.model_decoders import FusedDecoder, GenericDecoder, make_decoder
 from headway.engines.native.native_core import NativeCore
@@ -76,10 +76,10 @@ def test_families_like_llama_get_the_fused_decoder_and_others_the_plain_one() ->
     for family in FAMILIES:
         model = make_model(family)
         native_core.DeviceParameters(model, torch.float32, torch.device("cpu"))
-        assert isinstance(make_decoder(model, TorchBlockOps(), settings.slot_tokens), FusedDecoder)
+        assert isinstance(make_decoder(model, BlockOps(), settings.slot_tokens), FusedDecoder)
     other = make_model("llama", hidden_act="gelu")
     native_core.DeviceParameters(other, torch.float32, torch.device("cpu"))
-    assert isinstance(make_decoder(other, TorchBlockOps(), settings.slot_tokens), GenericDecoder)
+    assert isinstance(make_decoder(other, BlockOps(), settings.slot_tokens), GenericDecoder)
 
 
 def test_the_same_tokens_are_drawn_as_step_by_step() -> None:

@@ -17,7 +17,7 @@ from headway.engines.native.block_ops import (
     TILE_TOKENS,
     AttentionHeads,
     RotaryEmbedding,
-    TorchBlockOps,
+    BlockOps,
     float_to_bits,
     sum_planes,
 )
@@ -60,7 +60,7 @@ def test_decoding(query: int, kv: int, size: int, window: int, splits: int) -> N
     lanes = torch.tensor([3, 0, 7, 1, 2, 6], device=DEVICE)
     found = triton_ops().decode(q, memory, heads, lanes, at, splits)
     exact = tuple(part.float() for part in memory)
-    assert close(found, TorchBlockOps().decode(q.float(), exact, heads, lanes, at, splits))
+    assert close(found, BlockOps().decode(q.float(), exact, heads, lanes, at, splits))
 
 
 @pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
@@ -74,7 +74,7 @@ def test_filling(query: int, kv: int, size: int, window: int) -> None:
     )
     q = random(TILE_TOKENS + 45, query, size)
     exact = tuple(part.float() for part in memory)
-    assert close(triton_ops().prefill(q, memory, heads, tiles), TorchBlockOps().prefill(q.float(), exact, heads, tiles))
+    assert close(triton_ops().prefill(q, memory, heads, tiles), BlockOps().prefill(q.float(), exact, heads, tiles))
 
 
 @pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
@@ -90,7 +90,7 @@ def test_rotating(query: int, kv: int, size: int, norms: bool) -> None:
     at = torch.tensor([0, 3, 9, 49, 7], device=DEVICE)
     rows = torch.tensor([4, 0, 17, 3, 19], device=DEVICE)
     results = []
-    for ops in (triton_ops(), TorchBlockOps()):
+    for ops in (triton_ops(), BlockOps()):
         memory = (torch.zeros(20, kv, size, device=DEVICE, dtype=DTYPE), random(20, kv, size) * 0)
         results.append((ops.rotate_store(qkv, heads, by, at, rows, memory), *memory))
     assert all(close(found, wanted) for found, wanted in zip(*results, strict=True))
@@ -104,12 +104,12 @@ def test_norms_and_gates(width: int) -> None:
     for change in (None, delta):
         found, wanted = (
             ops.add_norm(stream, change, weight, 1e-6)
-            for ops, stream in zip((triton_ops(), TorchBlockOps()), streams, strict=True)
+            for ops, stream in zip((triton_ops(), BlockOps()), streams, strict=True)
         )
         assert close(found, wanted)
     assert close(*streams)
     planes = torch.randn(4, 3, width, device=DEVICE)
-    assert close(*(ops.add_norm(x.clone(), planes, weight, 1e-6) for ops in (triton_ops(), TorchBlockOps())))
+    assert close(*(ops.add_norm(x.clone(), planes, weight, 1e-6) for ops in (triton_ops(), BlockOps())))
 
 
 @pytest.mark.parametrize("rows", [1, 40, 70])
@@ -119,8 +119,8 @@ def test_products(rows: int) -> None:
     exact = [tensor.float() for tensor in (x, weight, bias)]
     for added, plain in ((None, None), (bias, exact[2])):
         found = sum_planes(triton_ops().product(x, weight, added))
-        assert close(found, TorchBlockOps().product(*exact[:2], plain))
-        assert close(triton_ops().gated(x, weight, added), TorchBlockOps().gated(*exact[:2], plain))
+        assert close(found, BlockOps().product(*exact[:2], plain))
+        assert close(triton_ops().gated(x, weight, added), BlockOps().gated(*exact[:2], plain))
 
 
 def state_of(rows: list[dict[int, int]]) -> torch.Tensor:
@@ -158,7 +158,7 @@ def test_draws(cut: bool) -> None:
     ends = torch.tensor([int(logits[5].argmax()), 3], device=DEVICE)
     lanes = torch.randperm(len(rows)).to(DEVICE)
     states, blocks = [state.clone(), state.clone()], []
-    for ops, one in zip((triton_ops(), TorchBlockOps()), states, strict=True):
+    for ops, one in zip((triton_ops(), BlockOps()), states, strict=True):
         block = torch.zeros(len(rows), 7, dtype=torch.int32, device=DEVICE)
         ops.draw(logits[lanes], lanes, one, block, ends, truncates=cut)
         blocks.append(block.cpu())

@@ -71,7 +71,7 @@ def test_a_prompt_that_fills_the_slot_is_refused_with_both_numbers_and_hurts_nob
         model = counting_model()
         engine = make_engine(model, slot_tokens=16)
         await serve(engine, model)
-        with pytest.raises(EngineError, match=r"16 tokens .* slot of 16"):
+        with pytest.raises(EngineError, match=r"16 tokens .* context of 16"):
             await engine.generate(request(prompt=range(16)), Progress())
         with pytest.raises(EngineError, match="empty"):
             await engine.generate(request(prompt=[]), Progress())

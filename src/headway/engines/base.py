@@ -86,7 +86,6 @@ class ResettableReceiver(WeightReceiver, Protocol):
 
     def reset(self, *, gone: bool) -> None:
         """Forget everything: the engine crashed (`gone`) or came back empty."""
-        ...
 
 
 class Engine(Protocol):
@@ -98,12 +97,10 @@ class Engine(Protocol):
     @property
     def slots(self) -> int:
         """Requests it works on together; the hub sends no more and queues the rest, so that work is bound late."""
-        ...
 
     @property
     def receiver(self) -> WeightReceiver:
         """Where new weights are loaded and flipped; `receiver.version` is what this replica serves."""
-        ...
 
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         """Generate until the end and return how it ended; `ABORTED` after `abort`.
@@ -111,19 +108,15 @@ class Engine(Protocol):
         Raises `EngineError` when only this request failed, `EngineCrashed` when the replica is gone.
         Cancelling the awaiting task aborts the request.
         """
-        ...
 
     async def abort(self, request_id: str) -> None:
         """Stop the request at the next action boundary; unknown ids are ignored."""
-        ...
 
     async def pause(self) -> None:
         """Stop at an action boundary, keeping every request; returns when decoding has stopped."""
-        ...
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        ...
 
     async def start(self) -> None:
         """Bring the replica up before its first request; a no-op where the first request does that.
@@ -131,22 +124,21 @@ class Engine(Protocol):
         Raises `ConfigError` when it cannot run as configured, `EngineCrashed` when it does not come up; `restart`
         then tries once more.
         """
-        ...
 
     async def restart(self) -> None:
         """Bring a crashed or hung replica back, empty, with no weights (`receiver.version` = −1).
 
         Calls of `generate` still out raise `EngineCrashed`. Raises `EngineCrashed` when it does not come up.
         """
-        ...
 
     async def close(self) -> None:
         """Release everything. Idempotent."""
-        ...
 
 
-def check_request(request: Request, where: str, *, version: int, running: bool, decodes: bool) -> None:
-    """Whether an engine that serves `version` can take it. Raises `EngineError`."""
+def check_request(
+    request: Request, progress: Progress, where: str, *, version: int, running: bool, decodes: bool, most_tokens: int
+) -> None:
+    """Raise `EngineError` unless an engine that serves `version` can take the request."""
     if version < 0:
         raise EngineError(f"{where}: no weights to serve it with")
     if running:
@@ -155,3 +147,7 @@ def check_request(request: Request, where: str, *, version: int, running: bool, 
         raise EngineError(f"{where}: the prompt is empty")
     if request.params.stop and not decodes:
         raise EngineError(f"{where}: stop strings need a tokenizer, and there is none")
+    length = len(request.prompt) + len(progress.actions)
+    if length >= most_tokens:
+        parts = f"{len(request.prompt)} of the prompt and {len(progress.actions)} generated"
+        raise EngineError(f"{where}: {length} tokens ({parts}) leave no room in a context of {most_tokens}")

@@ -36,23 +36,18 @@ class RequestScheduler(Protocol):
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        ...
 
     def add(self, request: Any) -> None:
         """Take in a new request, or one that continues."""
-        ...
 
     def remove(self, number: int) -> RequestUpdate | None:
         """Abort a request; returns what was not yet reported of it, None where it is not known."""
-        ...
 
     def flush(self) -> list[RequestUpdate]:
         """Return everything not yet reported."""
-        ...
 
     def forget_shared_prefixes(self) -> None:
         """Share nothing computed so far with requests that start later: other weights are served from now on."""
-        ...
 
 
 S = TypeVar("S", bound=RequestScheduler)
@@ -120,24 +115,22 @@ CoreCommand = Callable[[Any], list[RequestUpdate]]
 """Is called with the core, in its thread."""
 
 
-class ThreadListener(Protocol):
-    """Receives what a thread reports, on the event loop."""
-
-    def on_updates(self, updates: list[RequestUpdate], version: int) -> None:
-        """Take new actions and ends, all made by `version`."""
-        ...
-
-    def on_crash(self, thread: EngineThread, error: BaseException) -> None:
-        """Learn that the thread has ended by itself."""
-        ...
-
-
 class EngineThread:
-    """Starts when it is made. `build` runs in the new thread and returns the core."""
+    """Starts when it is made. `build` runs in the new thread and returns the core.
 
-    def __init__(self, name: str, build: Callable[[], EngineCore[Any, Any]], listener: ThreadListener) -> None:
+    On the event loop `on_updates` gets new actions and ends, all made by one version; `on_crash` is called when the
+    thread has ended by itself.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        build: Callable[[], EngineCore[Any, Any]],
+        on_updates: Callable[[list[RequestUpdate], int], None],
+        on_crash: Callable[[EngineThread, BaseException], None],
+    ) -> None:
         self._build = build
-        self._listener = listener
+        self._on_updates, self._on_crash = on_updates, on_crash
         self._loop = asyncio.get_running_loop()
         self._inbox: SimpleQueue[tuple[CoreCommand, asyncio.Future[None]] | None] = SimpleQueue()
         self._stopped = False
@@ -184,7 +177,7 @@ class EngineThread:
                 self._report(core.scheduler.flush(), core)
             core = None
             clear_frames(error.__traceback__)  # whoever keeps the error must not keep the model and its memory
-            self._post(self._listener.on_crash, self, error)
+            self._post(self._on_crash, self, error)
 
     def _carry_out_commands(self, core: EngineCore[Any, Any]) -> None:
         """Carry out the commands that have arrived; wait for one where no step can be taken."""
@@ -202,7 +195,7 @@ class EngineThread:
 
     def _deliver(self, updates: list[RequestUpdate], version: int) -> None:
         if not self._stopped:
-            self._listener.on_updates(updates, version)
+            self._on_updates(updates, version)
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> None:
         try:

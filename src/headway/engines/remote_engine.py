@@ -1,8 +1,12 @@
-"""The child's side of a remote engine: answers its parent's calls with an `Engine` of its own process.
+"""An engine in a process of its own, behind the same protocol: `RemoteEngine` in the parent, `EngineHost` in the child.
 
-What requests make is collected over one turn of the event loop and told in one note, whatever their number. A note is
-always sent before the answer that follows from it: when `generate`, `abort`, `pause` or `flip` has returned there, all
-that was made before is there.
+    engine = RemoteEngine(ChildSpec(name="engine/0", target="package.module:make_engine", args={…}), slots=8, start=…)
+
+Guarantees: what the child has reported stays in `Progress`, in whole actions with their versions, whatever happens to
+the child; nothing is recorded after `generate` has returned or raised. A child that ends is noticed at once: all calls
+raise `EngineCrashed` until `restart`, which starts another. The child collects new actions over one turn of the event
+loop and sends them in one note, before the answer that follows from them. Weights must lie where the child can open
+them, because only references to buckets cross. The first call starts the child, if `start` has not.
 """
 
 from __future__ import annotations
@@ -19,9 +23,13 @@ from headway.processes.base import ChildSpec, RestartablePeer, StartPeer
 from headway.types import FinishReason, VersionRun
 from headway.weights.base import Bucket, Manifest, PayloadRef
 
+HOST_TARGET = "headway.engines.remote_engine:EngineHost"
+_Made = tuple[Sequence[Any], Sequence[float], tuple[VersionRun, ...]]
+"""Actions, log-probabilities and versions that a request has already."""
 
-class _Told(Progress):
-    """Tells what is added to it."""
+
+class _ReportedProgress(Progress):
+    """Reports what is added to it."""
 
     __slots__ = ("_add", "_number")
 
@@ -36,26 +44,19 @@ class _Told(Progress):
 
 
 class EngineHost:
-    """Made by the child around what the target returned."""
+    """Answers the calls of the parent in the child, around the engine that the target has made."""
 
-    def __init__(self, engine: Engine, tell: Callable[[Any], None]) -> None:
+    def __init__(self, engine: Engine, send_note: Callable[[Any], None]) -> None:
         self._engine = engine
-        self._tell = tell
+        self._send_note = send_note
         self._counts: list[int] = []
-        """Request, version and number of actions of each stretch, one after the other."""
+        """Request number, version and number of actions of each stretch, one after the other."""
         self._actions: list[Any] = []
         self._logps: list[float] = []
 
-    async def generate(
-        self,
-        number: int,
-        request: Request,
-        actions: Sequence[Any],
-        logps: Sequence[float],
-        runs: tuple[VersionRun, ...],
-    ) -> FinishReason:
-        progress = _Told(number, self._add)
-        progress.actions, progress.logps, progress.runs = actions, logps, runs
+    async def generate(self, number: int, request: Request, made: _Made) -> FinishReason:
+        progress = _ReportedProgress(number, self._add)
+        progress.actions, progress.logps, progress.runs = made
         try:
             return await self._engine.generate(request, progress)
         finally:
@@ -96,15 +97,12 @@ class EngineHost:
 
     def _flush(self) -> None:
         if self._counts:
-            self._tell((self._counts, self._actions, self._logps))
+            self._send_note((self._counts, self._actions, self._logps))
             self._counts, self._actions, self._logps = [], [], []
 
 
-HOST_TARGET = "headway.engines.remote_engine:EngineHost"
-
-
 class RemoteEngine:
-    """`spec.target` makes the `Engine` in the child; `slots` is how many requests that one works on together."""
+    """`spec.target` makes the engine in the child, which works on `slots` requests together."""
 
     def __init__(self, spec: ChildSpec, slots: int, start: StartPeer, *, close_s: float = 5.0) -> None:
         self.name = spec.name
@@ -114,8 +112,8 @@ class RemoteEngine:
             replace(spec, host=HOST_TARGET),
             start,
             crashed=EngineCrashed,
-            on_note=self._told,
-            on_down=self._lost,
+            on_note=self._record_note,
+            on_down=self._forget_version,
             close_s=close_s,
         )
         self._closed = False
@@ -123,34 +121,34 @@ class RemoteEngine:
         self._streams: dict[int, Progress] = {}
 
     async def start(self) -> None:
-        """Have the child ready. Raises `ConfigError` when it refuses what it was given, else `EngineCrashed`."""
+        """Start the child. Raises `ConfigError` when it refuses its arguments, else `EngineCrashed`."""
         await self._child.start()
 
     @property
     def alive(self) -> bool:
-        """Whether there is a child, and it can answer."""
+        """Whether there is a child that can answer."""
         return self._child.alive
 
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         number = next(self._numbers)
         self._streams[number] = progress
-        held = (progress.actions, progress.logps, progress.runs)
+        made: _Made = (progress.actions, progress.logps, progress.runs)
         try:
-            finish: FinishReason = await self.ask("generate", number, request, *held, otherwise=EngineError)
+            finish: FinishReason = await self.call("generate", number, request, made)
             return finish
         finally:
             del self._streams[number]
 
     async def abort(self, request_id: str) -> None:
         if self._child.alive:
-            await self.ask("abort", request_id, otherwise=EngineError)
+            await self.call("abort", request_id)
 
     async def pause(self) -> None:
-        await self.ask("pause", otherwise=EngineError)
+        await self.call("pause")
 
     async def resume(self) -> None:
         if self._child.alive:
-            await self.ask("resume", otherwise=EngineError)
+            await self.call("resume")
 
     async def restart(self) -> None:
         if self._closed:
@@ -161,61 +159,55 @@ class RemoteEngine:
         self._closed = True
         await self._child.close()
 
-    async def ask(self, method: str, *args: Any, otherwise: type[BackendError]) -> Any:
-        """Call the child. Errors that are not ours become `otherwise`."""
+    async def call(self, method: str, *args: Any, failure: type[BackendError] = EngineError) -> Any:
+        """Call the child. Errors that are not Headway's become `failure`."""
         incarnation = self._child.incarnation
         try:
-            return await self._child.call(method, *args, failure=otherwise)
+            return await self._child.call(method, *args, failure=failure)
         except EngineCrashed:
             if incarnation == self._child.incarnation:  # the child lives, its engine does not
-                self._lost()
+                self._forget_version()
             raise
 
-    def _lost(self) -> None:
+    def _forget_version(self) -> None:
         self.receiver.version = -1
 
-    def _told(self, note: tuple[Sequence[int], Sequence[Any], Sequence[float]]) -> None:
-        """Stretches of actions: request, version and length of each, then all of them one after the other."""
+    def _record_note(self, note: tuple[Sequence[int], Sequence[Any], Sequence[float]]) -> None:
+        """Record stretches of actions: number, version and length of each, then all actions and log-probabilities."""
         counts, actions, logps = note
-        at = 0
-        for place in range(0, len(counts), 3):
-            number, version, length = counts[place : place + 3]
-            progress = self._streams.get(number)
+        begin = 0
+        for number, version, length in zip(counts[::3], counts[1::3], counts[2::3], strict=True):
+            progress, end = self._streams.get(number), begin + length
             if progress is not None:
-                self._enter(progress, actions[at : at + length], logps[at : at + length], version)
-            at += length
-
-    def _enter(self, progress: Progress, actions: Sequence[Any], logps: Sequence[float], version: int) -> None:
-        """What a listener of one request raises costs the others nothing."""
-        try:
-            progress.extend(actions, logps, version)
-        except Exception as error:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"{self.name}: a listener failed", "exception": error}
-            )
+                try:
+                    progress.extend(actions[begin:end], logps[begin:end], version)
+                except Exception as error:  # a listener of one request must not cost the others their actions
+                    message = f"{self.name}: a listener failed"
+                    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+            begin = end
 
 
 class RemoteReceiver:
-    """A `WeightReceiver` that forwards; `version` is what the child serves."""
+    """A `WeightReceiver` that forwards to the child; `version` is what the child serves."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self.version = -1
         self.name = engine.name
-        """Of the engine: under which it is known where weights are broadcast."""
+        """Name of the engine, by which broadcasts of weights address it."""
         self._engine = engine
 
     @property
     def alive(self) -> bool:
-        """Whether there is a child that could take weights in."""
+        """Whether there is a child that can take weights."""
         return self._engine.alive
 
     async def begin(self, manifest: Manifest) -> None:
-        await self._engine.ask("begin", manifest, otherwise=TransferError)
+        await self._engine.call("begin", manifest, failure=TransferError)
 
     async def load(self, bucket: Bucket) -> None:
         if not isinstance(bucket.payload, PayloadRef):
             raise TransferError(f"bucket {bucket.index} of version {bucket.version} cannot be seen by its engine")
-        await self._engine.ask("load", bucket, otherwise=TransferError)
+        await self._engine.call("load", bucket, failure=TransferError)
 
     async def flip(self) -> None:
-        self.version = await self._engine.ask("flip", otherwise=TransferError)
+        self.version = await self._engine.call("flip", failure=TransferError)

@@ -14,32 +14,26 @@ _TOKENS_PER_CHARACTER = 4
 """A character may be spread over this many byte tokens."""
 
 
-def ends_with_stop_string(tokens: Sequence[int], start: int, strings: Sequence[str], decode: DecodeTokens) -> bool:
+def ends_with_stop_string(
+    tokens: Sequence[int], strings: Sequence[str], decode: DecodeTokens | None, start: int = 0
+) -> bool:
     """Return whether the last of `tokens` completes a stop string that begins at token `start` or later."""
+    if not strings or decode is None:
+        return False
     text = decode(list(tokens[max(start, len(tokens) - _count_searched_tokens(strings)) :]))
     return any(stop in text for stop in strings)
 
 
-class StopStringSearch:
-    """The stop strings of one request. Finds nothing where there are none, or no tokenizer."""
-
-    def __init__(self, strings: Sequence[str], decode: DecodeTokens | None) -> None:
-        self._strings, self._decode = strings, decode
-
-    def is_complete(self, actions: Sequence[int]) -> bool:
-        """Return whether the last of `actions` completes a stop string."""
-        if not self._strings or self._decode is None:
-            return False
-        return ends_with_stop_string(actions, 0, self._strings, self._decode)
-
-    def count_until_stop(self, before: Sequence[int], tokens: Sequence[int]) -> int:
-        """Return how many of `tokens` come up to the one that completes a stop string, that one included."""
-        if self._strings and self._decode is not None:
-            context = before[max(0, len(before) - _count_searched_tokens(self._strings)) :]
-            for count in range(1, len(tokens) + 1):
-                if self.is_complete([*context, *tokens[:count]]):
-                    return count
-        return len(tokens)
+def count_until_stop(
+    before: Sequence[int], tokens: Sequence[int], strings: Sequence[str], decode: DecodeTokens | None
+) -> int:
+    """Return how many of `tokens`, which follow `before`, come up to the one that completes a stop string."""
+    if strings:
+        context = before[max(0, len(before) - _count_searched_tokens(strings)) :]
+        for count in range(1, len(tokens) + 1):
+            if ends_with_stop_string([*context, *tokens[:count]], strings, decode):
+                return count
+    return len(tokens)
 
 
 def _count_searched_tokens(strings: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.engines.base import Progress, Request, ResettableReceiver, check_request
-from headway.engines.stop_strings import DecodeTokens, StopStringSearch
+from headway.engines.stop_strings import DecodeTokens, count_until_stop, ends_with_stop_string
 from headway.errors import EngineCrashed, EngineError
 from headway.types import FinishReason, SamplingParams
 
@@ -86,10 +86,10 @@ FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abo
 class StreamedRequest:
     """One call of `generate`. It has one stream after the other, and waits in between."""
 
-    __slots__ = ("aborted", "error", "key", "over", "progress", "request", "scope", "search", "started")
+    __slots__ = ("aborted", "error", "key", "over", "progress", "request", "scope", "started")
 
-    def __init__(self, request: Request, progress: Progress, search: StopStringSearch) -> None:
-        self.request, self.progress, self.search = request, progress, search
+    def __init__(self, request: Request, progress: Progress) -> None:
+        self.request, self.progress = request, progress
         self.key = ""
         """The back end's name for the current stream; empty: there is none."""
         self.started = False
@@ -216,23 +216,21 @@ class StreamingEngine(ABC):
     def _accept(self, request: Request, progress: Progress) -> StreamedRequest:
         """Validate the request. Raises `EngineError` where it cannot be served, `EngineCrashed` where nothing can."""
         self._check_up()
-        where = f"{self.name}: {request.request_id}"
         check_request(
             request,
-            where,
+            progress,
+            f"{self.name}: {request.request_id}",
             version=self.receiver.version,
             running=request.request_id in self._requests,
             decodes=self._decode is not None,
+            most_tokens=self._context_tokens,
         )
-        length = len(request.prompt) + len(progress.actions)
-        if length >= self._context_tokens:
-            raise EngineError(f"{where}: {length} tokens leave no room in a context of {self._context_tokens}")
-        return StreamedRequest(request, progress, StopStringSearch(request.params.stop, self._decode))
+        return StreamedRequest(request, progress)
 
     def _find_finish(self, streamed: StreamedRequest) -> FinishReason | None:
         """Return how a request has ended that came back with all that it wanted; None where it has not."""
-        actions = streamed.progress.actions
-        if len(actions) and (actions[-1] in self._end_tokens or streamed.search.is_complete(actions)):
+        actions, stops = streamed.progress.actions, streamed.request.params.stop
+        if len(actions) and (actions[-1] in self._end_tokens or ends_with_stop_string(actions, stops, self._decode)):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(actions) >= streamed.request.params.max_new_tokens else None
 
@@ -285,16 +283,18 @@ class StreamingEngine(ABC):
         self, streamed: StreamedRequest, chunks: AsyncGenerator[StreamChunk, None], version: int, label: str
     ) -> FinishReason:
         """Record what a stream of the weights `label` brings. Raises `BackendLost` where it breaks off."""
-        progress, search = streamed.progress, streamed.search
+        progress, stops, decode = streamed.progress, streamed.request.params.stop, self._decode
         resumed = len(progress.actions) > 0
         async with aclosing(chunks):
             async for chunk in chunks:
                 self._check_labels(label, chunk.labels)
                 tokens = chunk.tokens
-                count = search.count_until_stop(progress.actions, tokens) if resumed else len(tokens)
+                count = count_until_stop(progress.actions, tokens, stops, decode) if resumed else len(tokens)
                 progress.extend(tokens[:count], chunk.logps[:count], version)
                 streamed.started = streamed.started or bool(tokens)
-                if count < len(tokens) or (resumed and count and search.is_complete(progress.actions)):
+                if count < len(tokens) or (
+                    resumed and count and ends_with_stop_string(progress.actions, stops, decode)
+                ):
                     return FinishReason.STOP  # it began before the stream did, so that the back end could not see it
                 if chunk.finish is not None:
                     return chunk.finish

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -43,25 +44,14 @@ class ScheduledRequest(Protocol):
     """Unique in the engine: a request may come back under the same id before its first attempt is gone."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _PendingRequest:
     """One call of `generate`."""
 
-    __slots__ = ("end", "number", "progress", "request_id")
-
-    def __init__(self, request_id: str, number: int, progress: Progress) -> None:
-        self.request_id = request_id
-        self.number = number
-        self.progress = progress
-        self.end: asyncio.Future[FinishReason] = asyncio.get_running_loop().create_future()
-
-    def fail(self, error: BaseException) -> None:
-        if not self.end.done():
-            self.end.set_exception(error)
-            self.end.exception()
-
-    def finish(self, finish: FinishReason) -> None:
-        if not self.end.done():
-            self.end.set_result(finish)
+    request_id: str
+    number: int
+    progress: Progress
+    end: asyncio.Future[FinishReason]
 
 
 class ThreadedEngine(ABC, Generic[B]):
@@ -109,7 +99,7 @@ class ThreadedEngine(ABC, Generic[B]):
         scheduled, finish = self._accept(request, progress)
         if finish is not None:
             return finish
-        pending = _PendingRequest(request.request_id, scheduled.number, progress)
+        pending = _PendingRequest(request.request_id, scheduled.number, progress, asyncio.Future())
         self._pending[pending.number] = self._by_id[pending.request_id] = pending
         try:
             self._get_thread().call(lambda core: core.add(scheduled))
@@ -155,14 +145,14 @@ class ThreadedEngine(ABC, Generic[B]):
             thread.stop(EngineCrashed(f"{self.name} is closed"))
         for pending in list(self._pending.values()):
             self._forget(pending)
-            pending.finish(FinishReason.ABORTED)
+            _set_result(pending.end, FinishReason.ABORTED)
         self._receiver.reset(gone=True)
         if thread is not None:
             await thread.wait_until_ended(_JOIN_S)
 
     # What the thread reports.
 
-    def on_updates(self, updates: list[RequestUpdate], version: int) -> None:
+    def _on_updates(self, updates: list[RequestUpdate], version: int) -> None:
         for update in updates:
             pending = self._pending.get(update.number)
             if pending is None:
@@ -170,9 +160,9 @@ class ThreadedEngine(ABC, Generic[B]):
             pending.progress.extend(update.actions, update.logps, version)
             if update.finish is not None:
                 self._forget(pending)
-                pending.finish(update.finish)
+                _set_result(pending.end, update.finish)
 
-    def on_crash(self, thread: EngineThread, error: BaseException) -> None:
+    def _on_crash(self, thread: EngineThread, error: BaseException) -> None:
         if thread is self._thread:
             if isinstance(error, torch.OutOfMemoryError):
                 self._settings = self._settings.halve_batch()
@@ -205,7 +195,7 @@ class ThreadedEngine(ABC, Generic[B]):
                 loop.call_soon_threadsafe(_set_result, built, result)
                 return core
 
-            self._thread = EngineThread(self.name, build, self)
+            self._thread = EngineThread(self.name, build, self._on_updates, self._on_crash)
         return self._thread
 
     def _forget(self, pending: _PendingRequest) -> bool:
@@ -222,18 +212,23 @@ class ThreadedEngine(ABC, Generic[B]):
         self._receiver.reset(gone=True)
         if thread is not None:
             thread.stop(error)
-        if built is not None and not built.done():
-            built.set_exception(error)
-            built.exception()
+        if built is not None:
+            _set_exception(built, error)
         for pending in list(self._pending.values()):
             self._forget(pending)
-            pending.fail(error)
+            _set_exception(pending.end, error)
 
     def _check_up(self) -> None:
         if self._down or self._closed:
             raise EngineCrashed(f"{self.name} is {'closed' if self._closed else 'down'}")
 
 
-def _set_result(future: asyncio.Future[B], value: B) -> None:
+def _set_result(future: asyncio.Future[Any], value: Any) -> None:
     if not future.done():
         future.set_result(value)
+
+
+def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # nobody may be waiting for it

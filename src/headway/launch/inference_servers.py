@@ -183,11 +183,11 @@ def _make_dialect(resolved: ResolvedConfig) -> ServerDialect:
 
 
 def _make_server(servers: ServerOptions, dialect: ServerDialect, number: int) -> ServerHandle:
-    from headway.engines.servers.server_process import ExternalServer, LaunchedServer
+    from headway.engines.servers.server_process import LaunchedServer, ServerHandle
 
     config, logs = servers.resolved.config.actor_infer.strategy_args.strategy_config, servers.logs
     if config.url:
-        return ExternalServer(config.url[number])
+        return ServerHandle(config.url[number])
     return LaunchedServer(
         f"engine/{number}",
         partial(make_server_command, servers, dialect, number),

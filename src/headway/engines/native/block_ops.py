@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,71 +60,24 @@ TILE_TOKENS = 64
 """Most tokens that are prefilled together: a tile is a stretch of one prompt."""
 
 
-class MatrixProducts(Protocol):
-    """Products with weights on one device."""
+class BlockOps:
+    """The operations on one device; this is the reference in plain torch, which is slow.
+
+    `product` may return float32 planes (P, T, out) that are still to be summed. Where a product is an input, its planes
+    may be.
+    """
 
     def product(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x · weightᵀ + bias: (T, out), or float32 planes (P, T, out) that are still to be summed."""
-        ...
-
-    def gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return silu(first half of the product) · second half."""
-        ...
-
-
-class BlockOps(MatrixProducts, Protocol):
-    """All operations on one device. Where a product is an input, its planes may be."""
-
-    def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
-        """Add `delta` to the float32 stream `x` in place; returns its RMS norm in the type of the weight."""
-        ...
-
-    def rotate_store(
-        self,
-        qkv: Tensor,
-        heads: AttentionHeads,
-        rotary: RotaryEmbedding,
-        positions_T: Tensor,
-        rows_T: Tensor,
-        kv: KeysValues,
-    ) -> Tensor:
-        """Normalize and rotate, write keys and values to their rows; returns queries (T, H, D)."""
-        ...
-
-    def decode(
-        self, q_BHD: Tensor, kv: KeysValues, heads: AttentionHeads, lanes_B: Tensor, positions_B: Tensor, splits: int
-    ) -> Tensor:
-        """Attend with one token for each lane to its slot up to its position; long slots are read in `splits`."""
-        ...
-
-    def prefill(self, q_THD: Tensor, kv: KeysValues, heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
-        """Attend with tokens of prompts to their slots up to themselves.
-
-        A row of `tiles_N4` has the first token in the flat batch, their number, their slot, the position of the first.
-        """
-        ...
-
-    def draw(
-        self, logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends: Tensor, *, truncates: bool
-    ) -> None:
-        """Draw a token for every active lane into `block`, and into `state` as the next one.
-
-        `truncates`: some sequences truncate the distribution by top-k, top-p or min-p.
-        """
-        ...
-
-
-class TorchBlockOps:
-    """The reference. Slow."""
-
-    def product(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x · weightᵀ + bias."""
         return linear(x_TE, weight, bias)
 
     def gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return silu(first half of the product) · second half."""
         gate, up = linear(x_TE, weight, bias).float().chunk(2, dim=-1)
         return (silu(gate) * up).to(x_TE.dtype)
 
     def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
+        """Add `delta` to the float32 stream `x` in place; returns its RMS norm in the type of the weight."""
         if delta_TE is not None:
             x_TE += sum_planes(delta_TE)
         normed = x_TE * torch.rsqrt(x_TE.square().mean(-1, keepdim=True) + eps)
@@ -139,6 +92,7 @@ class TorchBlockOps:
         rows_T: Tensor,
         kv: KeysValues,
     ) -> Tensor:
+        """Normalize and rotate, write keys and values to their rows; returns queries (T, H, D)."""
         parts = sum_planes(qkv).float().view(qkv.shape[-2], -1, heads.size)
         dtype = kv[0].dtype
         q, k, v = torch.split(parts, [heads.query, heads.kv, heads.kv], dim=1)
@@ -152,12 +106,17 @@ class TorchBlockOps:
     def decode(
         self, q_BHD: Tensor, kv: KeysValues, heads: AttentionHeads, lanes_B: Tensor, positions_B: Tensor, splits: int
     ) -> Tensor:
+        """Attend with one token for each lane to its slot up to its position; long slots are read in `splits`."""
         out = torch.empty_like(q_BHD)
         for lane, (slot, position) in enumerate(zip(lanes_B.tolist(), positions_B.tolist(), strict=True)):
             out[lane : lane + 1] = _attend_slot(q_BHD[lane : lane + 1], kv, heads, slot, position)
         return out
 
     def prefill(self, q_THD: Tensor, kv: KeysValues, heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
+        """Attend with tokens of prompts to their slots up to themselves.
+
+        A row of `tiles_N4` has the first token in the flat batch, their number, their slot, the position of the first.
+        """
         out = torch.empty_like(q_THD)
         for first, count, slot, start in tiles_N4.tolist():
             out[first : first + count] = _attend_slot(q_THD[first : first + count], kv, heads, slot, start)
@@ -166,6 +125,10 @@ class TorchBlockOps:
     def draw(
         self, logits_BV: Tensor, lanes_B: Tensor, state: Tensor, block: Tensor, ends: Tensor, *, truncates: bool
     ) -> None:
+        """Draw a token for every active lane into `block`, and into `state` as the next one.
+
+        `truncates`: some sequences truncate the distribution by top-k, top-p or min-p.
+        """
         rows = state[lanes_B].tolist()
         uniforms = [draw_uniform(row[KEY], row[POSITION]) for row in rows]
         tokens, logps = token_sampler.sample_tokens(

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.engines.native import block_ops as columns
-from headway.engines.native.block_ops import TILE_TOKENS, AttentionHeads, BlockOps
+from headway.engines.native.block_ops import TILE_TOKENS, AttentionHeads, BlockOps, KeysValues
 from headway.engines.native.decode_graphs import DecodeGraphs, DecodeShape, choose_splits, round_up_lanes
 from headway.engines.native.kv_cache import LaneKvCache, copy_to_device
 from headway.engines.native.kv_slots import KvCacheMoves
-from headway.engines.native.model_decoders import BlockDecoder
+from headway.engines.native.model_decoders import BlockDecoder, KvView
 from headway.engines.native.native_scheduler import DrawnTokens, PrefillChunk, StepPlan
 from headway.engines.native.native_sequence import NativeSequence
 from headway.engines.native.served_parameters import ServedParameters, ServedValues
@@ -42,37 +42,6 @@ class BlockInFlight(NamedTuple):
     report: Tensor
     """A row for each slot, as in `block_ops`; on the host, valid once `done`."""
     done: Event | None
-
-
-class _DecodeView:
-    """A `KvView` of one token for each lane."""
-
-    def __init__(self, ops: BlockOps, kv: LaneKvCache, lanes_B: Tensor, positions_B: Tensor, splits: int) -> None:
-        self.kv = kv.layers
-        self.slot_tokens = kv.slot_tokens
-        self.positions = positions_B
-        self.rows = torch.add(positions_B, lanes_B, alpha=kv.slot_tokens)
-        self._ops = ops
-        self._lanes_B = lanes_B
-        self._splits = splits
-
-    def attend(self, layer: int, q_THD: Tensor, heads: AttentionHeads) -> Tensor:
-        return self._ops.decode(q_THD, self.kv[layer], heads, self._lanes_B, self.positions, self._splits)
-
-
-class _PrefillView:
-    """A `KvView` of pieces of prompts."""
-
-    def __init__(self, ops: BlockOps, kv: LaneKvCache, positions_T: Tensor, rows_T: Tensor, tiles_N4: Tensor) -> None:
-        self.kv = kv.layers
-        self.slot_tokens = kv.slot_tokens
-        self.positions = positions_T
-        self.rows = rows_T
-        self._ops = ops
-        self._tiles_N4 = tiles_N4
-
-    def attend(self, layer: int, q_THD: Tensor, heads: AttentionHeads) -> Tensor:
-        return self._ops.prefill(q_THD, self.kv[layer], heads, self._tiles_N4)
 
 
 class BlockRunner:
@@ -208,7 +177,12 @@ class BlockRunner:
     def _decode_lanes(self, lanes_B: Tensor, shape: DecodeShape) -> None:
         rows = self._state.index_select(0, lanes_B)
         positions_B = rows[:, columns.POSITION].contiguous()
-        view = _DecodeView(self._ops, self._kv, lanes_B, positions_B, shape.splits)
+        rows_B = torch.add(positions_B, lanes_B, alpha=self._kv.slot_tokens)
+
+        def attend(q_BHD: Tensor, kv: KeysValues, heads: AttentionHeads) -> Tensor:
+            return self._ops.decode(q_BHD, kv, heads, lanes_B, positions_B, shape.splits)
+
+        view = KvView(self._kv, positions_B, rows_B, attend)
         logits_BV = self._decoder.logits(rows[:, columns.TOKEN], view)
         self._ops.draw(logits_BV, lanes_B, self._state, self._block, self._ends, truncates=shape.truncates)
 
@@ -226,8 +200,12 @@ class BlockRunner:
             rows.append(at + slot * self._kv.slot_tokens)
         flat = np.stack((np.array(tokens, dtype=np.int64), np.concatenate(positions), np.concatenate(rows)))
         tokens_T, positions_T, rows_T = copy_to_device(flat, self._kv.device)
-        view = _PrefillView(self._ops, self._kv, positions_T, rows_T, copy_to_device(np.array(tiles), self._kv.device))
-        self._decoder.prefill(tokens_T, view)
+        tiles_N4 = copy_to_device(np.array(tiles), self._kv.device)
+
+        def attend(q_THD: Tensor, kv: KeysValues, heads: AttentionHeads) -> Tensor:
+            return self._ops.prefill(q_THD, kv, heads, tiles_N4)
+
+        self._decoder.prefill(tokens_T, KvView(self._kv, positions_T, rows_T, attend))
 
 
 def _make_state_row(sequence: NativeSequence) -> list[int]:
@@ -236,17 +214,8 @@ def _make_state_row(sequence: NativeSequence) -> list[int]:
     fractions = [columns.float_to_bits(value) for value in (params.temperature, params.top_p, params.min_p)]
     key = columns.make_draw_key(sequence.key, sequence.prompt_length)
     position = len(sequence.tokens) - 1
-    return [
-        sequence.tokens[-1],
-        position,
-        sequence.limit,
-        1,
-        key,
-        fractions[0],
-        params.top_k,
-        fractions[1],
-        fractions[2],
-    ]
+    temperature, top_p, min_p = fractions
+    return [sequence.tokens[-1], position, sequence.limit, 1, key, temperature, params.top_k, top_p, min_p]
 
 
 def _truncates_distribution(sequence: NativeSequence) -> bool:

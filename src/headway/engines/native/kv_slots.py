@@ -23,23 +23,18 @@ class KvCacheMoves(Protocol):
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy one row to another."""
-        ...
 
     def exchange(self, one: int, one_length: int, other: int, other_length: int) -> None:
         """Swap two rows."""
-        ...
 
     def save(self, prefix: int, row: int, length: int) -> None:
         """Keep the first tokens of a row under a number."""
-        ...
 
     def restore(self, prefix: int, row: int, length: int) -> None:
         """Put the first tokens of a saved prefix into a row."""
-        ...
 
     def drop(self, prefix: int) -> None:
         """Forget a saved prefix."""
-        ...
 
 
 class SlotTable:

@@ -9,6 +9,7 @@ Weights are read at every call where `ServedParameters` has put them: they must 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.functional import linear
 from transformers import AttentionInterface
 
 from headway.engines.native.block_ops import AttentionHeads, BlockOps, KeysValues, RotaryEmbedding
+from headway.engines.native.kv_cache import LaneKvCache
 from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear
 from headway.engines.native.slot_attention import check_attention_options, detach_config
 
@@ -27,21 +29,23 @@ BLOCK_ATTENTION_NAME = "headway_blocks"
 _LIKE_LLAMA = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotations that are a table; the others change with the length of a sequence."""
+Attend = Callable[[Tensor, KeysValues, AttentionHeads], Tensor]
+"""Computes attention of queries over the KV of one layer."""
 
 
-class KvView(Protocol):
+class KvView:
     """The positions and KV rows of the tokens of one forward pass."""
 
-    kv: list[KeysValues]
-    """Keys and values by layer."""
-    positions: Tensor
-    rows: Tensor
-    """Rows of the KV."""
-    slot_tokens: int
+    def __init__(self, cache: LaneKvCache, positions_T: Tensor, rows_T: Tensor, attend: Attend) -> None:
+        self.kv = cache.layers
+        self.slot_tokens = cache.slot_tokens
+        self.positions = positions_T
+        self.rows = rows_T
+        self._attend = attend
 
     def attend(self, layer: int, q_THD: Tensor, heads: AttentionHeads) -> Tensor:
         """Return attention over what is in the KV now."""
-        ...
+        return self._attend(q_THD, self.kv[layer], heads)
 
 
 class BlockDecoder(Protocol):
@@ -49,11 +53,9 @@ class BlockDecoder(Protocol):
 
     def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
         """Return logits (B, V), float32."""
-        ...
 
     def prefill(self, tokens_T: Tensor, view: KvView) -> None:
         """Compute keys and values only."""
-        ...
 
 
 def make_decoder(model: PreTrainedModel, ops: BlockOps, positions: int) -> BlockDecoder:

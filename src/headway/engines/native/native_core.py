@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headway.engines.engine_thread import EngineCore, RequestUpdate
-from headway.engines.native.block_ops import BlockOps, TorchBlockOps
+from headway.engines.native.block_ops import BlockOps
 from headway.engines.native.block_runner import BlockInFlight, BlockRunner
 from headway.engines.native.kv_cache import LaneKvCache, read_kv_shape
 from headway.engines.native.model_decoders import BlockDecoder, make_decoder
@@ -23,7 +23,7 @@ from headway.engines.native.native_scheduler import HasStopped, NativeScheduler
 from headway.engines.native.served_linear import choose_fastest_layout
 from headway.engines.native.served_parameters import DeviceParameters, ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
-from headway.engines.native.step_runner import DecodeRunner, choose_compute_dtype
+from headway.engines.native.step_runner import StepRunner, choose_compute_dtype
 from headway.errors import ConfigError
 from headway.models.model_checks import check_attention, check_rotation
 
@@ -35,7 +35,7 @@ MakeCore = Callable[
     ["PreTrainedModel", NativeSettings, frozenset[int], HasStopped], tuple[ServedParameters, NativeCore]
 ]
 """Makes everything that the thread needs from a model, its end tokens and a search for stop strings."""
-MakeRunner = Callable[["PreTrainedModel", ServedParameters, NativeSettings], DecodeRunner]
+MakeRunner = Callable[["PreTrainedModel", ServedParameters, NativeSettings], StepRunner]
 HELD_BACK_TOKENS = 1
 """The last token of a prompt is decoded, not prefilled, because only decode steps draw."""
 
@@ -43,7 +43,7 @@ HELD_BACK_TOKENS = 1
 class StepCore(NativeCore):
     """Runs one step per host synchronisation: on a CPU reading the result costs nothing beside the step."""
 
-    def __init__(self, scheduler: NativeScheduler, runner: DecodeRunner) -> None:
+    def __init__(self, scheduler: NativeScheduler, runner: StepRunner) -> None:
         super().__init__(scheduler, runner.install)
         self._runner = runner
 
@@ -152,7 +152,7 @@ def make_block_runner(
 
 def _make_ops(device: torch.device) -> BlockOps:
     if device.type == "cpu":
-        return TorchBlockOps()
+        return BlockOps()
     from headway.engines.native.triton_ops import TritonBlockOps
 
     return TritonBlockOps()

@@ -14,16 +14,16 @@ from torch import Tensor
 from headway.engines.base import Progress, Request, check_request
 from headway.engines.engine_thread import EngineCore
 from headway.engines.native.native_core import MakeCore, MakeRunner, make_block_core, make_step_core
-from headway.engines.native.native_receiver import NativeReceiver, OpenPayload
+from headway.engines.native.native_receiver import NativeReceiver
 from headway.engines.native.native_sequence import NativeSequence
 from headway.engines.native.served_parameters import ServedParameters
 from headway.engines.native.settings import NativeSettings
 from headway.engines.native.step_runner import StepRunner
 from headway.engines.stop_strings import DecodeTokens, ends_with_stop_string
 from headway.engines.threaded_engine import MakeReceiver, ThreadedEngine
-from headway.errors import EngineError
 from headway.types import FinishReason
 from headway.weights.base import WeightReceiver
+from headway.weights.weight_receiver import OpenPayload
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,18 +80,16 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
 
     def _accept(self, request: Request, progress: Progress) -> tuple[NativeSequence, FinishReason | None]:
         self._check_up()
-        where = f"{self.name}: {request.request_id}"
+        slot_tokens = self._settings.slot_tokens
         check_request(
             request,
-            where,
+            progress,
+            f"{self.name}: {request.request_id}",
             version=self._receiver.version,
             running=request.request_id in self._by_id,
             decodes=self._decode is not None,
+            most_tokens=slot_tokens,
         )
-        length, slot_tokens = len(request.prompt) + len(progress.actions), self._settings.slot_tokens
-        if length >= slot_tokens:
-            parts = f"{len(request.prompt)} of the prompt and {len(progress.actions)} generated"
-            raise EngineError(f"{where}: {length} tokens ({parts}) leave no room in a slot of {slot_tokens}")
         number, seed = next(self._numbers), self._settings.seed
         sequence = NativeSequence(request, progress.actions, number=number, slot_tokens=slot_tokens, seed=seed)
         return sequence, sequence.find_finish(self._eos)
@@ -103,8 +101,7 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
 
     def _has_stopped(self, sequence: NativeSequence) -> bool:
         """Return whether the last action completes a stop string."""
-        assert self._decode is not None
-        return ends_with_stop_string(sequence.tokens, sequence.prompt_length, sequence.stops, self._decode)
+        return ends_with_stop_string(sequence.tokens, sequence.stops, self._decode, sequence.prompt_length)
 
 
 def _read_end_tokens(model: PreTrainedModel) -> frozenset[int]:

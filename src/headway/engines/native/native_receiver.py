@@ -19,9 +19,8 @@ from torch import Tensor
 from headway.engines.native.served_parameters import ServedParameters, ServedValues
 from headway.errors import TransferError
 from headway.weights.base import Bucket, DevicePayload, Manifest, StagedReceiver, TensorEntry, compute_checksum
-
-OpenPayload = Callable[[Any], Any]
-"""Opens a bucket's payload: returns a buffer with its bytes, or a `DevicePayload`. May attach shared memory."""
+from headway.weights.weight_layout import DTYPES, compute_layout
+from headway.weights.weight_receiver import OpenPayload
 
 
 class StagedVersion:
@@ -81,7 +80,7 @@ class StagedVersion:
             if self._entry == len(self.manifest.tensors):
                 raise TransferError(f"version {self.manifest.version}: {len(data)} bytes more than the manifest says")
             entry = self.manifest.tensors[self._entry]
-            dtype, size = _find_dtype(entry), prod(entry.shape)
+            dtype, size = DTYPES[entry.dtype], prod(entry.shape)
             count = min(len(data) // dtype.itemsize, size - self._arrived)
             if count == 0 and size:
                 raise TransferError(f"{entry.name}: a bucket ends inside an element of {entry.dtype}")
@@ -106,13 +105,6 @@ class StagedVersion:
         self._entry, self._arrived, self._tensor = self._entry + 1, 0, None
 
 
-def _find_dtype(entry: TensorEntry) -> torch.dtype:
-    dtype = getattr(torch, entry.dtype.removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise TransferError(f"{entry.name}: unknown dtype {entry.dtype!r}")
-    return dtype
-
-
 def _check_manifest(manifest: Manifest, parameters: ServedParameters) -> None:
     """Raise `TransferError` for a version that could never be served, before a byte is moved."""
     here = set()
@@ -122,11 +114,10 @@ def _check_manifest(manifest: Manifest, parameters: ServedParameters) -> None:
             raise TransferError(f"version {manifest.version}: the model has no tensor {entry.name!r}")
         if tuple(entry.shape) != parameters.shape(entry.name):
             raise TransferError(f"{entry.name}: shape {entry.shape} instead of {parameters.shape(entry.name)}")
-        _find_dtype(entry)
         here.add(name)
     if missing := parameters.names - here:
         raise TransferError(f"version {manifest.version} lacks {len(missing)} tensors, {min(missing)!r} among them")
-    total = sum(prod(entry.shape) * _find_dtype(entry).itemsize for entry in manifest.tensors)
+    _, total = compute_layout(manifest.tensors)
     if total != manifest.total_bytes:
         raise TransferError(
             f"version {manifest.version}: {manifest.total_bytes} bytes announced, its tensors have {total}"

@@ -19,23 +19,9 @@ class NativeSequence:
     """Made by `generate`, then touched by the engine's thread only."""
 
     __slots__ = (
-        "cached",
-        "continues",
-        "era",
-        "key",
-        "limit",
-        "number",
-        "params",
-        "prefix",
-        "prompt_length",
-        "request_id",
-        "row",
-        "session",
-        "stops",
-        "tokens",
-        "unreported",
-        "unreported_logps",
-    )
+        "cached", "continues", "era", "key", "limit", "number", "params", "prefix", "prompt_length",
+        "request_id", "row", "session", "stops", "tokens", "unreported", "unreported_logps",
+    )  # fmt: skip
 
     def __init__(
         self, request: Request, actions: Sequence[int], *, number: int = 0, slot_tokens: int, seed: int = 0

@@ -9,25 +9,23 @@ oneDNN has its own threads on some machines: set OMP_NUM_THREADS before the proc
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
 
-class WeightLayout(Protocol):
-    """One order of the weights in memory."""
+class WeightLayout:
+    """One order of the weights in memory. This one stores (out, in), which GPUs multiply as it is."""
 
     def prepare(self, weight: Tensor) -> Tensor:
         """Return a copy of (out, in) weights in this layout."""
-        ...
+        return weight.clone()
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x · weightᵀ + bias."""
-        ...
+        return nn.functional.linear(x, weight, bias)
 
 
-class TransposedLayout:
+class TransposedLayout(WeightLayout):
     """Stores (in, out), contiguous."""
 
     def prepare(self, weight: Tensor) -> Tensor:
@@ -37,7 +35,7 @@ class TransposedLayout:
         return nn.functional.linear(x, weight.t(), bias)
 
 
-class PackedLayout:
+class PackedLayout(WeightLayout):
     """Stores the blocks of oneDNN."""
 
     def prepare(self, weight: Tensor) -> Tensor:
@@ -47,16 +45,6 @@ class PackedLayout:
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return product
-
-
-class PlainLayout:
-    """Stores (out, in), which GPUs multiply as it is."""
-
-    def prepare(self, weight: Tensor) -> Tensor:
-        return weight.clone()
-
-    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return nn.functional.linear(x, weight, bias)
 
 
 def choose_fastest_layout(dtype: torch.dtype) -> WeightLayout:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headway.engines.native.served_linear import FusedLinearSlice, PlainLayout, ServedLinear, WeightLayout
+from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear, WeightLayout
 from headway.errors import TransferError
 
 ServedValues = Mapping[str, tuple[Tensor, ...]]
@@ -185,7 +185,7 @@ class DeviceParameters(ServedParameters):
     served_in_place = False
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(model, PlainLayout(), dtype)
+        super().__init__(model, WeightLayout(), dtype)
         self._device = device
         self._installed: ServedValues | None = None
 

@@ -1,13 +1,13 @@
 """Runs one step of the model on the CPU: a forward pass of a flat batch, then a draw for every sequence that is due.
 
 Guarantees: what it computes for one sequence depends on no other, up to rounding. Weights change only between two
-steps, by pointers. Knows rows and positions, never a queue. Other devices have another runner with the same methods.
+steps, by pointers. Knows rows and positions, never a queue.
 """
 
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,23 +23,6 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class DecodeRunner(Protocol):
-    """What a `StepCore` needs of a device."""
-
-    @property
-    def kv_moves(self) -> KvCacheMoves:
-        """The KV cache that slots are moved in."""
-        ...
-
-    def step(self, plan: StepPlan) -> tuple[list[int], list[float]]:
-        """Return tokens and log-probabilities of `plan.drawing`."""
-        ...
-
-    def install(self, values: ServedValues) -> None:
-        """Serve other weights from the next step on."""
-        ...
 
 
 class StepRunner:
@@ -60,13 +43,16 @@ class StepRunner:
 
     @property
     def kv_moves(self) -> KvCacheMoves:
+        """The KV cache that slots are moved in."""
         return self._kv
 
     def install(self, values: ServedValues) -> None:
+        """Serve other weights from the next step on."""
         self._parameters.install(values)
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> tuple[list[int], list[float]]:
+        """Return tokens and log-probabilities of `plan.drawing`."""
         tokens, rows, positions, last = _flatten(plan)
         prompts = _list_prompt_spans(plan)
         view = StepAttention(self._kv, torch.tensor(rows), torch.tensor(positions), self._list_segments(plan), prompts)

@@ -33,15 +33,8 @@ def _share(length, window, splits, BLOCK: tl.constexpr, SHORTEST: tl.constexpr):
 @triton.jit(do_not_specialize=["splits", "window"])
 def _decode(
     q, keys, values, out, parts, weights, lanes, positions, scale, window, splits, slot_tokens,
-    HEADS: tl.constexpr,
-    KV: tl.constexpr,
-    SIZE: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
-    SIZE_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SHORTEST: tl.constexpr,
-    SHARED: tl.constexpr,
-    EARLY: tl.constexpr,
+    HEADS: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, GROUP_PAD: tl.constexpr, SIZE_PAD: tl.constexpr,
+    BLOCK: tl.constexpr, SHORTEST: tl.constexpr, SHARED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     lane = tl.program_id(0)
@@ -88,20 +81,9 @@ def _decode(
 
 @triton.jit(do_not_specialize=["splits", "window"])
 def _join(
-    parts,
-    weights,
-    out,
-    positions,
-    window,
-    splits,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    SIZE_PAD: tl.constexpr,
-    SPLITS_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SHORTEST: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    parts, weights, out, positions, window, splits, HEADS: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, BLOCK: tl.constexpr, SHORTEST: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     lane = tl.program_id(0)
     head = lane.to(tl.int64) * HEADS + tl.program_id(1)
@@ -119,22 +101,9 @@ def _join(
 
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
-    q,
-    keys,
-    values,
-    out,
-    tiles,
-    scale,
-    window,
-    slot_tokens,
-    HEADS: tl.constexpr,
-    KV: tl.constexpr,
-    SIZE: tl.constexpr,
-    SIZE_PAD: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    q, keys, values, out, tiles, scale, window, slot_tokens, HEADS: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr,
+    SIZE_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     tile = tl.program_id(0)
     head = tl.program_id(1)

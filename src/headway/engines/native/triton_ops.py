@@ -1,4 +1,4 @@
-"""The operations of a block in Triton, one kernel each: what `TorchBlockOps` does, on a GPU.
+"""The operations of a block in Triton, one kernel each: what `BlockOps` does, on a GPU.
 
 Only rounding differs: norms, rotations and gates are computed in float32 and rounded once.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from headway.engines.native import triton_attention, triton_products, triton_sampling
-from headway.engines.native.block_ops import AttentionHeads, KeysValues, RotaryEmbedding
+from headway.engines.native.block_ops import AttentionHeads, BlockOps, KeysValues, RotaryEmbedding
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 
@@ -49,15 +49,8 @@ def _gated(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.con
 @triton.jit
 def _rotate_store(
     qkv, cos, sin, query_norm, key_norm, eps, positions, rows, q, keys, values, plane,
-    HEADS: tl.constexpr,
-    KV: tl.constexpr,
-    SIZE: tl.constexpr,
-    HEADS_PAD: tl.constexpr,
-    HALF_PAD: tl.constexpr,
-    KV_PAD: tl.constexpr,
-    NORMS: tl.constexpr,
-    PLANES: tl.constexpr,
-    EARLY: tl.constexpr,
+    HEADS: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, HEADS_PAD: tl.constexpr, HALF_PAD: tl.constexpr,
+    KV_PAD: tl.constexpr, NORMS: tl.constexpr, PLANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     half: tl.constexpr = SIZE // 2
@@ -98,8 +91,8 @@ def _rotate_store(
     tl.store(values + target + i, value.to(q.dtype.element_ty), mask=i < KV * SIZE)
 
 
-class TritonBlockOps:
-    """Implements `BlockOps`."""
+class TritonBlockOps(BlockOps):
+    """The operations on a GPU."""
 
     decode = staticmethod(triton_attention.decode)
     prefill = staticmethod(triton_attention.prefill)

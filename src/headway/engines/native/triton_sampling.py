@@ -138,23 +138,9 @@ def _sums(
 
 @triton.jit
 def _pick(
-    logits,
-    lanes,
-    state,
-    cuts,
-    peaks,
-    sums,
-    block,
-    ends,
-    V,
-    PIECES,
-    STEPS: tl.constexpr,
-    ENDS: tl.constexpr,
-    PIECES_PAD: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CUT: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    logits, lanes, state, cuts, peaks, sums, block, ends, V, PIECES, STEPS: tl.constexpr, ENDS: tl.constexpr,
+    PIECES_PAD: tl.constexpr, WIDTH: tl.constexpr, CUT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     lane = tl.program_id(0)
     slot = tl.load(lanes + lane).to(tl.int64)

@@ -16,26 +16,15 @@ import json
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from headway.errors import TransferError
 from headway.weights.base import Bucket, DevicePayload, Manifest, StagedReceiver, compute_checksum
+from headway.weights.weight_layout import SafetensorsShard, compute_layout
 
 _MOST_NAMES = 4
 """Names that an error shows."""
-WEIGHTS_FILE = "model.safetensors"
-_TYPES = {
-    "float64": ("F64", 8),
-    "float32": ("F32", 4),
-    "bfloat16": ("BF16", 2),
-    "float16": ("F16", 2),
-    "int64": ("I64", 8),
-    "int32": ("I32", 4),
-    "uint8": ("U8", 1),
-    "bool": ("BOOL", 1),
-}
 _NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".index.json")
 """Weights, and the lists of which file holds which of them."""
 
@@ -61,20 +50,33 @@ class VersionDirectoryWriter:
         self.path = root / f"v{manifest.version}"
         """Where it lies once it is complete."""
         self._open_payload = open_payload
-        self._header = _make_header(manifest)
+        self._model_directory = model_directory
         self._draft = root / f"v{manifest.version}.part"
+        self._weights = self._draft / "model.safetensors"
+        self._header = b""
+
+    def create(self) -> None:
+        """Make the directory with all but the weights. Raises `TransferError` for a version that no model can load."""
+        manifest, model_directory = self.manifest, self._model_directory
         if model_directory is not None:
             check_tensor_names(manifest, model_directory)
+        _, total = compute_layout(manifest.tensors)
+        if total != manifest.total_bytes:
+            raise TransferError(f"version {manifest.version}: {manifest.total_bytes} bytes, its tensors need {total}")
+        shard = SafetensorsShard(file=self._weights.name, tensors=manifest.tensors, start=0, size=total)
+        self._header = shard.head()
         try:
             shutil.rmtree(self._draft, ignore_errors=True)
             self._draft.mkdir(parents=True)
-            for file in _list_other_files(model_directory):
-                shutil.copyfile(file, self._draft / file.name)
-            with (self._draft / WEIGHTS_FILE).open("wb") as weights:
+            for file in [] if model_directory is None else sorted(model_directory.iterdir()):
+                if file.is_file() and not file.name.endswith(_NOT_COPIED):
+                    shutil.copyfile(file, self._draft / file.name)
+            with self._weights.open("wb") as weights:
                 weights.write(self._header)
                 weights.truncate(len(self._header) + manifest.total_bytes)
         except OSError as error:
-            raise TransferError(f"version {manifest.version} cannot be written to {root}: {error}") from error
+            where = self.path.parent
+            raise TransferError(f"version {manifest.version} cannot be written to {where}: {error}") from error
 
     def load(self, bucket: Bucket) -> None:
         """Write a bucket to its place, then verify it. Raises `TransferError`."""
@@ -83,7 +85,7 @@ class VersionDirectoryWriter:
         data = memoryview(payload.data.cpu().numpy() if on_device else self._open_payload(payload)).cast("B")
         place = self.manifest.locate_bucket(bucket.index, data.nbytes)
         try:
-            with (self._draft / WEIGHTS_FILE).open("r+b", buffering=0) as weights:
+            with self._weights.open("r+b", buffering=0) as weights:
                 weights.seek(len(self._header) + place.start)
                 rest = data
                 while rest.nbytes:
@@ -126,15 +128,11 @@ class DirectoryReceiver(StagedReceiver[VersionDirectoryWriter]):
         self._model_directory, self._open_payload = model_directory, open_payload
 
     async def _make_stage(self, manifest: Manifest) -> VersionDirectoryWriter:
-        made: list[VersionDirectoryWriter] = []
-        await self._run_on_thread(
-            lambda: made.append(
-                VersionDirectoryWriter(
-                    self._root, manifest, model_directory=self._model_directory, open_payload=self._open_payload
-                )
-            )
+        writer = VersionDirectoryWriter(
+            self._root, manifest, model_directory=self._model_directory, open_payload=self._open_payload
         )
-        return made[0]
+        await self._run_on_thread(writer.create)
+        return writer
 
     async def _serve(self, stage: VersionDirectoryWriter) -> None:
         await self._run_on_thread(stage.publish)
@@ -178,27 +176,3 @@ def _has_tied_embedding(model: Path) -> bool:
 def _join(names: set[str]) -> str:
     shown = ", ".join(sorted(names)[:_MOST_NAMES])
     return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
-
-
-def _list_other_files(directory: Path | None) -> list[Path]:
-    if directory is None:
-        return []
-    return [path for path in sorted(directory.iterdir()) if path.is_file() and not path.name.endswith(_NOT_COPIED)]
-
-
-def _make_header(manifest: Manifest) -> bytes:
-    """Return the header of a safetensors file: length, JSON, and blanks up to a multiple of eight."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for tensor in manifest.tensors:
-        if tensor.dtype not in _TYPES:
-            raise TransferError(f"{tensor.name}: no safetensors file holds elements of type {tensor.dtype!r}")
-        type_name, size = _TYPES[tensor.dtype]
-        end = start + size * prod(tensor.shape)
-        entries[tensor.name] = {"dtype": type_name, "shape": list(tensor.shape), "data_offsets": [start, end]}
-        start = end
-    if start != manifest.total_bytes:
-        raise TransferError(f"version {manifest.version}: {manifest.total_bytes} bytes, its tensors need {start}")
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

@@ -44,43 +44,33 @@ class ServerDialect(Protocol):
 
     async def connect(self, client: HttpClient, timeout_s: float) -> None:
         """Learn what requests need, and see that everything is there that a run needs."""
-        ...
 
     def make_body(self, request: StreamRequest) -> dict[str, Any]:
         """Return the body of a request whose answer is streamed."""
-        ...
 
     def parse_event(self, event: Mapping[str, Any], seen: int) -> StreamChunk:
         """Return what an event adds to the `seen` tokens before it. Raises `BackendLost` for one that is an error."""
-        ...
 
     async def abort(self, client: HttpClient, key: str, timeout_s: float) -> None:
         """End one request; its stream brings what it has and ends."""
-        ...
 
     async def end_requests(self, client: HttpClient, timeout_s: float) -> None:
         """End all requests."""
-        ...
 
     async def hold(self, client: HttpClient, timeout_s: float) -> None:
         """Begin nothing before `release`."""
-        ...
 
     async def release(self, client: HttpClient, timeout_s: float) -> None:
         """Work again."""
-        ...
 
     async def load(self, client: HttpClient, directory: Path, label: str, timeout_s: float) -> None:
         """Serve the weights in `directory` under `label`, with nothing cached from others. Nothing runs meanwhile."""
-        ...
 
     async def read_label(self, client: HttpClient, timeout_s: float) -> str:
         """Return the label of the weights that are served now."""
-        ...
 
     def make_command(self, launch: LaunchSettings) -> tuple[list[str], dict[str, str]]:
         """Return the command line that starts a server, and additions to its environment."""
-        ...
 
 
 async def wait_until_ready(name: str, client: HttpClient, server: ServerHandle, timeout_s: float) -> None:

@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from headway.errors import EngineCrashed
 from headway.processes.child_process import WatchedProgram, describe_exit
@@ -26,59 +26,34 @@ ReportEnd = Callable[[str], None]
 """Is called with how a server ended, when it did so by itself."""
 
 
-class ServerHandle(Protocol):
-    """A server at an address."""
-
-    @property
-    def url(self) -> str:
-        """Its address. Another one after `start`."""
-        ...
-
-    @property
-    def ended(self) -> str:
-        """How it ended by itself; empty: it has not, as far as is known."""
-        ...
-
-    async def wait_for_end(self, timeout_s: float) -> str:
-        """Return how it ended, as soon as that is known; empty where it has not after `timeout_s`."""
-        ...
-
-    async def start(self, on_end: ReportEnd) -> None:
-        """Start it, or start it again. Does not wait until it answers."""
-        ...
-
-    async def close(self) -> None:
-        """End it, if it was launched here. Idempotent."""
-        ...
-
-
-class ExternalServer:
-    """A `ServerHandle` of a server that runs already: it is never started and never ended."""
-
-    ended = ""
+class ServerHandle:
+    """A server at an address. This one is external: it runs already, and is never started or ended here."""
 
     def __init__(self, url: str) -> None:
         self.url = url
+        """Its address. Another one after `start`."""
+        self.ended = ""
+        """How it ended by itself; empty: it has not, as far as is known."""
 
     async def wait_for_end(self, timeout_s: float) -> str:
+        """Return how it ended, as soon as that is known; empty where it has not after `timeout_s`."""
         return ""
 
     async def start(self, on_end: ReportEnd) -> None:
-        """Do nothing: its owner has started it."""
+        """Start it, or start it again. Does not wait until it answers."""
 
     async def close(self) -> None:
-        """Do nothing: it stays."""
+        """End it, if it was launched here. Idempotent."""
 
 
-class LaunchedServer:
-    """A `ServerHandle` of a program on a free port of this machine. Its output is appended to `log`."""
+class LaunchedServer(ServerHandle):
+    """A program on a free port of this machine. Its output is appended to `log`."""
 
     def __init__(
         self, name: str, command: ServerCommand, *, log: Path | None = None, grace_s: float = _GRACE_S
     ) -> None:
+        super().__init__("")
         self.name = name
-        self.url = ""
-        self.ended = ""
         self.pid = 0
         """Process of the watchdog between us and the server."""
         self._command = command

@@ -1,7 +1,7 @@
 """vLLM inside an engine's own process: its `AsyncLLM`, without HTTP in between.
 
 in_process_engine       requests, pauses, updates and crashes: what the hub's calls become
-vllm_core               what they need of vLLM, as one protocol, and its form over `AsyncLLM`
+vllm_core               the calls of `AsyncLLM` that they need
 shared_buffer_receiver  versions that arrive as buckets and are gathered in shared memory
 worker_path             what vLLM's workers import to load weights, of launched servers too
 

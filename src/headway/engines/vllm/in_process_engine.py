@@ -17,7 +17,7 @@ from typing import Any
 from headway.engines.stop_strings import DecodeTokens
 from headway.engines.streaming_engine import BackendLost, StreamedRequest, StreamingEngine
 from headway.engines.vllm.shared_buffer_receiver import SharedBuffer, SharedBufferReceiver
-from headway.engines.vllm.vllm_core import VllmCore
+from headway.engines.vllm.vllm_core import AsyncLlmCore
 from headway.errors import EngineCrashed
 from headway.types import FinishReason
 from headway.weights.base import Manifest
@@ -31,7 +31,7 @@ class InProcessEngine(StreamingEngine):
     def __init__(
         self,
         name: str,
-        core: VllmCore,
+        core: AsyncLlmCore,
         *,
         slots: int,
         context_tokens: int,

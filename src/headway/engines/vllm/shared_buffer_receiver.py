@@ -25,11 +25,9 @@ class SharedBuffer(Protocol):
     @property
     def buffer(self) -> memoryview:
         """All bytes of it."""
-        ...
 
     def close(self) -> None:
         """Release it. Idempotent."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

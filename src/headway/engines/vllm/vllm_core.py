@@ -1,6 +1,6 @@
-"""What an engine needs of a vLLM in its own process, and `AsyncLLM` (vLLM 0.32) behind that protocol.
+"""vLLM's `AsyncLLM` (vLLM 0.32) with the few calls that an engine needs. The only module that imports vLLM.
 
-Nothing but `AsyncLlmCore` imports vLLM; it is made in the event loop that it is used in. Everything that a checkpoint's
+It is made in the event loop that it is used in. Everything that a checkpoint's
 `generation_config` could change is set in each request, and its own end of text is ignored: what ends an answer is in
 `stop_token_ids`. No `seed` is sent: with one, vLLM on a CPU has been seen to die. Log-probabilities are those of what
 was drawn from (`processed_logprobs`), after temperature, top-k, top-p and min-p.
@@ -17,7 +17,7 @@ import multiprocessing
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 from headway.engines.servers.settings import LaunchSettings, make_vllm_options
 from headway.engines.streaming_engine import FINISH_REASONS, BackendLost, StreamChunk, StreamRequest
@@ -32,45 +32,10 @@ ChunkStream = AsyncGenerator[StreamChunk, None]
 """Ends with the chunk that has a `finish`. Left before that, the request is aborted. Raises `BackendLost`."""
 
 
-class VllmCore(Protocol):
-    """One vLLM. Every call raises `BackendLost` where it is gone."""
-
-    def report_end_to(self, on_end: Callable[[str], None]) -> None:
-        """Call `on_end` with how vLLM ended, when it does so by itself; nobody else is told any more."""
-        ...
-
-    async def add(self, request: StreamRequest) -> ChunkStream:
-        """Begin a request; once this has returned, `end_requests` ends it too. Raises `EngineError` for a bad one."""
-        ...
-
-    async def abort(self, key: str) -> None:
-        """End one request: its stream ends with `ABORTED`. Unknown ones are ignored."""
-        ...
-
-    async def end_requests(self) -> None:
-        """End all requests, each with the tokens that it has, and begin none before `release`."""
-        ...
-
-    async def hold(self) -> None:
-        """Stop between two tokens and keep everything for `release`, also what is added now."""
-        ...
-
-    async def release(self) -> None:
-        """Work again."""
-        ...
-
-    async def load(self, manifest: Manifest, buffer_name: str, label: str) -> None:
-        """Compute with these weights from now on, with nothing cached from others. Nothing runs meanwhile."""
-        ...
-
-    async def close(self) -> None:
-        """End it. Idempotent."""
-        ...
-
-
 class AsyncLlmCore:
-    """A `VllmCore`. `worker_extension` names the class that is mixed into vLLM's workers: it has `headway_take`.
+    """One vLLM. Every call raises `BackendLost` where it is gone.
 
+    `worker_extension` names the class that is mixed into vLLM's workers: it has `headway_take`.
     `read_output` returns what vLLM has last written, to say how it ended.
     """
 
@@ -91,6 +56,7 @@ class AsyncLlmCore:
             loop.add_reader(process.sentinel, self._on_process_end, process)
 
     def report_end_to(self, on_end: Callable[[str], None]) -> None:
+        """Call `on_end` with how vLLM ended, when it does so by itself; nobody else is told any more."""
         self._on_end = on_end
 
     def decode(self, tokens: list[int]) -> str:
@@ -98,6 +64,7 @@ class AsyncLlmCore:
         return str(self._llm.get_tokenizer().decode(tokens))
 
     async def add(self, request: StreamRequest) -> ChunkStream:
+        """Begin a request; once this has returned, `end_requests` ends it too. Raises `EngineError` for a bad one."""
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -114,22 +81,27 @@ class AsyncLlmCore:
         return self._read_chunks(outputs)
 
     async def abort(self, key: str) -> None:
+        """End one request: its stream ends with `ABORTED`. Unknown ones are ignored."""
         async with self._translate_errors():
             await self._llm.abort(key)
 
     async def end_requests(self) -> None:
+        """End all requests, each with the tokens that it has, and begin none before `release`."""
         async with self._translate_errors():
             await self._llm.pause_generation(mode="abort", clear_cache=True)
 
     async def hold(self) -> None:
+        """Stop between two tokens and keep everything for `release`, also what is added now."""
         async with self._translate_errors():
             await self._llm.pause_generation(mode="keep", clear_cache=False)
 
     async def release(self) -> None:
+        """Work again."""
         async with self._translate_errors():
             await self._llm.resume_generation()
 
     async def load(self, manifest: Manifest, buffer_name: str, label: str) -> None:
+        """Compute with these weights from now on, with nothing cached from others. Nothing runs meanwhile."""
         tensors = [[entry.name, list(entry.shape), entry.dtype] for entry in manifest.tensors]
         async with self._translate_errors():
             await self._llm.collective_rpc("headway_take", args=(buffer_name, tensors))
@@ -138,6 +110,7 @@ class AsyncLlmCore:
             await self._llm.update_weight_version(label)
 
     async def close(self) -> None:
+        """End it. Idempotent."""
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)

@@ -11,7 +11,7 @@ from benchmarks.growth.computed import Shape, engine_mb, trainer_mb
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from headway.engines.native.kv_cache import make_kv_cache
+from headway.engines.native.kv_cache import RowKvCache, read_kv_shape
 from headway.engines.native.served_linear import choose_fastest_layout
 from headway.engines.native.served_parameters import ServedParameters
 from headway.trainers.local import LocalSettings
@@ -89,7 +89,7 @@ def test_a_trainer_holds_weights_gradients_and_two_moments_and_recomputing_keeps
 def test_an_engine_holds_served_weights_twice_and_the_slots() -> None:
     model = make_model()
     shape = Shape.of(model)
-    kv = make_kv_cache(model.config, slots=4, slot_tokens=50, dtype=torch.float32)
+    kv = RowKvCache(**read_kv_shape(model.config, 50), slots=4, slot_tokens=50, dtype=torch.float32)
     tensors = dict(model.named_parameters())
     parameters = ServedParameters(make_model(), choose_fastest_layout(torch.float32), torch.float32)
     served = {id(one): one.numel() * 4 for each in parameters.prepare(tensors).values() for one in each}

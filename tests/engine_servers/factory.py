@@ -13,8 +13,7 @@ from typing import Any
 from headway.engines.base import Engine, Request
 from headway.engines.servers.server_dialect import ServerDialect
 from headway.engines.servers.server_engine import ServerEngine
-from headway.engines.servers.server_process import ReportEnd, ServerHandle
-from headway.engines.servers.settings import ServerSettings
+from headway.engines.servers.server_process import ReportEnd, ServerHandle, ServerSettings
 from headway.engines.servers.sglang_dialect import SglangDialect
 from headway.engines.servers.vllm_dialect import VllmDialect
 from headway.errors import TransferError

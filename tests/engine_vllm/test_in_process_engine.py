@@ -145,7 +145,7 @@ def test_what_comes_back_whole_or_too_long_is_not_asked_again() -> None:
         done.extend([8, 9], [0.0, 0.0], 0)
         assert await engine.generate(factory.request("a", [7]), done) is FinishReason.STOP
         assert await engine.generate(factory.request("a", [7], count=2), done) is FinishReason.STOP
-        with pytest.raises(EngineError, match="128 tokens .* leave no room"):
+        with pytest.raises(EngineError, match=r"128 tokens .* leave no room"):
             await engine.generate(factory.request("a", [1] * 128), Progress())
         with pytest.raises(EngineError, match="need a tokenizer"):
             await engine.generate(factory.request("a", [1], stop=("x",)), Progress())

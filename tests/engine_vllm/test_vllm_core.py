@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.engines.servers.settings import LaunchSettings
+from headway.engines.servers.server_process import LaunchSettings
 from headway.engines.streaming_engine import BackendLost, StreamRequest
 from headway.engines.vllm.vllm_core import make_engine_arguments, make_sampling_arguments, output_to_chunk
 from headway.errors import ConfigError

@@ -15,9 +15,9 @@ from headway.engines.native import block_ops as columns
 from headway.engines.native.block_ops import (
     GOLDEN_GAMMA,
     TILE_TOKENS,
-    AttentionHeads,
-    RotaryEmbedding,
     BlockOps,
+    HeadShape,
+    RotaryTable,
     float_to_bits,
     sum_planes,
 )
@@ -54,7 +54,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 def test_decoding(query: int, kv: int, size: int, window: int, splits: int) -> None:
     torch.manual_seed(query + window)
     slot_tokens, positions = 1200, [0, 5, 127, 128, 400, 1199]
-    heads = AttentionHeads(query, kv, size, size**-0.5, window, slot_tokens=slot_tokens)
+    heads = HeadShape(query, kv, size, size**-0.5, window, slot_tokens=slot_tokens)
     memory = (random(8 * slot_tokens, kv, size), random(8 * slot_tokens, kv, size))
     q, at = random(len(positions), query, size), torch.tensor(positions, device=DEVICE)
     lanes = torch.tensor([3, 0, 7, 1, 2, 6], device=DEVICE)
@@ -67,7 +67,7 @@ def test_decoding(query: int, kv: int, size: int, window: int, splits: int) -> N
 @pytest.mark.parametrize("window", [0, 20])
 def test_filling(query: int, kv: int, size: int, window: int) -> None:
     torch.manual_seed(query)
-    heads = AttentionHeads(query, kv, size, size**-0.5, window, slot_tokens=200)
+    heads = HeadShape(query, kv, size, size**-0.5, window, slot_tokens=200)
     memory = (random(800, kv, size), random(800, kv, size))
     tiles = torch.tensor(
         [(0, TILE_TOKENS, 2, 0), (TILE_TOKENS, 5, 2, TILE_TOKENS), (TILE_TOKENS + 5, 40, 0, 130)], device=DEVICE
@@ -83,8 +83,8 @@ def test_rotating(query: int, kv: int, size: int, norms: bool) -> None:
     torch.manual_seed(size)
     angles = torch.rand(50, size // 2, device=DEVICE) * 6
     weights = (random(size), random(size)) if norms else (None, None)
-    by = RotaryEmbedding(angles.cos(), angles.sin(), *weights, eps=1e-6)
-    heads = AttentionHeads(query, kv, size, 1.0, slot_tokens=10)
+    by = RotaryTable(angles.cos(), angles.sin(), *weights, eps=1e-6)
+    heads = HeadShape(query, kv, size, 1.0, slot_tokens=10)
     planes = torch.randn(4, 5, (query + 2 * kv) * size, device=DEVICE) if norms else None
     qkv = random(5, (query + 2 * kv) * size) if planes is None else planes
     at = torch.tensor([0, 3, 9, 49, 7], device=DEVICE)

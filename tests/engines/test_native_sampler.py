@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.engines.native.native_sequence import NativeSequence
+from headway.engines.native.kv_slots import NativeSequence
 from headway.engines.native.token_sampler import sample_tokens
 from headway.types import SamplingParams
 

@@ -30,7 +30,7 @@ def made(model: Any, kind: dict[str, Any], **options: Any) -> NativeEngine:
 
 async def continued(engine: NativeEngine) -> int:
     found: list[int] = []
-    await engine._get_thread().call(lambda core: found.append(core.scheduler.continued_turns) or [])
+    await engine._get_thread().call(lambda core: found.append(core.scheduler.prefixes.continued_turns) or [])
     return found[0]
 
 

@@ -18,8 +18,7 @@ from typing import Any
 from headway.config import load_config
 from headway.engines.base import Progress, Request
 from headway.engines.servers.server_engine import ServerEngine
-from headway.engines.servers.server_process import LaunchedServer, ReportEnd
-from headway.engines.servers.settings import ServerSettings
+from headway.engines.servers.server_process import LaunchedServer, ReportEnd, ServerSettings
 from headway.engines.servers.vllm_dialect import VllmDialect
 from headway.launch.inference_servers import ServerOptions, make_server_command
 from headway.models.tiny_model import make_character_tokenizer

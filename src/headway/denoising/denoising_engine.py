@@ -39,7 +39,6 @@ class DenoisingCore(EngineCore[DenoisingScheduler, Mapping[str, Tensor]]):
     def step(self) -> list[RequestUpdate]:
         requests, updates = self.scheduler.plan()
         results = self.runner.step(requests)
-        self.steps += 1
         self.made_by = self.version
         return updates + self.scheduler.commit(requests, results)
 

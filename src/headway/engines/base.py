@@ -1,8 +1,11 @@
-"""What the hub asks of a rollout engine.
+"""What the hub needs of a rollout engine, and what engines share: checks of requests and the search for stop strings.
 
-An engine serves single requests concurrently (continuous batching is its own affair), stamps every action with
-the policy version that made it, and can be interrupted between two actions. It reports actions into a
-`Progress` that the caller owns, so that what was made before a crash, an abort or a pause is never lost.
+An engine serves single requests concurrently, with continuous batching where it can. It stamps every action with the
+policy version that made it, and can be interrupted between two actions. It records actions in a `Progress` that the
+caller owns, so that what was made before a crash, an abort or a pause is never lost.
+
+Stop strings are searched in the text of what was generated, never in the prompt. They may begin and end inside tokens.
+The token that completes one is the last token of the answer and stays, because the model has drawn it.
 """
 
 from __future__ import annotations
@@ -13,31 +16,24 @@ from typing import Any, Protocol
 
 from headway.codec import register_records
 from headway.errors import EngineError
-from headway.types import (
-    FinishReason,
-    Generation,
-    SamplingParams,
-    VersionRun,
-    concatenate_actions,
-    extend_runs,
-)
+from headway.types import FinishReason, Generation, SamplingParams, VersionRun, concatenate_actions, extend_runs
 from headway.weights.base import WeightReceiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One thing to generate."""
+    """One answer to generate."""
 
     request_id: str
     session: str
-    """Requests of one episode share it: the hub keeps them on one replica while it can."""
+    """Name of the episode: the hub keeps requests of one session on one replica while it can."""
     prompt: Sequence[int]
-    """Everything to condition on, without what `Progress` already holds."""
+    """Tokens to condition on, without those that `Progress` already has."""
     params: SamplingParams
     prefix_key: int = -1
-    """Requests with the same key share a prompt (members of a group): prefill may be shared. −1: none."""
+    """Requests with the same key share a prompt, as members of a group do, so that prefill may be shared; −1: none."""
     goes_on: bool = False
-    """The next request of the session begins with all of this one: what was computed for it may be kept until then."""
+    """Whether the next request of the session begins with all of this one, so that its KV may be saved until then."""
     hint: Any = None
     """Opaque to the hub; a simulated engine reads the length to produce from it."""
 
@@ -46,7 +42,7 @@ register_records(Request)
 
 
 class Progress:
-    """What has been generated so far for one request; grows by whole actions, survives the engine.
+    """What has been generated so far for one request. It grows by whole actions and survives the engine.
 
     A resumed request starts from what is here: the engine conditions on `prompt + actions` and appends.
     """
@@ -77,12 +73,12 @@ class Progress:
             self.on_chunk(actions)
 
     def generation(self, finish: FinishReason, text: str = "") -> Generation:
-        """Everything so far as a record."""
+        """Return everything so far as a record."""
         return Generation(actions=self.actions, logps=self.logps, runs=self.runs, finish=finish, text=text)
 
 
 class ResettableReceiver(WeightReceiver, Protocol):
-    """A receiver that can be told what became of its engine."""
+    """A receiver that learns what became of its engine."""
 
     def reset(self, *, gone: bool) -> None:
         """Forget everything: the engine crashed (`gone`) or came back empty."""
@@ -96,7 +92,7 @@ class Engine(Protocol):
 
     @property
     def slots(self) -> int:
-        """Requests it works on together; the hub sends no more and queues the rest, so that work is bound late."""
+        """Requests it works on together; the hub sends no more and queues the rest."""
 
     @property
     def receiver(self) -> WeightReceiver:
@@ -116,7 +112,7 @@ class Engine(Protocol):
         """Stop at an action boundary, keeping every request; returns when decoding has stopped."""
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
 
     async def start(self) -> None:
         """Bring the replica up before its first request; a no-op where the first request does that.
@@ -128,7 +124,7 @@ class Engine(Protocol):
     async def restart(self) -> None:
         """Bring a crashed or hung replica back, empty, with no weights (`receiver.version` = −1).
 
-        Calls of `generate` still out raise `EngineCrashed`. Raises `EngineCrashed` when it does not come up.
+        Calls of `generate` that wait raise `EngineCrashed`. Raises `EngineCrashed` when it does not come up.
         """
 
     async def close(self) -> None:
@@ -151,3 +147,35 @@ def check_request(
     if length >= most_tokens:
         parts = f"{len(request.prompt)} of the prompt and {len(progress.actions)} generated"
         raise EngineError(f"{where}: {length} tokens ({parts}) leave no room in a context of {most_tokens}")
+
+
+DecodeTokens = Callable[[list[int]], str]
+"""Turns token ids into text."""
+_TOKENS_PER_CHARACTER = 4
+"""A character may be spread over this many byte tokens."""
+
+
+def ends_with_stop_string(
+    tokens: Sequence[int], strings: Sequence[str], decode: DecodeTokens | None, start: int = 0
+) -> bool:
+    """Return whether the last of `tokens` completes a stop string that begins at token `start` or later."""
+    if not strings or decode is None:
+        return False
+    text = decode(list(tokens[max(start, len(tokens) - _count_searched_tokens(strings)) :]))
+    return any(stop in text for stop in strings)
+
+
+def count_until_stop(
+    before: Sequence[int], tokens: Sequence[int], strings: Sequence[str], decode: DecodeTokens | None
+) -> int:
+    """Return how many of `tokens`, which follow `before`, come up to the one that completes a stop string."""
+    if strings:
+        context = before[max(0, len(before) - _count_searched_tokens(strings)) :]
+        for count in range(1, len(tokens) + 1):
+            if ends_with_stop_string([*context, *tokens[:count]], strings, decode):
+                return count
+    return len(tokens)
+
+
+def _count_searched_tokens(strings: Sequence[str]) -> int:
+    return _TOKENS_PER_CHARACTER * (max(map(len, strings)) + 1)

@@ -2,7 +2,7 @@
 
 Guarantees: commands are carried out between two steps, in the order they were given; what a command or a step returns
 reaches the event loop before its answer and before anything later. An error in a step ends the thread and is reported
-once, after what was made before it. A thread told to stop takes no further step and reports nothing more; one that
+once, after what was made before it. A stopped thread takes no further step and reports nothing more; one that
 hangs inside a step is left behind, and cannot be heard again.
 """
 
@@ -65,7 +65,6 @@ class EngineCore(ABC, Generic[S, W]):
         self.version = -1
         self.made_by = -1
         """The version that made what was returned last."""
-        self.steps = 0
         self._install = install
         self._paused = False
 
@@ -172,11 +171,11 @@ class EngineThread:
                 self._carry_out_commands(core)
                 if core.runnable and not self._stopped:
                     self._report(core.step(), core)
-        except BaseException as error:  # whatever it is, somebody is waiting for this thread
+        except BaseException as error:  # whatever it is, calls are waiting for this thread
             if core is not None:
                 self._report(core.scheduler.flush(), core)
             core = None
-            clear_frames(error.__traceback__)  # whoever keeps the error must not keep the model and its memory
+            clear_frames(error.__traceback__)  # the error must not keep the model and its memory alive
             self._post(self._on_crash, self, error)
 
     def _carry_out_commands(self, core: EngineCore[Any, Any]) -> None:
@@ -200,7 +199,7 @@ class EngineThread:
     def _post(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
+        except RuntimeError:  # the loop is closed
             self._stopped = True
 
 

@@ -6,7 +6,7 @@ computed again with the weights that continue it.
 
 Guarantees: actions are recorded in order and kept whatever happens to the back end; nothing is recorded after
 `generate` has returned or raised. A pause, a resume or an update that fails or is cancelled half-way takes the replica
-down, because nobody knows then which weights it has. Does not know how a stream is opened.
+down, because it is then unknown which weights it has. Does not know how a stream is opened.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from headway.engines.base import Progress, Request, ResettableReceiver, check_request
-from headway.engines.stop_strings import DecodeTokens, count_until_stop, ends_with_stop_string
+from headway.engines.base import (
+    DecodeTokens,
+    Progress,
+    Request,
+    ResettableReceiver,
+    check_request,
+    count_until_stop,
+    ends_with_stop_string,
+)
 from headway.errors import EngineCrashed, EngineError
 from headway.types import FinishReason, SamplingParams
 
@@ -38,7 +45,7 @@ class BackendLost(StreamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequest:
-    """One stream as the back end is asked for it."""
+    """The request for one stream, as the back end gets it."""
 
     key: str
     """The back end's name for it. All are of one length: SGLang aborts every request that begins with a given key."""
@@ -121,8 +128,11 @@ class StreamingEngine(ABC):
         """Requests whose stream may run in the back end."""
         self._idle = asyncio.Event()
         """Set when no stream is left."""
+        self._open = asyncio.Event()
+        """Set while streams may run. Where it is not, this engine ends streams, and they continue later."""
+        self._open.set()
         self._gate = asyncio.Lock()
-        """Held by whoever pauses, resumes or updates."""
+        """Held while the engine pauses, resumes or updates."""
         self._served_version, self._label = -1, ""
         """What the back end serves, and under which label."""
         self._paused = False
@@ -182,14 +192,9 @@ class StreamingEngine(ABC):
     async def _stream(self, streamed: StreamedRequest) -> FinishReason:
         """Wait until a stream may begin, open it and read it to its end. Raises `StreamError`."""
 
-    @property
-    @abstractmethod
-    def _ending_streams(self) -> bool:
-        """Whether streams that end now were ended by this engine, and continue later."""
-
-    @abstractmethod
     async def _ensure_ready(self) -> None:
         """Raise `EngineCrashed` unless the back end can be used."""
+        self._check_up()
 
     @abstractmethod
     async def _hold(self) -> None:
@@ -211,8 +216,6 @@ class StreamingEngine(ABC):
         """Return why the replica is gone when `what` failed with `error`."""
         return f"{self.name}: {what}: {error}"
 
-    # Requests.
-
     def _accept(self, request: Request, progress: Progress) -> StreamedRequest:
         """Validate the request. Raises `EngineError` where it cannot be served, `EngineCrashed` where nothing can."""
         self._check_up()
@@ -228,7 +231,7 @@ class StreamingEngine(ABC):
         return StreamedRequest(request, progress)
 
     def _find_finish(self, streamed: StreamedRequest) -> FinishReason | None:
-        """Return how a request has ended that came back with all that it wanted; None where it has not."""
+        """Return how a request has ended that comes back complete; None where it is not complete."""
         actions, stops = streamed.progress.actions, streamed.request.params.stop
         if len(actions) and (actions[-1] in self._end_tokens or ends_with_stop_string(actions, stops, self._decode)):
             return FinishReason.STOP
@@ -256,12 +259,12 @@ class StreamingEngine(ABC):
             return finish
         if streamed.aborted:
             return FinishReason.ABORTED
-        if self._ending_streams:
+        if not self._open.is_set():
             return None
         raise await self._explain_failure(streamed, failure or BackendLost("the back end has aborted it by itself"))
 
     def _make_stream_request(self, streamed: StreamedRequest, key: str) -> StreamRequest:
-        """Return what the back end is asked for: a continuation of prompt and actions so far."""
+        """Return the request for a stream that continues prompt and actions so far."""
         prompt = [*streamed.request.prompt, *streamed.progress.actions]
         missing = streamed.request.params.max_new_tokens - len(streamed.progress.actions)
         return StreamRequest(
@@ -311,8 +314,6 @@ class StreamingEngine(ABC):
     async def _wait_until_idle(self) -> None:
         while self._streams:
             await self._idle.wait()
-
-    # The replica as a whole.
 
     @asynccontextmanager
     async def _crash_unless_done(self, what: str) -> AsyncIterator[None]:

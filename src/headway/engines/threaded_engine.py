@@ -170,8 +170,6 @@ class ThreadedEngine(ABC, Generic[B]):
             crash.__cause__ = error
             self._go_down(crash)
 
-    # Inside.
-
     async def _wait_until_built(self) -> B:
         self._get_thread()
         assert self._built is not None
@@ -231,4 +229,4 @@ def _set_result(future: asyncio.Future[Any], value: Any) -> None:
 def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # nobody may be waiting for it
+        future.exception()  # marks it as retrieved, because it may have no waiter

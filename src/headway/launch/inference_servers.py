@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headway.engines.base import Engine
     from headway.engines.servers.server_dialect import ServerDialect
     from headway.engines.servers.server_process import ServerHandle
-    from headway.engines.servers.settings import LaunchSettings
+    from headway.engines.servers.server_process import LaunchSettings
     from headway.engines.vllm.vllm_core import AsyncLlmCore
 
 _KEY = "actor_infer.strategy_args.strategy_config"
@@ -138,7 +138,7 @@ class ServerOptions:
 def make_server_engines(servers: ServerOptions) -> list[Engine]:
     """Make one engine for each address, or for each replica that is to be started."""
     from headway.engines.servers.server_engine import ServerEngine
-    from headway.engines.servers.settings import ServerSettings
+    from headway.engines.servers.server_process import ServerSettings
     from headway.models import find_end_tokens, load_tokenizer
     from headway.weights.shared_memory import PayloadReader
 
@@ -206,7 +206,7 @@ def make_server_command(
 
 def make_server_launch(servers: ServerOptions, port: int = 0) -> LaunchSettings:
     """Return the options that each server is started with."""
-    from headway.engines.servers.settings import LaunchSettings
+    from headway.engines.servers.server_process import LaunchSettings
 
     resolved, infer = servers.resolved, servers.resolved.config.actor_infer
     config, on_cpu = infer.strategy_args.strategy_config, servers.device == "cpu"
@@ -275,7 +275,7 @@ def make_in_process_spec(
     servers: ServerOptions, transport: TransportPlan, number: int, ends: Iterable[int]
 ) -> ChildSpec:
     """Describe engine `number` as a child; `ends` are the tokens that end an answer."""
-    from headway.engines.servers.settings import make_vllm_environment
+    from headway.engines.servers.server_process import make_vllm_environment
 
     name, launch = f"engine/{number}", make_server_launch(servers)
     return ChildSpec(
@@ -307,7 +307,7 @@ async def create_in_process_engine(args: Mapping[str, Any]) -> Engine:
 
 def make_llm(args: Mapping[str, Any]) -> AsyncLlmCore:
     """Start vLLM; this blocks the event loop until vLLM is up."""
-    from headway.engines.servers.settings import LaunchSettings
+    from headway.engines.servers.server_process import LaunchSettings
     from headway.engines.vllm.vllm_core import AsyncLlmCore
 
     begin = os.fstat(sys.stdout.fileno()).st_size
@@ -326,7 +326,7 @@ def make_llm(args: Mapping[str, Any]) -> AsyncLlmCore:
 def make_in_process_engine(core: AsyncLlmCore, args: Mapping[str, Any]) -> Engine:
     """Make one replica over a running vLLM, without weights."""
     from headway.engines.servers.directory_receiver import check_tensor_names
-    from headway.engines.servers.settings import LaunchSettings
+    from headway.engines.servers.server_process import LaunchSettings
     from headway.engines.vllm.in_process_engine import InProcessEngine
 
     name, launch = args["name"], LaunchSettings(**args["launch"])

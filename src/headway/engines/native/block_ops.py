@@ -33,7 +33,7 @@ _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionHeads:
+class HeadShape:
     """The shape of one layer's attention."""
 
     query: int
@@ -45,7 +45,7 @@ class AttentionHeads:
     slot_tokens: int = 0
 
 
-class RotaryEmbedding(NamedTuple):
+class RotaryTable(NamedTuple):
     """What is applied to queries and keys before their product."""
 
     cos: Tensor
@@ -84,13 +84,7 @@ class BlockOps:
         return (normed * weight_E.float()).to(weight_E.dtype)
 
     def rotate_store(
-        self,
-        qkv: Tensor,
-        heads: AttentionHeads,
-        rotary: RotaryEmbedding,
-        positions_T: Tensor,
-        rows_T: Tensor,
-        kv: KeysValues,
+        self, qkv: Tensor, heads: HeadShape, rotary: RotaryTable, positions_T: Tensor, rows_T: Tensor, kv: KeysValues
     ) -> Tensor:
         """Normalize and rotate, write keys and values to their rows; returns queries (T, H, D)."""
         parts = sum_planes(qkv).float().view(qkv.shape[-2], -1, heads.size)
@@ -104,7 +98,7 @@ class BlockOps:
         return _rotate(q, cos, sin).to(dtype)
 
     def decode(
-        self, q_BHD: Tensor, kv: KeysValues, heads: AttentionHeads, lanes_B: Tensor, positions_B: Tensor, splits: int
+        self, q_BHD: Tensor, kv: KeysValues, heads: HeadShape, lanes_B: Tensor, positions_B: Tensor, splits: int
     ) -> Tensor:
         """Attend with one token for each lane to its slot up to its position; long slots are read in `splits`."""
         out = torch.empty_like(q_BHD)
@@ -112,7 +106,7 @@ class BlockOps:
             out[lane : lane + 1] = _attend_slot(q_BHD[lane : lane + 1], kv, heads, slot, position)
         return out
 
-    def prefill(self, q_THD: Tensor, kv: KeysValues, heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
+    def prefill(self, q_THD: Tensor, kv: KeysValues, heads: HeadShape, tiles_N4: Tensor) -> Tensor:
         """Attend with tokens of prompts to their slots up to themselves.
 
         A row of `tiles_N4` has the first token in the flat batch, their number, their slot, the position of the first.
@@ -183,7 +177,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def _attend_slot(q_QHD: Tensor, kv: KeysValues, heads: AttentionHeads, slot: int, start: int) -> Tensor:
+def _attend_slot(q_QHD: Tensor, kv: KeysValues, heads: HeadShape, slot: int, start: int) -> Tensor:
     """Attend with queries at `start` and after to one slot."""
     base, length = slot * heads.slot_tokens, start + len(q_QHD)
     at_Q, at_L = torch.arange(start, length)[:, None], torch.arange(length)[None]

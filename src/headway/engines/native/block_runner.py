@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.engines.native import block_ops as columns
-from headway.engines.native.block_ops import TILE_TOKENS, AttentionHeads, BlockOps, KeysValues
+from headway.engines.native.block_ops import TILE_TOKENS, BlockOps, HeadShape, KeysValues
 from headway.engines.native.decode_graphs import DecodeGraphs, DecodeShape, choose_splits, round_up_lanes
 from headway.engines.native.kv_cache import LaneKvCache, copy_to_device
-from headway.engines.native.kv_slots import KvCacheMoves
+from headway.engines.native.kv_slots import KvCacheMoves, NativeSequence
 from headway.engines.native.model_decoders import BlockDecoder, KvView
 from headway.engines.native.native_scheduler import DrawnTokens, PrefillChunk, StepPlan
-from headway.engines.native.native_sequence import NativeSequence
 from headway.engines.native.served_parameters import ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
 
@@ -59,6 +58,7 @@ class BlockRunner:
         eos: frozenset[int],
     ) -> None:
         self._decoder, self._ops, self._kv, self._parameters = decoder, ops, kv, parameters
+        self.kv_moves: KvCacheMoves = kv
         self._kv_heads = kv_heads
         self._slots, self._steps_per_sync = settings.slots, settings.steps_per_sync
         device = kv.device
@@ -81,10 +81,6 @@ class BlockRunner:
         self._lengths = np.zeros(settings.slots, dtype=np.int64)
         """Tokens of a slot's sequence after all that was launched, if it does not end before."""
         self._limits = np.zeros(settings.slots, dtype=np.int64)
-
-    @property
-    def kv_moves(self) -> KvCacheMoves:
-        return self._kv
 
     def install(self, values: ServedValues) -> None:
         """Serve other weights from the next block on."""
@@ -179,7 +175,7 @@ class BlockRunner:
         positions_B = rows[:, columns.POSITION].contiguous()
         rows_B = torch.add(positions_B, lanes_B, alpha=self._kv.slot_tokens)
 
-        def attend(q_BHD: Tensor, kv: KeysValues, heads: AttentionHeads) -> Tensor:
+        def attend(q_BHD: Tensor, kv: KeysValues, heads: HeadShape) -> Tensor:
             return self._ops.decode(q_BHD, kv, heads, lanes_B, positions_B, shape.splits)
 
         view = KvView(self._kv, positions_B, rows_B, attend)
@@ -202,7 +198,7 @@ class BlockRunner:
         tokens_T, positions_T, rows_T = copy_to_device(flat, self._kv.device)
         tiles_N4 = copy_to_device(np.array(tiles), self._kv.device)
 
-        def attend(q_THD: Tensor, kv: KeysValues, heads: AttentionHeads) -> Tensor:
+        def attend(q_THD: Tensor, kv: KeysValues, heads: HeadShape) -> Tensor:
             return self._ops.prefill(q_THD, kv, heads, tiles_N4)
 
         self._decoder.prefill(tokens_T, KvView(self._kv, positions_T, rows_T, attend))

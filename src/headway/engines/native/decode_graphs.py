@@ -2,9 +2,9 @@
 
 A shape is a number of lanes from a fixed series, the number of shares in which long slots are read, and whether any
 sequence truncates. A step is run once before it is captured, so that kernels are compiled and loaded outside of the
-capture; the caller makes sure that such a run has no effect. All graphs share one pool of memory, because no two of
-them run at once; nothing may be kept from inside a step. What a step reads and writes must outlive the graphs: their
-owner holds it.
+capture; the caller makes sure that such a run has no effect. All graphs share one pool of memory, because no two run
+at once; so no tensor made inside a step may be used after it. What a step reads and writes must outlive the graphs:
+their owner holds it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class RowKvCache:
         # Zeros, not garbage: what a mask hides is multiplied by 0, and 0 · NaN is NaN. Costs nothing until written.
         self._keys_values = torch.zeros(layers, 2, slots, heads, slot_tokens, head_size, dtype=dtype)
         self.keys: tuple[Tensor, ...] = tuple(layer[0] for layer in self._keys_values)
-        """By layer, (S, K, L, D)."""
+        """Keys of each layer, (S, K, L, D)."""
         self.values: tuple[Tensor, ...] = tuple(layer[1] for layer in self._keys_values)
         self._saved: dict[int, Tensor] = {}
 
@@ -53,11 +53,6 @@ class RowKvCache:
 
     def drop(self, prefix: int) -> None:
         del self._saved[prefix]
-
-
-def make_kv_cache(config: object, *, slots: int, slot_tokens: int, dtype: torch.dtype) -> RowKvCache:
-    """Return the cache that a model's configuration asks for."""
-    return RowKvCache(**read_kv_shape(config, slot_tokens), slots=slots, slot_tokens=slot_tokens, dtype=dtype)
 
 
 def read_kv_shape(config: object, slot_tokens: int) -> dict[str, int]:
@@ -85,8 +80,8 @@ class LaneKvCache:
     a gap between lanes swaps two numbers and copies nothing. Saved prefixes are copies, wherever there is room.
 
     Copies are collected and carried out together by `settle`, in the order they were asked for. They are queued on
-    `stream`, as all work on this memory is, so that nobody needs to know what has been computed yet. Behind the slots
-    is one more row, slot `slots` with a single token: lanes without a sequence write there.
+    `stream`, like all work on this memory, so that the caller need not know what is computed yet. Behind the slots is
+    one more row, slot `slots` with a single token: lanes without a sequence write there.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Which sequence lives in which row of the KV cache, and which KV is kept for later sequences.
+"""Sequences of the native engine, the rows of the KV cache they live in, and the KV that is saved for later ones.
 
 Guarantees: ready sequences fill the rows from 0 without a gap, so that their KV is one view and a batch size says
 everything about a step's shape. The price is one move of KV when a row in the middle becomes free. Prefilling sequences
 live in any row above. What was computed under one version of the weights is never given to a sequence that starts under
-another one; the tokens kept stay within a budget, least recently used first out. Holds no KV itself: `KvCacheMoves`
+another one; saved tokens stay within a budget, least recently used first out. Holds no KV itself: `KvCacheMoves`
 carries out what is decided here.
 """
 
@@ -12,10 +12,83 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import count
 from typing import Protocol
 
-from headway.engines.native.native_sequence import NativeSequence
+from headway.engines.base import Request
+from headway.types import FinishReason
+
+_MASK = (1 << 64) - 1
+
+
+class NativeSequence:
+    """One request: its tokens so far, how many of them have KV, its row, and when it ends.
+
+    It is *ready* when just its last token lacks KV: it computes one token and draws one in each step. Before that it is
+    *prefilling*. Made by `generate`, then touched by the engine's thread only.
+    """
+
+    __slots__ = (
+        "cached", "continues", "era", "key", "limit", "number", "params", "prefix", "prompt_length",
+        "row", "session", "stops", "tokens", "unreported", "unreported_logps",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: Request, actions: Sequence[int], *, number: int = 0, slot_tokens: int, seed: int = 0
+    ) -> None:
+        prompt = [int(token) for token in request.prompt]
+        self.number = number
+        """Unique in the engine: a request may come back under the same id before its first attempt is gone."""
+        self.params = request.params
+        self.prompt_length = len(prompt)
+        self.tokens = [*prompt, *(int(action) for action in actions)]
+        """Prompt and actions."""
+        self.limit = min(self.prompt_length + self.params.max_new_tokens, slot_tokens)
+        """Number of tokens at which it ends by length."""
+        self.prefix = tuple(prompt) if request.prefix_key >= 0 else None
+        """The prompt, where others may share it."""
+        self.session, self.continues = request.session, request.goes_on
+        self.era = -1
+        """The weights it began under, as counted by `PrefixCache`."""
+        self.stops = self.params.stop
+        self.key = int.from_bytes(blake2b(f"{seed}/{request.request_id}".encode(), digest_size=8).digest(), "big")
+        self.row = -1
+        self.cached = 0
+        """Tokens whose KV is in the slot."""
+        self.unreported: list[int] = []
+        """Actions not yet reported."""
+        self.unreported_logps: list[float] = []
+
+    @property
+    def missing(self) -> int:
+        """Tokens without KV."""
+        return len(self.tokens) - self.cached
+
+    def next_uniform(self) -> float:
+        """Return the number in [0, 1) that decides the next draw: a hash of seed, request and position only."""
+        z = (self.key + (len(self.tokens) - self.prompt_length + 1) * 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return ((z ^ (z >> 31)) >> 11) * 2.0**-53
+
+    def append(self, token: int, logp: float) -> None:
+        """Add an action."""
+        self.tokens.append(token)
+        self.unreported.append(token)
+        self.unreported_logps.append(logp)
+
+    def extend(self, tokens: list[int], logps: list[float]) -> None:
+        """Add several actions."""
+        self.tokens += tokens
+        self.unreported += tokens
+        self.unreported_logps += logps
+
+    def find_finish(self, eos: frozenset[int]) -> FinishReason | None:
+        """Return how it has ended by its last action or its length, if it has. Does not look for stop strings."""
+        if len(self.tokens) > self.prompt_length and self.tokens[-1] in eos:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) >= self.limit else None
 
 
 class KvCacheMoves(Protocol):
@@ -110,15 +183,17 @@ class PrefixCache:
         self._moves = moves
         self._held_back_tokens = held_back_tokens
         self._saved: OrderedDict[tuple[int, ...] | str, _SavedPrefix] = OrderedDict()
-        """By prompt, or by session."""
+        """Saved KV of each prompt, or of each session."""
         self._tokens = 0
         self._leaders: dict[tuple[int, ...], NativeSequence] = {}
-        """By prompt: the sequence that prefills it for the others."""
+        """The sequence that prefills a prompt for the others, by prompt."""
         self._numbers = count()
         self._era = 0
         """How often the weights have changed."""
         self.shared_prompts = 0
+        """Prompts that were not prefilled because a sibling had prefilled them."""
         self.continued_turns = 0
+        """Turns that were not prefilled from the beginning of their episode."""
 
     def is_being_prefilled(self, sequence: NativeSequence) -> bool:
         """Return whether a sibling prefills this prompt right now, so that waiting is cheaper than doing it again."""

@@ -10,14 +10,14 @@ Weights are read at every call where `ServedParameters` has put them: they must 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 from transformers import AttentionInterface
 
-from headway.engines.native.block_ops import AttentionHeads, BlockOps, KeysValues, RotaryEmbedding
+from headway.engines.native.block_ops import BlockOps, HeadShape, KeysValues, RotaryTable
 from headway.engines.native.kv_cache import LaneKvCache
 from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear
 from headway.engines.native.slot_attention import check_attention_options, detach_config
@@ -29,7 +29,7 @@ BLOCK_ATTENTION_NAME = "headway_blocks"
 _LIKE_LLAMA = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotations that are a table; the others change with the length of a sequence."""
-Attend = Callable[[Tensor, KeysValues, AttentionHeads], Tensor]
+Attend = Callable[[Tensor, KeysValues, HeadShape], Tensor]
 """Computes attention of queries over the KV of one layer."""
 
 
@@ -43,22 +43,12 @@ class KvView:
         self.rows = rows_T
         self._attend = attend
 
-    def attend(self, layer: int, q_THD: Tensor, heads: AttentionHeads) -> Tensor:
+    def attend(self, layer: int, q_THD: Tensor, heads: HeadShape) -> Tensor:
         """Return attention over what is in the KV now."""
         return self._attend(q_THD, self.kv[layer], heads)
 
 
-class BlockDecoder(Protocol):
-    """One model."""
-
-    def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
-        """Return logits (B, V), float32."""
-
-    def prefill(self, tokens_T: Tensor, view: KvView) -> None:
-        """Compute keys and values only."""
-
-
-def make_decoder(model: PreTrainedModel, ops: BlockOps, positions: int) -> BlockDecoder:
+def make_decoder(model: PreTrainedModel, ops: BlockOps, positions: int) -> FusedDecoder | GenericDecoder:
     """Return the fastest decoder that computes this model. `positions`: length of the longest sequence."""
     return FusedDecoder(model, ops, positions) if is_llama_like(model) else GenericDecoder(model)
 
@@ -96,10 +86,12 @@ class FusedDecoder:
         self._cos, self._sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
     def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
+        """Return logits (B, V), float32."""
         hidden = self._forward(tokens_B, view, with_output=True)
         return project_to_logits(_require(hidden), self._head)
 
     def prefill(self, tokens_T: Tensor, view: KvView) -> None:
+        """Compute keys and values only."""
         self._forward(tokens_T, view, with_output=False)
 
     def _forward(self, tokens_T: Tensor, view: KvView, *, with_output: bool) -> Tensor | None:
@@ -129,11 +121,11 @@ class FusedDecoder:
         layer = _require(layer)
         return self._ops.product(x, _require(layer.prepared), layer.bias)
 
-    def _make_rotation(self, attention: Any) -> RotaryEmbedding:
+    def _make_rotation(self, attention: Any) -> RotaryTable:
         q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         if q_norm is None or k_norm is None:
-            return RotaryEmbedding(self._cos, self._sin, None, None, 0.0)
-        return RotaryEmbedding(self._cos, self._sin, q_norm.weight, k_norm.weight, q_norm.variance_epsilon)
+            return RotaryTable(self._cos, self._sin, None, None, 0.0)
+        return RotaryTable(self._cos, self._sin, q_norm.weight, k_norm.weight, q_norm.variance_epsilon)
 
 
 class GenericDecoder:
@@ -175,19 +167,19 @@ def attend(
     keys.index_copy_(0, view.rows, key[0].transpose(0, 1))
     values.index_copy_(0, view.rows, value[0].transpose(0, 1))
     size = query.shape[-1]
-    heads = AttentionHeads(
+    heads = HeadShape(
         query.shape[1], key.shape[1], size, scaling or size**-0.5, sliding_window or 0, slot_tokens=view.slot_tokens
     )
     return view.attend(layer, query[0].transpose(0, 1).contiguous(), heads)[None], None
 
 
-def _read_heads(attention: Any, config: Any, slot_tokens: int) -> AttentionHeads:
+def _read_heads(attention: Any, config: Any, slot_tokens: int) -> HeadShape:
     window = getattr(attention, "sliding_window", None)
     if type(attention).__name__ == "MistralAttention":  # the one family that keeps it in its configuration alone
         window = getattr(config, "sliding_window", None)
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return AttentionHeads(heads, kv_heads, attention.head_dim, attention.scaling, window or 0, slot_tokens=slot_tokens)
+    return HeadShape(heads, kv_heads, attention.head_dim, attention.scaling, window or 0, slot_tokens=slot_tokens)
 
 
 def _get_fused(part: Any) -> ServedLinear | None:
@@ -198,3 +190,6 @@ def _require(value: Any) -> Any:
     if value is None:
         raise RuntimeError("no weights")
     return value
+
+
+BlockDecoder = FusedDecoder | GenericDecoder

@@ -51,7 +51,6 @@ class StepCore(NativeCore):
         """Draw one token for every sequence that is due."""
         plan = self.scheduler.plan()
         tokens, logps = self._runner.step(plan)
-        self.steps += 1
         self.made_by = self.version
         return self.scheduler.commit(plan, tokens, logps)
 
@@ -78,7 +77,6 @@ class BlockCore(NativeCore):
         plan = self.scheduler.plan()
         launched = self._runner.launch(plan)
         self.scheduler.commit_prefill(plan)
-        self.steps += 1
         return self._read_block(launched)
 
     def _read_block(self, launched: BlockInFlight | None) -> list[RequestUpdate]:
@@ -120,7 +118,6 @@ def make_block_core(
 
 
 def _check_model(model: PreTrainedModel, settings: NativeSettings) -> None:
-    """Raise `ConfigError` for a model whose attention the native cores would compute wrongly."""
     check_attention(model)
     check_rotation(model.config, settings.slot_tokens)
 

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from headway.engines.base import Progress, Request, check_request
+from headway.engines.base import DecodeTokens, Progress, Request, check_request, ends_with_stop_string
 from headway.engines.engine_thread import EngineCore
+from headway.engines.native.kv_slots import NativeSequence
 from headway.engines.native.native_core import MakeCore, MakeRunner, make_block_core, make_step_core
 from headway.engines.native.native_receiver import NativeReceiver
-from headway.engines.native.native_sequence import NativeSequence
 from headway.engines.native.served_parameters import ServedParameters
 from headway.engines.native.settings import NativeSettings
 from headway.engines.native.step_runner import StepRunner
-from headway.engines.stop_strings import DecodeTokens, ends_with_stop_string
 from headway.engines.threaded_engine import MakeReceiver, ThreadedEngine
 from headway.types import FinishReason
-from headway.weights.base import WeightReceiver
-from headway.weights.weight_receiver import OpenPayload
+from headway.weights.base import OpenPayload, WeightReceiver
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,9 +18,16 @@ from torch import Tensor
 
 from headway.engines.native.served_parameters import ServedParameters, ServedValues
 from headway.errors import TransferError
-from headway.weights.base import Bucket, DevicePayload, Manifest, StagedReceiver, TensorEntry, compute_checksum
+from headway.weights.base import (
+    Bucket,
+    DevicePayload,
+    Manifest,
+    OpenPayload,
+    StagedReceiver,
+    TensorEntry,
+    compute_checksum,
+)
 from headway.weights.weight_layout import DTYPES, compute_layout
-from headway.weights.weight_receiver import OpenPayload
 
 
 class StagedVersion:
@@ -47,10 +54,10 @@ class StagedVersion:
     def load(self, bucket: Bucket) -> None:
         """Verify one bucket and take in the bytes that are next. Raises `TransferError`."""
         data, found = self._copy_payload(bucket.payload)
-        wanted = self.manifest.checksums[bucket.index]
-        if found != wanted:
+        expected = self.manifest.checksums[bucket.index]
+        if found != expected:
             where = f"bucket {bucket.index} of version {bucket.version}"
-            raise TransferError(f"{where}: checksum {found} instead of {wanted}")
+            raise TransferError(f"{where}: checksum {found} instead of {expected}")
         if bucket.index in self._loaded:
             return
         self._loaded.add(bucket.index)
@@ -67,7 +74,7 @@ class StagedVersion:
         return self._values
 
     def _copy_payload(self, payload: Any) -> tuple[Tensor, str]:
-        """Return the bytes and their checksum. Bytes on the host are copied, so that nobody can change them."""
+        """Return the bytes and their checksum. Bytes on the host are copied, so that they cannot change."""
         opened = payload if isinstance(payload, DevicePayload) else self._open_payload(payload)
         if isinstance(opened, DevicePayload):
             return opened.data, opened.checksum()
@@ -140,7 +147,7 @@ class NativeReceiver(StagedReceiver[StagedVersion]):
         self._switch = switch
         self._open_payload = open_payload
         self._served: ServedValues = {}
-        """What is served, held here so that the loader's thread frees it."""
+        """The values that are served, referenced here so that the loader's thread frees them."""
         self._to_free: list[ServedValues] = []
 
     async def _make_stage(self, manifest: Manifest) -> StagedVersion:

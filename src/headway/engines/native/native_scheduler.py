@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headway.engines.engine_thread import RequestUpdate
-from headway.engines.native.kv_slots import KvCacheMoves, PrefixCache, SlotTable
-from headway.engines.native.native_sequence import NativeSequence
+from headway.engines.native.kv_slots import KvCacheMoves, NativeSequence, PrefixCache, SlotTable
 from headway.engines.native.settings import NativeSettings
 from headway.types import FinishReason
 
@@ -61,7 +60,7 @@ class NativeScheduler:
     ) -> None:
         self._settings = settings
         self._slots = SlotTable(settings.slots, kv_moves)
-        self._prefixes = PrefixCache(settings.prefix_cache_tokens, kv_moves, held_back_tokens)
+        self.prefixes = PrefixCache(settings.prefix_cache_tokens, kv_moves, held_back_tokens)
         self._held_back_tokens = held_back_tokens
         self._eos = eos
         self._has_stopped = has_stopped
@@ -73,16 +72,6 @@ class NativeScheduler:
     def busy(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._all)
-
-    @property
-    def shared_prompts(self) -> int:
-        """Prompts that were not prefilled because a sibling had prefilled them."""
-        return self._prefixes.shared_prompts
-
-    @property
-    def continued_turns(self) -> int:
-        """Turns that were not prefilled from the beginning of their episode."""
-        return self._prefixes.continued_turns
 
     def add(self, sequence: NativeSequence) -> None:
         """Take in a new request, or one that continues."""
@@ -127,7 +116,7 @@ class NativeScheduler:
         """Record that the pieces of prompts of a plan are computed, or will be before anything planned later."""
         for chunk in plan.prefills:
             chunk.sequence.cached += chunk.count
-            self._prefixes.record_prefill(chunk.sequence)
+            self.prefixes.record_prefill(chunk.sequence)
 
     def commit_block(self, ready: Sequence[NativeSequence], drawn: Sequence[DrawnTokens]) -> list[RequestUpdate]:
         """Record what a block of steps has drawn; sequences that have left meanwhile are passed over."""
@@ -165,7 +154,7 @@ class NativeScheduler:
 
     def forget_shared_prefixes(self) -> None:
         """Share nothing computed so far with sequences that start later; running ones keep their KV."""
-        self._prefixes.clear()
+        self.prefixes.clear()
 
     def _admit(self) -> None:
         waiting: list[NativeSequence] = []
@@ -173,18 +162,18 @@ class NativeScheduler:
             if not self._slots.has_free:
                 waiting.extend(self._waiting[number:])
                 break
-            if self._prefixes.is_being_prefilled(sequence):
+            if self.prefixes.is_being_prefilled(sequence):
                 waiting.append(sequence)
                 continue
             self._slots.take(sequence)
-            self._prefixes.join(sequence)
+            self.prefixes.join(sequence)
             self._prefilling.append(sequence)
         self._waiting = waiting
 
     def _promote(self) -> None:
         prefilling = []
         for sequence in self._prefilling:
-            if sequence.missing == 1 and not self._prefixes.is_leader(sequence):
+            if sequence.missing == 1 and not self.prefixes.is_leader(sequence):
                 self._slots.promote(sequence)
             else:
                 prefilling.append(sequence)
@@ -192,7 +181,7 @@ class NativeScheduler:
 
     def _end(self, sequence: NativeSequence, finish: FinishReason) -> RequestUpdate:
         del self._all[sequence.number]
-        self._prefixes.release(sequence, completed=finish is not FinishReason.ABORTED)
+        self.prefixes.release(sequence, completed=finish is not FinishReason.ABORTED)
         if sequence.row >= 0:
             self._slots.release(sequence)
             if sequence in self._prefilling:

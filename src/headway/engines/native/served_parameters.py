@@ -19,7 +19,7 @@ from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear,
 from headway.errors import TransferError
 
 ServedValues = Mapping[str, tuple[Tensor, ...]]
-"""By unit: one tensor for every place that it is served in."""
+"""Tensors of each unit, one for every place that the unit is served in."""
 
 
 class TensorPlace(NamedTuple):
@@ -47,9 +47,9 @@ class ServedParameters:
         self._canonical: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, list[TensorPlace]] = {}
-        """By unit, which is one tensor, or several that are served as one."""
+        """Places of each unit, which is one tensor, or several that are served as one."""
         self._units: dict[str, tuple[str, ...]] = {}
-        """By canonical name: all names of its unit; the first one stands for the unit."""
+        """Names of the unit of each canonical name; the first one stands for the unit."""
         replacements: dict[int, nn.Module] = {}
         places = self._fuse(model, replacements)
         owners: dict[int, str] = {}

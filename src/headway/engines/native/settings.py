@@ -21,7 +21,7 @@ class NativeSettings:
     """Prompt tokens in one step beside those that decode: how much a long prompt may delay the others. By default 128
     on a CPU, 8192 in a block of steps on a GPU."""
     prefix_tokens: int | None = None
-    """Prompt tokens kept for members of a group that come later; by default as many as an eighth of the slots hold."""
+    """Prompt tokens saved for members of a group that come later; by default as many as an eighth of the slots hold."""
     stream_tokens: int = 8
     """Actions between two reports into a `Progress`."""
     threads: int = 1
@@ -62,7 +62,7 @@ class NativeSettings:
 
     @property
     def prefix_cache_tokens(self) -> int:
-        """Most tokens whose KV is kept for later requests."""
+        """Most tokens whose KV is saved for later requests."""
         return max(self.slots // 8, 1) * self.slot_tokens if self.prefix_tokens is None else self.prefix_tokens
 
     def halve_batch(self) -> NativeSettings:

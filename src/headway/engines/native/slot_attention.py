@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from headway.engines.native.kv_cache import RowKvCache
 from headway.errors import ConfigError
@@ -131,11 +130,6 @@ def attend(
             enable_gqa=grouped,
         )[0].transpose(0, 1)
     return out_THD[None], None
-
-
-def register_attention() -> None:
-    """Make `ATTENTION_NAME` known to `transformers`. Idempotent."""
-    AttentionInterface.register(ATTENTION_NAME, attend)
 
 
 def detach_config(model: PreTrainedModel) -> None:

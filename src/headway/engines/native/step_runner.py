@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 
 from headway.engines.native import slot_attention, token_sampler
-from headway.engines.native.kv_cache import make_kv_cache
+from headway.engines.native.kv_cache import RowKvCache, read_kv_shape
 from headway.engines.native.kv_slots import KvCacheMoves
 from headway.engines.native.native_scheduler import StepPlan
 from headway.engines.native.served_parameters import ServedParameters, ServedValues
@@ -29,7 +30,7 @@ class StepRunner:
     """A `transformers` decoder on the CPU. Used by one thread; `parameters` may be read by another."""
 
     def __init__(self, model: PreTrainedModel, parameters: ServedParameters, settings: NativeSettings) -> None:
-        slot_attention.register_attention()
+        AttentionInterface.register(slot_attention.ATTENTION_NAME, slot_attention.attend)
         detach_config(model)
         model.set_attn_implementation(slot_attention.ATTENTION_NAME)
         config = model.config.get_text_config()
@@ -37,14 +38,11 @@ class StepRunner:
         self._model = model
         model.train(False)
         self._parameters = parameters
-        self._kv = make_kv_cache(config, slots=settings.slots, slot_tokens=settings.slot_tokens, dtype=dtype)
+        slots, slot_tokens = settings.slots, settings.slot_tokens
+        self._kv = RowKvCache(**read_kv_shape(config, slot_tokens), slots=slots, slot_tokens=slot_tokens, dtype=dtype)
+        self.kv_moves: KvCacheMoves = self._kv
         self._changes = -1
         self._ends: list[int] = []
-
-    @property
-    def kv_moves(self) -> KvCacheMoves:
-        """The KV cache that slots are moved in."""
-        return self._kv
 
     def install(self, values: ServedValues) -> None:
         """Serve other weights from the next step on."""

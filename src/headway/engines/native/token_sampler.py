@@ -24,9 +24,7 @@ _BLOCK_WIDTH = 128
 
 
 def sample_tokens(
-    logits_NV: Tensor,
-    params: Sequence[SamplingParams],
-    uniforms: Sequence[float],
+    logits_NV: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
     """Return tokens and log-probabilities. `logits_NV` is float32 and is overwritten."""
     scales = [p.temperature if p.temperature > 0 else 1.0 for p in params]

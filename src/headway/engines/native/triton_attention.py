@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway.engines.native.block_ops import TILE_TOKENS, AttentionHeads, KeysValues
+from headway.engines.native.block_ops import TILE_TOKENS, HeadShape, KeysValues
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 SHORTEST = 256
@@ -144,7 +144,7 @@ def _prefill(
 
 
 def decode(
-    q_BHD: Tensor, kv: KeysValues, heads: AttentionHeads, lanes_B: Tensor, positions_B: Tensor, splits: int
+    q_BHD: Tensor, kv: KeysValues, heads: HeadShape, lanes_B: Tensor, positions_B: Tensor, splits: int
 ) -> Tensor:
     """See `BlockOps.decode`."""
     lanes, out = len(q_BHD), torch.empty_like(q_BHD)
@@ -170,7 +170,7 @@ def decode(
     return out
 
 
-def prefill(q_THD: Tensor, kv: KeysValues, heads: AttentionHeads, tiles_N4: Tensor) -> Tensor:
+def prefill(q_THD: Tensor, kv: KeysValues, heads: HeadShape, tiles_N4: Tensor) -> Tensor:
     """See `BlockOps.prefill`."""
     out = torch.empty_like(q_THD)
     _prefill[(len(tiles_N4), heads.query)](

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from headway.engines.native import triton_attention, triton_products, triton_sampling
-from headway.engines.native.block_ops import AttentionHeads, BlockOps, KeysValues, RotaryEmbedding
+from headway.engines.native.block_ops import BlockOps, HeadShape, KeysValues, RotaryTable
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 
@@ -109,13 +109,7 @@ class TritonBlockOps(BlockOps):
         return out
 
     def rotate_store(
-        self,
-        qkv: Tensor,
-        heads: AttentionHeads,
-        rotary: RotaryEmbedding,
-        positions_T: Tensor,
-        rows_T: Tensor,
-        kv: KeysValues,
+        self, qkv: Tensor, heads: HeadShape, rotary: RotaryTable, positions_T: Tensor, rows_T: Tensor, kv: KeysValues
     ) -> Tensor:
         tokens = qkv.shape[-2]
         q = torch.empty(tokens, heads.query, heads.size, dtype=kv[0].dtype, device=qkv.device)

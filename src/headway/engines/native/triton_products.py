@@ -108,9 +108,9 @@ def gated(x_TE: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def _choose_stages(x: Tensor, wanted: int) -> int:
+def _choose_stages(x: Tensor, stages: int) -> int:
     """Return the pipeline stages: float32 takes twice the shared memory."""
-    return wanted if x.dtype.itemsize == 2 else 2
+    return stages if x.dtype.itemsize == 2 else 2
 
 
 def _power_below(number: int) -> int:

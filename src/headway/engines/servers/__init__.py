@@ -6,8 +6,7 @@ vllm_dialect        the protocol of vLLM, with its development endpoints
 sglang_dialect      the protocol of SGLang
 http_client         calls with deadlines, streams of events, and what can go wrong with either
 directory_receiver  versions that arrive as buckets and become directories which a server can load
-server_process      servers by their address, and servers that a run starts and ends
-settings            how a server is used, and with what it is started
+server_process      how a server is used, and with what it is started; servers by address, and launched ones
 
 Needs `aiohttp`. docs/servers.md says what was run against real servers and what was not.
 """

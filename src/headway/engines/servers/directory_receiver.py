@@ -17,10 +17,9 @@ import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from headway.errors import TransferError
-from headway.weights.base import Bucket, DevicePayload, Manifest, StagedReceiver, compute_checksum
+from headway.weights.base import Bucket, DevicePayload, Manifest, OpenPayload, StagedReceiver, compute_checksum
 from headway.weights.weight_layout import SafetensorsShard, compute_layout
 
 _MOST_NAMES = 4
@@ -44,7 +43,7 @@ class VersionDirectoryWriter:
         manifest: Manifest,
         *,
         model_directory: Path | None = None,
-        open_payload: Callable[[Any], Any] = memoryview,
+        open_payload: OpenPayload = memoryview,
     ) -> None:
         self.manifest = manifest
         self.path = root / f"v{manifest.version}"
@@ -121,7 +120,7 @@ class DirectoryReceiver(StagedReceiver[VersionDirectoryWriter]):
         switch: SwitchToDirectory,
         *,
         model_directory: Path | None = None,
-        open_payload: Callable[[Any], Any] = memoryview,
+        open_payload: OpenPayload = memoryview,
     ) -> None:
         super().__init__()
         self._root, self._switch = root, switch

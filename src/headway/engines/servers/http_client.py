@@ -2,7 +2,7 @@
 
 Guarantees: whatever goes wrong is one of two errors. `ServerRefused`: the server answered, and the answer is no.
 `BackendLost`: there was no whole answer. A stream that is left, by an error or by cancellation, closes its connection,
-which is how these servers learn that nobody waits any more. Does not retry and does not know what is asked.
+which tells these servers to stop the request. Does not retry and does not know what the calls mean.
 """
 
 from __future__ import annotations
@@ -22,16 +22,11 @@ _DONE = b"[DONE]"
 
 
 class ServerRefused(StreamError):
-    """An answer that says no; `status` is that of HTTP."""
+    """An answer that says no. An HTTP `status` of 500 or more is the server's own fault, others are the request's."""
 
     def __init__(self, where: str, status: int, text: str) -> None:
         self.status = status
         super().__init__(f"{where}: {status} {text.strip()[:_MOST_TEXT]}")
-
-    @property
-    def is_server_fault(self) -> bool:
-        """Whether the fault is the server's own and not the request's."""
-        return self.status >= 500
 
 
 class HttpClient:

@@ -6,7 +6,7 @@ of the server's model.
 
 Log-probabilities must be those of the distribution that tokens are drawn from. To check that, a dialect names sampling
 parameters (`probe`) under which all tokens that can be drawn are equally likely: then the right log-probabilities are
-all the same, and the model's own differ. A model that is certain of every token cannot be told apart.
+all the same, and the model's own differ. The check cannot tell for a model that is certain of every token.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headway.engines.servers.http_client import HttpClient
-from headway.engines.servers.server_process import ServerHandle
-from headway.engines.servers.settings import LaunchSettings
+from headway.engines.servers.server_process import LaunchSettings, ServerHandle
 from headway.engines.streaming_engine import StreamChunk, StreamError, StreamRequest
 from headway.errors import ConfigError, EngineCrashed
 from headway.types import SamplingParams
@@ -33,8 +32,6 @@ class ServerDialect(Protocol):
     """One kind of server."""
 
     name: str
-    package: str
-    """The Python package that must be installed to launch one."""
     path: str
     """Where requests are posted."""
     hint: str

@@ -1,8 +1,8 @@
 """A replica that is a server behind HTTP, as the hub sees it.
 
 Guarantees beyond those of `StreamingEngine`: weights are loaded while nothing runs, and the server is asked afterwards
-which weights it serves. A server that was restarted by somebody else is found out by its label before a token of it is
-taken. A request that fails on a server which still answers is `EngineError` for itself only.
+which weights it serves. A server that its owner restarted is recognized by its label before a token of it is taken. A
+request that fails on a server which still answers is `EngineError` for itself only.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
 
+from headway.engines.base import DecodeTokens
 from headway.engines.servers.directory_receiver import DirectoryReceiver
 from headway.engines.servers.http_client import HttpClient, ServerRefused
 from headway.engines.servers.server_dialect import ServerDialect, check_logprobs, wait_until_ready
-from headway.engines.servers.server_process import ServerHandle
-from headway.engines.servers.settings import ServerSettings
-from headway.engines.stop_strings import DecodeTokens
+from headway.engines.servers.server_process import ServerHandle, ServerSettings
 from headway.engines.streaming_engine import (
     BackendLost,
     StreamChunk,
@@ -32,6 +30,7 @@ from headway.engines.streaming_engine import (
 )
 from headway.errors import ConfigError, EngineCrashed, EngineError
 from headway.types import FinishReason
+from headway.weights.base import OpenPayload
 
 _NOTICE_END_S = 1.0
 """A launched server that does not answer may have ended: after this time its end is known."""
@@ -56,7 +55,7 @@ class ServerEngine(StreamingEngine):
         end_tokens: Iterable[int] = (),
         decode: DecodeTokens | None = None,
         model_directory: Path | None = None,
-        open_payload: Callable[[Any], Any] = memoryview,
+        open_payload: OpenPayload = memoryview,
     ) -> None:
         self._settings = settings or ServerSettings()
         super().__init__(name, context_tokens=self._settings.context_tokens, end_tokens=end_tokens, decode=decode)
@@ -64,19 +63,13 @@ class ServerEngine(StreamingEngine):
         self.receiver = DirectoryReceiver(
             self._root, self._switch, model_directory=model_directory, open_payload=open_payload
         )
+        self.slots = self._settings.slots
         self._server, self._dialect = server, dialect
         self._client = HttpClient(server.url)
         self._incarnation = secrets.token_hex(4)
         """Part of labels and keys: tells what this life of the server was given from what others were."""
         self._numbers = count()
-        self._open = asyncio.Event()
-        """Set while streams may begin."""
-        self._open.set()
         self._ready = False
-
-    @property
-    def slots(self) -> int:
-        return self._settings.slots
 
     async def start(self) -> None:
         """Start the server at the beginning of a run, and wait until it answers."""
@@ -112,12 +105,6 @@ class ServerEngine(StreamingEngine):
                 raise EngineCrashed(f"{self.name} does not come up: {error}") from error
             self._open.set()
 
-    # Requests.
-
-    @property
-    def _ending_streams(self) -> bool:
-        return not self._open.is_set()
-
     async def _stream(self, streamed: StreamedRequest) -> FinishReason:
         while not self._open.is_set():  # it may be closed again before this task is woken
             await self._open.wait()
@@ -137,7 +124,7 @@ class ServerEngine(StreamingEngine):
                 yield chunk
 
     async def _explain_failure(self, streamed: StreamedRequest, failure: StreamError) -> Exception:
-        if isinstance(failure, ServerRefused) and not failure.is_server_fault:
+        if isinstance(failure, ServerRefused) and failure.status < 500:
             return EngineError(f"{self.name}: {streamed.request.request_id}: {failure}")
         problem: StreamError | None = failure if isinstance(failure, BackendLost) and failure.silent else None
         label = self._label
@@ -157,15 +144,13 @@ class ServerEngine(StreamingEngine):
         self._go_down(crash)
         return crash
 
-    # The server as a whole.
-
     async def _ensure_ready(self, timeout_s: float | None = None) -> None:
         """Start the server unless it runs, and check that it can be used."""
         self._check_up()
         if self._ready:
             return
         await self._client.close()
-        await self._server.start(self._on_server_end)
+        await self._server.start(lambda how: self._go_down(EngineCrashed(how)))
         self._client = HttpClient(self._server.url)
         await wait_until_ready(self.name, self._client, self._server, timeout_s or self._settings.start_s)
         try:
@@ -176,9 +161,6 @@ class ServerEngine(StreamingEngine):
             raise EngineCrashed(f"{self.name}: {error} (a server needs {self._dialect.hint})") from error
         await check_logprobs(self.name, self._client, self._dialect, self._settings.silence_s)
         self._ready = True
-
-    def _on_server_end(self, how: str) -> None:
-        self._go_down(EngineCrashed(how))
 
     async def _switch(self, version: int, directory: Path) -> None:
         """Serve what is in `directory`. A failure half-way leaves nothing that is served."""

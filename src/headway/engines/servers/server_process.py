@@ -1,4 +1,4 @@
-"""Where a server comes from: an external one, by its address, or one that the run launches.
+"""How a server is used, with what it is started, and where it comes from: an address, or a program launched here.
 
 A launched server ends with this process, however that ended, and writes its output to a log file. When it ends by
 itself, its engine is told at once, with the first errors and the last lines of the output. Does not know whether a
@@ -11,18 +11,107 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from headway.errors import EngineCrashed
 from headway.processes.child_process import WatchedProgram, describe_exit
 from headway.processes.process_output import open_output_file, read_errors_and_last_lines
 
-_GRACE_S = 5.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How one server is used."""
+
+    slots: int = 16
+    """Requests that it works on together."""
+    context_tokens: int = 4096
+    """Most tokens of a prompt and its answer together."""
+    call_s: float = 30.0
+    """Limit of calls that a server answers at once."""
+    load_s: float = 600.0
+    """Limit of loading a version."""
+    first_s: float = 600.0
+    """Limit of the first answer of a server at the start of a run."""
+    start_s: float = 600.0
+    """Limit of the first answer of a server that was restarted."""
+    silence_s: float = 300.0
+    """A server that brings nothing for a request in this time hangs."""
+    drain_s: float = 5.0
+    """Limit of the wait for the last tokens of requests that were ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """What a server, or vLLM in an engine's process, is started with."""
+
+    model: str
+    """Directory of the model."""
+    port: int
+    slots: int
+    context_tokens: int
+    dtype: str
+    tensor_parallel: int = 1
+    memory_share: float = 0.8
+    """Share of a device's memory."""
+    cache_bytes: int = 0
+    """Size of the KV cache, where the device is the machine itself; 0: what `memory_share` leaves."""
+    threads: int = 0
+    """Threads of the CPU, where that is the device; 0: the server decides."""
+    seed: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of its command line, without dashes in front; `true` is an option without a value."""
+
+    def extra_arguments(self) -> dict[str, Any]:
+        """Return `extra` by names that are valid in Python."""
+        return {name.replace("-", "_"): value for name, value in self.extra.items()}
+
+
+def make_vllm_options(launch: LaunchSettings) -> dict[str, Any]:
+    """Return vLLM's options by the names of its engine's arguments; None leaves one to vLLM."""
+    return {
+        "model": launch.model,
+        "dtype": launch.dtype,
+        "seed": launch.seed,
+        "max_num_seqs": launch.slots,
+        "max_model_len": launch.context_tokens,
+        "tensor_parallel_size": launch.tensor_parallel,
+        "gpu_memory_utilization": launch.memory_share,
+        "kv_cache_memory_bytes": launch.cache_bytes or None,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+    }
+
+
+def make_vllm_environment(launch: LaunchSettings) -> dict[str, str]:
+    """Return environment variables that limit vLLM to its threads; by itself it takes all cores but one."""
+    always = {"VLLM_NO_USAGE_STATS": "1"}
+    if not launch.threads:
+        return always
+    return {
+        **always,
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(launch.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def make_flags(options: Mapping[str, Any]) -> list[str]:
+    """Return a command line: `{"max_num_seqs": 8, "enforce-eager": True}` → `--max-num-seqs 8 --enforce-eager`."""
+    flags: list[str] = []
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        flags.append("--" + name.replace("_", "-"))
+        if value is not True:
+            flags.append(str(value))
+    return flags
+
 
 ServerCommand = Callable[[int], tuple[list[str], Mapping[str, str]]]
 """Makes a command line and additions to the environment from a port."""
-ReportEnd = Callable[[str], None]
+ReportEnd = Callable[[str], object]
 """Is called with how a server ended, when it did so by itself."""
 
 
@@ -49,9 +138,7 @@ class ServerHandle:
 class LaunchedServer(ServerHandle):
     """A program on a free port of this machine. Its output is appended to `log`."""
 
-    def __init__(
-        self, name: str, command: ServerCommand, *, log: Path | None = None, grace_s: float = _GRACE_S
-    ) -> None:
+    def __init__(self, name: str, command: ServerCommand, *, log: Path | None = None, grace_s: float = 5.0) -> None:
         super().__init__("")
         self.name = name
         self.pid = 0
@@ -76,10 +163,7 @@ class LaunchedServer(ServerHandle):
         begin = os.fstat(output.fileno()).st_size
         try:
             program = await WatchedProgram.start(
-                command,
-                env={"PYTHONUNBUFFERED": "1", **environment},
-                output=output.fileno(),
-                grace_s=self._grace_s / 2,
+                command, env={"PYTHONUNBUFFERED": "1", **environment}, output=output.fileno(), grace_s=self._grace_s / 2
             )
         except OSError as error:
             raise EngineCrashed(f"{self.name} cannot be started: {error}") from error

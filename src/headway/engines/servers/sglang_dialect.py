@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.engines.servers.http_client import HttpClient, ServerRefused
-from headway.engines.servers.settings import LaunchSettings, make_flags
+from headway.engines.servers.server_process import LaunchSettings, make_flags
 from headway.engines.streaming_engine import FINISH_REASONS, BackendLost, StreamChunk, StreamRequest
 from headway.types import SamplingParams
 
@@ -35,7 +35,6 @@ class SglangDialect:
     """A `ServerDialect`."""
 
     name = "sglang"
-    package = "sglang"
     path = "/generate"
     hint = "SGLang 0.5.6 or newer, without SGLANG_RETURN_ORIGINAL_LOGPROB"
     probe = SamplingParams(max_new_tokens=8, temperature=1e4)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.engines.servers.http_client import HttpClient
-from headway.engines.servers.settings import LaunchSettings, make_flags, make_vllm_environment, make_vllm_options
+from headway.engines.servers.server_process import LaunchSettings, make_flags, make_vllm_environment, make_vllm_options
 from headway.engines.streaming_engine import FINISH_REASONS, BackendLost, StreamChunk, StreamRequest
 from headway.types import SamplingParams
 
@@ -36,7 +36,6 @@ class VllmDialect:
     """A `ServerDialect`. `launched`: the server was started by `make_command`."""
 
     name = "vllm"
-    package = "vllm"
     path = "/v1/completions"
     hint = "VLLM_SERVER_DEV_MODE=1 and --logprobs-mode processed_logprobs, vLLM 0.32 or newer"
     probe = SamplingParams(max_new_tokens=8, top_k=1)

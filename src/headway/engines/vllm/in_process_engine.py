@@ -1,8 +1,9 @@
 """A replica that is a vLLM in this process, as its host sees it.
 
-Requests enter through a gate, which whoever pauses or updates holds. A pause keeps everything where it is, KV included.
+Requests enter through a gate that is closed during pauses and updates. A pause keeps everything, KV included.
 An update ends the streams that run, and each request continues in a new stream (`StreamingEngine`). The labels that
-vLLM itself reports for a stream are compared with those of the weights it was given.
+vLLM itself reports for a stream are compared with those of the weights it was given. Buckets of a version are gathered
+in shared memory that vLLM's workers can open, and verified there: what the workers read is what was verified.
 
 Guarantees beyond those of `StreamingEngine`: weights are loaded while nothing runs; `on_down` is called once when the
 replica goes down. It does not come back by itself: its process is started again.
@@ -10,17 +11,17 @@ replica goes down. It does not come back by itself: its process is started again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Protocol
 
-from headway.engines.stop_strings import DecodeTokens
+from headway.engines.base import DecodeTokens
 from headway.engines.streaming_engine import BackendLost, StreamedRequest, StreamingEngine
-from headway.engines.vllm.shared_buffer_receiver import SharedBuffer, SharedBufferReceiver
 from headway.engines.vllm.vllm_core import AsyncLlmCore
-from headway.errors import EngineCrashed
+from headway.errors import EngineCrashed, TransferError
 from headway.types import FinishReason
-from headway.weights.base import Manifest
+from headway.weights.base import Bucket, Manifest, OpenPayload, StagedReceiver, compute_checksum
 
 
 class InProcessEngine(StreamingEngine):
@@ -37,7 +38,7 @@ class InProcessEngine(StreamingEngine):
         context_tokens: int,
         make_buffer: Callable[[int], SharedBuffer],
         check: Callable[[Manifest], None] = lambda manifest: None,
-        open_payload: Callable[[Any], Any] = memoryview,
+        open_payload: OpenPayload = memoryview,
         end_tokens: Iterable[int] = (),
         decode: DecodeTokens | None = None,
         on_down: Callable[[str], None] = lambda why: None,
@@ -49,8 +50,7 @@ class InProcessEngine(StreamingEngine):
             self._switch, make_buffer=make_buffer, check=check, open_payload=open_payload
         )
         self._numbers = count()
-        self._updating = False
-        core.report_end_to(self._on_core_end)
+        core.report_end_to(lambda how: self._go_down(EngineCrashed(f"{name}: {how}")))
 
     async def abort(self, request_id: str) -> None:
         streamed = self._requests.get(request_id)
@@ -66,10 +66,6 @@ class InProcessEngine(StreamingEngine):
     async def restart(self) -> None:
         raise EngineCrashed(f"{self.name}: a vLLM comes back with its process, not in it")
 
-    @property
-    def _ending_streams(self) -> bool:
-        return self._updating
-
     async def _stream(self, streamed: StreamedRequest) -> FinishReason:
         try:
             async with self._gate:
@@ -82,9 +78,6 @@ class InProcessEngine(StreamingEngine):
         except BackendLost as error:
             self._go_down(EngineCrashed(f"{self.name}: {error}"))
             raise
-
-    async def _ensure_ready(self) -> None:
-        self._check_up()
 
     async def _hold(self) -> None:
         await self._core.hold()
@@ -100,20 +93,89 @@ class InProcessEngine(StreamingEngine):
         async with self._gate, self._crash_unless_done(f"version {manifest.version}"):
             self._check_up()
             label = str(manifest.version)
-            self._updating = True
+            self._open.clear()
             await self._core.end_requests()
             await self._wait_until_idle()
-            self._updating = False
+            self._open.set()
             await self._core.load(manifest, buffer_name, label)
             self._served_version, self._label = manifest.version, label
             if not self._paused:
                 await self._core.release()
-
-    def _on_core_end(self, how: str) -> None:
-        self._go_down(EngineCrashed(f"{self.name}: {how}"))
 
     def _go_down(self, crash: EngineCrashed) -> bool:
         went_down = super()._go_down(crash)
         if went_down:
             self._on_down(str(crash))
         return went_down
+
+
+SwitchToBuffer = Callable[[Manifest, str], Awaitable[None]]
+"""Serves the version whose bytes lie in the shared buffer of this name."""
+
+
+class SharedBuffer(Protocol):
+    """Memory that other processes can open by its name."""
+
+    name: str
+
+    @property
+    def buffer(self) -> memoryview:
+        """All bytes of it."""
+
+    def close(self) -> None:
+        """Release it. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BufferedVersion:
+    """A version that arrives. Implements `IncomingVersion`."""
+
+    manifest: Manifest
+    shared: SharedBuffer
+    open_payload: OpenPayload
+
+    def load(self, bucket: Bucket) -> None:
+        """Copy a bucket to its place, then verify it. Raises `TransferError`."""
+        data, expected = memoryview(self.open_payload(bucket.payload)).cast("B"), self.manifest.checksums[bucket.index]
+        place = self.shared.buffer[self.manifest.locate_bucket(bucket.index, data.nbytes)]
+        place[:] = data
+        found = compute_checksum(place)
+        if found != expected:
+            raise TransferError(f"bucket {bucket.index} of version {bucket.version}: {found} instead of {expected}")
+
+
+class SharedBufferReceiver(StagedReceiver[BufferedVersion]):
+    """`make_buffer` makes a shared buffer of a size, `open_payload` opens payloads, `check` raises `TransferError`."""
+
+    def __init__(
+        self,
+        switch: SwitchToBuffer,
+        *,
+        make_buffer: Callable[[int], SharedBuffer],
+        check: Callable[[Manifest], None] = lambda manifest: None,
+        open_payload: OpenPayload = memoryview,
+    ) -> None:
+        super().__init__()
+        self._switch, self._make_buffer, self._check, self._open_payload = switch, make_buffer, check, open_payload
+        self._shared: SharedBuffer | None = None
+
+    async def _make_stage(self, manifest: Manifest) -> BufferedVersion:
+        self._check(manifest)
+        self._release_buffer()
+        self._shared = shared = self._make_buffer(manifest.total_bytes)
+        return BufferedVersion(manifest=manifest, shared=shared, open_payload=self._open_payload)
+
+    async def _serve(self, stage: BufferedVersion) -> None:
+        await self._switch(stage.manifest, stage.shared.name)
+
+    async def _release_previous(self) -> None:
+        self._release_buffer()
+
+    def reset(self, *, gone: bool) -> None:
+        super().reset(gone=gone)
+        self._release_buffer()
+
+    def _release_buffer(self) -> None:
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()

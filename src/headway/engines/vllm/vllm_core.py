@@ -1,25 +1,20 @@
 """vLLM's `AsyncLLM` (vLLM 0.32) with the few calls that an engine needs. The only module that imports vLLM.
 
-It is made in the event loop that it is used in. Everything that a checkpoint's
-`generation_config` could change is set in each request, and its own end of text is ignored: what ends an answer is in
-`stop_token_ids`. No `seed` is sent: with one, vLLM on a CPU has been seen to die. Log-probabilities are those of what
-was drawn from (`processed_logprobs`), after temperature, top-k, top-p and min-p.
-
-`add_request` is used where vLLM's own `generate` would be shorter, because it says when a request has begun: from then
-on a pause that aborts ends it. The answer to a pause comes behind all that was made before it, and what waits for that
-has run when `pause_generation` returns.
+It is made in the event loop that it is used in. Requests are sampled as `VllmDialect` says, log-probabilities are those
+of what was drawn from. `add_request` is used where vLLM's own `generate` would be shorter, because it says when a
+request has begun: from then on a pause that aborts ends it. The answer to a pause comes behind all that was made before
+it, and what waits for that has run when `pause_generation` returns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import fields
 from typing import Any
 
-from headway.engines.servers.settings import LaunchSettings, make_vllm_options
+from headway.engines.servers.server_process import LaunchSettings, make_vllm_options
 from headway.engines.streaming_engine import FINISH_REASONS, BackendLost, StreamChunk, StreamRequest
 from headway.errors import ConfigError, EngineError
 from headway.weights.base import Manifest
@@ -48,15 +43,15 @@ class AsyncLlmCore:
         known = {field.name for field in fields(AsyncEngineArgs)}
         arguments = {**make_engine_arguments(launch, known), "worker_extension_cls": worker_extension}
         self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        self._on_end: Callable[[str], None] = lambda how: None
+        self._on_end: Callable[[str], object] = lambda how: None
         self._read_output = read_output
         self._closed = False
         loop = asyncio.get_running_loop()
         for process in multiprocessing.active_children():
             loop.add_reader(process.sentinel, self._on_process_end, process)
 
-    def report_end_to(self, on_end: Callable[[str], None]) -> None:
-        """Call `on_end` with how vLLM ended, when it does so by itself; nobody else is told any more."""
+    def report_end_to(self, on_end: Callable[[str], object]) -> None:
+        """Call `on_end` with how vLLM ended, when it does so by itself. Replaces the callback before."""
         self._on_end = on_end
 
     def decode(self, tokens: list[int]) -> str:
@@ -69,45 +64,41 @@ class AsyncLlmCore:
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        async with self._translate_errors():
-            try:
-                params = SamplingParams(**make_sampling_arguments(request), output_kind=RequestOutputKind.DELTA)
-                outputs = await self._llm.add_request(request.key, tokens_input(list(request.prompt)), params)
-            except asyncio.CancelledError:
-                await self._llm.abort(request.key)  # it may have got through
-                raise
-            except (ValueError, VLLMClientError) as error:
-                raise EngineError(f"vLLM refuses it: {error}") from error
+        try:
+            params = SamplingParams(**make_sampling_arguments(request), output_kind=RequestOutputKind.DELTA)
+            outputs = await self._llm.add_request(request.key, tokens_input(list(request.prompt)), params)
+        except asyncio.CancelledError:
+            await self._llm.abort(request.key)  # it may have got through
+            raise
+        except (ValueError, VLLMClientError) as error:
+            raise EngineError(f"vLLM refuses it: {error}") from error
+        except Exception as error:
+            raise _make_loss(error) from error
         return self._read_chunks(outputs)
 
     async def abort(self, key: str) -> None:
         """End one request: its stream ends with `ABORTED`. Unknown ones are ignored."""
-        async with self._translate_errors():
-            await self._llm.abort(key)
+        await self._call(self._llm.abort(key))
 
     async def end_requests(self) -> None:
         """End all requests, each with the tokens that it has, and begin none before `release`."""
-        async with self._translate_errors():
-            await self._llm.pause_generation(mode="abort", clear_cache=True)
+        await self._call(self._llm.pause_generation(mode="abort", clear_cache=True))
 
     async def hold(self) -> None:
         """Stop between two tokens and keep everything for `release`, also what is added now."""
-        async with self._translate_errors():
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
+        await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
 
     async def release(self) -> None:
         """Work again."""
-        async with self._translate_errors():
-            await self._llm.resume_generation()
+        await self._call(self._llm.resume_generation())
 
     async def load(self, manifest: Manifest, buffer_name: str, label: str) -> None:
         """Compute with these weights from now on, with nothing cached from others. Nothing runs meanwhile."""
         tensors = [[entry.name, list(entry.shape), entry.dtype] for entry in manifest.tensors]
-        async with self._translate_errors():
-            await self._llm.collective_rpc("headway_take", args=(buffer_name, tensors))
-            if not await self._llm.reset_prefix_cache():
-                raise BackendLost("vLLM kept its prefix cache: something still runs")
-            await self._llm.update_weight_version(label)
+        await self._call(self._llm.collective_rpc("headway_take", args=(buffer_name, tensors)))
+        if not await self._call(self._llm.reset_prefix_cache()):
+            raise BackendLost("vLLM kept its prefix cache: something still runs")
+        await self._call(self._llm.update_weight_version(label))
 
     async def close(self) -> None:
         """End it. Idempotent."""
@@ -120,28 +111,31 @@ class AsyncLlmCore:
         over = False
         try:
             while not over:
-                async with self._translate_errors():
+                try:
                     output = outputs.get_nowait() or await outputs.get()
+                except Exception as error:
+                    raise _make_loss(error) from error
                 over = output.finished
                 yield output_to_chunk(output.outputs[0])
         finally:
             if not over and not self._closed:
                 await self._llm.abort(outputs.request_id, internal=True)
 
-    @asynccontextmanager
-    async def _translate_errors(self) -> AsyncIterator[None]:
-        """Raise `BackendLost` for errors that are vLLM's own: they mean that it is gone."""
+    async def _call(self, call: Awaitable[Any]) -> Any:
+        """Await a call. Raises `BackendLost` for errors of vLLM, which mean that it is gone."""
         try:
-            yield
-        except EngineError:
-            raise
+            return await call
         except Exception as error:
-            raise BackendLost(f"vLLM: {type(error).__name__}: {error}") from error
+            raise _make_loss(error) from error
 
     def _on_process_end(self, process: Any) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
         if not self._closed:
             self._on_end(f"vLLM's {process.name} has ended{self._read_output()}")
+
+
+def _make_loss(error: Exception) -> BackendLost:
+    return BackendLost(f"vLLM: {type(error).__name__}: {error}")
 
 
 def make_engine_arguments(launch: LaunchSettings, known: set[str]) -> dict[str, Any]:
@@ -170,7 +164,7 @@ def make_sampling_arguments(request: StreamRequest) -> dict[str, Any]:
 
 
 def output_to_chunk(output: Any) -> StreamChunk:
-    """Convert vLLM's `CompletionOutput`, which holds what is new. Raises `BackendLost` for what nobody can use."""
+    """Convert vLLM's `CompletionOutput`, which holds what is new. Raises `BackendLost` for what cannot be used."""
     tokens, logprobs, reason = list(output.token_ids), output.logprobs or (), output.finish_reason
     if len(logprobs) < len(tokens):
         raise BackendLost(f"{len(tokens)} tokens with {len(logprobs)} log-probabilities")

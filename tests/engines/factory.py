@@ -180,7 +180,7 @@ def request(
     group: int = -1,
     count: int = 20,
     session: str = "",
-    goes_on: bool = False,
+    continues: bool = False,
     **params: Any,
 ) -> Request:
     return Request(
@@ -189,7 +189,7 @@ def request(
         prompt=list(prompt),
         params=SamplingParams(max_new_tokens=count, **params),
         prefix_key=group,
-        goes_on=goes_on,
+        continues=continues,
     )
 
 

@@ -50,7 +50,7 @@ class Bench:
     def add(
         self, number: int, prompt: list[int], *, group: int = -1, count: int = 5, session: str = ""
     ) -> NativeSequence:
-        asked = request(str(number), prompt, group=group, count=count, session=session, goes_on=bool(session))
+        asked = request(str(number), prompt, group=group, count=count, session=session, continues=bool(session))
         sequence = NativeSequence(asked, (), number=number, slot_tokens=self.settings.slot_tokens)
         self.sequences[number] = sequence
         self.scheduler.add(sequence)

@@ -43,7 +43,7 @@ def test_turns_go_on_behind_what_was_computed_and_say_the_same(kind: dict[str, A
         contexts = [[chance.randrange(1, VOCABULARY) for _ in range(9)] for _ in range(4)]
         for turn in range(3):
             asked = [
-                request(f"{n}/{turn}", context, session=str(n), goes_on=True, count=12)
+                request(f"{n}/{turn}", context, session=str(n), continues=True, count=12)
                 for n, context in enumerate(contexts)
             ]
             for each, progress in zip(asked, await together(engine, asked), strict=True):
@@ -62,10 +62,10 @@ def test_a_context_that_was_changed_is_taken_up_as_far_as_it_is_the_same(kind: d
         model = make_model()
         engine = made(model, kind)
         await serve(engine, model)
-        first = request("a/0", [5, 6, 7, 8, 9], session="a", goes_on=True)
+        first = request("a/0", [5, 6, 7, 8, 9], session="a", continues=True)
         await together(engine, [first])
         for name, prompt in (("a/1", [5, 6, 7, 30, 31, 32]), ("a/2", [40, 41]), ("a/3", [40])):
-            asked = request(name, prompt, session="a", goes_on=True)
+            asked = request(name, prompt, session="a", continues=True)
             (progress,) = await together(engine, [asked])
             assert worst(model, asked, progress) < 1e-4
         assert await continued(engine) == 2, "the third begins with nothing of the second"
@@ -80,7 +80,7 @@ def test_nothing_is_taken_up_under_other_weights(kind: dict[str, Any]) -> None:
         old, new = make_model(seed=0), make_model(seed=1)
         engine = made(old, kind)
         await serve(engine, old, 0)
-        first = request("a/0", range(1, 20), session="a", goes_on=True)
+        first = request("a/0", range(1, 20), session="a", continues=True)
         (begun,) = await together(engine, [first])
         await serve(engine, new, 1)
         asked = request("a/1", [*first.prompt, *begun.actions, 4], session="a")
@@ -103,7 +103,7 @@ def test_a_turn_that_two_policies_have_made_is_not_kept() -> None:
 
         engine = make_engine(old, make_runner=runner)
         await serve(engine, old, 4)
-        first, begun = request("a/0", [5, 6, 7], session="a", goes_on=True, count=30), Progress()
+        first, begun = request("a/0", [5, 6, 7], session="a", continues=True, count=30), Progress()
         task = asyncio.create_task(engine.generate(first, begun))
         await asyncio.to_thread(runners[0].midway.wait, 10.0)
         await serve(engine, new, 5)

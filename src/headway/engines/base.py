@@ -32,7 +32,7 @@ class Request:
     params: SamplingParams
     prefix_key: int = -1
     """Requests with the same key share a prompt, as members of a group do, so that prefill may be shared; −1: none."""
-    goes_on: bool = False
+    continues: bool = False
     """Whether the next request of the session begins with all of this one, so that its KV may be saved until then."""
     hint: Any = None
     """Opaque to the hub; a simulated engine reads the length to produce from it."""

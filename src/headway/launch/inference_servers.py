@@ -35,8 +35,7 @@ from headway.weights.shared_memory import SharedSegment
 if TYPE_CHECKING:
     from headway.engines.base import Engine
     from headway.engines.servers.server_dialect import ServerDialect
-    from headway.engines.servers.server_process import ServerHandle
-    from headway.engines.servers.server_process import LaunchSettings
+    from headway.engines.servers.server_process import LaunchSettings, ServerHandle
     from headway.engines.vllm.vllm_core import AsyncLlmCore
 
 _KEY = "actor_infer.strategy_args.strategy_config"

@@ -209,7 +209,7 @@ class EnvironmentAgent:
             prompt=context,
             params=_sampling_params(observation, self._settings.sampling),
             prefix_key=self._priority if observation.starts_new_context or not self.turns else -1,
-            goes_on=observation.expects_next_turn,
+            continues=observation.expects_next_turn,
             hint=observation.hint,
         )
         finish = await self._hub.generate(

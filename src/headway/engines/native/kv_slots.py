@@ -48,7 +48,7 @@ class NativeSequence:
         """Number of tokens at which it ends by length."""
         self.prefix = tuple(prompt) if request.prefix_key >= 0 else None
         """The prompt, where others may share it."""
-        self.session, self.continues = request.session, request.goes_on
+        self.session, self.continues = request.session, request.continues
         self.era = -1
         """The weights it began under, as counted by `PrefixCache`."""
         self.stops = self.params.stop

@@ -51,9 +51,7 @@ class NativeSettings:
         if self.dtype == "float16" and self.device == "cpu":
             raise ConfigError("CPUs do not multiply it", key="dtype", value=self.dtype, hint="float32")
         if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):
-            raise ConfigError(
-                "must be a device that is known here", key="device", value=self.device, hint="cpu or cuda"
-            )
+            raise ConfigError("must be a known device", key="device", value=self.device, hint="cpu or cuda")
 
     @property
     def prefill_step_tokens(self) -> int:

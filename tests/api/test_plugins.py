@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
 
 import headway
+from headway import user_code
 from headway.environments.environment_registry import BUILT_IN_ENVIRONMENTS, find_import_path
 from headway.errors import ConfigError, ConfigErrors
 from headway.flow.stage import create_role_state_machine
@@ -32,9 +34,9 @@ PLUGINS = Path(__file__).parents[2] / "examples" / "plugins"
 
 
 @pytest.fixture(autouse=True)
-def registries() -> Iterator[None]:
-    from contextlib import ExitStack
-
+def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget what a test registers, and that its plugins were imported."""
+    monkeypatch.setattr(user_code, "_IMPORTED_FILES", {})
     everything = (ADVANTAGE_ESTIMATORS, ENGINES, ENVIRONMENTS, POLICY_LOSSES, REWARDS, STAGES, STALENESS_POLICIES)
     with ExitStack() as stack:
         for registry in everything:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from headway.config import load_config
+from headway.config.dialect_tables import EARLIER_NAMES, FOREIGN_KEYS, KEY_RULES
 from headway.config.field_types import iterate_options
 from headway.config.resolved_config import get_at_key
 from headway.config.schema import Config
-from headway.config.translation import EARLIER_NAMES, FOREIGN_KEYS, KEY_RULES, is_foreign_key
+from headway.config.translation import is_foreign_key
 from headway.registry import ADVANTAGE_ESTIMATORS, ENGINES, POLICY_LOSSES, STALENESS_POLICIES, Registry
 
 from .factory import only_problem

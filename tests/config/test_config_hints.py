@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from headway.config.dialects.trl import TRL_NAMES
+from headway.config.dialect_tables import TRL_NAMES
 from headway.config.field_types import iterate_options
 from headway.config.schema import Config
 

@@ -147,8 +147,8 @@ class Reader(ast.NodeVisitor):
 
 @cache
 def read_package() -> tuple[set[tuple[str, str]], set[str]]:
-    """Fields that are read, by type, and every text of the package outside of schema and dialect tables."""
-    paths = [path for path in SOURCE.rglob("*.py") if path.name not in SCHEMA and "dialects" not in path.parts]
+    """Fields that are read, by type, and every text of the package outside of the schema."""
+    paths = [path for path in SOURCE.rglob("*.py") if path.name not in SCHEMA]
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
     package, read, texts = Package.read(trees), set[tuple[str, str]](), set[str]()
     for _ in range(2):  # attributes that one module sets are read by others

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from headway.config.dialects.trl import TRL_NAMES
+from headway.config.dialect_tables import TRL_NAMES
 from headway.config.document import ConfigEntries, ConfigEntry, KeyPath, join_key
 from headway.config.field_types import FieldShape, get_fields, iterate_options
 from headway.config.schema import Config

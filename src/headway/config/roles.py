@@ -7,7 +7,7 @@
     rewards      RewardConfig         judges the samples of one domain
     validation   ValidationConfig     evaluates the policy on held-out prompts
 
-Keys of other frameworks that mean nothing here are listed in `headway.config.dialects`, not here.
+Keys of other frameworks that mean nothing here are listed in `headway/config/dialects`, not here.
 """
 
 from __future__ import annotations

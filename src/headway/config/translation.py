@@ -1,4 +1,4 @@
-"""Translates keys of other frameworks onto our tree, by the tables of `headway.config.dialects`.
+"""Translates keys of other frameworks onto our tree, by the tables of `headway.config.dialect_tables`.
 
 Keys without effect are set aside and each is named once in a note. Renamed keys are rows of the tables; this module
 has the few keys of verl that only make sense together, such as how asynchronous a run is. One value given by two keys
@@ -8,31 +8,23 @@ implies gives way to a value that another key gives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from headway.config.dialects import roll, trl, verl
-from headway.config.dialects.rules import UNSET, ForeignKey, KeyRule
+from headway.config.dialect_tables import (
+    EARLIER_NAMES,
+    FOREIGN_KEYS,
+    KEY_RULES,
+    UNSET,
+    VALUE_REWRITES,
+    ForeignKey,
+    KeyRule,
+)
 from headway.config.document import DOTTED_ROOTS, ConfigEntries, ConfigEntry, KeyPath, join_key
 from headway.errors import ConfigError
 
-EARLIER_NAMES = {"flow": "denoising"}
-"""Blocks of Headway's own configuration that had another name in an earlier version, and their names now."""
-
-KEY_RULES: Mapping[str, tuple[KeyRule, ...]] = {
-    key: (KeyRule(rule),) if isinstance(rule, str) else (rule,) if isinstance(rule, KeyRule) else rule
-    for key, rule in {**verl.KEY_RULES, **roll.KEY_RULES, **EARLIER_NAMES}.items()
-}
-"""Foreign key → what it sets."""
-FOREIGN_KEYS: Mapping[str, ForeignKey] = {
-    key: ForeignKey(row) if isinstance(row, str) else row
-    for key, row in {**verl.FOREIGN_KEYS, **roll.FOREIGN_KEYS, **trl.FOREIGN_KEYS}.items()
-}
-"""Foreign key → why it has no effect."""
-
-_MAPPING_KEYS = frozenset({verl.CHAT_TEMPLATE_VARIABLES, *EARLIER_NAMES})
+_MAPPING_KEYS = frozenset({"data.apply_chat_template_kwargs", *EARLIER_NAMES})
 """Foreign keys whose values have names of their own: what is below them is below what they set."""
 _ROLES = frozenset({"actor_train", "actor_infer", "reference", "critic", "validation", "reward"})
 """First segments for which a leading `*` stands; below `rewards` it stands for two segments."""
@@ -159,7 +151,7 @@ def _find_mapping_rules(path: KeyPath) -> tuple[KeyRule, ...] | None:
 
 
 def _rewrite_value(path: KeyPath, entry: ConfigEntry) -> ConfigEntry:
-    rewrite = roll.VALUE_REWRITES.get(join_key(_generalize_path(path)))
+    rewrite = VALUE_REWRITES.get(join_key(_generalize_path(path)))
     return ConfigEntry(rewrite(entry.value), entry.origin) if rewrite is not None else entry
 
 

@@ -183,7 +183,7 @@ async def open_serving_hub(
 async def open_completion_server(
     prepared: PreparedServing, name: str, *, host: str, port: int, token: str | None, limits: ServerLimits | None = None
 ) -> AsyncIterator[str]:
-    """Serve the policy over HTTP; the block gets the address. Raises `BackendError`, and `ConfigError` for an address."""
+    """Serve the policy over HTTP; the block gets the address. Raises `BackendError` and `ConfigError`."""
     from headway.serving.completion_server import CompletionServer, ServedModel, ServerLimits, check_address
     from headway.serving.direct_completions import DirectCompletions
 

@@ -99,6 +99,20 @@ class Service:
         """Holds the event loop for good."""
         time.sleep(1000)  # noqa: ASYNC251
 
+    async def escaped(self) -> int:
+        return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid  # noqa: ASYNC220
+
+    async def signal(self, number: int) -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(10)
+
+    async def chatter(self) -> None:
+        while True:
+            print("x" * 1000)
+
+    async def first_argument(self) -> str:
+        return type(next(iter(self.args.values()))).__name__
+
     async def grandchild(self) -> int:
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid  # noqa: ASYNC220
 

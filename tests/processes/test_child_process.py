@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from headway.codec import JsonValue
 from headway.errors import ConfigError, ConfigErrors, TrainerError, TransferError
 from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost
-from headway.processes.child_process import ChildProcess
+from headway.processes.child_process import ChildProcess, WatchedProgram, spawn_isolated
 from headway.weights.shared_memory import SharedSegment, remove_stale_segments
 
 from ..contracts.cluster_contract import ClusterContract
@@ -271,5 +272,66 @@ def test_without_the_kernels_help_the_socket_alone_ends_a_child() -> None:
         child._protocol.close()
         assert await asyncio.to_thread(gone_within, child.pid, 2.0)
         await child.close()
+
+    run(scenario())
+
+
+def test_a_contained_child_takes_processes_with_it_that_have_left_its_session() -> None:
+    async def scenario() -> None:
+        for end in ("kill", "close"):
+            child = await ChildProcess.start(spec(contained=True))
+            escaped = await child.call("escaped")
+            assert running(escaped)
+            child.kill() if end == "kill" else await child.close()
+            assert await asyncio.to_thread(gone_within, escaped, 5.0)
+            await child.close()
+
+    run(scenario())
+
+
+def test_a_contained_child_that_is_killed_is_named_by_its_signal() -> None:
+    async def scenario() -> None:
+        child = await ChildProcess.start(spec(contained=True))
+        with pytest.raises(PeerLost, match="was killed by SIGTERM"):
+            await child.call("signal", int(signal.SIGTERM))
+        await child.close()
+
+    run(scenario())
+
+
+def test_a_child_that_writes_more_than_its_limit_is_killed() -> None:
+    async def scenario() -> None:
+        child = await ChildProcess.start(spec(output_limit=1 << 20))
+        with pytest.raises(PeerLost, match="printed more than 1 MB"):
+            await child.call("chatter")
+        await child.close()
+
+    run(scenario())
+
+
+def test_an_isolated_child_has_our_modules_and_no_variable_that_names_them() -> None:
+    async def scenario() -> None:
+        child = await ChildProcess.start(
+            spec(args={"x": JsonValue([1, [2]])}, threads=None), spawn=spawn_isolated(("-s", "-P"))
+        )
+        assert await child.call("first_argument") == "list"
+        assert await child.call("variable", "PYTHONPATH") == os.environ.get("PYTHONPATH", "")
+        await child.close()
+
+    run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_watched_program_and_all_that_it_has_started_end_when_they_are_told_to(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        note = tmp_path / "pid"
+        script = f"setsid sleep 1000 & echo $! > {note}; trap '' TERM; sleep 1000"
+        program = await WatchedProgram.start(["sh", "-c", script], env={}, output=subprocess.DEVNULL, grace_s=0.1)
+        while not (note.exists() and note.read_text().strip()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not program.ending
+        program.end()
+        assert await program.wait() == -signal.SIGKILL
+        assert await asyncio.to_thread(gone_within, int(note.read_text()), 5.0)
 
     run(scenario())

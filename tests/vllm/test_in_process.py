@@ -277,7 +277,7 @@ def test_all_its_processes_end_with_us_when_we_are_killed_and_leave_no_shared_me
     ) as parent:
         assert parent.stdout is not None
         everybody = family(int(parent.stdout.readline()))
-        assert len(everybody) >= 5, "ours, vLLM's core and worker, a leash and a tracker"
+        assert len(everybody) >= 5, "ours, vLLM's core and worker, a watchdog and a tracker"
         left = shared_by(everybody)
         parent.send_signal(signal.SIGKILL)
     assert gone(everybody)

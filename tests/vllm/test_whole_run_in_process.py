@@ -46,7 +46,7 @@ def test_a_run_trains_on_a_vllm_of_its_engine_and_outlives_its_death(runs: Runs,
     )
     assert run.until(lambda: count(directory, "step.end") >= 2, 400.0), run.text
     first = engine_of(run)
-    assert len(first) >= 5, "ours, vLLM's core and worker, a leash and a tracker"
+    assert len(first) >= 5, "ours, vLLM's core and worker, a watchdog and a tracker"
     left = shared_by(first)
     os.kill(first[0], signal.SIGKILL)
     assert run.until(lambda: gone(first, 0.0), 60.0), run.text

@@ -28,7 +28,7 @@ import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ class VersionDirectory:
         except OSError as error:
             raise TransferError(f"version {manifest.version} cannot be written: {error}") from error
         self._prune(before, manifest.version)
-        return _rename_version(written, final)
+        return replace(written, path=final, serial=int(final.name.partition("-")[0]))
 
     def _fill(
         self, partial: Path, manifest: Manifest, buckets: Sequence[Bucket], before: WrittenVersion | None
@@ -269,14 +269,6 @@ def _find_similar(
         return None
     same = set(before.manifest.checksums) & set(manifest.checksums)
     return before if same else None
-
-
-def _rename_version(written: WrittenVersion, path: Path) -> WrittenVersion:
-    found = _COMPLETE.fullmatch(path.name)
-    assert found is not None
-    return WrittenVersion(
-        path=path, serial=int(found[1]), manifest=written.manifest, sizes=written.sizes, shards=written.shards
-    )
 
 
 def _seal(body: dict[str, Any]) -> str:

@@ -28,21 +28,6 @@ from headway.weights.base import Manifest, TensorEntry
 ALIGNMENT = 64
 """Bytes, a multiple of the size of every element."""
 
-DTYPES: Mapping[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float64,
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
-        torch.int64,
-        torch.int32,
-        torch.uint8,
-        torch.bool,
-    )
-}
-"""Every element type that can be sent, by its name in a manifest."""
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _SAFETENSORS_NAMES = {
     "float64": "F64",
     "float32": "F32",
@@ -53,6 +38,9 @@ _SAFETENSORS_NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in _SAFETENSORS_NAMES}
+"""Every element type that can be sent, by its name in a manifest."""
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Buffer = memoryview
 """Bytes in one dimension."""
 ReadTensor = Callable[[str], Tensor]

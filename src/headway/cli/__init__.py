@@ -6,8 +6,6 @@ Each command is a module with `HELP`, `add_arguments` and `run_command`; its doc
 130 interrupted. A traceback means a bug in Headway.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

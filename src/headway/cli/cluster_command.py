@@ -7,8 +7,6 @@ Looks at this machine and, if the configuration names one, at the Ray cluster. R
 `headway train … --dry-run` also counts memory by the model's shapes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform
@@ -34,7 +32,6 @@ HELP = "look at what there is to run on"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the action `check`."""
     actions = parser.add_subparsers(dest="action", required=True)
     check = actions.add_parser("check", help="devices, packages, bandwidth, and where a configuration's parts would go")
     add_run_arguments(check)
@@ -54,10 +51,8 @@ def run_command(args: argparse.Namespace) -> int:
             print_json(facts)
         return 0
     where = plan_placement(resolved)
-    parts, notes = (
-        estimate_component_needs(resolved, where),
-        _note_missing_devices(resolved, len(facts["gpus"]), where.device),
-    )
+    parts = estimate_component_needs(resolved, where)
+    notes = _note_missing_devices(resolved, len(facts["gpus"]), where.device)
     if args.json:
         placed = {
             "placement": where.summary,
@@ -67,7 +62,11 @@ def run_command(args: argparse.Namespace) -> int:
         }
         print_json({**facts, **placed, **_list_nodes(where)})
         return 0
-    _explain(parts, where.summary, notes, console)
+    console.print(where.summary, markup=False, soft_wrap=True)
+    print_layout(parts, console)
+    for note in notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    console.print("What memory they need: headway train … --dry-run", markup=False)
     return 0
 
 
@@ -108,14 +107,6 @@ def _note_missing_devices(resolved: ResolvedConfig, there: int, device: str) -> 
         shares = "they say which roles share, and how many ranks a trainer has"
         notes.append(f"its {len(devices)} devices are shares of one CPU here: {shares}")
     return notes
-
-
-def _explain(parts: list[ComponentNeeds], text: str, notes: list[str], console: Console) -> None:
-    console.print(text, markup=False, soft_wrap=True)
-    print_layout(parts, console)
-    for note in notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
-    console.print("What memory they need: headway train … --dry-run", markup=False)
 
 
 def _make_inventory_table(facts: dict[str, Any]) -> Table:
@@ -163,9 +154,8 @@ def _read_meminfo(name: str) -> int | None:
 def _measure_cgroup_memory() -> int | None:
     """Return what the control group of this process leaves, or `None` where it sets no limit."""
     try:
-        most, used = (
-            (_CONTROL_GROUP / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current")
-        )
+        paths = (_CONTROL_GROUP / "memory.max", _CONTROL_GROUP / "memory.current")
+        most, used = (path.read_text(encoding="ascii").strip() for path in paths)
         return None if most == "max" else max(int(most) - int(used), 0)
     except (OSError, ValueError):
         return None
@@ -265,7 +255,6 @@ def print_layout(parts: Sequence[ComponentNeeds], console: Console) -> None:
 
 
 def parts_to_json(parts: Sequence[ComponentNeeds]) -> list[dict[str, object]]:
-    """Return the components as JSON values."""
     return [
         {
             "name": part.name,

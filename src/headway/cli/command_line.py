@@ -1,7 +1,5 @@
 """Parts that commands share: how arguments name a configuration, and how results are printed."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -19,18 +17,15 @@ from headway.launch.run_directory import CONFIG_FILE, find_checkpoint_of_run
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the positional arguments that `load_run_config` reads."""
-    parser.add_argument(
-        "arguments", nargs="*", metavar="FILE|RUN|key=value", help="YAML file or run directory, then overrides"
-    )
+    what = "YAML file or run directory, then overrides"
+    parser.add_argument("arguments", nargs="*", metavar="FILE|RUN|key=value", help=what)
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def at_least_one(text: str) -> int:
-    """Parse an integer of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
@@ -82,5 +77,4 @@ def make_console(pipe_width: int = 160) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Print a value for machines."""
     print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -6,8 +6,6 @@
 Problems go to standard error, one a line, with exit code 2. Nothing is started and torch is not imported.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
@@ -26,11 +24,9 @@ _ARGUMENTS_HELP = "YAML file (- for standard input; may be left out), then overr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions `check` and `explain`."""
     actions = parser.add_subparsers(dest="action", required=True)
-    check = actions.add_parser(
-        "check", help="say what is wrong with the options; model, data and rewards are looked for by train --dry-run"
-    )
+    what = "say what is wrong with the options; model, data and rewards are looked for by train --dry-run"
+    check = actions.add_parser("check", help=what)
     check.add_argument("arguments", nargs="*", metavar="FILE|key=value", help=_ARGUMENTS_HELP)
     explain = actions.add_parser("explain", help="show every value and where it came from")
     explain.add_argument("arguments", nargs="*", metavar="FILE|key=value", help=_ARGUMENTS_HELP)
@@ -97,9 +93,8 @@ def _print_tables(resolved: ResolvedConfig) -> None:
     for heading in ("key", "value", "where from"):
         options.add_column(heading, overflow="fold")
     for key, value, origin in resolved.rows():
-        options.add_row(
-            Text(key), Text(_format_value(value)), Text(origin), style="dim" if origin == "default" else None
-        )
+        style = "dim" if origin == "default" else None
+        options.add_row(Text(key), Text(_format_value(value)), Text(origin), style=style)
     console.print(derived, options)
     for note in resolved.notes:
         console.print(Text(f"note: {note}"))

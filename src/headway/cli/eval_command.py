@@ -9,8 +9,6 @@ Prints the mean reward with its standard error, per domain where there are sever
 succeeded, how long they were, and which share of the turns was not understood. `--out` keeps every answer.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

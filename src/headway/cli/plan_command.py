@@ -6,8 +6,6 @@ Simulates the promising splits of N GPUs and the synchronous run on all of them,
 gives batch, lengths and costs; its own devices and α are what is searched for, so they are not looked at.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 
@@ -35,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_numbers(text: str) -> tuple[float, ...]:
-    """Parse `0,1,2`."""
     return tuple(float(part) for part in text.split(","))
 
 
@@ -70,7 +67,6 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def plan_to_json(plan: GpuSplitPlan, top: int) -> dict[str, Any]:
-    """Return the plan as JSON values."""
     rows = []
     for option in plan.options[:top]:
         row = to_plain_json(option)

@@ -8,8 +8,6 @@
 Exit code 1 where an episode failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys
@@ -39,9 +37,8 @@ _TURN = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "environment", nargs="?", metavar="ENV|FILE|RUN", help="name, module:Class, or what a run plays"
-    )
+    what = "name, module:Class, or what a run plays"
+    parser.add_argument("environment", nargs="?", metavar="ENV|FILE|RUN", help=what)
     parser.add_argument("arguments", nargs="*", metavar="option=value", help="of the environment, or of the run")
     parser.add_argument("--model", help="let this model play: directory or name")
     parser.add_argument("--seed", type=int, default=0, help="which episode (0)")
@@ -54,7 +51,9 @@ def run_command(args: argparse.Namespace) -> int:
         print("\n".join(list_environment_names()))
         return 0
     if Path(args.environment).is_dir() or args.environment.endswith((".yaml", ".yml")):
-        return _watch_policy(_prepare_run_to_watch_policy(args), args)
+        # what a run plays, with its newest policy or the one that is named
+        policy = make_policy_override(args.environment, args.model)
+        return _watch_policy(prepare_run(load_run_config([args.environment, *args.arguments, *policy])), args)
     options = _parse_options(args.arguments)
     if args.model is None:
         return _play_by_hand(args.environment, options, args.seed)
@@ -114,12 +113,6 @@ def _describe_reply(reply: Reply) -> str:
     if reply.done:
         words.append("over")
     return f"[{', '.join(words)}]"
-
-
-def _prepare_run_to_watch_policy(args: argparse.Namespace) -> PreparedRun:
-    """Prepare what a run plays, with its newest policy or the one that is named."""
-    policy = make_policy_override(args.environment, args.model)
-    return prepare_run(load_run_config([args.environment, *args.arguments, *policy]))
 
 
 def _prepare_model_to_watch_policy(name: str, options: dict[str, Any], model: str) -> PreparedRun:

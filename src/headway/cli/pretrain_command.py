@@ -51,9 +51,8 @@ def run_command(args: argparse.Namespace) -> int:
         losses.append(loss)
         if step % _REPORT_STEPS == 0 or step == settings.steps:
             mean = sum(losses[-_REPORT_STEPS:]) / len(losses[-_REPORT_STEPS:])
-            print(
-                f"step {step:5d} of {settings.steps}  loss {mean:.4f}  {time.perf_counter() - begun:.0f} s", flush=True
-            )
+            spent_s = time.perf_counter() - begun
+            print(f"step {step:5d} of {settings.steps}  loss {mean:.4f}  {spent_s:.0f} s", flush=True)
 
     model = pretrain(settings, args.directory, on_step=report_step)
     if args.half:

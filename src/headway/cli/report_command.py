@@ -8,8 +8,6 @@ Reads what the run left in its directory and changes nothing in it but the page.
 been killed, or may be a simulated one.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 from collections.abc import Callable, Sequence
@@ -35,9 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", nargs="+", type=Path, default=[], metavar="RUN", help="further runs, laid over it")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where the page goes (RUN/{PAGE_FILE})")
     parser.add_argument("--json", action="store_true", help="print only the report, for machines; a page with --out")
-    parser.add_argument(
-        "--serve", nargs="?", type=int, const=_PORT, metavar="PORT", help=f"show it on 127.0.0.1:PORT ({_PORT})"
-    )
+    what = f"show it on 127.0.0.1:PORT ({_PORT})"
+    parser.add_argument("--serve", nargs="?", type=int, const=_PORT, metavar="PORT", help=what)
 
 
 def run_command(args: argparse.Namespace) -> int:

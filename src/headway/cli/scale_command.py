@@ -6,8 +6,6 @@ A newcomer serves when it has the newest weights; the requests of one that leave
 have. The run must be at work on this machine and belong to whoever asks. Exit code 2 where it cannot be.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

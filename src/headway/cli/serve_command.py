@@ -8,8 +8,6 @@ Answers `/v1/chat/completions`, `/v1/completions`, `/v1/models` and `/health` un
 flight are then finished and new ones refused; a second interrupt ends it at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os
@@ -38,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Serve until interrupted."""
     require_aiohttp()
     from headway.serving.completion_server import check_address
 

@@ -6,8 +6,6 @@ Prints the report and leaves a page, a trace, the event log and the report as JS
 seed give the same event log, byte for byte.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -8,8 +8,6 @@ Exit codes: 0 all steps are done, 1 the run ended early (its state is saved; the
 input is wrong and nothing was started, 130 interrupted twice.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import signal
@@ -105,9 +103,8 @@ async def train_with_display(prepared: PreparedRun, directory: RunDirectory, con
     config = prepared.resolved.config
     monitor = RunMonitor()
     with ExitStack() as stack:
-        trackers = make_trackers(
-            config.track_with, directory.path, project=config.exp_name, config=prepared.resolved.changed()
-        )
+        changed = prepared.resolved.changed()
+        trackers = make_trackers(config.track_with, directory.path, project=config.exp_name, config=changed)
         for tracker in trackers:
             stack.callback(tracker.close)
         live = stack.enter_context(LiveDisplay(monitor, console, steps=config.max_steps))

@@ -1,7 +1,5 @@
 """What a flow works with: its back ends behind protocols, real or simulated, and the context of one run."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,7 +78,6 @@ class StopRequest:
         self._requested.set()
 
     async def wait(self) -> None:
-        """Wait until a stop is requested."""
         await self._requested.wait()
 
 

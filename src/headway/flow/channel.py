@@ -1,7 +1,5 @@
 """Typed bounded channels between stages. A producer ends its stream with `close()`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from typing import Generic, TypeVar

@@ -11,8 +11,6 @@ without a directory, which a resume skips, and leftovers, which the next removal
 flipped bit shows when a checkpoint is loaded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

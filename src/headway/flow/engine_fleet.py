@@ -8,8 +8,6 @@ The fleet does not make engines (`EngineReserve` does) and does not change how f
 from α and the batch. A resumed run starts with the engines of its configuration again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -74,7 +72,9 @@ class EngineFleet:
             raise ConfigError("a run has at least one engine", key="engines", value=wanted)
         if wanted > len(before):
             self._grow(wanted)
-        for replica in sorted(self._own_replicas(), key=_removal_cost)[: max(len(before) - wanted, 0)]:
+        # engines out of service leave first, then the newest
+        by_cost = sorted(self._own_replicas(), key=lambda replica: (replica.in_service, -replica.number))
+        for replica in by_cost[: max(len(before) - wanted, 0)]:
             self.remove(replica.name)
         return [name for name in self.names if name not in before], [name for name in before if name not in self.names]
 
@@ -89,7 +89,6 @@ class EngineFleet:
             self._close_when_empty(replica)
 
     def end_pipeline(self) -> None:
-        """Note that no pipeline runs now."""
         self._supervisor = self._tasks = None
         self._on_change = lambda: None
 
@@ -123,11 +122,6 @@ class EngineFleet:
         finally:  # also when the pipeline ends: then no request runs there any more
             await replica.engine.close()
             self._leaving.pop(replica.name, None)
-
-
-def _removal_cost(replica: Replica) -> tuple[bool, int]:
-    """Return a sort key: engines out of service are removed first, then the newest."""
-    return replica.in_service, -replica.number
 
 
 class DeviceLending:

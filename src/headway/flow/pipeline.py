@@ -3,8 +3,6 @@
 A pipeline lives until the run ends or the trainer is lost. After a loss, a new pipeline continues from the ledger.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -155,7 +153,6 @@ class Pipeline:
                 self.drop(old.group_id, DropReason.LOST_LINEAGE, who="restore")
 
     def is_live(self, group_id: int) -> bool:
-        """Return whether a group may still be trained."""
         slot = self.headway.group_slots.get(group_id)
         return slot is not None and slot.is_live
 

@@ -1,7 +1,5 @@
 """Degradation after repeated failures: fewer replicas, then synchronous training, then a clean stop; and back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from enum import IntEnum
@@ -54,13 +52,11 @@ class DegradationControl:
         self._start_quiet_timer()
 
     def replica_lost(self, name: str) -> None:
-        """Note that a replica counts as lost."""
         self._lost.add(name)
         if self.level < DegradationLevel.FEWER_REPLICAS:
             self._change_level(DegradationLevel.FEWER_REPLICAS)
 
     def replica_back(self, name: str) -> None:
-        """Note that a replica serves again."""
         self._lost.discard(name)
         if self.level is DegradationLevel.FEWER_REPLICAS and not self._lost:
             self._change_level(DegradationLevel.NORMAL)

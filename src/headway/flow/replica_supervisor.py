@@ -4,8 +4,6 @@ A replica that fails too often in a row counts as lost. It is still probed now a
 the cause is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 
@@ -72,7 +70,8 @@ class ReplicaSupervisor:
                 async with asyncio.timeout(self._reliability.transfer_timeout_s):
                     await replica.engine.restart()
                     replica.is_paused = False
-                await self._seed(replica)
+                while replica.version < self._updater.newest or replica.version < 0:
+                    await self._updater.seed(replica)  # again, if a newer version appears meanwhile
                 await replica.apply_pause()
             except (BackendError, TimeoutError) as error:
                 replica.failures += 1
@@ -83,11 +82,6 @@ class ReplicaSupervisor:
                 self._recovery.replica_back(replica.name)
                 self._hub.revive(replica)
                 self._on_revived()
-
-    async def _seed(self, replica: Replica) -> None:
-        """Load the newest weights; again, if a newer version appears meanwhile."""
-        while replica.version < self._updater.newest or replica.version < 0:
-            await self._updater.seed(replica)
 
     def _pause_s(self, replica: Replica) -> float:
         """Return how long to wait before the next restart: longer after each failure. A lost replica is only probed."""

@@ -1,7 +1,5 @@
 """Records samples in the ledger and in the event log together, so that the two never disagree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headway.ledger import Ledger

@@ -212,9 +212,8 @@ def create_role_state_machine(
     if trainer is not None and trainer.backends is not pipeline.backends:
         raise ValueError("trainer: the pipeline belongs to another one")
     if use_async_rl is not None and use_async_rl is not (pipeline.settings.async_generation_ratio > 0):
-        raise ValueError(
-            f"use_async_rl={use_async_rl}: the pipeline has α = {pipeline.settings.async_generation_ratio:g}"
-        )
+        alpha = pipeline.settings.async_generation_ratio
+        raise ValueError(f"use_async_rl={use_async_rl}: the pipeline has α = {alpha:g}")
     stage_class = STAGES.get(role_name)
     known = inspect.signature(stage_class).parameters
     stage: Stage[Any, Any] = stage_class(pipeline, **{name: args[name] for name in args if name in known})

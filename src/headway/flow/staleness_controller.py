@@ -8,8 +8,6 @@ The controller knows numbers and order only. It touches no back end and no clock
 waiters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 
@@ -134,7 +132,6 @@ class Headway:
         )
 
     def may_start(self) -> bool:
-        """Return whether a new group may start now."""
         if self.paused or self.stopping or self.served < 0:
             return False
         return self.policy.admit(self.take_snapshot(0 if self.degraded else self.settings.bound))
@@ -215,9 +212,8 @@ class Headway:
     def release(self) -> None:
         """Release the slots of groups whose weights are served."""
         slots = self.group_slots.values()
-        done = [s.number for s in slots if s.state is GroupState.TRAINED and s.trained_version <= self.served]
-        for number in done:
-            self.group_slots.pop(number).state = GroupState.RELEASED
+        for slot in [s for s in slots if s.state is GroupState.TRAINED and s.trained_version <= self.served]:
+            self.group_slots.pop(slot.number).state = GroupState.RELEASED
 
     def evict(self) -> None:
         """Evict every group that can be part of no batch any more."""

@@ -11,8 +11,6 @@ A policy of your own is a class with these three methods and a constructor that 
 with `headway.register_policy("name")`; subclassing `DropPolicy` saves most of the work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

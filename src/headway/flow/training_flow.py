@@ -11,8 +11,6 @@ Guarantees: when `run` returns or raises, every started sample is trained, dropp
 slot is free or belongs to a saved group. The flow does not make back ends and does not know which clock it runs on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
@@ -73,9 +71,9 @@ class AsyncTrainingFlow:
         if not backends.engines:
             raise ConfigError("there is no engine to generate with", key="actor_infer", value=[])
         self.context = trainer
-        self.settings = (
-            settings if enable_async_rl else replace(settings, async_generation_ratio=0.0, pipeline_depth=None)
-        )
+        if not enable_async_rl:
+            settings = replace(settings, async_generation_ratio=0.0, pipeline_depth=None)
+        self.settings = settings
         self.backends, self.events, self.run_dir = backends, trainer.events, trainer.run_dir
         self.checkpoint_dir = trainer.checkpoint_dir or trainer.run_dir / "checkpoints"
         self.roles = order_stages(trainer.stages, critic=backends.critic is not None)
@@ -191,13 +189,11 @@ class AsyncTrainingFlow:
         stop = pipeline.tasks.create_task(self._stop.wait(), name="stop")
         validation = self._validation(pipeline)
         if validation is not None and self.settings.eval_at_start and not pipeline.headway.trained:
-            await self._unless_stopped(
-                pipeline, stop, pipeline.tasks.create_task(validation.validate_start(), name="validate")
-            )
+            first = pipeline.tasks.create_task(validation.validate_start(), name="validate")
+            await self._unless_stopped(pipeline, stop, first)
         running = [pipeline.tasks.create_task(stage.run(), name=role) for role, stage in self.stages.items()]
-        await self._unless_stopped(
-            pipeline, stop, running[-1]
-        )  # ends when train does, after the last version is served
+        # the last stage ends when train does, after the last version is served
+        await self._unless_stopped(pipeline, stop, running[-1])
         if validation is not None:
             await validation.done.until(lambda: validation.running == 0)
         if pipeline.headway.trained < self.settings.max_steps:
@@ -322,9 +318,8 @@ def order_stages(stages: Sequence[StageConfig], *, critic: bool) -> list[str]:
         roles.insert(roles.index("train"), "critic")
     for stage in stages:
         if stage.name not in STAGES:
-            raise ConfigError(
-                "no such stage is registered", key="stages", value=stage.name, hint=STAGES.hint(stage.name)
-            )
+            hint = STAGES.hint(stage.name)
+            raise ConfigError("no such stage is registered", key="stages", value=stage.name, hint=hint)
         if stage.after not in roles or stage.after == roles[-1]:
             problem, hint = f"{stage.name!r} cannot stand behind it", f"one of {roles[:-1]}"
             raise ConfigError(problem, key="stages", value=stage.after, hint=hint)
@@ -366,8 +361,5 @@ def connect_stages(stages: list[Stage[Any, Any]], pipeline: Pipeline) -> None:
 
 def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the exception that matters most: a defect before an expected stop or a lost trainer."""
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves.append(root_cause(error) if isinstance(error, BaseExceptionGroup) else error)
-    order = (TrainerCrashed, RunStopped, Stalled)
-    return max(leaves, key=lambda leaf: 1 if isinstance(leaf, order) else 2)
+    leaves = [root_cause(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
+    return max(leaves, key=lambda leaf: not isinstance(leaf, TrainerCrashed | RunStopped | Stalled))

@@ -4,8 +4,6 @@ It runs beside training. With `pause_generation_for_validation`, training reques
 first and continue afterwards with the tokens they have.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """The watchdog reports who waits for whom when a run makes no progress, and stops a run that stays stalled."""
 
-from __future__ import annotations
-
 import asyncio
 
 from headway.errors import RunStopped, Stalled

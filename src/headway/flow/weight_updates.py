@@ -4,8 +4,6 @@ Guarantees: a replica flips only when the whole manifest has arrived and is veri
 a bounded number of times. A replica that cannot be updated is reported and does not delay the others.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count

@@ -8,8 +8,6 @@ policies, ledger and resume treat such a group like any other. Smaller batches w
 While a full batch is ready, training does not wait, and zero-variance groups are replaced without limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from headway.errors import RunStopped
@@ -34,7 +32,9 @@ class ZeroVarianceFilter:
 
     def keep(self, group_id: int, ready: int) -> bool:
         """Return whether a zero-variance group is kept to fill a batch. `ready` groups are in the buffer."""
-        self._count_fruitless()
+        self._fruitless += 1  # some such groups are normal; a run in which all teach nothing is stopped
+        if self._fruitless >= FRUITLESS_BATCHES * self._size:
+            raise RunStopped(f"the last {self._fruitless} groups had equal rewards throughout: nothing to learn from")
         full = ready + len(self._coming) >= self._size
         if full or self._most is None or self._replaced < self._most:
             self._replaced += 1
@@ -58,12 +58,5 @@ class ZeroVarianceFilter:
         return counts
 
     def forget(self, group_id: int) -> None:
-        """Note that a group was dropped."""
         self._fillers.discard(group_id)
         self._coming.discard(group_id)
-
-    def _count_fruitless(self) -> None:
-        """Stop a run in which all groups teach nothing; some such groups are normal."""
-        self._fruitless += 1
-        if self._fruitless >= FRUITLESS_BATCHES * self._size:
-            raise RunStopped(f"the last {self._fruitless} groups had equal rewards throughout: nothing to learn from")

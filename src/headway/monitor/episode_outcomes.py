@@ -4,8 +4,6 @@ Episodes are counted when they end (`SampleFinish`), so groups that teach nothin
 validation the numbers are those of `ValidateEnd`. A run without environments has no outcomes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,7 +37,6 @@ class EpisodeOutcomeMeter:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was counted."""
         self._episodes = self._judged = 0
         self._success = self._turns = self._invalid = 0.0
 

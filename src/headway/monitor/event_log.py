@@ -5,8 +5,6 @@ runs, and hands it to every sink. On disk an event is one line, `[microseconds, 
 equal bytes on every platform.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice

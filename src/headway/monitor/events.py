@@ -304,7 +304,6 @@ class ErrorReport(FaultEvent):
 
     @classmethod
     def from_exception(cls, who: str, error: BaseException) -> ErrorReport:
-        """Return the report of an exception."""
         return cls(who=who, error=type(error).__name__, message=str(error))
 
 

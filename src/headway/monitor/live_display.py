@@ -97,7 +97,6 @@ class LiveDisplay:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def panel(self, now_s: float) -> Group:
-        """Return the panel as of now."""
         monitor = self._monitor
         steps = monitor.throughput.steps
         rows: list[Table | Text] = [Text(_format_headline(monitor, now_s, self._steps), style="bold")]

@@ -3,8 +3,6 @@
 GPUs are named only if torch has been imported already, so that nobody waits for the import here.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

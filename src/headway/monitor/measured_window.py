@@ -8,8 +8,6 @@ One rule holds for every number of this package: counts and maxima cover the who
 first sample on; means, shares and rates cover the window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +31,6 @@ class MeasuredWindow:
 
     @property
     def seconds(self) -> float:
-        """Length of the window."""
         return self.end_s - self.start_s
 
 
@@ -70,7 +67,6 @@ class WindowClock:
         return self.steps > self.warmup_steps
 
     def window(self) -> MeasuredWindow:
-        """Return the window so far."""
         if self.warmed_up:
             steps = self.steps - self.warmup_steps
             return MeasuredWindow(start_s=self.opened_s, end_s=self._end_s, steps=steps, warmed_up=True)

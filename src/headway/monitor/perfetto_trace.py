@@ -7,8 +7,6 @@ outstanding groups, the two versions and the requests of each engine. Drops and 
 Rows come out in the order of the events, so a trace can be written while a log is read. Times are microseconds.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -161,7 +159,6 @@ class OutstandingGroups:
 
 
 def make_trace_rows(logged_events: Iterable[LoggedEvent]) -> Iterator[TraceRow]:
-    """Yield every row of the trace of a run."""
     builder = PerfettoTraceBuilder()
     for logged in logged_events:
         yield from builder.rows(logged)

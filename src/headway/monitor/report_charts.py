@@ -4,8 +4,6 @@ A chart is shown if one of its curves has a number that is not zero. Above `_MOS
 averaged (or their maximum taken, if the curve is one of maxima), so that a long run keeps its shape.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

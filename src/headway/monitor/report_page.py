@@ -8,8 +8,6 @@ timeline, data travels in a JSON block that its text cannot leave, is written as
 outside.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,14 +35,15 @@ def make_report_page_data(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Return what the page shows, the first run in full."""
     first, names = records[0], _make_distinct([record.name for record in records])
     timeline = draw_timeline(first.lanes, first.report, title=first.name) | {"embedded": True}
-    data = {
-        "runs": [_make_run_data(record, name) for record, name in zip(records, names, strict=True)],
-        "charts": CHARTS,
-        "differences": _find_differences(records) if len(records) > 1 else [],
-        "timeline": render_template("timeline.html", timeline) if first.lanes.states or first.lanes.engines else "",
-    }
-    plain: dict[str, Any] = to_plain_json(data)
-    return plain
+    data: dict[str, Any] = to_plain_json(
+        {
+            "runs": [_make_run_data(record, name) for record, name in zip(records, names, strict=True)],
+            "charts": CHARTS,
+            "differences": _find_differences(records) if len(records) > 1 else [],
+            "timeline": render_template("timeline.html", timeline) if first.lanes.states or first.lanes.engines else "",
+        }
+    )
+    return data
 
 
 def _make_run_data(record: RunRecord, name: str) -> dict[str, Any]:

@@ -5,8 +5,6 @@ end of `headway train`, in `headway report` and at the top of the report page. N
 `RunReport.to_dict` has them whole.
 """
 
-from __future__ import annotations
-
 from itertools import zip_longest
 from typing import NamedTuple
 

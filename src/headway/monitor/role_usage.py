@@ -12,8 +12,6 @@ The *bubble* of a role is the share of the window in which it was not busy. A bu
 may be healthy, and a busy engine may compute what will be dropped.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -198,7 +196,6 @@ class UsageRecorder:
 
     @property
     def open_requests(self) -> int:
-        """Requests being served now."""
         return sum(len(engine.open) for engine in self._engines.values())
 
     def _change_state(self, time_s: float, event: events.StateChange) -> None:
@@ -247,9 +244,8 @@ class UsageRecorder:
         start, end = (self._start, self._end) if window.warmed_up else (_Totals(), self._totals(window.end_s))
         names = dict.fromkeys([*end.states, *end.spans])
         roles = tuple(self._summarize_role(name, start, end, window) for name in names)
-        engines = tuple(
-            self._summarize_engine(name, start, end, window) for name in sorted(end.engines, key=natural_sort_key)
-        )
+        in_order = sorted(end.engines, key=natural_sort_key)
+        engines = tuple(self._summarize_engine(name, start, end, window) for name in in_order)
         return UsageSummary(roles=roles, engines=engines, pool=_summarize_pool(engines))
 
     def _summarize_role(self, name: str, start: _Totals, end: _Totals, window: MeasuredWindow) -> RoleUsage:

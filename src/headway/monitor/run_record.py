@@ -9,8 +9,6 @@ missing is not shown. Steps that were lost in a crash and trained again count on
 The log is read in one pass and nothing is kept per event, so a log of a million events is read in seconds.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -8,8 +8,6 @@ A report can be asked for at any time of the run. `to_dict` gives plain JSON val
 numbers that are not finite, so reports of equal event logs are equal texts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter
@@ -73,21 +71,17 @@ class IncidentRecorder:
         self.checkpoints = 0
         self.validations: list[ValidationResult] = []
         self.handlers: Mapping[type[Event], EventHandler] = {
-            **{EVENT_TYPES[kind]: self._count_fault for kind in FAULT_KINDS},
+            **{EVENT_TYPES[kind]: lambda time_s, event: self.faults.update([event.kind]) for kind in FAULT_KINDS},
             CheckpointSave: self._count_checkpoint,
             ValidateEnd: self._end_validation,
         }
-
-    def _count_fault(self, time_s: float, event: Event) -> None:
-        self.faults[event.kind] += 1
 
     def _count_checkpoint(self, time_s: float, event: CheckpointSave) -> None:
         self.checkpoints += 1
 
     def _end_validation(self, time_s: float, event: ValidateEnd) -> None:
-        self.validations.append(
-            ValidationResult(trained=event.trained, time_s=time_s, reward=event.reward, samples=event.samples)
-        )
+        result = ValidationResult(trained=event.trained, time_s=time_s, reward=event.reward, samples=event.samples)
+        self.validations.append(result)
 
 
 class RunMonitor:
@@ -122,7 +116,6 @@ class RunMonitor:
 
     def report(self) -> RunReport:
         """Return what is known so far."""
-        faults = self.incidents.faults
         return RunReport(
             duration_s=self.clock.last_s - (self.clock.first_s or 0.0),
             events=self.clock.events,
@@ -131,7 +124,7 @@ class RunMonitor:
             lag=self.lag.lag(),
             ends=self.lag.ends(),
             usage=self.usage.usage(),
-            faults={kind: faults[kind] for kind in FAULT_KINDS if faults[kind]},
+            faults={kind: count for kind in FAULT_KINDS if (count := self.incidents.faults[kind])},
             checkpoints=self.incidents.checkpoints,
             validations=tuple(self.incidents.validations),
             episodes=tuple(self.episodes.steps),
@@ -140,7 +133,6 @@ class RunMonitor:
 
 
 def make_run_report(events: Iterable[LoggedEvent], *, warmup_steps: int = 1) -> RunReport:
-    """Return the report of a recorded run."""
     monitor = RunMonitor(warmup_steps)
     for event in events:
         monitor(event)

@@ -6,8 +6,6 @@ prompts from the same noise, and `ImageLog` writes a line with `step`, `prompt`,
 its first images. Lines that are torn or incomplete are skipped. Only a few samples are kept, however long the file is.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json
@@ -52,7 +50,6 @@ def read_answers(path: Path) -> AnswerExcerpts:
 
 
 def select_answers(lines: Iterable[str]) -> AnswerExcerpts:
-    """Return the answers to show."""
     first: list[AnswerExcerpt] = []
     last: deque[AnswerExcerpt] = deque(maxlen=_SHOWN_ANSWERS)
     by_prompt: dict[str, tuple[AnswerExcerpt, AnswerExcerpt]] = {}

@@ -7,8 +7,6 @@ Histograms count samples, not groups, and cover the whole run, because the bound
 `behind` is how many versions the slowest live engine serves behind the trainer, weighted by time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -182,7 +180,6 @@ class LagRecorder:
 
     @property
     def dropped(self) -> int:
-        """Samples dropped so far."""
         return self._ends["dropped"]
 
     def _train_group(self, time_s: float, event: events.GroupTrain) -> None:

@@ -4,8 +4,6 @@ docs/monitoring.md has the table of all names. The step of a point is the traine
 nor filtered: a NaN comes through as one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeGuard
@@ -128,11 +126,8 @@ class ScalarMeter:
     def _training_values(self, spent_s: float) -> dict[str, float]:
         if not self._samples:
             return {}
-        values = {
-            "lag/mean": self._lag / self._samples,
-            "lag/max": self._lag_max,
-            "response/length": self._actions / self._samples,
-        }
+        values = {"lag/mean": self._lag / self._samples, "lag/max": self._lag_max}
+        values["response/length"] = self._actions / self._samples
         if spent_s:
             values["throughput/samples_per_s"] = self._samples / spent_s
             values["throughput/tokens_per_s"] = self._actions / spent_s

@@ -8,8 +8,6 @@ The reward of a step is what `StepEnd` reports; without one it is the mean over 
 `GroupReady` announced.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +99,7 @@ class ThroughputRecorder:
             RequestEnd: self._end_request,
             GroupReady: self._make_group_ready,
             GroupDrop: self._drop_group,
-            GroupTrain: self._train_group,
+            GroupTrain: lambda _, event: self._open_groups.append((event, self._group_rewards.pop(event.group, None))),
             StepBegin: self._begin_step,
             StepEnd: self._end_step,
         }
@@ -122,9 +120,6 @@ class ThroughputRecorder:
 
     def _drop_group(self, time_s: float, event: GroupDrop) -> None:
         self._group_rewards.pop(event.group, None)
-
-    def _train_group(self, time_s: float, event: GroupTrain) -> None:
-        self._open_groups.append((event, self._group_rewards.pop(event.group, None)))
 
     def _begin_step(self, time_s: float, event: StepBegin) -> None:
         self._begun_s = time_s

@@ -7,8 +7,6 @@ means, so a busy lane still looks as busy as it was, but single spans can no lon
 Arrays are flat (`t0, t1, state, t0, t1, state, …`): half the text, and no object for every span in the browser.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

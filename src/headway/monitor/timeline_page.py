@@ -9,8 +9,6 @@ whatever names and error messages contain; the page writes it as text only and f
 It is made after the run from the list of events; `live_display` shows a run that goes on.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -62,23 +60,24 @@ def make_timeline_data(events: Iterable[LoggedEvent], *, title: str, warmup_step
 
 def draw_timeline(lanes: TimelineLanes, report: RunReport, *, title: str) -> dict[str, Any]:
     """Return what the page draws for a run that has been read already."""
-    data: dict[str, Any] = {
-        "title": title,
-        "start": lanes.start_s,
-        "end": lanes.end_s,
-        "window": [report.window.start_s, report.window.end_s],
-        "states": STATES,
-        "summary": _make_tiles(report),
-        "lanes": _add_busy_shares(thin_lanes(lanes, _DRAWING_BUDGET), report),
-        "steps": _flatten(_take_every_nth(lanes.steps, _STEP_BOXES)),
-        "versions": _flatten(_take_every_nth(lanes.versions, _STEP_BOXES)),
-        "drops": bin_drops(lanes, _DROP_BINS),
-        "markers": lanes.markers[:MOST_MARKERS],
-        "markers_left_out": max(0, len(lanes.markers) - MOST_MARKERS),
-        **_make_chart_data(report),
-    }
-    plain: dict[str, Any] = to_plain_json(data)
-    return plain
+    data: dict[str, Any] = to_plain_json(
+        {
+            "title": title,
+            "start": lanes.start_s,
+            "end": lanes.end_s,
+            "window": [report.window.start_s, report.window.end_s],
+            "states": STATES,
+            "summary": _make_tiles(report),
+            "lanes": _add_busy_shares(thin_lanes(lanes, _DRAWING_BUDGET), report),
+            "steps": _flatten(_take_every_nth(lanes.steps, _STEP_BOXES)),
+            "versions": _flatten(_take_every_nth(lanes.versions, _STEP_BOXES)),
+            "drops": bin_drops(lanes, _DROP_BINS),
+            "markers": lanes.markers[:MOST_MARKERS],
+            "markers_left_out": max(0, len(lanes.markers) - MOST_MARKERS),
+            **_make_chart_data(report),
+        }
+    )
+    return data
 
 
 def _make_tiles(report: RunReport) -> list[tuple[str, str, str]]:

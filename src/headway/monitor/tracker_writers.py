@@ -7,8 +7,6 @@ The services cannot take numbers back, so their curves show both; points carry t
 curves are drawn over it, because validation and steps made again do not come in order.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -101,9 +99,8 @@ class WandbWriter:
 
         run_id = load_tracker_id(directory)
         name = f"{directory.name}-{run_id}"
-        self._run = wandb.init(
-            project=project, name=name, id=run_id, resume="allow", dir=str(directory), config=dict(config)
-        )
+        where = {"project": project, "name": name, "id": run_id, "dir": str(directory)}
+        self._run = wandb.init(**where, resume="allow", config=dict(config))
         self._run.define_metric("trained")
         self._run.define_metric("*", step_metric="trained")
 

@@ -12,8 +12,6 @@ start, is a `ConfigError` before anything runs; one that fails later is reported
 on. Writers get a handful of numbers per step and are expected to return at once.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +43,6 @@ _WRITER_FACTORIES: dict[str, Callable[[Path, str, Mapping[str, Any]], TrackerWri
 
 
 def print_to_stderr(message: str) -> None:
-    """Print a message to standard error."""
     print(message, file=sys.stderr)
 
 
@@ -71,7 +68,6 @@ class Tracker:
             self._switch_off(error)
 
     def close(self) -> None:
-        """Finish writing."""
         if self.failure:
             return
         try:

@@ -4,8 +4,6 @@ A wait is registered for the length of a block. Components with many waiters, su
 instead, which is called only when somebody looks at the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -73,10 +71,8 @@ class WaitGraph:
     def describe(self) -> str:
         """Return the graph as text, one line per wait."""
         now = self._clock()
-        lines = [
-            f"  {wait.owner} waits for {wait.on}: {wait.what} (for {now - wait.since_s:.1f} s)" for wait in self.edges()
-        ]
-        ring = self.find_cycle()
-        if ring:
+        edges = self.edges()
+        lines = [f"  {edge.owner} waits for {edge.on}: {edge.what} (for {now - edge.since_s:.1f} s)" for edge in edges]
+        if ring := self.find_cycle():
             lines.append("  ring: " + " → ".join(ring))
         return "\n".join(lines) or "  nobody waits"

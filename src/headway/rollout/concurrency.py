@@ -1,7 +1,5 @@
 """Building blocks of concurrency: a broadcast signal, an ordered task group, a turn barrier, a lazy deadline."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from types import coroutine
@@ -17,7 +15,6 @@ class Signal:
         self._waiters: list[asyncio.Future[None]] = []
 
     def notify(self) -> None:
-        """Wake all waiters."""
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
@@ -25,7 +22,6 @@ class Signal:
                     waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Wait for the next `notify`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
@@ -75,7 +71,6 @@ class TurnBarrier:
         self._open = Signal()
 
     def enter(self) -> None:
-        """Become a member."""
         self._present += 1
 
     def leave(self) -> None:

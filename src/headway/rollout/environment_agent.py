@@ -5,8 +5,6 @@ process had begun is replayed with the turns that were generated there, and then
 differently than it did then, the agent raises `ReplayMismatch`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -75,7 +73,6 @@ class EnvironmentAgent:
         self._barrier, self._decode = barrier, decode
 
     def start_over(self) -> None:
-        """Forget all turns."""
         self.turns: list[Turn] = []
         self.progress = Progress()
         self._spent_s = 0.0
@@ -180,7 +177,8 @@ class EnvironmentAgent:
             self._spent_s += self.progress.spent_s
             self._oldest = self.oldest
             self.progress, self._current_generation = Progress(), None
-            self._check_time()
+            if self._spent_s > (limit := self._settings.reliability.episode_timeout_s):
+                raise EnvironmentFailed(f"{self.sample_id}: not over after {len(self.turns)} turns and {limit} s")
             if self._barrier is not None:
                 await self._barrier.arrive()
 
@@ -195,9 +193,8 @@ class EnvironmentAgent:
 
     def _make_mismatch(self, how: str) -> ReplayMismatch:
         turn, played = len(self.turns) + 1, len(self._replayed_turns)
-        return ReplayMismatch(
-            f"{self.sample_id}: started over after {played} turns: in turn {turn} the environment {how}"
-        )
+        where = f"started over after {played} turns: in turn {turn}"
+        return ReplayMismatch(f"{self.sample_id}: {where} the environment {how}")
 
     async def _act(self, context: Sequence[Any], observation: Observation) -> Generation:
         """Generate the answer of the policy; return the complete answer of an earlier process if there is one."""
@@ -212,9 +209,8 @@ class EnvironmentAgent:
             continues=observation.expects_next_turn,
             hint=observation.hint,
         )
-        finish = await self._hub.generate(
-            request, self.progress, lane=self._lane, priority=self._priority, bound=self._bound
-        )
+        lane, priority, bound = self._lane, self._priority, self._bound
+        finish = await self._hub.generate(request, self.progress, lane=lane, priority=priority, bound=bound)
         self._current_generation = self.progress.generation(finish, self._text())
         return self._current_generation
 
@@ -233,11 +229,6 @@ class EnvironmentAgent:
                 json.dumps(dict(info))
         except (TypeError, ValueError) as error:
             raise EnvironmentFailed(f"{self.sample_id}: info is not JSON: {error}") from error
-
-    def _check_time(self) -> None:
-        limit = self._settings.reliability.episode_timeout_s
-        if self._spent_s > limit:
-            raise EnvironmentFailed(f"{self.sample_id}: not over after {len(self.turns)} turns and {limit} s")
 
     async def _guard(self, what: str, call: Coroutine[Any, Any, T]) -> T:
         """Await a call of the environment. Raise `EnvironmentFailed` if it fails or is late."""

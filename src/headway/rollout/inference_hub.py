@@ -9,8 +9,6 @@ Replicas may join and leave; replicas on lent devices stop when the trainer need
 The hub does not know groups, rewards or training, and does not restart replicas (`flow.replica_supervisor` does).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -65,28 +63,20 @@ class InferenceHub:
 
     @property
     def up(self) -> int:
-        """Number of replicas that are up."""
         return sum(replica.health is ReplicaHealth.UP for replica in self.replicas)
 
     def waits(self) -> list[WaitEdge]:
         """Return edges of the wait-for graph: requests in flight and requests without a slot."""
         now = self._clock()
-        edges = [
-            WaitEdge("generate", f"{r.load} requests in flight", r.name, now)
-            for r in self.replicas
-            if r.load and r.health is ReplicaHealth.UP
-        ]
+        busy = [replica for replica in self.replicas if replica.load and replica.health is ReplicaHealth.UP]
+        edges = [WaitEdge("generate", f"{one.load} requests in flight", one.name, now) for one in busy]
         for lane in RequestLane:
             if waiting := self._router.waiting(lane):
                 free = f"a free slot ({self.up} of {len(self.replicas)} up)"
                 state = "paused" if lane in self._router.paused else free
                 edges.append(WaitEdge("generate", f"{waiting} {lane} requests wait for {state}", "hub", now))
-        edges.extend(
-            WaitEdge("hub", "restart", r.name, r.last_failure_s)
-            for r in self.replicas
-            if r.health is ReplicaHealth.DOWN
-        )
-        return edges
+        down = [replica for replica in self.replicas if replica.health is ReplicaHealth.DOWN]
+        return [*edges, *(WaitEdge("hub", "restart", replica.name, replica.last_failure_s) for replica in down)]
 
     async def generate(
         self,
@@ -126,7 +116,6 @@ class InferenceHub:
                 self._released.notify()
 
     def end_session(self, session: str) -> None:
-        """Forget where a session ran."""
         self._router.forget(session)
 
     # -- called by the flow
@@ -266,12 +255,8 @@ class InferenceHub:
         for replica in self.replicas:
             replica.pause_count += 1 if halted else -1
             self._shift_deadlines(replica, halted)
-        calls = [
-            self._call_engine(replica, replica.apply_pause)
-            for replica in self.replicas
-            if replica.health is ReplicaHealth.UP
-        ]
-        await asyncio.gather(*calls)
+        healthy = [replica for replica in self.replicas if replica.health is ReplicaHealth.UP]
+        await asyncio.gather(*(self._call_engine(replica, replica.apply_pause) for replica in healthy))
 
     def _shift_deadlines(self, replica: Replica, halted: bool) -> None:
         """Stop the deadlines of requests while their engine is paused, and continue them afterwards."""
@@ -314,9 +299,8 @@ class InferenceHub:
             replica.remaining_s.pop(request.request_id, None)
             made = len(progress.actions) - before
             progress.spent_s += self._clock() - began_s
-            self._events.emit(
-                RequestEnd(who=replica.name, request=request.request_id, actions=made, finish=str(finish))
-            )
+            ended = RequestEnd(who=replica.name, request=request.request_id, actions=made, finish=str(finish))
+            self._events.emit(ended)
 
     def _report_failed_request(self, replica: Replica, request: Request, error: EngineError) -> None:
         """Record a failed request, which is retried elsewhere. Fail a replica on which all requests fail."""

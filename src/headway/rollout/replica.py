@@ -155,7 +155,6 @@ class ReplicaLoadIndex:
         self._where[replica] = replica.load
 
     def discard(self, replica: Replica) -> None:
-        """Remove a replica if it is there."""
         load = self._where.pop(replica, None)
         if load is not None:
             del self._buckets[load][replica]

@@ -6,8 +6,6 @@ its weights are new enough to be trained on, and no work at all until it has fli
 steps of an earlier pipeline may have been undone since.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
@@ -113,16 +111,13 @@ class RequestRouter:
             raise
 
     def release(self, replica: Replica, request: Request) -> None:
-        """Release the slot of a request."""
         replica.inflight.pop(request.request_id, None)
         self.refresh(replica)
 
     def remember(self, session: str, replica: Replica) -> None:
-        """Remember on which replica a session runs."""
         self._sessions[session] = replica
 
     def forget(self, session: str) -> None:
-        """Forget on which replica a session runs."""
         self._sessions.pop(session, None)
 
     # -- internals

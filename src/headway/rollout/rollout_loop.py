@@ -8,8 +8,6 @@ Guarantees: `on_group` or `on_failed` is called exactly once for every completio
 cancelled. The loop does not decide when a group may start (the staleness controller does), nor what happens afterwards.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from math import isfinite

@@ -4,8 +4,6 @@ Guarantees: every task ends with as many scores as its group has members, or cou
 the ledger. The evaluator does not know which policy answers: the hub does.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +39,6 @@ class EvaluatedSample:
 
     @property
     def mean(self) -> float:
-        """Mean reward of the answers."""
         return sum(score.value for _, score in self.answers) / len(self.answers)
 
 

@@ -9,8 +9,6 @@ a stretch in which the batch does not change therefore take `n·first + growth·
 first step and `growth = c·b`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from enum import Enum, auto
@@ -144,7 +142,6 @@ class ContinuousBatch:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether another request can run."""
         return len(self.running) < self._cost.slots
 
     def add(self, sequence: SimulatedSequence) -> None:

@@ -3,8 +3,6 @@
 A sampler holds no state: it draws from the random generator of its caller.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -10,8 +10,6 @@ are left out. Large batches are simulated at a fraction of their size, on that f
 tails slightly too short.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd
@@ -248,11 +246,8 @@ def _scale_costs(costs: SimulationConfig, work: float, groups: float) -> Simulat
     def scorer(cost: SimulatedScorerConfig) -> SimulatedScorerConfig:
         return replace(cost, gpu_s_per_token=cost.gpu_s_per_token * work, fixed_s=cost.fixed_s * groups)
 
-    trainer = replace(
-        costs.trainer,
-        gpu_s_per_token=costs.trainer.gpu_s_per_token * work,
-        gpu_s_per_sample=costs.trainer.gpu_s_per_sample * work,
-    )
+    per_token, per_sample = costs.trainer.gpu_s_per_token * work, costs.trainer.gpu_s_per_sample * work
+    trainer = replace(costs.trainer, gpu_s_per_token=per_token, gpu_s_per_sample=per_sample)
     logp, ref_logp, critic = scorer(costs.logp), scorer(costs.ref_logp), scorer(costs.critic)
     return replace(costs, trainer=trainer, logp=logp, ref_logp=ref_logp, critic=critic)
 
@@ -305,9 +300,8 @@ def recommend_split(plan: GpuSplitPlan) -> str:
             f"which does not pay for older samples. Why: {why}."
         )
     chosen = _choose_freshest_split(plan, best)
-    text = (
-        f"Take {chosen.name}: {chosen.seconds_per_step:.4g} s a step, {plan.speed_up(chosen):.2f}× the synchronous run"
-    )
+    seconds, gain = chosen.seconds_per_step, plan.speed_up(chosen)
+    text = f"Take {chosen.name}: {seconds:.4g} s a step, {gain:.2f}× the synchronous run"
     if chosen is not best:
         text += f"; {best.name} is less than {_EQUAL_SPEED - 1:.0%} faster and older"
     return text + "."

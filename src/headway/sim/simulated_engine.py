@@ -13,8 +13,6 @@ two such boundaries are a *stretch*, whose end has a closed form (`continuous_ba
 * A flip of weights keeps the KV cache.
 """
 
-from __future__ import annotations
-
 import asyncio
 from enum import Enum, auto
 

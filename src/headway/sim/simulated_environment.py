@@ -95,8 +95,7 @@ class SimulatedEnvironment:
             return Observation(done=True, reward=float(rng.random() < 0.5))
         return Observation(hint=shared.response(rng))
 
-    async def close(self) -> None:
-        return None
+    async def close(self) -> None: ...
 
 
 _EASIEST, _HARDEST = 0.7, 0.3
@@ -134,12 +133,8 @@ class SimulatedReward:
     def success_probability(self, position: int) -> float:
         """Return the probability that a sample of this position is right; 0 or 1 if all members are to be equal."""
         if position not in self._probabilities:
-            self._probabilities[position] = self._draw_probability(position)
+            rng = make_rng(self._seed, "difficulty", position)
+            equal, luck = rng.random() < self._cost.zero_variance_share, rng.random()
+            mixed = _HARDEST + (_EASIEST - _HARDEST) * luck
+            self._probabilities[position] = float(luck < 0.5) if equal else mixed
         return self._probabilities[position]
-
-    def _draw_probability(self, position: int) -> float:
-        rng = make_rng(self._seed, "difficulty", position)
-        equal, luck = rng.random() < self._cost.zero_variance_share, rng.random()
-        if equal:
-            return float(luck < 0.5)
-        return _HARDEST + (_EASIEST - _HARDEST) * luck

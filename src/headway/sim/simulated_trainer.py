@@ -4,8 +4,6 @@ The *lineage* is a running digest of every sample id trained, in order. Checkpoi
 version are made from it, so a test can tell exactly which samples a version was made of.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,11 +85,8 @@ class SimulatedTrainer:
         self.samples += len(samples)
         self._source.publish(self.version, self.lineage)
         scores = [sample.score.value for sample in samples if sample.score is not None]
-        return {
-            "samples": float(len(samples)),
-            "tokens": float(batch.actions),
-            "reward": sum(scores) / len(scores) if scores else 0.0,
-        }
+        reward = sum(scores) / len(scores) if scores else 0.0
+        return {"samples": float(len(samples)), "tokens": float(batch.actions), "reward": reward}
 
     async def save(self, directory: Path) -> None:
         self._check_up()

@@ -4,8 +4,6 @@ The payload of a bucket is the checksum of what arrived, so a corrupted bucket i
 receiver, against the manifest. Costs are those of a whole version, spread evenly over its buckets.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from hashlib import blake2b
@@ -23,9 +21,8 @@ _BYTES_PER_BUCKET = 1 << 20
 def make_simulated_manifest(version: int, lineage: str, buckets: int) -> Manifest:
     """Return the manifest of `version`; another `lineage` (what it was trained on) gives other checksums."""
     sums = tuple(_hash(f"{lineage}/{version}/{index}") for index in range(buckets))
-    tensors = tuple(
-        TensorEntry(name=f"bucket.{index}", shape=(_BYTES_PER_BUCKET,), dtype="uint8") for index in range(buckets)
-    )
+    names = (f"bucket.{index}" for index in range(buckets))
+    tensors = tuple(TensorEntry(name=name, shape=(_BYTES_PER_BUCKET,), dtype="uint8") for name in names)
     return Manifest(version=version, tensors=tensors, checksums=sums, total_bytes=buckets * _BYTES_PER_BUCKET)
 
 

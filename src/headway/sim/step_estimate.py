@@ -7,8 +7,6 @@ published bound T ≤ (N/K)(μ_gen + E·μ_train) + L_gen/(α + 1), with the two
 Dropped samples, queues and faults are not estimated; the simulation covers them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from headway.config.simulation_config import SimulationConfig
@@ -88,9 +86,8 @@ def estimate_step(scenario: Scenario, work: StepWorkload) -> StepEstimate:
     if scenario.train_devices == scenario.infer_devices:
         step_s = generate_s + tail_s / (settings.async_generation_ratio + 1) + train_s + update_s
     else:
-        halted_s = costs.weights.flip_s + (
-            0.0 if settings.enable_dual_buffer else costs.weights.send_s + costs.weights.load_s
-        )
+        load_s = 0.0 if settings.enable_dual_buffer else costs.weights.send_s + costs.weights.load_s
+        halted_s = costs.weights.flip_s + load_s
         step_s = max(generate_s + halted_s + tail_s / (settings.async_generation_ratio + 1), train_s)
         if settings.async_generation_ratio < 1:
             step_s = generate_s + tail_s + train_s + update_s

@@ -8,8 +8,6 @@ exception in a bare callback ends the run instead of being logged.
 Input and output, threads, signals and subprocesses are not supported: on a virtual clock they have no meaning.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -121,9 +119,8 @@ class VirtualEventLoop(asyncio.BaseEventLoop):
         while timers and timers[0][2].cancelled():
             heappop(timers)
         if not timers:
-            raise Deadlock(
-                self._add_description(f"nothing is scheduled at t = {self._now:.6g} s and the run has not ended")
-            )
+            problem = f"nothing is scheduled at t = {self._now:.6g} s and the run has not ended"
+            raise Deadlock(self._add_description(problem))
         when = timers[0][0]
         if self.max_time_s is not None and when > self.max_time_s:
             self._give_up(f"no end by {self.max_time_s} s of virtual time")
@@ -195,6 +192,5 @@ def _clean_up(loop: VirtualEventLoop) -> None:
     loop.run_until_complete(loop.shutdown_asyncgens())
     for task in tasks:
         if not task.cancelled() and task.exception() is not None:
-            loop.call_exception_handler(
-                {"message": "a task left over failed while it was cancelled", "exception": task.exception()}
-            )
+            problem = "a task left over failed while it was cancelled"
+            loop.call_exception_handler({"message": problem, "exception": task.exception()})

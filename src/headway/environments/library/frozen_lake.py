@@ -9,8 +9,6 @@ progress    a reward for coming nearer, without which a small model does not beg
 anywhere    start and goal on any two cells instead of opposite corners, so that no move is right more often
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from random import Random

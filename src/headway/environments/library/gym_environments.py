@@ -7,8 +7,6 @@ when they are made. Colours become brackets: `[S]` is the position of the player
 `reasoning_gym` plays puzzles of reasoning-gym: an entry drawn from the seed, scored by the library, with several tries.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -10,8 +10,6 @@ modes, links and empty folders do not persist. A command that leaves more than 1
 of the sandbox, does not change the files.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

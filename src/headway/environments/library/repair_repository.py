@@ -6,8 +6,6 @@ are in `repair_modules.yaml`, with example calls of their functions and with bug
 bug.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -164,12 +162,7 @@ def _make_scores(rng: Rng) -> list[float]:
 
 
 def _make_number(rng: Rng) -> int:
-    digits = (
-        choose_item(rng, (0, 1, 3)),
-        choose_item(rng, (0, 4, 8)),
-        choose_item(rng, (0, 9, 9, 6)),
-        choose_item(rng, (0, 4, 4, 9)),
-    )
+    digits = [choose_item(rng, choices) for choices in ((0, 1, 3), (0, 4, 8), (0, 9, 9, 6), (0, 4, 4, 9))]
     return int(choose_item(rng, (0, 0, 4000, *(int("".join(map(str, digits))) for _ in range(6)))))
 
 

@@ -8,8 +8,6 @@ equal (WebShop compares loosely).
 Guarantees: the same catalogue seed and goal give the same pages and rewards; every goal can be met with a reward of 1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -166,19 +164,16 @@ def score_purchase(product: ShopProduct, chosen: Mapping[str, str], goal: Shoppi
 def _type_reward(bought: ShopProduct, wanted: ShopProduct) -> float:
     nouns = set(wanted.kind.split())
     shared = len(nouns & set(bought.kind.split())) / len(nouns)
-    if shared == 0.0:
-        return 0.0
     if shared < 0.1:
-        return 0.1
+        return 0.1 if shared else 0.0
     alike = bought.kind == wanted.kind or bought.category == wanted.category or shared > 0.2
     return 1.0 if alike else 0.5
 
 
 def _format_price_range(product: ShopProduct) -> str:
-    dearest = product.price_with(
-        {name: max(c, key=lambda one: product.surcharges.get(one, 0.0)) for name, c in product.options.items()}
-    )
-    return f"{product.price:.2f} to {dearest:.2f} dollars"
+    extra = product.surcharges
+    dearest = {name: max(c, key=lambda one: extra.get(one, 0.0)) for name, c in product.options.items()}
+    return f"{product.price:.2f} to {product.price_with(dearest):.2f} dollars"
 
 
 @lru_cache(maxsize=4)

@@ -4,8 +4,6 @@ Guarantees: the same seed and size give the same catalogue and goals; at least o
 options, meets every goal. Products are invented; descriptions are sentences made of their attributes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -76,9 +74,8 @@ def make_goal(catalogue: Sequence[ShopProduct], seed: int, number: int) -> Shopp
 
 def _make_product(rng: Rng, number: int) -> ShopProduct:
     department = choose_item(rng, _WORDS["departments"])
-    kind, brand, style = (
-        choose_item(rng, words) for words in (department["kinds"], _WORDS["brands"], _WORDS["styles"])
-    )
+    words = (department["kinds"], _WORDS["brands"], _WORDS["styles"])
+    kind, brand, style = (choose_item(rng, choices) for choices in words)
     attributes = _sample(rng, department["attributes"], 2, 5)
     options = {name: _sample(rng, choices, 2, min(5, len(choices))) for name, choices in department["options"].items()}
     low, high = department["prices"]

@@ -8,8 +8,6 @@ Guarantees: the same seed and sizes give the same room; every room has a known s
 found, and never all. Rooms are made by playing backwards; a solution is not proven to be the shortest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,9 +100,8 @@ class Sokoban:
         if self.room.is_solved:
             return Reply(drawing, reward + self._finish_reward, done=True, success=True)
         has_moved = self.room is not before
-        return Reply(
-            drawing if has_moved else f"You cannot move there.\n{drawing}", reward, info={"effective": has_moved}
-        )
+        text = drawing if has_moved else f"You cannot move there.\n{drawing}"
+        return Reply(text, reward, info={"effective": has_moved})
 
 
 def draw_room(room: SokobanRoom) -> str:

@@ -18,8 +18,6 @@ The library starts one Java process per environment object. The process exits wh
 not outlive this process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -79,9 +77,8 @@ The actions that are possible now are listed after what you see."""
         game, params = str(data.get("game", self._game)), str(data.get("game_params", self._params))
         try:
             self._game_seed = self._find_game_seed(game, params, seed)
-            _, self._state = self._world.reset(
-                seed=self._game_seed, gameFold=self._fold, gameName=game, gameParams=params
-            )
+            names = {"gameFold": self._fold, "gameName": game, "gameParams": params}
+            _, self._state = self._world.reset(seed=self._game_seed, **names)
         except ValueError as error:
             raise EnvironmentFailed(f"TextWorldExpress has no {game} with {params!r}: {error}") from error
         self._steps = 0
@@ -104,9 +101,8 @@ The actions that are possible now are listed after what you see."""
     def find_solution(self, seed: int) -> list[str]:
         """Start a game and return actions that solve it, for checks and demonstrations."""
         game_seed = self._find_game_seed(self._game, self._params, seed)
-        self._world.reset(
-            seed=game_seed, gameFold=self._fold, gameName=self._game, gameParams=self._params, generateGoldPath=True
-        )
+        names = {"gameFold": self._fold, "gameName": self._game, "gameParams": self._params}
+        self._world.reset(seed=game_seed, **names, generateGoldPath=True)
         return list(self._world.getGoldActionSequence())
 
     def _find_game_seed(self, game: str, params: str, seed: int) -> int:
@@ -193,9 +189,8 @@ The actions that are possible now are listed after what you see."""
         _check_choice("split", split, _ALFWORLD_SPLITS)
         folder = data_path or os.environ.get("ALFWORLD_DATA", "")
         self._textworld = import_optional_library("textworld", extra="alfworld", wanted_by="alfworld")
-        self._wrappers = import_optional_library(
-            "alfworld.agents.environment.alfred_tw_env", extra="alfworld", wanted_by="alfworld"
-        )
+        module = "alfworld.agents.environment.alfred_tw_env"
+        self._wrappers = import_optional_library(module, extra="alfworld", wanted_by="alfworld")
         self._folder = Path(folder).expanduser()
         self._games = _find_alfworld_games(str(self._folder), split) if folder else ()
         if not self._games:
@@ -237,9 +232,8 @@ The actions that are possible now are listed after what you see."""
         raise EnvironmentFailed(f"no game below {self._folder} is marked solvable")
 
     def _show(self) -> str:
-        return _format_state(
-            self._state["feedback"], self._state["admissible_commands"] if self._list_actions else None
-        )
+        actions = self._state["admissible_commands"] if self._list_actions else None
+        return _format_state(self._state["feedback"], actions)
 
 
 @lru_cache(maxsize=8)

@@ -10,8 +10,6 @@ chooses a task. If an agent rewrites its history, the policy reads only what is 
 as failed is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
@@ -179,7 +177,6 @@ class ModelCallEndpoint:
         self._answer = None
 
     def cancel_requests(self) -> None:
-        """Cancel all waiting requests."""
         if self._answer is not None:
             self._answer.cancel()
         self._answer = None

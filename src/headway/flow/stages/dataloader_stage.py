@@ -1,7 +1,5 @@
 """The dataloader stage: hands tasks out, those that were put back first."""
 
-from __future__ import annotations
-
 from headway.flow.stage import Stage, register_stage
 from headway.types import Task
 
@@ -19,9 +17,8 @@ class DataloaderStage(Stage[Task, Task]):
             while (task := self.pipeline.cursor.next()) is None:
                 self.pipeline.exhausted = True
                 self.pipeline.headway.changed.notify()
-                with self.pipeline.waits.waiting(
-                    self.role, "a position put back (the source is at its end)", "headway"
-                ):
+                what = "a position put back (the source is at its end)"
+                with self.pipeline.waits.waiting(self.role, what, "headway"):
                     await self.pipeline.requeued.wait()
             self.pipeline.exhausted = False
             self.pipeline.tasks_handed_out += 1

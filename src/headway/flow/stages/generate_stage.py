@@ -1,7 +1,5 @@
 """The generate stage: starts groups as fast as the staleness controller allows. The rollout loop does the work."""
 
-from __future__ import annotations
-
 from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, register_stage
 from headway.flow.staleness_controller import Headway
@@ -56,7 +54,6 @@ class QueueFeeder:
         self._headway = headway
 
     def may_start(self) -> bool:
-        """Return whether a group may start now."""
         return self._headway.may_start()
 
     def started(self) -> None:

@@ -1,7 +1,5 @@
 """The param_update stage: brings every healthy replica to the newest version while everything else goes on."""
 
-from __future__ import annotations
-
 from headway.errors import BackendError, TrainerCrashed
 from headway.flow.stage import Stage, register_stage
 from headway.rollout.replica import ReplicaHealth

@@ -1,7 +1,5 @@
 """The reward stage: waits for outstanding scores, drops groups that teach nothing, computes advantages."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

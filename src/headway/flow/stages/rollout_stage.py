@@ -1,7 +1,5 @@
 """The rollout stage: turns episodes into samples and replaces episodes that are inconsistent."""
 
-from __future__ import annotations
-
 from headway.flow.stage import Stage, register_stage
 from headway.monitor.events import ErrorReport
 from headway.types import DropReason, Episode, EpisodeGroup, Sample, SampleGroup
@@ -20,9 +18,8 @@ class RolloutStage(Stage[EpisodeGroup, SampleGroup]):
         for episode in item.episodes:
             fault = find_fault(episode)
             if fault:
-                self.pipeline.events.emit(
-                    ErrorReport(who=self.role, error="EngineError", message=f"{episode.sample_id}: {fault}")
-                )
+                message = f"{episode.sample_id}: {fault}"
+                self.pipeline.events.emit(ErrorReport(who=self.role, error="EngineError", message=message))
                 self.pipeline.replace_member(item.group_id, episode.sample_id, DropReason.ENGINE_FAILED)
                 return None
         samples = tuple(episode_to_sample(episode) for episode in item.episodes)
@@ -35,10 +32,8 @@ def find_fault(episode: Episode) -> str:
         made = turn.generation
         counted = sum(run.count for run in made.runs)
         if not len(made.actions) == len(made.logps) == counted:
-            return (
-                f"turn {number} has {len(made.actions)} actions, {len(made.logps)} log-probabilities "
-                f"and versions for {counted}"
-            )
+            sizes = f"{len(made.actions)} actions, {len(made.logps)} log-probabilities"
+            return f"turn {number} has {sizes} and versions for {counted}"
     if not any(len(turn.generation.actions) for turn in episode.turns):
         return "no actions at all"
     return ""

@@ -1,7 +1,5 @@
 """The stages logp, ref_logp and critic: a forward pass of a model over a group. Groups overlap as devices allow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

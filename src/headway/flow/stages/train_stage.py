@@ -1,7 +1,5 @@
 """The train stage: takes a batch inside the staleness bound, trains it, records what was trained."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 

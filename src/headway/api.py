@@ -33,22 +33,10 @@ if TYPE_CHECKING:
     from headway.sim.planner import GpuSplitPlan
 
 __all__ = [
-    "evaluate",
-    "load_config",
-    "open_run",
-    "plan",
-    "register_advantage",
-    "register_engine",
-    "register_environment",
-    "register_loss",
-    "register_policy",
-    "register_reward",
-    "register_stage",
-    "serve",
-    "simulate",
-    "train",
+    "evaluate", "load_config", "open_run", "plan", "register_advantage", "register_engine", "register_environment",
+    "register_loss", "register_policy", "register_reward", "register_stage", "serve", "simulate", "train",
     "train_async",
-]
+]  # fmt: skip
 
 Source = str | Mapping[str, Any]
 Overrides = Mapping[str, Any] | Iterable[str]
@@ -282,11 +270,8 @@ def _name_rewards(rewards: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
     for name, function in rewards.items():
         module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
         if not callable(function) or module is None or not path or "<" in path:
-            raise ConfigError(
-                "has no name that it could be found by again",
-                key=f"rewards.{name}",
-                value=getattr(function, "__qualname__", repr(function)),
-                hint="a function of a module, or of the script's outermost level",
-            )
+            problem, value = "has no name that it could be found by again", path or repr(function)
+            hint = "a function of a module, or of the script's outermost level"
+            raise ConfigError(problem, key=f"rewards.{name}", value=value, hint=hint)
         named[f"rewards.{name}.reward_fn"] = f"{module}:{path}"
     return named

@@ -54,13 +54,8 @@ def run_command(args: argparse.Namespace) -> int:
     parts = estimate_component_needs(resolved, where)
     notes = _note_missing_devices(resolved, len(facts["gpus"]), where.device)
     if args.json:
-        placed = {
-            "placement": where.summary,
-            "layout": where.layout.sizes,
-            "parts": parts_to_json(parts),
-            "notes": notes,
-        }
-        print_json({**facts, **placed, **_list_nodes(where)})
+        placed = {"placement": where.summary, "layout": where.layout.sizes, "parts": parts_to_json(parts)}
+        print_json({**facts, **placed, "notes": notes, **_list_nodes(where)})
         return 0
     console.print(where.summary, markup=False, soft_wrap=True)
     print_layout(parts, console)

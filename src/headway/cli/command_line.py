@@ -55,9 +55,8 @@ def resolve_source(source: Source, overrides: Sequence[str]) -> ResolvedConfig:
         return load_config(source, overrides)
     saved = Path(source) / CONFIG_FILE
     if not saved.is_file():
-        raise ConfigError(
-            f"{source} is a directory without {CONFIG_FILE}", hint="a YAML file, or the directory of a run"
-        )
+        hint = "a YAML file, or the directory of a run"
+        raise ConfigError(f"{source} is a directory without {CONFIG_FILE}", hint=hint)
     # A run has written down which model each role took from `pretrain`; another `pretrain` is another policy.
     models = [word.partition("=")[2] for word in overrides if word.startswith("pretrain=")]
     roles = ("actor_train", "actor_infer", "reference")

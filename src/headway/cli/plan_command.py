@@ -47,13 +47,8 @@ def run_command(args: argparse.Namespace) -> int:
         if not args.json and notes.is_terminal:
             notes.print(f"simulated {option.name}: {format_number(option.seconds_per_step)} s a step", style="dim")
 
-    plan = plan_gpu_split(
-        make_scenario(resolved),
-        gpus=args.gpus,
-        alphas=args.alpha,
-        trainer_gpus=count_gpus_per_trainer_copy(resolved),
-        on_option=print_progress,
-    )
+    scenario, copy = make_scenario(resolved), count_gpus_per_trainer_copy(resolved)
+    plan = plan_gpu_split(scenario, gpus=args.gpus, alphas=args.alpha, trainer_gpus=copy, on_option=print_progress)
     if args.json:
         print_json(plan_to_json(plan, args.top))
         return 0
@@ -67,11 +62,8 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def plan_to_json(plan: GpuSplitPlan, top: int) -> dict[str, Any]:
-    rows = []
-    for option in plan.options[:top]:
-        row = to_plain_json(option)
-        assert isinstance(row, dict)
-        rows.append({**row, "speed_up": round(plan.speed_up(option), 4)})
+    options = plan.options[:top]
+    rows = [{**to_plain_json(option), "speed_up": round(plan.speed_up(option), 4)} for option in options]
     return {
         "gpus": plan.gpus,
         "scale": plan.scale,
@@ -93,16 +85,8 @@ def make_ranking_table(plan: GpuSplitPlan, top: int) -> Table:
     for place, option in enumerate(plan.options, start=1):
         if place > top and not option.colocated:
             continue
-        table.add_row(
-            str(place),
-            option.name,
-            format_number(option.seconds_per_step) if option.finished else "stopped",
-            f"{plan.speed_up(option):.2f}×",
-            format_number(option.lag_mean),
-            format_percent(option.train_busy),
-            format_percent(option.generate_busy),
-            format_percent(option.slots_filled),
-            format_percent(option.stale_share),
-            style="bold" if option.colocated else None,
-        )
+        seconds = format_number(option.seconds_per_step) if option.finished else "stopped"
+        cells = (str(place), option.name, seconds, f"{plan.speed_up(option):.2f}×", format_number(option.lag_mean))
+        shares = (option.train_busy, option.generate_busy, option.slots_filled, option.stale_share)
+        table.add_row(*cells, *map(format_percent, shares), style="bold" if option.colocated else None)
     return table

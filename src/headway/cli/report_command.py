@@ -77,12 +77,8 @@ def _serve(runs: Sequence[Path], port: int) -> int:
 def record_to_dict(record: RunRecord) -> dict[str, Any]:
     """Return the report as JSON values, with facts about the run and its state."""
     state, said = describe_run_state(record)
-    return {
-        "name": record.name,
-        "state": {"is": state, "said": said},
-        "facts": dict(list_run_facts(record)),
-        **record.report.to_dict(),
-    }
+    facts = dict(list_run_facts(record))
+    return {"name": record.name, "state": {"is": state, "said": said}, "facts": facts, **record.report.to_dict()}
 
 
 def _print(records: list[RunRecord]) -> None:

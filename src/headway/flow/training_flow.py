@@ -273,10 +273,8 @@ class AsyncTrainingFlow:
                 message = f"the checkpoint of step {version} cannot be read and is passed over: {error}"
                 self.events.emit(ErrorReport(who="trainer", error="TrainerError", message=message))
         if damaged:
-            raise RunStopped(
-                f"none of its checkpoints can be read; the newest: {damaged}. Put one back from a copy, or begin anew "
-                "in another output_dir"
-            )
+            hint = "Put one back from a copy, or begin anew in another output_dir"
+            raise RunStopped(f"none of its checkpoints can be read; the newest: {damaged}. {hint}")
         return None
 
     async def _revive_trainer(self, ledger: Ledger, failure: TrainerCrashed) -> None:
@@ -348,15 +346,9 @@ def connect_stages(stages: list[Stage[Any, Any]], pipeline: Pipeline) -> None:
     """Connect neighbouring stages by channels. A few tasks are read ahead; channels of groups are never full."""
     capacity = {"dataloader": min(64, pipeline.capacity), "train": 4}
     for left, right in pairwise(stages):
-        channel: Channel[Any] = Channel(
-            f"{left.role} → {right.role}",
-            left.produces,
-            capacity.get(left.role, pipeline.capacity),
-            producer=left.role,
-            consumer=right.role,
-            waits=pipeline.waits,
-        )
-        left.outbound = right.inbound = channel
+        name, size = f"{left.role} → {right.role}", capacity.get(left.role, pipeline.capacity)
+        ends = {"producer": left.role, "consumer": right.role}
+        left.outbound = right.inbound = Channel[Any](name, left.produces, size, **ends, waits=pipeline.waits)
 
 
 def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -63,16 +63,10 @@ class ValidationFlow:
         rewards = [score.value for sample in samples for _, score in sample.answers]
         mean = sum(rewards) / len(rewards) if rewards else 0.0
         failed = len(tasks) * pipeline.settings.eval_answers - len(rewards)
-        pipeline.events.emit(
-            ValidateEnd(
-                who="validate",
-                trained=trained,
-                reward=mean,
-                samples=len(rewards),
-                failed=failed,
-                **mean_outcomes([episode.info for sample in samples for episode, _ in sample.answers]),
-            )
-        )
+        outcomes = mean_outcomes([episode.info for sample in samples for episode, _ in sample.answers])
+        count = len(rewards)
+        ended = ValidateEnd(who="validate", trained=trained, reward=mean, samples=count, failed=failed, **outcomes)
+        pipeline.events.emit(ended)
         pipeline.on_validated(trained, samples)
 
     def _make_evaluator(self) -> SampleEvaluator:

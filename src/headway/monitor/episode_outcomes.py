@@ -55,12 +55,9 @@ class EpisodeOutcomeMeter:
         """Return the summary since the last call, or None without episodes."""
         if not self._episodes:
             return None
-        found = EpisodeOutcomes(
-            trained=trained,
-            success=self._success / self._judged if self._judged else None,
-            turns=self._turns / self._episodes,
-            invalid=self._invalid / max(1.0, self._turns),
-        )
+        success = self._success / self._judged if self._judged else None
+        turns, invalid = self._turns / self._episodes, self._invalid / max(1.0, self._turns)
+        found = EpisodeOutcomes(trained=trained, success=success, turns=turns, invalid=invalid)
         self.clear()
         return found
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.monitor.role_usage import EngineUsage
-from headway.monitor.run_report import RunReport, ValidationResult
+from headway.monitor.run_report import RunReport
 
 _MOST_ENGINE_ROWS = 8
 _BAR_COLUMNS = 40
@@ -164,14 +164,9 @@ def _make_lag_table(report: RunReport) -> Table:
         table.add_column(name, justify="right" if name else "left", no_wrap=name in ("samples", ""))
     tallest = max(lag.samples for lag in report.lag.histogram)
     for lag in report.lag.histogram:
-        table.add_row(
-            str(lag.lag),
-            format_number(lag.samples),
-            format_percent(lag.samples / report.lag.samples),
-            _format_bar(lag.samples / tallest),
-            format_number(lag.in_flight),
-            format_number(lag.in_queue),
-        )
+        share, bar = format_percent(lag.samples / report.lag.samples), _format_bar(lag.samples / tallest)
+        parts = map(format_number, (lag.in_flight, lag.in_queue))
+        table.add_row(str(lag.lag), format_number(lag.samples), share, bar, *parts)
     return table
 
 
@@ -199,18 +194,9 @@ class SummaryRow(NamedTuple):
 
 def make_summary_rows(report: RunReport) -> list[SummaryRow]:
     """Return the rows for which the run has numbers."""
-    rows = [
-        _summarize_held_out(report.validations),
-        _summarize_success(report),
-        _summarize_reward(report),
-        _summarize_steps(report),
-        _summarize_speed(report),
-        _summarize_work(report),
-        _summarize_lag(report),
-        _summarize_mismatch(report),
-        _summarize_drops(report),
-        _summarize_waiting(report),
-    ]
+    learning = (_summarize_held_out, _summarize_success, _summarize_reward, _summarize_steps, _summarize_speed)
+    health = (_summarize_work, _summarize_lag, _summarize_mismatch, _summarize_drops, _summarize_waiting)
+    rows = [summarize(report) for summarize in (*learning, *health)]
     if report.faults:
         rows.append(SummaryRow("incidents", format_number(sum(report.faults.values())), _format_faults(report)))
     return [row for row in rows if row is not None]
@@ -227,8 +213,8 @@ def print_training_summary(report: RunReport, console: Console | None = None) ->
     (console or Console()).print(table)
 
 
-def _summarize_held_out(validations: tuple[ValidationResult, ...]) -> SummaryRow | None:
-    rewards = [(one, one.reward) for one in validations if one.reward is not None]
+def _summarize_held_out(report: RunReport) -> SummaryRow | None:
+    rewards = [(one, one.reward) for one in report.validations if one.reward is not None]
     if not rewards:
         return None
     (first, first_reward), (last, last_reward) = rewards[0], rewards[-1]

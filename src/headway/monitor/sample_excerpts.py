@@ -75,12 +75,8 @@ def select_answers(lines: Iterable[str]) -> AnswerExcerpts:
 def _parse_answer(line: str) -> AnswerExcerpt | None:
     try:
         row = json.loads(line)
-        return AnswerExcerpt(
-            prompt=_shorten(row.get("prompt", "")),
-            answer=_shorten(row["answer"]),
-            reward=_parse_reward(row),
-            step=int(row.get("step", 0)),
-        )
+        prompt, answer, step = _shorten(row.get("prompt", "")), _shorten(row["answer"]), int(row.get("step", 0))
+        return AnswerExcerpt(prompt=prompt, answer=answer, reward=_parse_reward(row), step=step)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 

@@ -217,14 +217,11 @@ def bin_drops(lanes: TimelineLanes, bins: int) -> list[tuple[float, int, str]]:
     for time_s, reason in lanes.drops:
         place = min(bins - 1, int((time_s - lanes.start_s) / width_s)) if width_s else 0
         found[place][reason] += 1
-    return [
-        (
-            _time(lanes.start_s + (place + 0.5) * width_s),
-            reasons.total(),
-            ", ".join(f"{reason} × {count}" for reason, count in reasons.most_common()),
-        )
-        for place, reasons in sorted(found.items())
-    ]
+    rows = []
+    for place, reasons in sorted(found.items()):
+        text = ", ".join(f"{reason} × {count}" for reason, count in reasons.most_common())
+        rows.append((_time(lanes.start_s + (place + 0.5) * width_s), reasons.total(), text))
+    return rows
 
 
 def _split_into_bins(t0: float, t1: float, width_s: float, bins: int) -> Iterable[tuple[int, float]]:

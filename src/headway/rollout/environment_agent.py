@@ -141,11 +141,8 @@ class EnvironmentAgent:
         context: Sequence[Any] = ()
         while True:
             self._check_replay(observation)
-            context = (
-                observation.tokens
-                if observation.starts_new_context
-                else concatenate_actions(context, observation.tokens)
-            )
+            tokens = observation.tokens
+            context = tokens if observation.starts_new_context else concatenate_actions(context, tokens)
             replayed = self._replaying
             generation = (
                 self._replayed_turns[len(self.turns)].generation if replayed else await self._act(context, observation)

@@ -163,13 +163,9 @@ class InferenceHub:
 
     async def interrupt(self, lane: RequestLane) -> None:
         """Stop every request of a lane at a token boundary; each continues where a slot is free."""
-        calls = [
-            self._call_engine(replica, partial(replica.engine.abort, request_id))
-            for replica in self.replicas
-            for request_id, request_lane in replica.inflight.items()
-            if request_lane is lane and replica.health is ReplicaHealth.UP
-        ]
-        await asyncio.gather(*calls)
+        healthy = [replica for replica in self.replicas if replica.health is ReplicaHealth.UP]
+        running = [(one, name) for one in healthy for name, its_lane in one.inflight.items() if its_lane is lane]
+        await asyncio.gather(*(self._call_engine(one, partial(one.engine.abort, name)) for one, name in running))
 
     async def pause(self, lane: RequestLane) -> None:
         """Interrupt a lane and hold it until `resume`."""

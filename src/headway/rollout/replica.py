@@ -114,12 +114,8 @@ class Replica:
     @property
     def in_service(self) -> bool:
         """Whether the replica can get work."""
-        return (
-            self.health is ReplicaHealth.UP
-            and self.flipped_in_pipeline
-            and not self.devices_reclaimed
-            and self.version >= 0
-        )
+        is_up = self.health is ReplicaHealth.UP and not self.devices_reclaimed
+        return is_up and self.flipped_in_pipeline and self.version >= 0
 
     @property
     def name(self) -> str:

@@ -253,16 +253,15 @@ class RolloutLoop:
         run.episodes[episode.sample_id] = episode
         self._recorder.finish_sample(episode)
         runs = episode.runs
-        self._events.emit(
-            SampleFinish(
-                who=self._who,
-                sample=episode.sample_id,
-                actions=sum(part.count for part in runs),
-                oldest=min((part.version for part in runs), default=-1),
-                newest=max((part.version for part in runs), default=-1),
-                **extract_outcome(episode.info),
-            )
+        finish = SampleFinish(
+            who=self._who,
+            sample=episode.sample_id,
+            actions=sum(part.count for part in runs),
+            oldest=min((part.version for part in runs), default=-1),
+            newest=max((part.version for part in runs), default=-1),
+            **extract_outcome(episode.info),
         )
+        self._events.emit(finish)
 
     def _deliver_if_complete(self, run: RunningGroup) -> None:
         """Deliver the group when enough members have finished, and cancel surplus members."""

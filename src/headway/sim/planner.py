@@ -111,14 +111,12 @@ class _Search:
         """Return the scenario of a candidate at full size."""
         every = tuple(range(self.gpus))
         train = every[: self.gpus - candidate.infer_gpus]
+        settings = replace(self.base.settings, pipeline_depth=None, save_steps=0, eval_steps=0)
         settings = replace(
-            self.base.settings,
+            settings,
             async_generation_ratio=candidate.alpha,
-            pipeline_depth=None,
             hybrid_engine=not candidate.infer_gpus,
             max_steps=ceil(candidate.alpha) + 2 + _MEASURED_STEPS,
-            save_steps=0,
-            eval_steps=0,
         )
         return replace(
             self.base,

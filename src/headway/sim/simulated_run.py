@@ -102,12 +102,9 @@ def _make_simulation(resolved: ResolvedConfig) -> SimulationConfig:
         ratio = len(train_devices) / len(devices[role])
         return replace(cost, with_trainer=False, gpu_s_per_token=cost.gpu_s_per_token * ratio)
 
+    logp, critic = adjust(simulation.logp, "logp"), adjust(simulation.critic, "critic")
     return replace(
-        simulation,
-        engine=engine,
-        logp=adjust(simulation.logp, "logp"),
-        ref_logp=adjust(simulation.ref_logp, "reference"),
-        critic=adjust(simulation.critic, "critic"),
+        simulation, engine=engine, logp=logp, ref_logp=adjust(simulation.ref_logp, "reference"), critic=critic
     )
 
 

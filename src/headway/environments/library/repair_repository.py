@@ -93,9 +93,8 @@ def make_checks(seed: int, name: str) -> list[RepairCheck]:
         calls += [(_ARGUMENT_MAKERS[function](rng), False) for _ in range(_HIDDEN_CHECKS)]
         for arguments, shown in calls:
             expected = call_outcome(module[function], arguments)
-            checks.append(
-                RepairCheck(module=name, function=function, arguments=arguments, expected=expected, shown=shown)
-            )
+            check = RepairCheck(module=name, function=function, arguments=arguments, expected=expected, shown=shown)
+            checks.append(check)
     return checks
 
 

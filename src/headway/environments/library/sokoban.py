@@ -132,14 +132,9 @@ def parse_room(drawing: str) -> SokobanRoom:
     if len(players) != 1 or not boxes or len(boxes) != len(targets) or set("".join(lines)) - set("#_OX√PS"):
         problem = "needs one player, as many boxes as targets, and no other letters than #_OX√PS"
         raise ConfigError(problem, key="room", value=drawing)
-    return SokobanRoom(
-        rows=len(lines),
-        columns=max(map(len, lines)),
-        floor=frozenset(letters) - find("#"),
-        targets=targets,
-        boxes=boxes,
-        player=next(iter(players)),
-    )
+    rows, columns, floor = len(lines), max(map(len, lines)), frozenset(letters) - find("#")
+    player = next(iter(players))
+    return SokobanRoom(rows=rows, columns=columns, floor=floor, targets=targets, boxes=boxes, player=player)
 
 
 def apply_move(room: SokobanRoom, move: str) -> SokobanRoom:
@@ -164,13 +159,9 @@ def make_room(seed: int, *, rows: int, columns: int, boxes: int, depth: int) -> 
         floor = _carve_floor(rng, rows, columns, boxes)
         cells = shuffle_items(rng, sorted(floor))
         position = _search_backwards(rng, floor, tuple(cells[:boxes]), cells[boxes], depth)
+        targets, moved = frozenset(cells[:boxes]), frozenset(position.boxes)
         room = SokobanRoom(
-            rows=rows,
-            columns=columns,
-            floor=floor,
-            targets=frozenset(cells[:boxes]),
-            boxes=frozenset(position.boxes),
-            player=position.player,
+            rows=rows, columns=columns, floor=floor, targets=targets, boxes=moved, player=position.player
         )
         if room.boxes_on_targets < (best[0] if best else boxes):
             best = room.boxes_on_targets, room, position.solution

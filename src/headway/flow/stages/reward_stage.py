@@ -31,10 +31,8 @@ class RewardStage(Stage[SampleGroup, SampleGroup]):
             self.pipeline.drop(item.group_id, DropReason.ZERO_VARIANCE, who=self.role)
             return None
         advantages = self.pipeline.backends.estimator(rewards)
-        samples = tuple(
-            replace(sample, score=score, advantage=advantage)
-            for sample, score, advantage in zip(item.samples, scores, advantages, strict=True)
-        )
+        rows = zip(item.samples, scores, advantages, strict=True)
+        samples = tuple(replace(sample, score=score, advantage=advantage) for sample, score, advantage in rows)
         self.pipeline.loop.close(item.group_id)
         graded = replace(item, samples=samples)
         self.pipeline.recorder.grade(graded)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from headway.errors import BackendError, ScoringError
 from headway.flow.pipeline import Pipeline
@@ -37,12 +38,9 @@ class ScoringStage(Stage[SampleGroup, SampleGroup]):
             if not self.pipeline.is_live(item.group_id):
                 return None
             try:
-                rows = await self.attempt(
-                    f"{self.role} of group {item.group_id}",
-                    lambda: scorer.score(item),
-                    retries=reliability.step_retries,
-                    timeout_s=reliability.train_timeout_s,
-                )
+                what, limit = f"{self.role} of group {item.group_id}", reliability.train_timeout_s
+                call = partial(scorer.score, item)
+                rows = await self.attempt(what, call, retries=reliability.step_retries, timeout_s=limit)
                 check_rows(rows, item)
             except BackendError as error:
                 self.pipeline.drop(item.group_id, DropReason.SCORING_FAILED, who=self.role)

@@ -99,38 +99,22 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
                 self.pipeline.recovery.exhausted(self.role, error)
 
     def _report(self, group_slots: Sequence[GroupSlot], batch: Batch) -> None:
-        events = self.pipeline.events
-        events.emit(StepBegin(who=self.role, trained=batch.trained, groups=len(group_slots)))
+        emit = self.pipeline.events.emit
+        emit(StepBegin(who=self.role, trained=batch.trained, groups=len(group_slots)))
         for slot, group in zip(group_slots, batch.groups, strict=True):
             in_queue = batch.trained - max(slot.finished_at, 0)
-            events.emit(
-                GroupTrain(
-                    who=self.role,
-                    group=group.group_id,
-                    trained=batch.trained,
-                    oldest=group.oldest,
-                    in_flight=batch.trained - group.oldest - in_queue,
-                    in_queue=in_queue,
-                    samples=len(group.samples),
-                    actions=group.actions,
-                )
-            )
+            versions = {"trained": batch.trained, "oldest": group.oldest, "in_queue": in_queue}
+            versions["in_flight"] = batch.trained - group.oldest - in_queue
+            sizes = {"samples": len(group.samples), "actions": group.actions}
+            emit(GroupTrain(who=self.role, group=group.group_id, **versions, **sizes))
 
     def _report_end(self, batch: Batch, trained: int, counts: Mapping[str, int], metrics: Mapping[str, float]) -> None:
         samples = [sample for group in batch.groups for sample in group.samples]
         rewards = [sample.score.value for sample in samples if sample.score is not None]
-        self.pipeline.events.emit(
-            StepEnd(
-                who=self.role,
-                trained=trained,
-                groups=len(batch.groups),
-                samples=len(samples),
-                actions=batch.actions,
-                reward=sum(rewards) / max(len(rewards), 1),
-                **counts,
-                metrics={f"train/{name}": value for name, value in metrics.items()},
-            )
-        )
+        reward = sum(rewards) / max(len(rewards), 1)
+        sizes = {"groups": len(batch.groups), "samples": len(samples), "actions": batch.actions, **counts}
+        named = {f"train/{name}": value for name, value in metrics.items()}
+        self.pipeline.events.emit(StepEnd(who=self.role, trained=trained, reward=reward, **sizes, metrics=named))
 
     async def _checkpoint(self) -> None:
         """Save a checkpoint; retry errors that may pass, such as a full disk."""

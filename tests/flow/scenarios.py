@@ -155,7 +155,7 @@ def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:
         simulation=replace(simulation, faults=broken, changes=random_changes(elastic)),
         train_devices=infer if colocated else (0, 1),
         infer_devices=infer,
-        lend_devices=not colocated and elastic.random() < 0.4,
+        lend=not colocated and elastic.random() < 0.4,
         seed=seed,
         tasks=None if rng.random() < 0.8 else 30,
     )

@@ -251,15 +251,15 @@ def check_slots(flow: AsyncTrainingFlow) -> None:
     """No slot is held by anything but a group that is still wanted, and nothing is left behind."""
     pipeline = flow.pipeline
     assert pipeline is not None
-    assert pipeline.headway.in_flight == sum(t.state == "flying" for t in pipeline.headway.group_slots.values())
+    assert pipeline.headway.in_flight == sum(t.state == "in flight" for t in pipeline.headway.group_slots.values())
     assert pipeline.headway.ready_count == sum(t.state == "ready" for t in pipeline.headway.group_slots.values())
     assert pipeline.headway.in_flight >= 0 <= pipeline.headway.ready_count
     for slot in pipeline.headway.group_slots.values():
-        waits_to_be_served = slot.state == "trained" and slot.made > pipeline.headway.served
+        waits_to_be_served = slot.state == "trained" and slot.trained_version > pipeline.headway.served
         assert slot.is_live or waits_to_be_served or slot.state == "training", f"{slot.number}: {slot.state}"
     assert not pipeline.hub._router._sessions, "sessions are forgotten"
     assert not pipeline.hub._router.paused, "no lane stays paused"
     for replica in pipeline.hub.replicas:
-        assert not replica.inflight and not len(replica.bound), replica.name
-        assert replica.holds == int(pipeline.hub._halted), f"{replica.name} is held {replica.holds} times"
+        assert not replica.inflight and not len(replica.pinned), replica.name
+        assert replica.pause_count == int(pipeline.hub._halted), f"{replica.name} is held {replica.pause_count} times"
     assert set(pipeline.loop.runs) <= set(pipeline.headway.group_slots), "runs of groups that are gone"

@@ -28,7 +28,6 @@ def check_config(draft: ConfigDraft, derived: DerivedConfig) -> None:
     _check_servers(draft, derived)
     _check_inflight(draft, derived)
     _check_models(draft, derived)
-    _check_precision(draft)
     _check_lending(draft, derived)
     check_denoising(draft)
     _check_transfer(draft, derived)
@@ -165,6 +164,9 @@ def _check_algorithm(draft: ConfigDraft) -> None:
         if ratio.ratio_low > ratio.ratio_high:
             key = f"train_infer_correction.filters[{index}].ratio_low"
             draft.problems.append(ConfigError(f"> ratio_high {ratio.ratio_high:g}", key=key, value=ratio.ratio_low))
+    if config.actor_train.model_args.dtype == "fp16":
+        problem = "small gradients vanish in it: there is no loss scaling, and fp32 would be trained instead"
+        draft.refuse("actor_train.model_args.dtype", problem, "bf16 or fp32; actor_infer may have fp16")
 
 
 def _check_models(draft: ConfigDraft, derived: DerivedConfig) -> None:
@@ -178,12 +180,6 @@ def _check_models(draft: ConfigDraft, derived: DerivedConfig) -> None:
         name = get_at_key(draft.config, key)
         if policy is not None and name is not None and Path(name) != Path(policy):
             draft.refuse(key, f"{reason}, which is {policy}", "leave it out; pretrain is the model of all three")
-
-
-def _check_precision(draft: ConfigDraft) -> None:
-    if draft.config.actor_train.model_args.dtype == "fp16":
-        problem = "small gradients vanish in it: there is no loss scaling, and fp32 would be trained instead"
-        draft.refuse("actor_train.model_args.dtype", problem, "bf16 or fp32; actor_infer may have fp16")
 
 
 def _check_inflight(draft: ConfigDraft, derived: DerivedConfig) -> None:
@@ -260,7 +256,11 @@ def _check_transfer(draft: ConfigDraft, derived: DerivedConfig) -> None:
 def add_cautions(draft: ConfigDraft, derived: DerivedConfig) -> None:
     """Add notes on what runs, but perhaps not as the user expects. Each subject is one line."""
     _note_truncated_sampling(draft, derived)
-    _note_double_weight(draft)
+    if draft.config.pg_variant == "decoupled_ppo" and draft.config.train_infer_correction.is_weight.enabled:
+        draft.notes.append(
+            "train_infer_correction.is_weight: decoupled_ppo has the weight exp(ℓ_p − ℓ_b) already, and is weighted by "
+            "it twice; leave one of them out"
+        )
 
 
 def _note_truncated_sampling(draft: ConfigDraft, derived: DerivedConfig) -> None:
@@ -280,12 +280,4 @@ def _note_truncated_sampling(draft: ConfigDraft, derived: DerivedConfig) -> None
             f"{sampling.min_p:g}: the engine's log-probabilities are of what was left to draw from, the trainer's of "
             f"all actions, so that ratios are below 1 on policy too; below 1 − {derived.pg_clip_low:g} (pg_clip_low) "
             "negative advantages have no gradient. top_p 1, top_k 0 and min_p 0 have none of this"
-        )
-
-
-def _note_double_weight(draft: ConfigDraft) -> None:
-    if draft.config.pg_variant == "decoupled_ppo" and draft.config.train_infer_correction.is_weight.enabled:
-        draft.notes.append(
-            "train_infer_correction.is_weight: decoupled_ppo has the weight exp(ℓ_p − ℓ_b) already, and is weighted by "
-            "it twice; leave one of them out"
         )

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from headway.config.dialect_tables import TRL_NAMES
-from headway.config.document import ConfigEntries, ConfigEntry, KeyPath, join_key
+from headway.config.document import ConfigEntries, ConfigEntry, KeyPath, join_key, nest_values
 from headway.config.field_types import FieldShape, get_fields, iterate_options
 from headway.config.schema import Config
 from headway.errors import ConfigError
@@ -32,19 +32,8 @@ _RANGE_TEXT = re.compile(r"(?:list\s*\(\s*)?range\s*\(\s*([0-9,\s]*)\)\s*\)?")
 def build_tree(block: type[T], entries: ConfigEntries, problems: list[ConfigError]) -> tuple[T, dict[str, str]]:
     """Return the tree, and where each given leaf came from."""
     builder = _Builder(problems)
-    tree: T = builder.build_block(block, nest_entries(entries), ())
+    tree: T = builder.build_block(block, nest_values(entries), ())
     return tree, builder.provenance
-
-
-def nest_entries(entries: ConfigEntries) -> dict[str, Any]:
-    """Return the entries as sections within sections."""
-    tree: dict[str, Any] = {}
-    for path, entry in entries.items():
-        spot = tree
-        for segment in path[:-1]:
-            spot = spot.setdefault(segment, {})
-        spot[path[-1]] = entry
-    return tree
 
 
 def node_to_value(node: TreeNode) -> Any:

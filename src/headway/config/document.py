@@ -48,6 +48,17 @@ def join_key(path: KeyPath) -> str:
     return ".".join(path)
 
 
+def nest_values(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
+    """Return the values as sections within sections."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        spot = tree
+        for segment in path[:-1]:
+            spot = spot.setdefault(segment, {})
+        spot[path[-1]] = value
+    return tree
+
+
 class _Loader(yaml.SafeLoader):
     """Reads YAML 1.1, except that `1e-6` is a number, as in every other format."""
 
@@ -307,7 +318,7 @@ class _Resolver:
             return self.value_at(path)
         below = {other: other[len(path) :] for other in self._entries if other[: len(path)] == path}
         if below:
-            return _nest_values({rest: self.value_at(other) for other, rest in below.items()})
+            return nest_values({rest: self.value_at(other) for other, rest in below.items()})
         try:
             return self._default_of(name.strip())
         except KeyError:
@@ -317,13 +328,3 @@ class _Resolver:
                 value=entry.value,
                 hint=f"set {name.strip()}, or write the value here",
             ) from None
-
-
-def _nest_values(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        spot = tree
-        for segment in path[:-1]:
-            spot = spot.setdefault(segment, {})
-        spot[path[-1]] = value
-    return tree

@@ -8,30 +8,28 @@ starts them (`launch`), or that vLLM runs in the processes of the engines (`in_p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlsplit
 
 from headway.config.roles import EngineStrategyConfig
 from headway.errors import ConfigError
-from headway.registry import ENGINES
+from headway.registry import ENGINES, Registry
 
 SERVER_STRATEGIES = ("vllm", "sglang")
 """Engines of other projects."""
 DEFAULT_STRATEGIES = MappingProxyType({"actor_train": "fsdp2_train", "actor_infer": "native"})
 """The built-in back end of each role that has a choice."""
 
-_TRAINERS = ("fsdp2_train", "megatron_train", "deepspeed_train")
+_TRAINERS: Registry[Any] = Registry("trainer", built_in=("fsdp2_train", "megatron_train", "deepspeed_train"))
 
 
 def choose_strategy(role: str, name: str) -> tuple[str, str | None]:
     """Return the back end that is used when `name` is asked for, and a note if that is another one."""
-    known = ENGINES.names() if role == "actor_infer" else _TRAINERS
+    known = ENGINES if role == "actor_infer" else _TRAINERS
     key = f"{role}.strategy_args.strategy_name"
     if name not in known:
-        close = get_close_matches(name, known, 1)
-        hint = (f"did you mean {close[0]}? " if close else "") + "one of " + ", ".join(known)
-        raise ConfigError("unknown strategy", key=key, value=name, hint=hint)
+        raise ConfigError("unknown strategy", key=key, value=name, hint=known.hint(name))
     substitute = DEFAULT_STRATEGIES[role]
     is_plugin = role == "actor_infer" and name not in ENGINES.built_in
     if name == substitute or is_plugin:

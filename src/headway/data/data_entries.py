@@ -14,12 +14,7 @@ from typing import Any, Literal
 from headway.config import DataArgs
 from headway.data.data_files import READERS, NumberedRows
 from headway.data.dataset_hub import read_dataset_rows
-from headway.data.generated_tasks import (
-    ARITHMETIC_TASKS,
-    STRINGS_TASK,
-    generate_arithmetic_rows,
-    generate_string_rows,
-)
+from headway.data.generated_tasks import ARITHMETIC_TASKS, STRINGS_TASK, generate_arithmetic_rows, generate_string_rows
 from headway.data.reasoning_tasks import generate_reasoning_rows
 from headway.errors import ConfigError, suggest_close_match
 

@@ -49,7 +49,7 @@ def read_starting_rows(
         hint = "train_env_manager.num_groups_partition"
         raise ConfigError("is not for environments", key=key, value=shares, hint=hint)
 
-    def read(args: DataArgs, key: str, part: DatasetPart, names: Sequence[str] | None = None) -> TaskTable:
+    def read(args: DataArgs, key: str, part: DatasetPart, names: Sequence[str] | None) -> TaskTable:
         table = TaskTable()
         for entry in open_entries(args, key=key, seed=seed, part=part, names=names):
             before = len(table)

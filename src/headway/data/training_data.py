@@ -7,9 +7,8 @@ torch nor a tokenizer is imported: the caller passes a tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
 
 from headway.config import DataArgs, ResolvedConfig, TrainingDataArgs
 from headway.data.data_entries import DatasetPart, entry_options, has_held_out_rows, is_file_entry, open_entries
@@ -24,6 +23,8 @@ _TRAIN_KEY, _VALIDATION_KEY = "actor_train.data_args", "validation.data_args"
 _NOT_INHERITED = frozenset({"file_name", "options"})
 """Keys of `data_args` that validation does not take over from training."""
 _SMALLEST_SHARE = 0.001
+TableReader = Callable[[DataArgs, str, DatasetPart, Sequence[str] | None], TaskTable]
+"""Reads entries of `file_name`, all of them or only those named, into a table: `read(args, key, part, names)`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ def make_sources(resolved: ResolvedConfig, tokenizer: PromptTokenizer) -> DataSo
     notes: list[str] = []
     config, limit = resolved.config, resolved.derived.prompt_length
 
-    def read(args: DataArgs, key: str, part: DatasetPart, names: Sequence[str] | None = None) -> TaskTable:
+    def read(args: DataArgs, key: str, part: DatasetPart, names: Sequence[str] | None) -> TaskTable:
         reader = TaskReader(args, tokenizer, config.rewards, key=key, limit=limit)
         table = reader.read(open_entries(args, key=key, seed=config.seed, part=part, names=names))
         notes.extend(reader.notes())
@@ -58,23 +59,15 @@ def make_sources(resolved: ResolvedConfig, tokenizer: PromptTokenizer) -> DataSo
     )
 
 
-class TableReader(Protocol):
-    """Reads entries of `file_name`, all of them or only `names`, into a table."""
-
-    def __call__(
-        self, args: DataArgs, key: str, part: DatasetPart, names: Sequence[str] | None = None
-    ) -> TaskTable: ...
-
-
 def split_train_and_validation(
     resolved: ResolvedConfig, read: TableReader, notes: list[str]
 ) -> tuple[TaskSelection, TaskSelection | None]:
     """Return the rows to train on and the rows held out, if there are any."""
     args, validation = resolved.config.actor_train.data_args, resolve_validation_args(resolved)
-    table = read(args, _TRAIN_KEY, "train" if args.holdout is None else "all")
+    table = read(args, _TRAIN_KEY, "train" if args.holdout is None else "all", None)
     everything = TaskSelection(table, range(len(table)))
     if validation.file_name:
-        other = read(validation, _VALIDATION_KEY, "held_out")
+        other = read(validation, _VALIDATION_KEY, "held_out", None)
         trained = set(table.identities)
         twins = sum(identity in trained for identity in other.identities)
         if twins:

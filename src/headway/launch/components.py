@@ -18,7 +18,7 @@ from headway.config import ResolvedConfig, load_config
 from headway.engines.base import Engine
 from headway.engines.remote_engine import RemoteEngine
 from headway.errors import BackendError
-from headway.launch.inference_servers import uses_external_engines
+from headway.launch.inference_servers import TORCH_DTYPES, uses_external_engines
 from headway.launch.placement import LENT_ENGINE, Placement, make_visible_devices_env
 from headway.launch.transports import (
     Device,
@@ -45,11 +45,6 @@ if TYPE_CHECKING:
 MAX_SLOTS: Mapping[Device, int] = {"cpu": 64, "cuda": 512}
 """Most requests that an engine decodes together: beyond this a step gets slower as fast as it gets wider."""
 MAX_ENGINES_ON_CPU = 64
-_GPU_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +78,7 @@ class ComponentArgs:
 
     def select_engine_dtype(self, resolved: ResolvedConfig) -> Literal["float32", "bfloat16", "float16"]:
         """Return the type that an engine computes with."""
-        return "float32" if self.device == "cpu" else _GPU_DTYPES[resolved.config.actor_infer.model_args.dtype]
+        return "float32" if self.device == "cpu" else TORCH_DTYPES[resolved.config.actor_infer.model_args.dtype]
 
     def select_precision(self, resolved: ResolvedConfig) -> Literal["bf16", "fp32"]:
         """Return the precision that a trainer computes with."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -247,16 +248,11 @@ def _count_parameters(directory: Path) -> int:
 
 
 def _make_denoiser_loader(args: ComponentArgs) -> Callable[[], Any]:
+    from headway.denoising.models import open_denoiser
+
     denoising = args.load_config().config.denoising
     assert denoising is not None
-    height, width = denoising.height, denoising.width
-
-    def load() -> Any:
-        from headway.denoising.models import open_denoiser
-
-        return open_denoiser(Path(args.model), height=height, width=width)
-
-    return load
+    return partial(open_denoiser, Path(args.model), height=denoising.height, width=denoising.width)
 
 
 # -- targets of child processes

@@ -23,7 +23,7 @@ from headway.config import CustomEnvConfig, EnvManagerConfig, ResolvedConfig
 from headway.data import DataSources, SizedSource
 from headway.data.starting_rows import StartingRows, read_starting_rows
 from headway.data.task_sources import InterleavedSource, ProportionalSource
-from headway.environments.base import Environment, SingleTurnEnvironment
+from headway.environments.base import Environment, EnvironmentFactory, SingleTurnEnvironment
 from headway.environments.chat_turns import ChatTurnEncoder
 from headway.environments.environment_output import StandardStreamFilter
 from headway.environments.environment_registry import (
@@ -53,12 +53,8 @@ _NOMINAL_LENGTH = 1000
 """Length that an endless source reports."""
 
 
-class EnvironmentPool(Protocol):
+class EnvironmentPool(EnvironmentFactory, Protocol):
     """A factory of environments, which may hold processes and threads."""
-
-    def __call__(self, task: Task) -> Environment:
-        """Return an environment for one episode of `task`."""
-        ...
 
     async def close(self) -> None:
         """Release everything that the environments use."""

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.config import ResolvedConfig
 from headway.engines.vllm.worker_path.headway_worker import WeightReloadExtension
@@ -44,7 +44,11 @@ _FIRST_REPLY_S = 60.0
 _MAX_VLLM_TEMPERATURE = 2.0
 _BLOCK_TOKENS = 128
 """Tokens in a block of the KV cache of a server on a CPU."""
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+TORCH_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+}
 _START_TIMEOUT_S = 600.0
 _EXIT_DELAY_S = 0.2
 """Time between the end of vLLM and the end of its process, so that pending answers still reach the controller."""
@@ -215,7 +219,7 @@ def make_server_launch(servers: ServerOptions, port: int = 0) -> LaunchSettings:
         port=port,
         slots=servers.slots,
         context_tokens=tokens,
-        dtype="float32" if on_cpu else _DTYPES[infer.model_args.dtype],
+        dtype="float32" if on_cpu else TORCH_DTYPES[infer.model_args.dtype],
         tensor_parallel=config.tensor_model_parallel_size,
         memory_share=config.gpu_memory_utilization,
         cache_bytes=estimate_kv_cache_bytes(servers.model, servers.slots, tokens) if on_cpu else 0,

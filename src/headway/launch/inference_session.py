@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from headway.config import ReliabilityConfig, load_config
 from headway.errors import BackendError, ConfigError
 from headway.launch.components import InferenceComponents, LaunchContext, make_decoder
-from headway.launch.environment_pool import EnvironmentPool, make_chat_template, make_environment_pool
+from headway.launch.environment_pool import make_chat_template, make_environment_pool
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import plan_placement
 from headway.launch.training_session import PreparedRun
@@ -63,25 +63,8 @@ async def evaluate_policy(
     sinks: Sequence[EventSink] = (),
 ) -> list[EvaluatedSample]:
     """Generate and score `answers` to each task with the policy of `prepared`. Raises `BackendError`."""
-    async with AsyncExitStack() as stack:
-        environments = make_environment_pool(prepared.resolved, prepared.policy)
-        stack.push_async_callback(environments.close)
-        components = prepared.family.make_inference_components(prepared.make_context(logs))
-        stack.push_async_callback(components.close)
-        events = EventLog(asyncio.get_running_loop().time, *sinks)
-        return await _run_evaluation(prepared, tasks, answers, components, environments, events)
-
-
-async def _run_evaluation(
-    prepared: PreparedRun,
-    tasks: Sequence[Task],
-    answers: int,
-    components: InferenceComponents,
-    environments: EnvironmentPool,
-    events: EventLog,
-) -> list[EvaluatedSample]:
     config, loop = prepared.resolved.config, asyncio.get_running_loop()
-    settings = make_run_settings(prepared.resolved)
+    events, settings = EventLog(loop.time, *sinks), make_run_settings(prepared.resolved)
     sampling = settings.eval_sampling or settings.sampling
     settings = replace(settings, group_size=answers, redundant_members=0, sampling=sampling)
     failed: asyncio.Future[None] = loop.create_future()
@@ -90,10 +73,15 @@ async def _run_evaluation(
         if not failed.done():
             failed.set_exception(error)
 
-    hub = InferenceHub(
-        components.engines, events=events, reliability=settings.reliability, clock=loop.time, on_failure=fail
-    )
-    try:
+    async with AsyncExitStack() as stack:
+        environments = make_environment_pool(prepared.resolved, prepared.policy)
+        stack.push_async_callback(environments.close)
+        components = prepared.family.make_inference_components(prepared.make_context(logs))
+        stack.push_async_callback(components.close)
+        stack.callback(failed.cancel)
+        hub = InferenceHub(
+            components.engines, events=events, reliability=settings.reliability, clock=loop.time, on_failure=fail
+        )
         await _load_policy_into_engines(hub, components)
         evaluator = SampleEvaluator(
             hub=hub,
@@ -110,8 +98,6 @@ async def _run_evaluation(
             await asyncio.wait({work})
             failed.result()
         return work.result()
-    finally:
-        failed.cancel()
 
 
 async def _load_policy_into_engines(hub: InferenceHub, components: InferenceComponents) -> None:

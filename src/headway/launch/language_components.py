@@ -99,28 +99,23 @@ class LanguageModelFamily:
         transport = make_transport(resolved, placement.transport)
         derived, replicas = resolved.derived, list_scorer_replicas(resolved)
         if placement.processes:
-            trainer = _make_remote_trainer(context)
-            reference: Scorer = TrainerScorer(trainer, "reference")
-            if "reference" in replicas:
-                reference = _make_replica_scorer(context, "reference", create_reference_scorer)
-            return TrainingComponents(
-                trainer=trainer,
-                engines=engines,
-                transport=transport,
-                ref_logp=reference if derived.needs_reference else None,
-                logp=_make_replica_scorer(context, "logp", create_logp_scorer, trainer) if "logp" in replicas else None,
-                critic=TrainerScorer(trainer, "value") if derived.needs_critic else None,
-                cluster=placement.cluster,
-            )
-
-        local = make_local_trainer(context.make_args(placement.train_threads), context.make_local_store())
+            trainer: RemoteTrainer | LocalTrainer = _make_remote_trainer(context)
+        else:
+            trainer = make_local_trainer(context.make_args(placement.train_threads), context.make_local_store())
+        reference: Scorer = TrainerScorer(trainer, "reference")
+        logp: Scorer = TrainerScorer(trainer, "policy")
+        if placement.processes and "reference" in replicas:
+            reference = _make_replica_scorer(context, "reference", create_reference_scorer)
+        if placement.processes and "logp" in replicas:
+            logp = _make_replica_scorer(context, "logp", create_logp_scorer, trainer)
         return TrainingComponents(
-            trainer=local,
+            trainer=trainer,
             engines=engines,
             transport=transport,
-            ref_logp=TrainerScorer(local, "reference") if derived.needs_reference else None,
-            logp=TrainerScorer(local, "policy") if "logp" in replicas else None,
-            critic=TrainerScorer(local, "value") if derived.needs_critic else None,
+            ref_logp=reference if derived.needs_reference else None,
+            logp=logp if "logp" in replicas else None,
+            critic=TrainerScorer(trainer, "value") if derived.needs_critic else None,
+            cluster=placement.cluster,
         )
 
     def make_inference_components(self, context: LaunchContext) -> InferenceComponents:

@@ -148,11 +148,12 @@ class _MemoryModel:
 
     def estimate_trainer(self) -> dict[str, int]:
         """Return the needs of a trainer that is one process."""
+        offloads = self.placement.device == "cuda" and self.resolved.config.actor_train.training_args.offload_optimizer
         masters = 4 * self.trained if self.train_bytes < 4 else 0
         found = {
             "weights": self.train_bytes * self.parameters + masters,
             "gradients": 4 * self.trained,
-            f"{HOST}:optimizer" if self._offloads else "optimizer": 8 * self.trained,
+            f"{HOST}:optimizer" if offloads else "optimizer": 8 * self.trained,
         }
         derived = self.resolved.derived
         separate = self.placement.processes and has_own_replica(self.resolved, "reference")
@@ -188,10 +189,6 @@ class _MemoryModel:
     def estimate_scorer(self, role: str) -> dict[str, int]:
         """Return the needs of a scorer with a replica of its own; `logp` takes new weights beside its own."""
         return {"weights": (_WEIGHT_SETS if role == "logp" else 1) * 4 * self.parameters}
-
-    @property
-    def _offloads(self) -> bool:
-        return self.placement.device == "cuda" and self.resolved.config.actor_train.training_args.offload_optimizer
 
     def _estimate_versions(self) -> dict[str, int]:
         """Return the memory of versions that are kept for engines."""

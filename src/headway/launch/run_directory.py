@@ -28,6 +28,8 @@ from typing import Any
 import yaml
 
 from headway.config import ResolvedConfig
+from headway.config.document import nest_values
+from headway.config.resolved_config import get_at_key
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.ledger import Ledger, find_newest_checkpoint
@@ -119,7 +121,7 @@ class RunDirectory:
 
     def write_identity(self, resolved: ResolvedConfig, identity: Mapping[str, Any]) -> None:
         """Write the configuration and what identifies the run. Raises `ConfigError` where another run started here."""
-        wanted = {**identity, **{key: _read_option(resolved, key) for key in _FIXED_OPTIONS}}
+        wanted = {**identity, **{key: get_at_key(resolved.config, key) for key in _FIXED_OPTIONS}}
         path = self.path / IDENTITY_FILE
         if self.started and path.exists():
             written = json.loads(path.read_text(encoding="utf-8"))
@@ -133,9 +135,7 @@ class RunDirectory:
                     )
         else:
             _write_atomically(path, json.dumps(wanted, indent=2) + "\n")
-        tree: dict[str, Any] = {}
-        for key, value in resolved.given().items():
-            _set_nested(tree, key, value)
+        tree = nest_values({tuple(key.split(".")): value for key, value in resolved.given().items()})
         _write_atomically(self.path / CONFIG_FILE, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
 
@@ -172,20 +172,6 @@ def _make_unwritable_error(key: str, path: Path, error: OSError) -> ConfigError:
     if isinstance(error, FileExistsError | NotADirectoryError):
         return ConfigError("cannot be written: something that is no directory stands there", key=key, value=str(path))
     return ConfigError(f"cannot be written: {error.strerror}", key=key, value=str(path))
-
-
-def _read_option(resolved: ResolvedConfig, key: str) -> Any:
-    value: Any = resolved.config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
-
-
-def _set_nested(tree: dict[str, Any], key: str, value: Any) -> None:
-    *above, last = key.split(".")
-    for part in above:
-        tree = tree.setdefault(part, {})
-    tree[last] = value
 
 
 def _write_atomically(path: Path, text: str) -> None:

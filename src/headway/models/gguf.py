@@ -165,7 +165,7 @@ def gguf_cache_key(file: Path) -> str:
 
 def write_converted_model(file: Path, header: GgufHeader, directory: Path) -> None:
     """Convert `file` and write the result into `directory`."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GenerationConfig
 
     config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)  # read once, because it takes seconds
     tokenizer = _load_tokenizer(file, header, config)
@@ -175,7 +175,11 @@ def write_converted_model(file: Path, header: GgufHeader, directory: Path) -> No
     for trace in ("is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(trace, None)
     model.config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config = _make_generation_config(tokenizer, ends)
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=ends[0] if len(ends) == 1 else ends or None,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     model.config.pad_token_id = tokenizer.pad_token_id
     if length := model.config.get_text_config().max_position_embeddings:
         tokenizer.model_max_length = length
@@ -197,11 +201,6 @@ def _load_model(file: Path, header: GgufHeader, config: Any) -> PreTrainedModel:
     if not header.has_own_head:
         model.tie_weights()
     vars(model.config).pop("_model_name_or_path", None)
-    return _remove_quantization(model)
-
-
-def _remove_quantization(model: PreTrainedModel) -> PreTrainedModel:
-    """Remove every trace of quantisation."""
     for owner, attribute in ((model, "hf_quantizer"), (model.config, "quantization_config")):
         if hasattr(owner, attribute):
             delattr(owner, attribute)
@@ -259,13 +258,3 @@ def _choose_padding(tokenizer: PreTrainedTokenizerBase, ends: list[int]) -> str 
     )
     candidates: list[str | None] = [current, *(name for name in _PADDING if name in special), *unused]
     return next((token for token in candidates if token is not None and token not in taken), current)
-
-
-def _make_generation_config(tokenizer: PreTrainedTokenizerBase, ends: list[int]) -> Any:
-    from transformers import GenerationConfig
-
-    return GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=ends[0] if len(ends) == 1 else ends or None,
-        pad_token_id=tokenizer.pad_token_id,
-    )

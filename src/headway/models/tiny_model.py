@@ -24,15 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 ALPHABET = string.digits + string.ascii_letters + string.punctuation + " \n"
-PAD, BEGIN, END, USER, ASSISTANT, SYSTEM, UNKNOWN = SPECIAL = (
-    "<pad>",
-    "<begin>",
-    "<end>",
-    "<user>",
-    "<assistant>",
-    "<system>",
-    "<unknown>",
-)
+SPECIAL = tuple(f"<{name}>" for name in ("pad", "begin", "end", "user", "assistant", "system", "unknown"))
+PAD, BEGIN, END, USER, ASSISTANT, SYSTEM, UNKNOWN = SPECIAL
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] + eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"

@@ -11,10 +11,9 @@ import json
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
-from headway.errors import ConfigError, RewardError
+from headway.errors import ConfigError, RewardError, suggest_close_match
 from headway.rewards.function_reward import BuiltInReward
 
 Instruction = tuple[str, Mapping[str, Any]]
@@ -79,7 +78,7 @@ def _read_task(data: Mapping[str, Any], instructions: str, parameters: str) -> l
         raise RewardError(f"the task has {len(names)} instructions and {len(given)} sets of parameters")
     for name in names:
         if name not in IFEVAL_CHECKS:
-            raise RewardError(f"no check for the instruction {name!r}{_suggest(name)}")
+            raise RewardError(f"no check for the instruction {name!r}{suggest_close_match(name, IFEVAL_CHECKS)}")
     # IFEval's data has a null for every parameter of every other instruction.
     sets = [{key: value for key, value in (one or {}).items() if value is not None} for one in given]
     return list(zip(names, sets or [{}] * len(names), strict=True))
@@ -90,17 +89,13 @@ def _read_config(entry: Mapping[str, Any]) -> Instruction:
     name = given.pop("id", None)
     if name not in IFEVAL_CHECKS:
         hint = ", ".join(sorted(IFEVAL_CHECKS))
-        raise ConfigError(f"is no check{_suggest(str(name))}", key="checks", value=name, hint=hint)
+        problem = f"is no check{suggest_close_match(str(name), IFEVAL_CHECKS)}"
+        raise ConfigError(problem, key="checks", value=name, hint=hint)
     try:
         inspect.signature(IFEVAL_CHECKS[name]).bind("", **given)
     except TypeError as error:
         raise ConfigError(f"{name}: {error}", key="checks", value=dict(entry)) from error
     return name, given
-
-
-def _suggest(name: str) -> str:
-    close = get_close_matches(name, IFEVAL_CHECKS, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def compare_count(count: int, relation: str, wanted: int) -> bool:

@@ -18,12 +18,12 @@ MAX_CHOICES = 128
 MAX_TOKENS = 1 << 30
 _COMMON = "model max_tokens n temperature top_p top_k min_p stop stream stream_options seed logprobs return_token_ids"
 _CHAT = "messages max_completion_tokens tools tool_choice parallel_tool_calls top_logprobs chat_template_kwargs"
+_TEXT_PARAMETERS = frozenset(f"{_COMMON} prompt".split())
+_CHAT_PARAMETERS = frozenset(f"{_COMMON} {_CHAT}".split())
 _IGNORED = (
     "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention reasoning_effort "
     "verbosity"
 )
-_TEXT_PARAMETERS = frozenset([*_COMMON.split(), "prompt"])
-_CHAT_PARAMETERS = frozenset([*_COMMON.split(), *_CHAT.split()])
 _IGNORED_PARAMETERS = frozenset(_IGNORED.split())
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "audio": (),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from headway.environments.response_parsing import ParsedToolCall
@@ -33,16 +34,7 @@ _BUILT_IN_SOURCES: dict[str, Callable[..., ToolSource]] = {
     "search": lambda **options: StaticToolSource(make_search_tool(**options)),
     "mcp": MCPToolSource,
 }
-TOOL_PROMPT_FORMAT = """# Tools
-
-You may call functions. These are their signatures:
-<tools>
-{signatures}
-</tools>
-For each call write a JSON object with the name and the arguments between tool_call tags:
-<tool_call>
-{{"name": "function name", "arguments": {{"argument": "value"}}}}
-</tool_call>"""
+TOOL_PROMPT_FORMAT = files("headway.environments.tools").joinpath("tool_prompt.txt").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,12 +47,7 @@ _MARGIN = 20
 
 
 def make_ocr_reward(
-    *,
-    answer: str = "answer",
-    reader: str = "ppocr",
-    alphabet: str = "",
-    timeout_s: float = 10.0,
-    concurrency: int = 2,
+    *, answer: str = "answer", reader: str = "ppocr", alphabet: str = "", timeout_s: float = 10.0, concurrency: int = 2
 ) -> BuiltInReward:
     """Score how well the picture shows the task's text.
 

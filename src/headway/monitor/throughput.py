@@ -27,9 +27,9 @@ class StepRecord:
     """Optimizer updates done after it."""
     end_s: float
     seconds: float
-    """Since the end of the step before, or since the first event."""
+    """Time since the end of the step before, or since the first event."""
     train_s: float
-    """Since its own begin."""
+    """Seconds since its own begin."""
     groups: int
     samples: int
     actions: int

@@ -231,7 +231,7 @@ _ARGUMENT_MAKERS: dict[str, Callable[[Rng], CallArguments]] = {
     "unpacked": _make_packed_text,
     "longest": lambda rng: (_make_letters(rng),),
 }
-"""For each function of `repair_modules.yaml`, a generator of calls that the repository's tests do not contain."""
+"""Generators, for each function of `repair_modules.yaml`, of calls that the repository's tests do not contain."""
 
 
 def _load_modules() -> dict[str, RepairModule]:

@@ -1,4 +1,4 @@
-"""Engines over stand-ins, and versions of a table as they travel. Nothing here needs torch."""
+"""Engines over fake servers, and versions of a table as they travel. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Site:
         dialect: ServerDialect | None = None,
         **options: Any,
     ) -> ServerEngine:
-        """Over a stand-in of its own, which starts when the engine does."""
+        """Over a fake server of its own, which starts when the engine does."""
         raw = self._options.get("raw", False)
         standin = KINDS[self.kind](
             lambda: Decoder(Table(random_rows(SIZE)), raw=raw), dev_mode=self._options.get("dev_mode", True)

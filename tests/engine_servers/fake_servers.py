@@ -366,7 +366,7 @@ async def serve(kind: str, port: int, decoder: Callable[[], Decoder]) -> None:
 
     server.more["POST /end"] = end
     await server.start(port)
-    print(f"{kind} stand-in on {server.url}", flush=True)
+    print(f"{kind} fake server on {server.url}", flush=True)
     await over.wait()
     await server.stop()
 

@@ -72,7 +72,7 @@ def test_a_server_that_is_killed_is_missed_at_once_and_comes_back_empty(tmp_path
         finally:
             await site.close()
         assert gone(guard) and gone(first) and gone(second)
-        assert log.read_text().count("stand-in on") == 2
+        assert log.read_text().count("fake server on") == 2
 
     factory.run(scenario())
 

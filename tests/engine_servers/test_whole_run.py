@@ -27,7 +27,7 @@ def lottery(text: str, task: Any) -> float:
 
 @contextmanager
 def served(runs: Runs, kind: str, seen: dict[str, Any]) -> Iterator[str]:
-    """The address of a stand-in with the model of `runs`; afterwards `seen` has what it has seen."""
+    """The address of a fake server with the model of `runs`; afterwards `seen` has what it has seen."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

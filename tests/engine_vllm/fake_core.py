@@ -1,4 +1,4 @@
-"""A core that stands in for vLLM's: it really makes tokens one by one, of weights that it reads from shared memory.
+"""A core that takes the place of vLLM's: it really makes tokens one by one, of weights in shared memory.
 
 Its model is one number: it says that number again and again, or, where it is negative, n + 1 after n.
 """
@@ -39,7 +39,7 @@ class FakeCore:
         self.requests: dict[str, Running] = {}
         self.working = True
         self._step_s = step_s
-        self._task = asyncio.create_task(self._steps(), name="stand-in")
+        self._task = asyncio.create_task(self._steps(), name="fake core")
 
     def report_end_to(self, on_end: Callable[[str], None]) -> None:
         self._on_end = on_end

@@ -68,7 +68,7 @@ class Children:
         return engine
 
 
-class TestInsideEngine(Children, EngineContract):
+class TestInProcessEngine(Children, EngineContract):
     async def serve(self, engine: Engine, version: int) -> None:
         await serve(engine.receiver, version)
 

@@ -58,7 +58,7 @@ class InVllm:
         self.inside.place.run(scenario)
 
 
-class TestInsideEngine(InVllm, EngineContract):
+class TestInProcessEngine(InVllm, EngineContract):
     LENGTH = 400
 
     def make(self, name: str = "engine/0") -> Engine:

@@ -4,8 +4,6 @@ A message says what happened, where, and the value that caused it. The type of a
 sense, so that recovery never parses text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import get_close_matches
 

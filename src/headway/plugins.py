@@ -7,8 +7,6 @@ name that a plugin registers is valid wherever a built-in name is.
 Guarantees: a plugin is imported once per process. Whatever goes wrong is a `ConfigError` that names the plugin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points

@@ -5,8 +5,6 @@ configuration can be checked before the modules that implement them are imported
 register an entry for each name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches

@@ -4,8 +4,6 @@ A generator is derived from the run's seed and a path of names, so that adding a
 other consumer's stream, and the same seed gives the same run.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from hashlib import blake2b

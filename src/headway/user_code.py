@@ -4,8 +4,6 @@ Such code runs when it is imported; nothing else in a configuration is ever exec
 `ConfigError` that names the key and the value.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

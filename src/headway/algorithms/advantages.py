@@ -18,8 +18,6 @@ group whose rewards are all equal is exactly 0 wherever it is centred on the gro
 Legend: N packed actions, S samples, K steps (turns) of all samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -20,8 +20,6 @@ Legend: B samples; x, v, mean are [B, ...]; s, s_next and std are [B], each samp
 dt = s_next − s < 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise

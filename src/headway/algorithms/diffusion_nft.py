@@ -15,8 +15,6 @@ Guarantees: the gradient flows through v alone; results are at least float32. Th
 Legend: B samples; x0, x_s, v are [B, ...]; s, advantages, r and losses are [B].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

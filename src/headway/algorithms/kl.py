@@ -5,8 +5,6 @@ constants). The log-ratio of k3 is clamped to ±20 as a whole, so k3 is never in
 is 0. Legend: N packed actions.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -12,8 +12,6 @@ float32. Not differentiable twice. The caller chooses the positions.
 Legend: N positions, C positions of a chunk, H hidden size, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -14,8 +14,6 @@ Guarantees: finite for finite input. All built-in losses but `gspo` work on a pa
 Legend: N packed actions; ℓ is `logp_N`, ℓ_b `behaviour_N`, ℓ_p `proximal_N`, A `advantage_N`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

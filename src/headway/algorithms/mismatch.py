@@ -8,8 +8,6 @@ stay those of the batch (`actions.py`), so dropping many actions makes the step 
 The levels of sequences need whole sequences. Legend: N packed actions, S sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

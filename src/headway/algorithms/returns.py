@@ -12,8 +12,6 @@ that a limit cut off is treated as one that ended.
 Legend: S samples or rows, G sets (groups), N packed actions, T columns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

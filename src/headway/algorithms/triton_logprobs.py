@@ -7,8 +7,6 @@ products that follow.
 Sums are in float32. Tokens whose logit is −∞ have probability 0 and no gradient.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

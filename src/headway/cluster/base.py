@@ -3,8 +3,6 @@
 A lock has an owner and a deadline: a role that cannot have it in time is told who holds it and since when.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -4,8 +4,6 @@
 perhaps not as the user expects. What depends on the machine is checked by `headway.launch`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS

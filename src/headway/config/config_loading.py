@@ -6,8 +6,6 @@ Problems are collected along the way and raised together as `ConfigErrors`; arit
 single value is right. Notes do not stop anything.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace

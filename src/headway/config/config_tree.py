@@ -4,8 +4,6 @@ Every problem is collected and none hides another: a field with a problem keeps 
 checked. Relations between fields are checked in `config_checks`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping

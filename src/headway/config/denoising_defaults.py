@@ -5,8 +5,6 @@ Published defaults of Flow-GRPO are filled in where the configuration says nothi
 batch, advantages within ±5.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -11,8 +11,6 @@ device is always shared, in turns if the engine is hybrid, else side by side.
 Numbers that do not divide are refused.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

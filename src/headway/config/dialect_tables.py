@@ -5,8 +5,6 @@ function in `_REWRITES`, or a mapping from their values to ours, where null leav
 value without a counterpart raises `ValueError` with what would be right; one that returns `UNSET` leaves our key alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files

@@ -4,8 +4,6 @@ Reads YAML files (line numbers kept, repeated keys refused), mappings and `key=v
 Replaces references `${name}`. Knows nothing of the schema: names and types are checked later.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

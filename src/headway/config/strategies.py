@@ -5,8 +5,6 @@ are servers: the native engine is used instead unless the configuration says whe
 starts them (`launch`), or that vLLM runs in the processes of the engines (`in_process`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

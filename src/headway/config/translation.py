@@ -6,8 +6,6 @@ is fine if it is the same, otherwise it is an error that names both: no key wins
 implies gives way to a value that another key gives.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any

@@ -3,8 +3,6 @@
 Guarantees: an unknown entry is refused, with a suggestion, before anything is read. Rows are not looked into here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches

@@ -4,8 +4,6 @@ Guarantees: every problem is a `ConfigError` with the file and, where there is o
 by the line of a text file, else by their place in the file.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping

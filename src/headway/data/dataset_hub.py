@@ -5,8 +5,6 @@ folder of data files. Guarantees: without a network the answer comes within seco
 unless the dataset is cached. The library is needed only if such an entry is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path

@@ -5,8 +5,6 @@ trained. Whether a string is held out follows from its letters alone, so that pr
 without knowing each other. Differences are not negative unless the option `negative` allows them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from hashlib import blake2b

@@ -6,8 +6,6 @@ token is added twice. `max_length` is never less than the number of tokens, so t
 to know that they fit. Torch is not needed: a tokenizer is whatever has the two methods.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -6,8 +6,6 @@ metadata of its entry, with which the reward `reasoning_gym` scores an answer wi
 metadata is a Python literal, because JSON would turn tuples into lists.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

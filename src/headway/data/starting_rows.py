@@ -5,8 +5,6 @@ anything starts. A row that is held out is never trained. Where no file is named
 from seeds alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

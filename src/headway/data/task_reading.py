@@ -5,8 +5,6 @@ limit, and a note counts what was left out. Prompts that fit for certain are tok
 million rows cost seconds; only the others are tokenized here, in batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar

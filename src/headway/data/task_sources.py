@@ -5,8 +5,6 @@ Every epoch gives each task once, in a new order if shuffled. `InterleavedSource
 range of positions, to within about one task; a domain that is used up begins again without the others waiting for it.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 from array import array

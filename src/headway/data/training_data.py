@@ -5,8 +5,6 @@ is never trained. The same configuration and files give the same task at the sam
 torch nor a tokenizer is imported: the caller passes a tokenizer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 

@@ -7,8 +7,6 @@ here; the other steps have no gradient.
 Legend: N trained steps of the batch, S samples, C channels, H and W of a latent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite

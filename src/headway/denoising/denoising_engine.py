@@ -6,8 +6,6 @@ the version that made it and is reported when it is made. Steps outside the wind
 log-probability of 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

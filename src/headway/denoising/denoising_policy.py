@@ -7,8 +7,6 @@ train, and they start as the identity.
 Legend: N steps of a micro-batch, C channels, H and W of a latent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache

@@ -7,8 +7,6 @@ precision. Latents leave the device only if a step is trained. Weights change be
 Legend: B requests of a step, C channels, H and W of a latent, Z slots.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache

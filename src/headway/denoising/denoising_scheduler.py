@@ -7,8 +7,6 @@ separate where noise begins. A later member joins as long as the current weights
 scheduler never sees a tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b

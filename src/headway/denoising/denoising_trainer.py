@@ -8,8 +8,6 @@ Guarantees: `learn` changes everything or nothing, as in `trainers.local.optimiz
 whole mini-batch. If memory runs out, the same step is computed in smaller micro-batches, which changes no gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path

@@ -9,8 +9,6 @@ A model that has learned them perfectly is wrong as often as they are: only a re
 Legend: B pictures of a batch, C channels, H height, W width.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ Stop strings are searched in the text of what was generated, never in the prompt
 The token that completes one is the last token of the answer and stays, because the model has drawn it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -9,8 +9,6 @@ loop and sends them in one note, before the answer that follows from them. Weigh
 them, because only references to buckets cross. The first call starts the child, if `start` has not.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ Guarantees: actions are recorded in order and kept whatever happens to the back 
 down, because it is then unknown which weights it has. Does not know how a stream is opened.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence

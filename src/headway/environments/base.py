@@ -1,7 +1,5 @@
 """The environment protocol, and the one-step environment that verifiable tasks use."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable

@@ -10,8 +10,6 @@ that was cut off, by length or by a stop string, gets the end that it lacks. Con
 are removed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

@@ -5,8 +5,6 @@ task or thread only. Printing beyond the limit raises, so the episode is lost wi
 file descriptors directly is still shown in this process; worker processes discard that too.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

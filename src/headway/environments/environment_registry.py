@@ -4,8 +4,6 @@ Every mistake in a name or an option is a `ConfigError` here, before anything st
 every installation has, are imported only when an environment of theirs is asked for.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

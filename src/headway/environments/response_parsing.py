@@ -9,8 +9,6 @@ calls. Arguments may be an object or its JSON text. Something that looks like a 
 reason, never an answer.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -19,8 +19,6 @@ Methods may be `async`; other methods run on threads. The class does not have to
 knows tokens: `headway.environments.chat_turns` converts text to tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite

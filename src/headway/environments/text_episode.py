@@ -5,8 +5,6 @@ reward of a reply belongs to its turn; at the end, `info` holds the number of `t
 and whether the episode was a `success`. The episode does not know where the environment runs: its slot does.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

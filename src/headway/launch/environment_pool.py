@@ -8,8 +8,6 @@ Guarantees: equal configurations give equal tasks at equal positions in every pr
 another random stream than training tasks. After the pool is closed, no process that an environment started is left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

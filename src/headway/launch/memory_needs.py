@@ -5,8 +5,6 @@ cache. Not counted: activations, which depend on the samples, and the memory of 
 this estimate will not run, and one that barely fits may not either. Servers (vLLM, SGLang) manage their own memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

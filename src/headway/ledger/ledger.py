@@ -13,8 +13,6 @@ more than the ledger.
 The ledger decides nothing: what to train, to drop or to regenerate is decided by the scheduler.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ of a sequence or of a mapping is not kept; `Task.data` and `Episode.info` hold J
 The layout of the header is part of the file format of the ledger: it must not change, or old runs cannot be resumed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

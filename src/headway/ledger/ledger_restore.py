@@ -11,8 +11,6 @@ A record is renumbered once and for good: every stored record has the lineage in
 since then are applied on reading, never to the stored bytes. A second crash cannot renumber twice.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterable

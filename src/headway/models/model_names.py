@@ -6,8 +6,6 @@ once where a run starts and pass the directory on, so that all processes read th
 that share the disk. Weights are loaded only to convert them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ It is asked by calls: a method's name with records as arguments. What it sends w
 answers arrive in the order in which they were sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping

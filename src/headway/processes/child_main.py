@@ -8,8 +8,6 @@ A contained child is two processes. The outer one runs no code of the target: it
 inner one ends, kills every process that is left below it, and ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import gc

@@ -7,8 +7,6 @@ wrong, and never disturbs the run. The socket goes with the run; one that a kill
 until the next run replaces it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

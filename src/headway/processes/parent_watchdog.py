@@ -8,8 +8,6 @@ process ended. A watchdog has a session of its own, so that a signal to the grou
 imports nothing of Headway and little of Python's library, as it runs under `python -IS` and must start fast.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

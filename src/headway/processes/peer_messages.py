@@ -8,8 +8,6 @@ but cannot be decoded becomes `("unread", kind, number, reason)`, so that the wa
 An error of `headway.errors` is raised again as what it was; any other becomes `PeerFailed`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The output of a process: kept for the last lines of an error, appended to a log, or counted against a limit."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -3,8 +3,6 @@
 A reward that fails raises an error; it never returns zero for an unknown score.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from typing import Any, Protocol

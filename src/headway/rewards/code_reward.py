@@ -9,8 +9,6 @@ A program that fails, loops or exceeds a limit has failed its tests and scores z
 sandbox itself cannot run it.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import json

@@ -12,8 +12,6 @@ One call is about one answer, so TRL's lists have one element; the answer to a l
 function gets only the parameters it asks for. Tokens (`completion_ids`) and the trainer's state are not available.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from math import isfinite

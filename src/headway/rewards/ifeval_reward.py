@@ -4,8 +4,6 @@ Each check has IFEval's name. It takes the text and its own parameters by keywor
 runs in time linear in the text. The check of a response's language is missing: it needs a model of its own.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import operator

@@ -4,8 +4,6 @@ The judge is a server with the OpenAI protocol; requests run on their own thread
 failures and replies without a score are retried with growing pauses; after that the sample has no score.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Requests block and belong on a thread. They follow no redirect (the API key woul
 configuration does not name, and read at most a megabyte. `retry_with_backoff` repeats what may succeed later.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ before anything starts. All terms of one sample are scored at the same time, so 
 and no other sample waits. If one term has no score, the sample has none, and its other terms are cancelled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping

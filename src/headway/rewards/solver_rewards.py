@@ -6,8 +6,6 @@ signals, which do not work beside an event loop. So its limits are off, and the 
 too long or too much memory has no score.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

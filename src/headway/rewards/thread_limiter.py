@@ -4,8 +4,6 @@ Each call has its own daemon thread: a call that hangs costs its slot, but does 
 alive. A slot becomes free when the call has really ended, even if its caller was cancelled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -5,8 +5,6 @@ memory (`/tmp`, home and working directory at once), and fresh `/proc` and `/dev
 `/etc` but what the loader needs, no other process, no network but an unconnected loopback, and no variable of the host.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

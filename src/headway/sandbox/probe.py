@@ -3,8 +3,6 @@
 A machine passes only if a test program inside the sandbox has failed to do everything that is forbidden there.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform

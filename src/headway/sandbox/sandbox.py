@@ -8,8 +8,6 @@ any other machine every run is refused. Control groups are not needed.
 The sandbox does not hide the kernel: it does not protect from kernel bugs that ordinary system calls reach.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import marshal

@@ -1,7 +1,5 @@
 """Limits and outcomes of sandboxed programs, and the errors of the sandbox itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -6,8 +6,6 @@ program under test does not need and kernels have had bugs in. A denied call fai
 architecture ends the process.
 """
 
-from __future__ import annotations
-
 import platform
 import struct
 

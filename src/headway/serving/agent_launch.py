@@ -8,8 +8,6 @@ error has failed; it posts its reward to `$HEADWAY_REWARD_URL`. No program, and 
 episode or the run, even if the run is killed: a watchdog process ends it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

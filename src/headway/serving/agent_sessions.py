@@ -22,8 +22,6 @@ A turn whose context starts anew is marked, and trainers give it a sequence of i
 after exactly the tokens that preceded it when it was sampled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ the conversation is rendered with a marker in place of the answer, so the answer
 Needs no torch: any object with the methods of `ServingTokenizer` will do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

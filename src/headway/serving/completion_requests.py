@@ -4,8 +4,6 @@ Guarantees: a parameter that would change the answer and is not supported is ref
 parameter. Parameters without an effect here (`user`, `store`, …) are ignored.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -9,8 +9,6 @@ requests are bounded; a client that disconnects stops its generation; every refu
 module that needs aiohttp.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import ipaddress

@@ -5,8 +5,6 @@ not shown. A stream holds back text that may still turn out to be the beginning 
 multi-token character.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

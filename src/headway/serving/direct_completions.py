@@ -4,8 +4,6 @@ Guarantees: a request that cannot be served is refused before the hub sees it; c
 generation. With a `seed`, equal requests to equal weights get equal answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager

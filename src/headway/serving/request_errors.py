@@ -1,7 +1,5 @@
 """Refused requests in the form that OpenAI's clients understand, and typed access to a request's JSON fields."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any

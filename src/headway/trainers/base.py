@@ -5,8 +5,6 @@ unchanged, or the trainer is lost (`TrainerCrashed`). A lost trainer comes back 
 version of its last checkpoint.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable

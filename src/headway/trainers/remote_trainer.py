@@ -9,8 +9,6 @@ child last reported: a change is reported before the answer of the call that mad
 cancelled too late with the next answer. Weights cross as names of shared memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager

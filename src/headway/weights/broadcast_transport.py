@@ -17,8 +17,6 @@ bytes; nothing is pickled. The receiver's checksums verify what arrives.
 There is no authentication: the port of the store must be in a private network.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

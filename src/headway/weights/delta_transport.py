@@ -16,8 +16,6 @@ A bucket that changed and has the old CRC-32 all the same (one in four thousand 
 changes again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

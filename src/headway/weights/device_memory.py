@@ -16,8 +16,6 @@ version, which is after the flip; the kernel releases the lease of a dead reader
 another machine, gets a `TransferError`. Only `CudaMemory` uses CUDA; any memory that can be opened by a handle will do.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol
 

@@ -18,8 +18,6 @@ There must be only one writer (one run, one directory). A network file system ma
 less than all of it gets a `TransferError`, and succeeds at the next attempt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ both can read them, and only a reference travels. A source that publishes there 
 costs no further copy; buckets from the heap are copied once, whatever the number of engines.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import replace

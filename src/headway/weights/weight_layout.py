@@ -8,8 +8,6 @@ A safetensors shard holds whole tensors in the order of the manifest. Its data a
 first of them to the last: other programs load it by name, and a bucket is one or two ranges of bytes in the shards.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

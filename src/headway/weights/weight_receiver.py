@@ -14,8 +14,6 @@ Guarantees: `activate` gets complete, verified versions only, and `version` is w
 in any order and repeatedly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

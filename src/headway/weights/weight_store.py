@@ -9,8 +9,6 @@ heap buffer lives as long as one of its buckets; a shared one is overwritten onl
 then the receiver's checksum tells). Buckets of a dropped version raise `TransferError`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from abc import ABC, abstractmethod

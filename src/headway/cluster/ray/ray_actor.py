@@ -5,8 +5,6 @@ start in the order in which they were sent, whatever order they arrive in. Answe
 actor ends with the driver that made it, as Ray ends all actors of a job.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -11,8 +11,6 @@ its kind was given. When a node is lost, Ray finds another place for its bundle,
 Actors and the group belong to this driver's job: they are gone with it, however it ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress

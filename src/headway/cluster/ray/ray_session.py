@@ -11,8 +11,6 @@ holds those from n·num_gpus_per_node. The requests of all parts on one node of 
 always share a machine. Different nodes are on different machines where there are enough of them.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -6,8 +6,6 @@ Guarantees: a `SmallMmdit` is loaded as it was saved, bit for bit. A directory t
 a `ConfigError` that says what is wrong. Nothing is pickled.
 """
 
-from __future__ import annotations
-
 from difflib import get_close_matches
 from pathlib import Path
 

@@ -12,8 +12,6 @@ Legend: B samples, C channels, H height, W width, L characters, P patches, T tok
 K heads, E width of a head; N rows, I inputs, O outputs of a linear layer.
 """
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Sequence

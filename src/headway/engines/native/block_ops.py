@@ -11,8 +11,6 @@ Shapes: B lanes, T tokens, E width of the model, H heads, K key-value heads, D h
 token p of slot s is row `s · slot_tokens + p`.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -7,8 +7,6 @@ at once; so no tensor made inside a step may be used after it. What a step reads
 their owner holds it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

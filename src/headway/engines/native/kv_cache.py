@@ -4,8 +4,6 @@ Shapes: S slots, K key-value heads, L tokens of a slot, D head size, R rows of K
 of slot s is row `s · slot_tokens + p`.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np

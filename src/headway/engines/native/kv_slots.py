@@ -7,8 +7,6 @@ another one; saved tokens stay within a budget, least recently used first out. H
 carries out what is decided here.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass

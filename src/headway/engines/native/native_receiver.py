@@ -7,8 +7,6 @@ Guarantees: `take_values` returns a whole, verified version or raises. Buckets o
 twice; those that come early are held until the ones before them have arrived.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from math import prod
 from typing import Any

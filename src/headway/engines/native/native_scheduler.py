@@ -5,8 +5,6 @@ first in, first out, but a member of a group lets others pass while a sibling pr
 one token of each ready sequence and prefills at most `prefill_tokens` of the others. Never sees a tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ Weights cannot be read back from here.
 oneDNN has its own threads on some machines: set OMP_NUM_THREADS before the process starts to limit them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@ one is copied into them between two blocks. So a version needs its memory twice 
 Tied tensors are one tensor under several names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -11,8 +11,6 @@ A row's draw depends on its logits and its own uniform number, not on other rows
 Shapes: N rows, V vocabulary, B blocks of the vocabulary, W their width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

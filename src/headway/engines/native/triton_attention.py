@@ -7,8 +7,6 @@ reads a short slot and many read a long one. Where there are several, `_join` su
 Scores are in base 2. Nothing behind a sequence's end is read.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -6,8 +6,6 @@ end. Every kernel of a step begins with `wait_for_previous_kernel`, before it re
 that has waited for its predecessor has waited for all before it.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from typing import Any

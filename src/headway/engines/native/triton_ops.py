@@ -3,8 +3,6 @@
 Only rounding differs: norms, rotations and gates are computed in float32 and rounded once.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,8 +5,6 @@ handles a strip of the matrix and a share of its depth. Shares become float32 pl
 sums, which costs no kernel and no rounding. Where `is_faster` returns False, the library is as fast or faster.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -8,8 +8,6 @@ all float32 numbers, exact for top-k and top-p but for ties, which all stay.
 Logits that are not finite give a log-probability that is not a number: the reader of the block must check.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

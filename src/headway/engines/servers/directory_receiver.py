@@ -10,8 +10,6 @@ A version must have the tensors that the model's own files have, by name: vLLM k
 lacks, and says so in its log only.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Awaitable, Callable

@@ -5,8 +5,6 @@ Guarantees: whatever goes wrong is one of two errors. `ServerRefused`: the serve
 which tells these servers to stop the request. Does not retry and does not know what the calls mean.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager

@@ -9,8 +9,6 @@ parameters (`probe`) under which all tokens that can be drawn are equally likely
 all the same, and the model's own differ. The check cannot tell for a model that is certain of every token.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing

@@ -5,8 +5,6 @@ which weights it serves. A server that its owner restarted is recognized by its 
 request that fails on a server which still answers is `EngineError` for itself only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import shutil

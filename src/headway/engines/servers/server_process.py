@@ -5,8 +5,6 @@ itself, its engine is told at once, with the first errors and the last lines of 
 server that runs also answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -15,8 +15,6 @@ An update is `/abort_request` for all, which returns what running requests have,
 a pause looks for running requests once a second only. `extra_key` keeps prefixes of different weights apart.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

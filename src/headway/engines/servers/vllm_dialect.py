@@ -16,8 +16,6 @@ Servers that a run launches load with `WeightReloadExtension` (`engines/vllm/wor
 leaves the output layer as it was where that is tied to the embedding.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ request has begun: from then on a pause that aborts ends it. The answer to a pau
 it, and what waits for that has run when `pause_generation` returns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 from collections.abc import AsyncGenerator, Awaitable, Callable

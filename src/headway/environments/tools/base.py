@@ -4,8 +4,6 @@ A tool is a name, a description, a JSON schema of its arguments and one coroutin
 `ToolRefused`, whose text the policy reads. Any other exception means that the tool is broken and ends the episode.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ exact up to 4,000 bits; expressions that would give longer numbers, or are neste
 are computed.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator

@@ -6,8 +6,6 @@ its standard input then closes. An error that a tool returns is a refusal that t
 is silent for `timeout_s`, loses the episode. Only the text of an answer is passed on; other parts are named by type.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Mapping, Sequence

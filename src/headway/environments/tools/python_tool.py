@@ -4,8 +4,6 @@ Nothing persists between calls, and the program sees nothing of the machine. The
 that loops, exceeds a limit or fails is an answer too: the policy reads how it ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 from weakref import WeakKeyDictionary
 

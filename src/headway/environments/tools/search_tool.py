@@ -8,8 +8,6 @@ of Robertson and Zaragoza with k₁ = 1.2, b = 0.75 and an inverse document freq
 knows no stems, synonyms or phrases. It suits thousands of documents, not millions.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ calls that a tool refuses are reported and free. Questions come with the task (`
 if there is neither, are sums drawn from the seed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A tool is named `calculator`, `python`, `search`, `mcp`, or `module:function` fo
 beside the name: `{name: search, files: [notes/]}`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

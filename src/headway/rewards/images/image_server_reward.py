@@ -8,8 +8,6 @@ which leaves that sample alone without a score. Samples that wait while all conn
 `batch` in a request, so that a server with a GPU gets batches exactly when it is busy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import deque

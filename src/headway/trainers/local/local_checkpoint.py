@@ -10,8 +10,6 @@ that of training, so the step after a load equals, bit for bit, the step that wo
 the frozen weights are those that the learner was made with.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Guarantees: `learn` is all or nothing, as `optimizer_steps` describes. Where mem
 in smaller micro-batches, which changes no gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy

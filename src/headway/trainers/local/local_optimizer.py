@@ -6,8 +6,6 @@ allocates nothing new. With `offload` the moments live in host memory and are mo
 time; the numbers are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 

@@ -8,8 +8,6 @@ it changed weights, or that was abandoned, raises `TrainerCrashed` until `restar
 The thread of a hung step is left behind, and its result is ignored.
 """
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Guarantees: only adapters train. Merged weights have the names and shapes of the
 as the identity, so a model with fresh adapters computes what it computed before.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

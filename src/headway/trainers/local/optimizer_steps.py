@@ -7,8 +7,6 @@ the owner must discard the learner. Nothing is changed before `CommitGate.commit
 steps. Where a batch makes several steps, a copy from before the first is restored if a later one fails.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -10,8 +10,6 @@ and neither does attention, which is little at the usual lengths. An embedding t
 Legend: L tokens of a pack, N actions, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any

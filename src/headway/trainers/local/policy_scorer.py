@@ -4,8 +4,6 @@ Guarantees: a group is scored under one version, which is reported if the policy
 taken in between two groups. Without optimizer and gradients it needs the memory of its weights, twice if it follows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 

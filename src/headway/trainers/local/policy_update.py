@@ -6,8 +6,6 @@ micro-batches, packing and skipped rows change no gradient.
 Legend: N actions of the batch, S samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any

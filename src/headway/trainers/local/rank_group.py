@@ -4,8 +4,6 @@ A learner asks its rank group for everything that depends on other ranks, so the
 `SINGLE_RANK` is the group of one process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

@@ -5,8 +5,6 @@ is abandoned, ends at its next `check`; after `commit` it runs to its end. Every
 an error at once, whatever the thread does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

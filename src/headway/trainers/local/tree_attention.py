@@ -12,8 +12,6 @@ that it does not have (soft caps, sinks) raise.
 Legend: H heads, L tokens of the pack, D size of a head.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial

@@ -14,8 +14,6 @@ Legend: L tokens of the padded pack, l those of this rank, N actions, n those th
 
 # ruff: noqa: N815
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -11,8 +11,6 @@ machine: gloo uses the interface that has `host`, unless `GLOO_SOCKET_IFNAME` sa
 ranks if one does not join, or dies later.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import ipaddress

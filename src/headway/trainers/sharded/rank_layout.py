@@ -5,8 +5,6 @@ layer (tensor). Neighbours share layers, then sequences, because those exchange 
 cut over data × context. This module does not need torch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

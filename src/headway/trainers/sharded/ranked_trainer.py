@@ -12,8 +12,6 @@ the others do not within `grace_s`, or if a call succeeds on some ranks only. A 
 A call that was sent is completed even if it is cancelled here, and `version` follows.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress

@@ -8,8 +8,6 @@ pickled. With LoRA the merged model goes through the memory of rank 0.
 Guarantees: names, shapes and types are checked before the first weight is changed. All ranks succeed or all raise.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -12,8 +12,6 @@ first and puts its shards onto its device.
 Legend: N actions of a pack, n those that follow a token of this rank, H hidden size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ the model gathers from, so a step is local and needs no other rank. Guarantees: 
 every element counted once; if it is not finite, all ranks raise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

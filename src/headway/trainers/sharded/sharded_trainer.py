@@ -7,8 +7,6 @@ Guarantees: every rank makes the same collective calls in the same order, whatev
 shares are filled up with packs without actions. A step equals the step of one process, up to rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ its own for it. Where it is tied to the embedding a checkpoint has none: after `
 the output layer of the first version. Imports nothing of Headway, and of vLLM only what the worker brings along.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

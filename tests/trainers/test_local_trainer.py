@@ -355,8 +355,8 @@ def test_a_token_penalty_steers_its_coefficient() -> None:
 
 def test_the_critic_learns_what_to_expect() -> None:
     async def scenario() -> None:
-        options = settings(advantages=AdvantageSettings(adv_estimator="gae", norm_mean_type="none", norm_std_type="none"),
-                           critic=OptimizerSettings(learning_rate=1e-2))  # fmt: skip
+        advantages = AdvantageSettings(adv_estimator="gae", norm_mean_type="none", norm_std_type="none")
+        options = settings(advantages=advantages, critic=OptimizerSettings(learning_rate=1e-2))
         made = trainer(options)
         group = batch(0).groups[0]
         rows = await TrainerScorer(made, "value").score(group)

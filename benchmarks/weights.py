@@ -6,8 +6,8 @@
 An update is everything from `gather` to `flip`: checksums counted at the source, the way, the copy into the spare
 tensors, checksums counted there, the switch. What a trainer does between two steps (`publish`) is a column of its own.
 Each row is the best of its repeats, after two that are not counted. All ways end in a `DoubleBufferedReceiver` of
-the same process, except the broadcast and CUDA IPC: their engines are processes. `delta` changes 1 % of the elements, in one
-stretch. `--ray` adds the object store of a Ray that is started for it; with a GPU there is a row for CUDA IPC.
+the same process, except the broadcast and CUDA IPC: their engines are processes. `delta` changes 1 % of the elements,
+in one stretch. `--ray` adds the object store of a Ray that is started for it; with a GPU there is a row for CUDA IPC.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.image_learning import curves, ended
+from benchmarks.image_learning import read_curves, wait_for_child
 from benchmarks.pictures.reward_curves import draw_reward_curves
 from benchmarks.pictures.saved_runs import SavedRuns, load_saved_runs
 
@@ -62,7 +62,7 @@ def test_curves_count_what_was_dropped_before_each_step(tmp_path: Path) -> None:
         [2_000_000, "step.end", "train", {"trained": 1, "reward": 0.75, **measures}],
     ]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
-    found = curves(tmp_path / "events.jsonl")
+    found = read_curves(tmp_path / "events.jsonl")
     assert found["held_out"] == [[0, 0.5]] and found["reward"] == [0.75] and found["dropped"] == [1]
     assert found["end_s"] == [2.0] and found["clip_fraction"] == [0.25]
 
@@ -70,5 +70,5 @@ def test_curves_count_what_was_dropped_before_each_step(tmp_path: Path) -> None:
 def test_a_run_that_takes_too_long_is_interrupted() -> None:
     command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    _, stopped = ended(child, 0.01)
+    _, stopped = wait_for_child(child, 0.01)
     assert stopped and child.returncode

@@ -159,7 +159,7 @@ def test_all_requests_share_one_note_in_a_turn_of_the_loop() -> None:
         host = EngineHost(Chorus(), told.append)
         request = Request(request_id="a", session="a", prompt=(1,), params=SamplingParams())
         held = ((0, 1), (-1.0, -1.0), (VersionRun(version=0, count=2),))
-        await asyncio.gather(*(host.generate(number, request, *held) for number in range(3)))
+        await asyncio.gather(*(host.generate(number, request, held) for number in range(3)))
         assert [counts for counts, _, _ in told] == [
             [0, turn // 2, 1, 1, turn // 2, 1, 2, turn // 2, 1] for turn in range(4)
         ]

@@ -4,10 +4,16 @@
 
     headway.train("run.yaml", {"max_steps": 40}, rewards={"mine": closeness})
 
-`headway.api` explains everything that is offered here. It is imported when it is first used, so that child processes,
-which import single modules, start fast.
+What commands do: `train`, `train_async` (in a notebook), `evaluate`, `simulate`, `plan`, `serve`, `load_config`.
+Back ends for a scheduler of your own: `open_run`.
+Decorators for code of your own: `register_loss`, `register_advantage`, `register_policy`, `register_stage`,
+`register_reward`, `register_environment`, `register_engine`.
+
+`help(headway.api)` explains each. That module is imported when it is first used, so that child processes, which import
+single modules, start fast.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headway.version import VERSION
@@ -53,8 +59,11 @@ __version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name != "api" and name not in __all__:
         raise AttributeError(f"module 'headway' has no attribute {name!r}")
-    from headway import api
+    api = import_module("headway.api")
+    return api if name == "api" else getattr(api, name)
 
-    return getattr(api, name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "api"})

@@ -17,12 +17,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from headway.algorithm_traits import AdvantageTraits, LossTraits, register_advantage_estimator, register_policy_loss
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
-from headway.registry import ENGINES, ENVIRONMENTS, REWARDS, STALENESS_POLICIES
+from headway.registry import ENGINES, ENVIRONMENTS, REWARDS, STAGES, STALENESS_POLICIES, Registry
 
 if TYPE_CHECKING:
     from headway.cli.simulate_command import SimulatedRun
@@ -181,19 +181,38 @@ async def serve(
 
 
 def register_stage(name: str) -> Callable[[StageT], StageT]:
-    """Make a `headway.flow.stage.Stage` usable in `stages: [{name: …, after: rollout}]`."""
-    from headway.flow import stage
+    """Make a `headway.flow.stage.Stage` usable in `stages: [{name: …, after: rollout}]`.
 
-    return stage.register_stage(name)
+    The class says what it takes and gives: `consumes = produces = SampleGroup` between `rollout` and `train`.
+    """
+    from headway.flow.stage import Stage
+
+    def register(stage: StageT) -> StageT:
+        if not (isinstance(stage, type) and issubclass(stage, Stage)):
+            _refuse(STAGES, name, "is not a subclass of headway.flow.stage.Stage", "class MyStage(Stage): …")
+        if not (hasattr(stage, "consumes") and hasattr(stage, "produces")):
+            _refuse(STAGES, name, "does not say what it takes and gives", "consumes = produces = SampleGroup")
+        STAGES.register(name, stage)
+        stage.role = name
+        return stage
+
+    return register
 
 
 def register_loss(
-    name: str, *, corrects_off_policy: bool = False, needs_proximal: bool = False, needs_whole_sequences: bool = False
+    name: str,
+    *,
+    corrects_off_policy: bool = False,
+    needs_proximal: bool = False,
+    needs_whole_sequences: bool = False,
+    skips_zero_advantages: bool = False,
+    default_clip: tuple[float, float] | None = None,
 ) -> Callable[[T], T]:
     """Make a function `(actions, settings) -> loss per action` a value of `pg_variant`.
 
-    `headway.algorithms.losses` describes the arguments. Say `corrects_off_policy=True` if the loss uses the ratio to
-    the behaviour policy: α > 0 is refused for losses that do not.
+    `headway.algorithms.losses` describes the arguments, and docs/algorithms.md the traits. Say
+    `corrects_off_policy=True` if the loss uses the ratio to the behaviour policy: α > 0 is refused for losses that do
+    not.
     """
 
     def register(function: T) -> T:
@@ -201,6 +220,8 @@ def register_loss(
             corrects_off_policy=corrects_off_policy,
             needs_proximal=needs_proximal,
             needs_whole_sequences=needs_whole_sequences,
+            skips_zero_advantages=skips_zero_advantages,
+            default_clip=default_clip,
         )
         register_policy_loss(name, function, traits)
         return function
@@ -209,16 +230,26 @@ def register_loss(
 
 
 def register_advantage(
-    name: str, *, compares_group_members: bool = False, needs_critic: bool = False, reads_turns: bool = False
+    name: str,
+    *,
+    default_norm: Literal["group", "batch", "none"] = "none",
+    compares_group_members: bool = False,
+    needs_several_members: bool = False,
+    needs_critic: bool = False,
+    reads_turns: bool = False,
 ) -> Callable[[T], T]:
     """Make a function `(inputs) -> advantage per action` a value of `adv_estimator`.
 
-    `headway.algorithms.advantages` describes `inputs`.
+    `headway.algorithms.advantages` describes `inputs`, and docs/algorithms.md the traits.
     """
 
     def register(function: T) -> T:
         traits = AdvantageTraits(
-            compares_group_members=compares_group_members, needs_critic=needs_critic, reads_turns=reads_turns
+            default_norm=default_norm,
+            compares_group_members=compares_group_members,
+            needs_several_members=needs_several_members,
+            needs_critic=needs_critic,
+            reads_turns=reads_turns,
         )
         register_advantage_estimator(name, function, traits)
         return function
@@ -233,7 +264,14 @@ def register_reward(name: str) -> Callable[[T], T]:
 
 def register_environment(name: str) -> Callable[[T], T]:
     """Make a class with `reset` and `step` a value of `custom_envs.*.env_type`; see docs/environments.md."""
-    return lambda factory: ENVIRONMENTS.register(name, factory)
+
+    def register(factory: T) -> T:
+        if isinstance(factory, type):
+            _require_methods(ENVIRONMENTS, name, factory, "reset", "step")
+        ENVIRONMENTS.register(name, factory)
+        return factory
+
+    return register
 
 
 def register_engine(name: str) -> Callable[[T], T]:
@@ -246,7 +284,24 @@ def register_engine(name: str) -> Callable[[T], T]:
 
 def register_policy(name: str) -> Callable[[T], T]:
     """Make a class with `admit`, `select` and `evict` a value of `staleness_policy`; see `flow.staleness_policies`."""
-    return lambda policy: STALENESS_POLICIES.register(name, policy)
+
+    def register(policy: T) -> T:
+        _require_methods(STALENESS_POLICIES, name, policy, "admit", "select", "evict")
+        STALENESS_POLICIES.register(name, policy)
+        return policy
+
+    return register
+
+
+def _require_methods(registry: Registry[Any], name: str, entry: object, *methods: str) -> None:
+    """Raise `ConfigError` if a class that is to be registered lacks a method that a run will call."""
+    missing = [method for method in methods if not callable(getattr(entry, method, None))]
+    if missing:
+        _refuse(registry, name, f"has no {' and no '.join(missing)}", f"a class with {', '.join(methods)}")
+
+
+def _refuse(registry: Registry[Any], name: str, problem: str, hint: str) -> NoReturn:
+    raise ConfigError(problem, key=registry.kind, value=name, hint=hint)
 
 
 def _find_policy(source: Source, overrides: Overrides) -> list[str]:

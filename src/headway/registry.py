@@ -5,6 +5,7 @@ configuration can be checked before the modules that implement them are imported
 register an entry for each name.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -33,12 +34,15 @@ class Registry(Generic[T]):
             return entry
         module = _identify(entry)[0] or ""
         if name in self.built_in and module.split(".")[0] != "headway":
-            raise ConfigError(f"is a built-in {self.kind}", key=self.kind, value=name, hint="choose another name")
+            hint = f"choose another name{_describe_place(entry)}"
+            raise ConfigError(f"is a built-in {self.kind}", key=self.kind, value=name, hint=hint)
         present = self._entries.setdefault(name, entry)
         if present is not entry and _identify(present) == _identify(entry):
             self._entries[name] = entry
         elif present is not entry:
-            raise ConfigError(f"is the name of another {self.kind}", key=self.kind, value=name, hint="choose another")
+            problem = f"is the name of another {self.kind}{_describe_place(present)}"
+            hint = f"choose another name{_describe_place(entry)}"
+            raise ConfigError(problem, key=self.kind, value=name, hint=hint)
         return entry
 
     def unregister(self, name: str) -> None:
@@ -52,7 +56,8 @@ class Registry(Generic[T]):
         try:
             yield
         finally:
-            self._entries = before
+            built_in = {name: entry for name, entry in self._entries.items() if name in self.built_in}
+            self._entries = {**built_in, **before}
 
     def names(self) -> tuple[str, ...]:
         """Return every valid name: built-in names first, then registered ones in order of registration."""
@@ -77,6 +82,12 @@ def _identify(entry: Any) -> tuple[str | None, object]:
     """Return the module and the name under which `entry`, or what it wraps, was defined."""
     definition = getattr(entry, "definition", entry)
     return getattr(definition, "__module__", None), getattr(definition, "__qualname__", definition)
+
+
+def _describe_place(entry: Any) -> str:
+    """Return where `entry` was defined, for the end of a sentence, or nothing if that is not known."""
+    file = getattr(sys.modules.get(_identify(entry)[0] or ""), "__file__", None)
+    return f" in {file}" if file else ""
 
 
 POLICY_LOSSES: Registry[Any] = Registry(

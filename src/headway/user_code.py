@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +44,13 @@ def import_function(path: str, *, key: str) -> Callable[..., Any]:
 def import_user_module(module: str, *, key: str) -> ModuleType:
     """Import a module by dotted name, or by the path of its file. Raise `ConfigError` for `key` if that fails."""
     return _import_module(module, module, key, "package.module, or path/to/file.py")
+
+
+def locate_user_code(error: BaseException) -> str:
+    """Return ` at file:line` for the innermost line of an imported file that an error passed through, or nothing."""
+    files = {str(file) for file in _IMPORTED_FILES}
+    frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename in files]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def _import_module(module: str, written: str, key: str, hint: str) -> ModuleType:

@@ -28,6 +28,7 @@ from headway.registry import (
     STALENESS_POLICIES,
 )
 from headway.rewards.reward_registry import BUILT_IN_REWARDS
+from headway.user_code import import_function, locate_user_code
 from tests.runs.factory import Runs, audit, events
 
 PLUGINS = Path(__file__).parents[2] / "examples" / "plugins"
@@ -191,3 +192,68 @@ def test_plugins_beside_the_configuration_are_found_from_any_directory(
 def test_an_environment_that_was_defined_in_a_function_has_no_import_path() -> None:
     headway.register_environment("local")(lambda: None)
     assert find_import_path("local") is None and find_import_path("sokoban") == "sokoban"
+
+
+def test_what_a_decorator_gets_wrong_is_refused_where_it_stands() -> None:
+    from headway.flow.stage import Stage
+
+    with pytest.raises(ConfigError, match=r"'mine': is not a subclass of headway.flow.stage.Stage"):
+        headway.register_stage("mine")(lambda group: group)  # type: ignore[type-var]
+    with pytest.raises(ConfigError, match=r"does not say what it takes and gives.*consumes = produces = SampleGroup"):
+        headway.register_stage("mine")(type("Untyped", (Stage,), {}))
+    with pytest.raises(ConfigError, match="has no admit and no evict"):
+        headway.register_policy("mine")(type("Half", (), {"select": print}))
+    with pytest.raises(ConfigError, match="has no step"):
+        headway.register_environment("mine")(type("Half", (), {"reset": print}))
+    assert "mine" not in STAGES and "mine" not in STALENESS_POLICIES and "mine" not in ENVIRONMENTS
+
+
+def test_a_taken_name_is_refused_with_both_places(tmp_path: Path) -> None:
+    source = "import headway\n@headway.register_reward('twice')\ndef score(text, row):\n    return 1\n"
+    files = [tmp_path / "one.py", tmp_path / "other.py"]
+    for file in files:
+        file.write_text(source)
+    with pytest.raises(ConfigErrors, match=r"another reward in .*one.py \(choose another name in .*other.py\)"):
+        headway.load_config({"plugins": [str(file) for file in files]})
+
+
+def test_a_stage_takes_no_built_in_name_and_stands_in_the_list_once() -> None:
+    from headway.flow.stage import Stage
+    from headway.types import SampleGroup
+
+    own = type("Own", (Stage,), {"consumes": SampleGroup, "produces": SampleGroup})
+    with pytest.raises(ConfigError, match="is a built-in stage"):
+        headway.register_stage("reward")(own)
+    headway.register_stage("own_stage")(own)
+    with pytest.raises(ConfigErrors, match=r"stages\[1\].name = 'own_stage': stands in the list already"):
+        headway.load_config({"stages": [{"name": "own_stage"}, {"name": "own_stage", "after": "reward"}]})
+    with pytest.raises(ConfigErrors, match="did you mean own_stage"):
+        headway.load_config({"stages": [{"name": "own_stagee"}]})
+
+
+def test_every_trait_of_the_documentation_can_be_given() -> None:
+    headway.register_loss("own_loss", skips_zero_advantages=True, default_clip=(0.1, 0.3))(lambda *_: None)
+    headway.register_advantage(
+        "own_estimator", default_norm="batch", compares_group_members=True, needs_several_members=True
+    )(lambda _: None)
+    settings = headway.load_config({"pg_variant": "own_loss"}).config
+    assert (settings.pg_clip_low, settings.pg_clip_high) == (0.1, 0.3)
+    with pytest.raises(ConfigErrors, match="own_estimator"):
+        headway.load_config({"adv_estimator": "own_estimator", "num_return_sequences_in_group": 1})
+
+
+def test_an_error_in_a_plugin_is_located(tmp_path: Path) -> None:
+    file = tmp_path / "raising.py"
+    file.write_text("def fail():\n    raise KeyError('x')\n")
+    fail = import_function(f"{file}:fail", key="test")
+    with pytest.raises(KeyError) as caught:
+        fail()
+    assert locate_user_code(caught.value) == f" at {file}:2"
+    assert locate_user_code(ValueError()) == ""
+
+
+def test_the_package_shows_what_it_offers() -> None:
+    assert headway.api.train is headway.train
+    assert {"api", *headway.__all__} <= set(dir(headway))
+    assert headway.__doc__ is not None
+    assert all(f"`{name}`" in headway.__doc__ for name in headway.__all__ if not name.startswith("_"))

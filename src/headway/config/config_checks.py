@@ -4,6 +4,7 @@
 perhaps not as the user expects. What depends on the machine is checked by `headway.launch`.
 """
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS
@@ -40,17 +41,22 @@ def _check_lending(draft: ConfigDraft, derived: DerivedConfig) -> None:
 
 
 def _check_stages(draft: ConfigDraft) -> None:
-    """Refuse stages that no plugin registered, or that stand behind a stage that is not there."""
-    before = [name for name in STAGES.built_in if name != "param_update"]
+    """Refuse stages that no plugin registered, that are listed twice, or that stand behind a stage not there."""
+    built_in = [name for name in STAGES.built_in if name != "param_update"]
+    before = list(built_in)
     for index, stage in enumerate(draft.config.stages):
         if stage.name not in STAGES or stage.name in STAGES.built_in:
             names = [name for name in STAGES.names() if name not in STAGES.built_in]
-            hint = f"one of {', '.join(names)}" if names else "plugins: [a module that registers it]"
+            close = [f"did you mean {near}? " for near in get_close_matches(stage.name, names, 1)]
+            hint = "".join(close) + f"one of {', '.join(names)}" if names else "plugins: [a module that registers it]"
             problem, key = "no plugin registered a stage of this name", f"stages[{index}].name"
             draft.problems.append(ConfigError(problem, key=key, value=stage.name, hint=hint))
         if stage.after not in before:
             problem, key, hint = "there is no such stage", f"stages[{index}].after", f"one of {', '.join(before)}"
             draft.problems.append(ConfigError(problem, key=key, value=stage.after, hint=hint))
+        if stage.name in before[len(built_in) :]:
+            problem, hint = "stands in the list already", "register the class under a second name"
+            draft.problems.append(ConfigError(problem, key=f"stages[{index}].name", value=stage.name, hint=hint))
         before.append(stage.name)
 
 

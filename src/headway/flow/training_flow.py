@@ -327,7 +327,7 @@ def order_stages(stages: Sequence[StageConfig], *, critic: bool) -> list[str]:
         produced, consumed = STAGES.get(left).produces, STAGES.get(right).consumes
         if produced is not consumed:
             problem = f"{right} consumes {consumed.__name__}, but {left} produces {produced.__name__}"
-            raise ConfigError(problem, key="stages")
+            raise ConfigError(problem, key="stages", value=f"{left} → {right}", hint="choose another `after`")
     return roles
 
 
@@ -339,7 +339,7 @@ def _check_arguments(stage: StageConfig) -> None:
     except TypeError as error:
         names = ", ".join(list(signature.parameters)[1:])
         hint = f"arguments of {stage.name}: {names or 'none'}"
-        raise ConfigError(str(error), key="stages", value=dict(stage.args), hint=hint) from error
+        raise ConfigError(f"{stage.name}: {error}", key="stages", value=dict(stage.args), hint=hint) from error
 
 
 def connect_stages(stages: list[Stage[Any, Any]], pipeline: Pipeline) -> None:

@@ -22,6 +22,7 @@ from headway.trainers.local.local_optimizer import Optimizer, copy_tensors, over
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.training_thread import CommitGate, JobAbandoned
 from headway.types import Batch, SampleGroup
+from headway.user_code import locate_user_code
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -59,7 +60,8 @@ class StepLearner(ABC):
             raise
         except Exception as error:
             self.broken = gate.committed
-            raise TrainerError(f"step {batch.trained + 1}: {type(error).__name__}: {error}") from error
+            place = locate_user_code(error)
+            raise TrainerError(f"step {batch.trained + 1}: {type(error).__name__}: {error}{place}") from error
 
     def score(self, kind: ScoreKind, group: SampleGroup, gate: CommitGate) -> list[list[float]]:
         """Return one number per action of each sample. Raise `ScoringError` if they cannot be computed."""

@@ -113,11 +113,9 @@ class LatentSlots(Protocol):
 
     def begin(self, request: DenoisingRequest) -> None:
         """Write the first latent of the request into its slot."""
-        ...
 
     def copy(self, source: int, target: int) -> None:
         """Copy the latent of one slot into another."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,15 +39,12 @@ class Environment(Protocol):
 
     async def reset(self, task: Task) -> Observation:
         """Start an episode. Raises `EnvironmentFailed`."""
-        ...
 
     async def step(self, generation: Generation) -> Observation:
         """Apply the policy's turn. Raises `EnvironmentFailed`."""
-        ...
 
     async def close(self) -> None:
         """Release what the episode held. Called exactly once, also after failure or cancellation."""
-        ...
 
 
 @runtime_checkable
@@ -56,7 +53,6 @@ class ConcurrencyLimitedEnvironment(Protocol):
 
     async def enter(self) -> None:
         """Wait for a free slot, before the episode's clock starts. `close` frees the slot."""
-        ...
 
 
 class EnvironmentFactory(Protocol):

@@ -29,11 +29,9 @@ class ChatTokenizer(Protocol):
         self, conversation: list[TemplateMessage], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
     ) -> Any:
         """Render the conversation as text, up to where the answer begins."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """Return the tokens of a text."""
-        ...
 
 
 class ChatTurnEncoder:

@@ -57,11 +57,9 @@ class TextEnvironment(Protocol):
 
         `data` holds the columns of the task's data row; it is empty if the task has only a seed.
         """
-        ...
 
     def step(self, action: str) -> Reply | Awaitable[Reply]:
         """Apply an action: the policy's text as it was generated, without stop strings."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

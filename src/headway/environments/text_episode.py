@@ -27,11 +27,9 @@ class EpisodeSlot(Protocol):
 
     async def enter(self) -> None:
         """Wait until the host has a free slot."""
-        ...
 
     async def open(self) -> EnvironmentTraits:
         """Obtain an environment, new or reused, and return its traits."""
-        ...
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Reply: ...
 
@@ -39,7 +37,6 @@ class EpisodeSlot(Protocol):
 
     async def leave(self) -> None:
         """Free the slot, whatever the state of the episode. Called exactly once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,27 +210,21 @@ class ModelFamily(Protocol):
 
     def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
         """Find the model and read as much of it as the controller needs. Raises `ConfigError`."""
-        ...
 
     def check_policy(self, resolved: ResolvedConfig, policy: PolicyInfo, placement: Placement) -> None:
         """Check that the model can be trained and served as configured. Raises `ConfigError`."""
-        ...
 
     def check_sources(self, policy: PolicyInfo, sources: DataSources) -> None:
         """Check that the model can read the data. Raises `ConfigError`."""
-        ...
 
     def make_training_components(self, context: LaunchContext) -> TrainingComponents:
         """Make trainer, engines and scorers where the placement puts them; nothing is started yet."""
-        ...
 
     def make_inference_components(self, context: LaunchContext) -> InferenceComponents:
         """Make engines, and read the weights that they are to load."""
-        ...
 
     def make_engine(self, context: LaunchContext, name: str) -> Engine:
         """Make one engine of our own where the placement puts it; it is not started yet."""
-        ...
 
 
 def make_run_components(context: LaunchContext, family: ModelFamily) -> TrainingComponents:

@@ -56,7 +56,6 @@ class EnvironmentPool(EnvironmentFactory, Protocol):
 
     async def close(self) -> None:
         """Release everything that the environments use."""
-        ...
 
 
 class SingleTurnPool:

@@ -64,7 +64,6 @@ class Peer(Protocol):
     @property
     def alive(self) -> bool:
         """Whether it can still answer."""
-        ...
 
     def subscribe(
         self, *, on_note: Callable[[Any], None] | None = None, on_end: Callable[[str], None] | None = None
@@ -73,22 +72,18 @@ class Peer(Protocol):
 
         A function that is given replaces the one before; one that is left out stays.
         """
-        ...
 
     async def call(self, method: str, *args: Any) -> Any:
         """Return what the method returns there, or raise what it raises. Cancelling the call cancels it there too.
 
         Raises `PeerLost` if the peer ends before it has answered, and `PeerFailed` for errors that are not Headway's.
         """
-        ...
 
     async def close(self, grace_s: float = 5.0) -> None:
         """Let the peer close what it holds, then end it; kill it after `grace_s`. Idempotent."""
-        ...
 
     def kill(self) -> None:
         """End the peer now. Waiting calls fail. Idempotent."""
-        ...
 
 
 StartPeer = Callable[[ChildSpec], Awaitable[Peer]]

@@ -51,7 +51,6 @@ class ProcessHandle(Protocol):
 
     def wait(self) -> int:
         """Return the exit code, or minus the signal that ended the process."""
-        ...
 
 
 SpawnProcess = Callable[[ChildSpec, socket.socket, int], ProcessHandle]

@@ -19,7 +19,6 @@ class Reward(Protocol):
 
     async def score(self, episode: Episode) -> Score:
         """Score one episode. Raises `RewardError` if there is no score."""
-        ...
 
 
 class EpisodeReturn:

@@ -42,7 +42,6 @@ class CompletionBackend(Protocol):
 
     async def complete(self, request: AnyRequest, name: str, listener: DeltaListener) -> Completion:
         """Return all choices; call `listener` with new tokens. Raises `RequestRefused`; cancelling aborts."""
-        ...
 
 
 class DirectCompletions:

@@ -141,11 +141,9 @@ class DevicePayload(Protocol):
     @property
     def data(self) -> Any:
         """Flat tensor of bytes, to be read only."""
-        ...
 
     def checksum(self) -> str:
         """Compute the checksum of the manifest on the device."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +196,6 @@ class WeightSource(Protocol):
 
         Raises `TransferError` if `version` is no longer held; the newest one always is.
         """
-        ...
 
 
 class WeightTransport(Protocol):
@@ -206,11 +203,9 @@ class WeightTransport(Protocol):
 
     async def send(self, bucket: Bucket, receiver: WeightReceiver) -> Bucket:
         """Carry one bucket to where `receiver` can load it. Raises `TransferError` if it was lost."""
-        ...
 
     def close(self) -> None:
         """Release everything that the transport holds. Idempotent."""
-        ...
 
 
 class WeightReceiver(Protocol):
@@ -219,19 +214,15 @@ class WeightReceiver(Protocol):
     @property
     def version(self) -> int:
         """Version that is served now; −1 before the first flip and after a restart."""
-        ...
 
     async def begin(self, manifest: Manifest) -> None:
         """Prepare the spare buffer; an unfinished version is thrown away."""
-        ...
 
     async def load(self, bucket: Bucket) -> None:
         """Verify and store one bucket. Raises `TransferError` on a checksum that does not match."""
-        ...
 
     async def flip(self) -> None:
         """Serve the version begun, between two actions. Raises `TransferError` if a bucket is missing."""
-        ...
 
 
 class IncomingVersion(Protocol):
@@ -240,11 +231,9 @@ class IncomingVersion(Protocol):
     @property
     def manifest(self) -> Manifest:
         """Manifest of the version."""
-        ...
 
     def load(self, bucket: Bucket) -> None:
         """Verify and store a bucket of this version, in any order, also twice. Raises `TransferError`."""
-        ...
 
 
 S = TypeVar("S", bound=IncomingVersion)

@@ -94,19 +94,15 @@ class ShareableMemory(Protocol):
 
     def empty(self, size: int) -> Tensor:
         """Return a new buffer of bytes."""
-        ...
 
     def export(self, data: Tensor) -> tuple[Any, ...]:
         """Return the handle by which a buffer can be opened: numbers, text and bytes."""
-        ...
 
     def open(self, handle: tuple[Any, ...]) -> Tensor:
         """Open the buffer of another process. Raises `TransferError` if it is gone or cannot be reached."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work."""
-        ...
 
 
 class CudaMemory:

@@ -52,11 +52,9 @@ class ToolSource(Protocol):
 
     async def begin(self) -> Sequence[Tool]:
         """Prepare for an episode and return its tools."""
-        ...
 
     async def close(self) -> None:
         """Release everything. May be called twice, and without `begin`."""
-        ...
 
 
 class StaticToolSource:

@@ -35,7 +35,8 @@ from transformers import (
 )
 
 from headway.engines.base import Progress, Request
-from headway.engines.native import NativeEngine, NativeSettings
+from headway.engines.native.native_engine import NativeEngine
+from headway.engines.native.settings import NativeSettings
 from headway.types import SamplingParams
 from headway.weights.base import Bucket, Manifest, TensorEntry, compute_checksum
 

@@ -36,11 +36,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from headway.engines.base import Progress, Request
-from headway.engines.native import NativeEngine, NativeSettings
 from headway.engines.native.kv_cache import LaneKvCache
 from headway.engines.native.kv_slots import NativeSequence
 from headway.engines.native.native_core import HELD_BACK_TOKENS, BlockCore
+from headway.engines.native.native_engine import NativeEngine
 from headway.engines.native.native_scheduler import NativeScheduler, StepPlan
+from headway.engines.native.settings import NativeSettings
 from headway.engines.threaded_engine import SwitchWeights
 from headway.types import SamplingParams
 

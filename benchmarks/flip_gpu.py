@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from end_to_end import SHAPES, machine
 from headway.engines.base import Progress, Request
-from headway.engines.native import NativeEngine, NativeSettings
 from headway.engines.native.native_core import make_block_core
+from headway.engines.native.native_engine import NativeEngine
+from headway.engines.native.settings import NativeSettings
 from headway.types import SamplingParams
 from headway.weights.device_memory import DeviceArena
 from headway.weights.weight_store import WeightStore

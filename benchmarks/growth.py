@@ -114,7 +114,7 @@ class Published:
         import torch
 
         from growth.measured import BUCKET_MB
-        from headway.models import load_model
+        from headway.models.model_loading import load_model
         from headway.weights.weight_store import SharedArena, WeightStore
 
         torch.set_num_threads(1)
@@ -147,7 +147,7 @@ def run_rows(model: str) -> Iterator[Row]:
     """`headway train` for a few steps: PSS of each process at its largest, and of all together."""
     from growth.computed import Shape, engine_mb, trainer_mb
     from growth.measured import BUCKET_MB, VERSIONS
-    from headway.models import make_architecture_factory
+    from headway.models.model_loading import make_architecture_factory
 
     prompts, group, prompt, answer, pack_rows = 4, 4, 48, 32, 8
     settings = [
@@ -280,7 +280,7 @@ def random_model(folder: Path) -> str:
 
 def main(arguments: list[str]) -> None:
     from headway.errors import ConfigError
-    from headway.models import resolve_model
+    from headway.models.model_names import resolve_model
 
     options, rows = parse(arguments), list[Row]()
     with tempfile.TemporaryDirectory() as folder:

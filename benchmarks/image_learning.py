@@ -39,8 +39,7 @@ from benchmarks.pictures.saved_runs import SavedRuns, load_saved_runs
 
 from headway.data.generated_tasks import StringSet
 from headway.denoising.image_evaluation import draw_images, measure_legibility
-from headway.denoising.models import load_small_mmdit
-from headway.denoising.models.denoiser_storage import TEXT_IMAGES, find_shipped_model
+from headway.denoising.models.denoiser_storage import TEXT_IMAGES, find_shipped_model, load_small_mmdit
 from headway.errors import ConfigError
 from headway.launch.run_directory import find_checkpoint_of_run
 from headway.monitor.event_log import read_events

@@ -49,7 +49,8 @@ from benchmarks.pictures.rows import ROWS, Row, measure_costs
 from benchmarks.pictures.scorers import start_server
 
 from headway.config import ResolvedConfig, load_config
-from headway.denoising.models import MmditConfig, SmallMmdit, count_parameters, save_small_mmdit
+from headway.denoising.models.denoiser_storage import save_small_mmdit
+from headway.denoising.models.mmdit import MmditConfig, SmallMmdit, count_parameters
 from headway.launch.placement import count_usable_cores
 from headway.launch.training_session import open_run_directory, prepare_run, run_training
 from headway.monitor.event_log import LoggedEvent

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageSettings
-from headway.trainers.local import LocalSettings, LocalTrainer
+from headway.algorithms.advantages import AdvantageSettings
+from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.settings import LocalSettings
 from headway.types import Batch, Episode, FinishReason, Generation, Sample, SampleGroup, Score, Task, Turn, VersionRun
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import SharedArena, WeightStore

@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from end_to_end import SHAPES, machine
-from headway.algorithms import AdvantageSettings
-from headway.trainers.local import LocalSettings, LocalTrainer
+from headway.algorithms.advantages import AdvantageSettings
+from headway.trainers.local.local_trainer import LocalTrainer
 from headway.trainers.local.policy_model import peak_tflops
+from headway.trainers.local.settings import LocalSettings
 from headway.types import Batch, Episode, FinishReason, Generation, Sample, SampleGroup, Score, Task, Turn, VersionRun
 from headway.weights.device_memory import DeviceArena
 from headway.weights.weight_store import WeightStore

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from headway.data.generated_tasks import StringSet
 from headway.denoising.image_evaluation import draw_images, pictures_to_bytes
-from headway.denoising.models import Conditioning, SmallMmdit, load_small_mmdit
-from headway.denoising.models.denoiser_storage import TEXT_IMAGES, find_shipped_model
+from headway.denoising.models.denoiser import Conditioning
+from headway.denoising.models.denoiser_storage import TEXT_IMAGES, find_shipped_model, load_small_mmdit
+from headway.denoising.models.mmdit import SmallMmdit
 from headway.rewards.images.image_reward import array_to_image, image_to_array
 from headway.rewards.images.ocr_reward import measure_agreement, read_text_line
 from headway.seeding import make_rng

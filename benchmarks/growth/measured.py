@@ -19,7 +19,7 @@ import torch
 
 from growth.computed import Shape, engine_mb, trainer_mb
 from growth.memory import Watch, own_mb
-from headway.models import load_model, make_architecture_factory
+from headway.models.model_loading import load_model, make_architecture_factory
 
 MEMBERS, PROMPT, ANSWER = 4, 32, 56
 """Of a trained group: 32 + 4 × 56 = 256 packed tokens."""
@@ -36,8 +36,8 @@ VERSIONS = 3
 
 def base(arguments: dict[str, Any]) -> dict[str, Any]:
     """What a process with torch, transformers and our own parts has before it has a model."""
-    import headway.engines.native
-    import headway.trainers.local  # noqa: F401
+    import headway.engines.native.native_engine
+    import headway.trainers.local.local_trainer  # noqa: F401
 
     make_architecture_factory(arguments["model"])()
     return {"base_mb": own_mb(shared=False)}
@@ -61,7 +61,8 @@ def engine(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _engine(make: Callable[[], Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    from headway.engines.native import NativeEngine, NativeSettings
+    from headway.engines.native.native_engine import NativeEngine
+    from headway.engines.native.settings import NativeSettings
     from headway.weights.shared_memory import PayloadReader
 
     slots, length = arguments["slots"], arguments["length"]
@@ -115,7 +116,7 @@ async def _answers(subject: Any, slots: int, length: int) -> int:
 
 def trainer(arguments: dict[str, Any]) -> dict[str, Any]:
     """A small step, then one of so many tokens, then a version more than are held."""
-    import headway.trainers.local  # noqa: F401  # the base has it
+    import headway.trainers.local.local_trainer  # noqa: F401  # the base has it
 
     shape = Shape.of(make_architecture_factory(arguments["model"])())
     base_mb = own_mb(shared=True)
@@ -132,8 +133,9 @@ def trainer(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _trainer(arguments: dict[str, Any]) -> dict[str, Any]:
-    from headway.algorithms import AdvantageSettings
-    from headway.trainers.local import LocalSettings, LocalTrainer
+    from headway.algorithms.advantages import AdvantageSettings
+    from headway.trainers.local.local_trainer import LocalTrainer
+    from headway.trainers.local.settings import LocalSettings
     from headway.weights.weight_store import SharedArena, WeightStore
 
     name = arguments["model"]

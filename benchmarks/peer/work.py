@@ -93,7 +93,7 @@ def model_folder(name: str) -> Path:
     """A folder with safetensors and a tokenizer: `name` itself, or what Headway makes of a built-in name."""
     if Path(name).is_dir():
         return Path(name).resolve()
-    from headway.models import resolve_model
+    from headway.models.model_names import resolve_model
 
     return Path(resolve_model(name))
 

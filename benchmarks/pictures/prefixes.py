@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.denoising.denoising_engine import DenoisingEngine
-from headway.denoising.models import open_denoiser
+from headway.denoising.models.denoiser_storage import open_denoiser
 from headway.denoising.settings import DenoisingSettings
 from headway.engines.base import Progress, Request
-from headway.engines.native import NativeSettings
+from headway.engines.native.settings import NativeSettings
 from headway.types import SamplingParams
 from headway.weights.weight_store import WeightStore
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from headway.algorithm_traits import LOSS_TRAITS
-from headway.algorithms import Actions, BatchTotals, LossSettings, PolicyObjective
+from headway.algorithms.actions import Actions, BatchTotals
+from headway.algorithms.losses import LossSettings
+from headway.algorithms.objective import PolicyObjective
 from headway.registry import POLICY_LOSSES
 
 LOSS_NAMES = POLICY_LOSSES.built_in

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import (
+from headway.algorithms.advantages import (
     AdvantageSettings,
     RewardBatch,
     TurnRewards,

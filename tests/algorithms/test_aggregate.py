@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.algorithms import BatchTotals, make_action_weights, sum_weighted
+from headway.algorithms.actions import BatchTotals, make_action_weights, sum_weighted
 from tests.algorithms.factory import bits, reals, whole
 
 LOSS = reals(1.0, 2.0, 4.0, 8.0, 16.0, 32.0)

@@ -7,8 +7,7 @@ from math import exp
 import pytest
 import torch
 
-from headway.algorithms import estimate_kl, make_kl_controller
-from headway.algorithms.kl import KlController
+from headway.algorithms.kl import KlController, estimate_kl, make_kl_controller
 from headway.config import Config
 from tests.algorithms.factory import generator, reals
 

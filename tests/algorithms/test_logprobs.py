@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headway.algorithms import compute_token_logps
-from headway.algorithms.logprobs import CHUNK_LOGITS
+from headway.algorithms.logprobs import CHUNK_LOGITS, compute_token_logps
 from tests.algorithms.factory import generator
 
 POSITIONS, HIDDEN, VOCABULARY = 11, 5, 17

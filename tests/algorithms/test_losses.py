@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS, LossTraits, register_policy_loss
-from headway.algorithms import ActionLoss, Actions, LossSettings
-from headway.algorithms.losses import compute_action_loss
+from headway.algorithms.actions import Actions
+from headway.algorithms.losses import ActionLoss, LossSettings, compute_action_loss
 from headway.errors import ConfigError, InvariantBroken
 from headway.registry import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from tests.algorithms.factory import LOSS_NAMES, bits, gradient, objective, reals, whole, world

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import MismatchCorrection, make_mismatch_correction
 from headway.algorithms.mismatch import (
     ImportanceWeightSettings,
+    MismatchCorrection,
     RatioFilterSettings,
     filter_mask,
     importance_weight,
+    make_mismatch_correction,
 )
 from headway.config import ImportanceWeightConfig, RatioFilterConfig, TrainInferCorrectionConfig
 from tests.algorithms.factory import World, bits, gradient, objective, reals, whole, world

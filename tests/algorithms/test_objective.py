@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import Actions, BatchTotals, PolicyObjective, make_objective
+from headway.algorithms.actions import Actions, BatchTotals
 from headway.algorithms.losses import LossSettings
 from headway.algorithms.mismatch import ImportanceWeightSettings, MismatchCorrection, RatioFilterSettings
+from headway.algorithms.objective import PolicyObjective, make_objective
 from headway.config import load_config
 from headway.errors import InvariantBroken
 from tests.algorithms.factory import LOSS_NAMES, MODES, World, generator, gradient, objective, world

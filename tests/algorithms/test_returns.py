@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.algorithms import compute_value_loss
 from headway.algorithms.packed_sequences import RowLayout, mean_by_sequence
-from headway.algorithms.returns import compute_reward_to_go
+from headway.algorithms.returns import compute_reward_to_go, compute_value_loss
 from tests.algorithms.factory import bits, generator, reals, whole
 
 

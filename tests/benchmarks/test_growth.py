@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from headway.engines.native.kv_cache import RowKvCache, read_kv_shape
 from headway.engines.native.served_linear import choose_fastest_layout
 from headway.engines.native.served_parameters import ServedParameters
-from headway.trainers.local import LocalSettings
 from headway.trainers.local.local_learner import LocalLearner
 from headway.trainers.local.policy_model import compute_hidden_states
+from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.token_batch import TokenRow
 from headway.trainers.local.tree_packing import TokenPack, pack_rows
 

@@ -62,7 +62,8 @@ def test_seconds_are_counted_once_however_many_spans_they_lie_in() -> None:
 
 def test_a_shared_prefix_saves_the_rows_before_the_window(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from headway.denoising.models import MmditConfig, SmallMmdit, save_small_mmdit
+    from headway.denoising.models.denoiser_storage import save_small_mmdit
+    from headway.denoising.models.mmdit import MmditConfig, SmallMmdit
 
     save_small_mmdit(SmallMmdit(MmditConfig(height=8, width=8, dim=16, heads=2, depth=1)), tmp_path)
     alone, shared = measure_prefix_sharing(ARGS, tmp_path)

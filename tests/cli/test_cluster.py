@@ -177,7 +177,7 @@ def needs(model: Path, **options: Any) -> dict[str, dict[str, int]]:
 
 
 def test_needs_are_those_of_the_shapes(model: Path) -> None:
-    from headway.models import count_parameters
+    from headway.models.model_loading import count_parameters
 
     count = count_parameters(model)
     found = needs(
@@ -203,7 +203,7 @@ def test_needs_are_those_of_the_shapes(model: Path) -> None:
 
 
 def test_adapters_a_reference_and_a_critic_count(model: Path) -> None:
-    from headway.models import count_parameters
+    from headway.models.model_loading import count_parameters
 
     count, width = count_parameters(model), HEADS * HEAD_SIZE
     attention, mlp = 4 * 2 * width, 3 * (width + 32)

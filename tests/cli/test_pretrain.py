@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 from headway.cli import main  # noqa: E402
 from headway.data.generated_tasks import StringSet  # noqa: E402
 from headway.denoising import pretraining  # noqa: E402
-from headway.denoising.models import MmditConfig, load_small_mmdit  # noqa: E402
+from headway.denoising.models.denoiser_storage import load_small_mmdit  # noqa: E402
+from headway.denoising.models.mmdit import MmditConfig  # noqa: E402
 from headway.denoising.text_rendering import TextImageStyle  # noqa: E402
 
 

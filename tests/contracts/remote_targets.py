@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from headway.algorithms import AdvantageSettings
-from headway.engines.native import NativeEngine, NativeSettings
-from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
+from headway.algorithms.advantages import AdvantageSettings
+from headway.engines.native.native_engine import NativeEngine
+from headway.engines.native.settings import NativeSettings
+from headway.trainers.local.local_trainer import LocalTrainer
 from headway.trainers.local.policy_scorer import PolicyScorer
+from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.weights.shared_memory import PayloadReader
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import SharedArena, WeightStore

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headway.engines.base import Engine, Progress, Request
-from headway.engines.native import NativeEngine
+from headway.engines.native.native_engine import NativeEngine
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.device_memory import DeviceArena, DeviceSlice
 from headway.weights.weight_store import WeightStore

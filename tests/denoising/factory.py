@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.algorithms import AdvantageSettings, PolicyObjective
+from headway.algorithms.advantages import AdvantageSettings
 from headway.algorithms.losses import LossSettings
+from headway.algorithms.objective import PolicyObjective
 from headway.denoising.denoising_engine import DenoisingEngine
 from headway.denoising.denoising_runner import DenoisingRunner
 from headway.denoising.denoising_scheduler import DenoisingRequest, DenoisingStepResult
 from headway.denoising.denoising_trainer import DenoisingTrainer
-from headway.denoising.models import MmditConfig, SmallMmdit
+from headway.denoising.models.mmdit import MmditConfig, SmallMmdit
 from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
 from headway.engines.base import Engine, Progress, Request
-from headway.engines.native import NativeSettings
-from headway.trainers.local import LocalSettings, OptimizerSettings
+from headway.engines.native.settings import NativeSettings
+from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.types import Episode, FinishReason, Sample, SampleGroup, SamplingParams, Score, Task, Turn
 from headway.weights.weight_store import WeightStore
 from tests.engines.factory import HandOver, run, version_of

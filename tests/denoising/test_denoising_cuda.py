@@ -9,7 +9,7 @@ import torch
 
 from headway.denoising.denoising_engine import DenoisingEngine
 from headway.denoising.settings import DenoisingSettings
-from headway.engines.native import NativeSettings
+from headway.engines.native.settings import NativeSettings
 from headway.types import Batch
 from tests.denoising.factory import (
     groups_of,

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from headway.algorithms.diffusion_nft import DiffusionNftParams
-from headway.denoising.models import is_small_mmdit, load_small_mmdit
+from headway.denoising.models.denoiser_storage import load_small_mmdit
+from headway.denoising.models.mmdit import is_small_mmdit
 from headway.denoising.settings import DenoisingSettings
 from headway.errors import TrainerError
 from headway.ledger.ledger_records import encode_episode
 from headway.trainers.base import Trainer
-from headway.trainers.local import LoraSettings
+from headway.trainers.local.settings import LoraSettings
 from headway.types import Batch, SampleGroup
 from tests.contracts.trainer_contract import TrainerContract
 from tests.denoising.factory import groups_of, local, make_model, make_trainer, run

@@ -18,18 +18,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageSettings, PolicyObjective
+from headway.algorithms.advantages import AdvantageSettings
 from headway.algorithms.losses import LossSettings
+from headway.algorithms.objective import PolicyObjective
 from headway.denoising.denoising_engine import DenoisingEngine
 from headway.denoising.denoising_trainer import DenoisingTrainer
 from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
-from headway.engines.native import NativeSettings
+from headway.engines.native.settings import NativeSettings
 from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.launch.environment_pool import SingleTurnPool
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.settings import RunSettings
-from headway.trainers.local import LocalSettings, OptimizerSettings
+from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.types import Batch, Episode, Sample, SamplingParams, Score, Task, VersionRun
 from headway.weights.host_transports import InProcessTransport
 from headway.weights.weight_store import WeightStore

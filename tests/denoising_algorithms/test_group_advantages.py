@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.algorithms import AdvantageSettings, RewardBatch, estimate_advantages
+from headway.algorithms.advantages import AdvantageSettings, RewardBatch, estimate_advantages
 from headway.algorithms.returns import normalise_rewards
 
 REWARD = torch.tensor([0.0, 1.0, 0.5, 0.5, 0.2, 0.9, 0.3, 0.6], dtype=torch.float64)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import Actions, BatchTotals, PolicyObjective
+from headway.algorithms.actions import Actions, BatchTotals
 from headway.algorithms.denoising import DenoisingSampler, StepWindow, logp, make_timesteps
 from headway.algorithms.losses import LossSettings, ppo
+from headway.algorithms.objective import PolicyObjective
 from headway.registry import POLICY_LOSSES
 from tests.denoising_algorithms.factory import SAMPLERS, SHAPE, ReferenceStep, Toy, draw_window_steps, normal
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.denoising.models import MmditConfig, SmallMmdit, StableDiffusion3
+from headway.denoising.models.mmdit import MmditConfig, SmallMmdit
+from headway.denoising.models.stable_diffusion_3 import StableDiffusion3
 
 SMALL = MmditConfig(height=8, width=16, patch=4, characters=5, alphabet="0123456789", dim=16, depth=2, heads=2)
 PROMPTS = ("42", "7", "31", "")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway.algorithms.denoising import CpsSampler, logp, make_timesteps
-from headway.denoising.models import Conditioning
+from headway.denoising.models.denoiser import Conditioning
 from tests.denoising_models.factory import PROMPTS, noise, small, tiny_sd3
 
 MAKERS: dict[str, Callable[[], Any]] = {"small": small, "sd3": tiny_sd3}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway.algorithms.denoising import add_noise
-from headway.denoising.models import MmditConfig, SmallMmdit, count_parameters
+from headway.denoising.models.mmdit import MmditConfig, SmallMmdit, count_parameters
 from headway.errors import ConfigError
 from tests.denoising_models.factory import SMALL, noise, small
 

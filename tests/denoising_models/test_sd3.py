@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headway.algorithms.denoising import CpsSampler, add_noise, apply_guidance, euler_step, logp, solve_ode
-from headway.denoising.models import StableDiffusion3, is_sd3, load_sd3, open_denoiser
-from headway.denoising.models.stable_diffusion_3 import SD3_LORA_TARGETS
+from headway.denoising.models.denoiser_storage import open_denoiser
+from headway.denoising.models.stable_diffusion_3 import SD3_LORA_TARGETS, StableDiffusion3, is_sd3, load_sd3
 from headway.errors import ConfigError
 from tests.denoising_models.factory import noise, tiny_pipeline, tiny_sd3
 

@@ -10,9 +10,10 @@ import pytest
 
 from headway.denoising.denoising_engine import DenoisingEngine
 from headway.denoising.denoising_trainer import DenoisingTrainer
-from headway.denoising.models import StableDiffusion3, open_denoiser
+from headway.denoising.models.denoiser_storage import open_denoiser
+from headway.denoising.models.stable_diffusion_3 import StableDiffusion3
 from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
-from headway.engines.native import NativeSettings
+from headway.engines.native.settings import NativeSettings
 from headway.trainers.local.settings import LoraSettings
 from headway.types import Batch, SampleGroup
 from headway.weights.weight_store import WeightStore

@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.denoising.models import (
-    SmallMmdit,
-    is_small_mmdit,
-    load_small_mmdit,
-    open_denoiser,
-    save_small_mmdit,
-)
+from headway.denoising.models.denoiser_storage import load_small_mmdit, open_denoiser, save_small_mmdit
+from headway.denoising.models.mmdit import SmallMmdit, is_small_mmdit
 from headway.errors import ConfigError
 from tests.denoising_models.factory import SMALL, small
 

@@ -22,9 +22,10 @@ from transformers import (
 )
 
 from headway.engines.base import Engine, Progress, Request
-from headway.engines.native import NativeEngine, NativeSettings
+from headway.engines.native.native_engine import NativeEngine
 from headway.engines.native.native_scheduler import StepPlan
 from headway.engines.native.served_parameters import ServedParameters
+from headway.engines.native.settings import NativeSettings
 from headway.engines.native.step_runner import StepRunner
 from headway.errors import TransferError
 from headway.types import FinishReason, SamplingParams

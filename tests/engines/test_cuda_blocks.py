@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from headway.engines.base import Progress
-from headway.engines.native import NativeEngine, NativeSettings, native_core, native_engine
+from headway.engines.native import native_core, native_engine
 from headway.engines.native.block_ops import BlockOps, draw_uniform, make_draw_key
 from headway.engines.native.decode_graphs import choose_splits, round_up_lanes
 from headway.engines.native.kv_slots import NativeSequence
 from headway.engines.native.model_decoders import FusedDecoder, GenericDecoder, make_decoder
 from headway.engines.native.native_core import NativeCore
+from headway.engines.native.native_engine import NativeEngine
 from headway.engines.native.native_scheduler import NativeScheduler
 from headway.engines.native.served_parameters import ServedParameters
+from headway.engines.native.settings import NativeSettings
 from headway.errors import ConfigError, EngineCrashed
 from headway.types import FinishReason
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headway.engines.base import Progress
-from headway.engines.native import NativeSettings
+from headway.engines.native.settings import NativeSettings
 from headway.errors import ConfigError, EngineCrashed, EngineError, TransferError
 from headway.types import FinishReason, VersionRun
 

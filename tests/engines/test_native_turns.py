@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.engines.base import Progress
-from headway.engines.native import NativeEngine
+from headway.engines.native.native_engine import NativeEngine
 
 from . import factory
 from .factory import VOCABULARY, make_engine, make_model, request, run, serve, together, worst

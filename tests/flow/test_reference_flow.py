@@ -19,16 +19,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageSettings, PolicyObjective
+from headway.algorithms.advantages import AdvantageSettings
 from headway.algorithms.losses import LossSettings
-from headway.engines.native import NativeEngine, NativeSettings
+from headway.algorithms.objective import PolicyObjective
+from headway.engines.native.native_engine import NativeEngine
+from headway.engines.native.settings import NativeSettings
 from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.launch.environment_pool import SingleTurnPool
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.function_reward import FunctionReward
 from headway.settings import RunSettings
-from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
+from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.types import Batch, Sample, SamplingParams, Task, VersionRun
 from headway.weights.host_transports import InProcessTransport
 from headway.weights.weight_store import WeightStore

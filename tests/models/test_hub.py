@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.models import load_tokenizer, resolve_model
 from headway.models.model_cache import resolve_hub_model
+from headway.models.model_loading import load_tokenizer
+from headway.models.model_names import resolve_model
 from tests.models.conftest import point_hub_at
 from tests.models.factory import local_hub
 

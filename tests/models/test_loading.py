@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from headway.errors import ConfigError
-from headway.models import (
+from headway.models.model_loading import (
     count_parameters,
     find_end_tokens,
     load_model,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.models import built_in_names, resolve_model
+from headway.models.model_names import built_in_names, resolve_model
 from tests.models.factory import write_gguf
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from headway.errors import ConfigError
-from headway.models import load_model, load_tokenizer, resolve_model
+from headway.models.model_loading import load_model, load_tokenizer
+from headway.models.model_names import resolve_model
 from headway.models.tiny_model import make_tiny_model
 
 PROBLEMS = [(a, b) for a in range(10) for b in range(10)]

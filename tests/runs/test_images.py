@@ -32,7 +32,8 @@ def bright(image: Any, data: dict[str, Any]) -> float:
 
 def make_pictures(directory: str) -> None:
     """A flow model with random weights."""
-    from headway.denoising.models import MmditConfig, save_small_mmdit
+    from headway.denoising.models.denoiser_storage import save_small_mmdit
+    from headway.denoising.models.mmdit import MmditConfig
     from tests.denoising.factory import make_model
 
     shape = MmditConfig(height=8, width=8, characters=4, dim=16, depth=1, heads=2, alphabet="0123456789")

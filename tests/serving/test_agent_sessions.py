@@ -23,7 +23,7 @@ from tests.serving.factory import ADD, Stage, client, episodes
 
 @cache
 def _weights(path: Path) -> Any:
-    from headway.models import load_model
+    from headway.models.model_loading import load_model
 
     return load_model(path, torch.float32).eval()
 

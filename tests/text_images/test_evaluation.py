@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from headway.denoising.image_evaluation import draw_images, measure_legibility  # noqa: E402
-from headway.denoising.models import MmditConfig, SmallMmdit  # noqa: E402
+from headway.denoising.models.mmdit import MmditConfig, SmallMmdit  # noqa: E402
 from headway.rewards.images.image_reward import array_to_image  # noqa: E402
 from headway.types import Image  # noqa: E402
 

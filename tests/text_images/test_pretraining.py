@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from headway.data.generated_tasks import StringSet  # noqa: E402
-from headway.denoising.models import MmditConfig, load_small_mmdit  # noqa: E402
+from headway.denoising.models.denoiser_storage import load_small_mmdit  # noqa: E402
+from headway.denoising.models.mmdit import MmditConfig  # noqa: E402
 from headway.denoising.pretraining import Pretrainer, PretrainingSettings, pretrain  # noqa: E402
 from headway.denoising.text_rendering import TextImageStyle  # noqa: E402
 from headway.errors import ConfigError  # noqa: E402

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from headway.algorithms.denoising import CpsSampler, logp, make_timesteps  # noqa: E402
 from headway.algorithms.returns import normalise_rewards  # noqa: E402
-from headway.denoising.models import MmditConfig, SmallMmdit  # noqa: E402
+from headway.denoising.models.mmdit import MmditConfig, SmallMmdit  # noqa: E402
 
 FILE = Path(__file__).parents[2] / "examples" / "reference_flow_grpo.py"
 

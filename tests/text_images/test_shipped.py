@@ -12,8 +12,13 @@ torch = pytest.importorskip("torch")
 from headway.config import load_config as load_config  # noqa: E402
 from headway.data.generated_tasks import StringSet  # noqa: E402
 from headway.denoising.image_evaluation import draw_images  # noqa: E402
-from headway.denoising.models import count_parameters, load_small_mmdit  # noqa: E402
-from headway.denoising.models.denoiser_storage import TEXT_IMAGES, find_shipped_model, list_shipped_models  # noqa: E402
+from headway.denoising.models.denoiser_storage import (  # noqa: E402
+    TEXT_IMAGES,
+    find_shipped_model,
+    list_shipped_models,
+    load_small_mmdit,
+)
+from headway.denoising.models.mmdit import count_parameters  # noqa: E402
 from headway.denoising.pretraining import BASE_PRETRAINING  # noqa: E402
 from headway.errors import ConfigError  # noqa: E402
 from headway.rewards.images.image_reward import image_to_array  # noqa: E402

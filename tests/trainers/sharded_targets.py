@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from headway.algorithms import AdvantageSettings
+from headway.algorithms.advantages import AdvantageSettings
 from headway.errors import ConfigError, TrainerError
-from headway.trainers.local import LocalSettings, LocalTrainer, LoraSettings, OptimizerSettings
+from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.settings import LocalSettings, LoraSettings, OptimizerSettings
 from headway.trainers.sharded.rank_host import RankSpec
 from headway.trainers.sharded.rank_layout import RankLayout
 from headway.trainers.sharded.sharded_trainer import RankTrainer, ShardedRankGroup

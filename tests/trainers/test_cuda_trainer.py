@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageSettings, compute_token_logps
-from headway.trainers.local import LocalSettings, LocalTrainer, tree_attention
+from headway.algorithms.advantages import AdvantageSettings
+from headway.algorithms.logprobs import compute_token_logps
+from headway.trainers.local import tree_attention
 from headway.trainers.local.local_optimizer import Optimizer
-from headway.trainers.local.settings import OptimizerSettings
+from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.trainers.local.tree_packing import PromptTree
 from headway.weights.device_memory import DeviceArena
 from headway.weights.weight_store import WeightStore

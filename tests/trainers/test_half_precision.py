@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.algorithms import AdvantageSettings
-from headway.trainers.local import LocalSettings, LocalTrainer
+from headway.algorithms.advantages import AdvantageSettings
 from headway.trainers.local.local_optimizer import Optimizer, copy_tensors
+from headway.trainers.local.local_trainer import LocalTrainer
 from headway.trainers.local.optimizer_steps import apply_optimizer_steps
 from headway.trainers.local.policy_update import UpdateReport
-from headway.trainers.local.settings import OptimizerSettings
+from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.trainers.local.training_thread import CommitGate
 from headway.trainers.local.tree_attention import make_tree_mask
 from headway.trainers.local.tree_packing import AttentionSpans, PromptTree

@@ -12,17 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from headway.algorithms import AdvantageSettings, PolicyObjective
+from headway.algorithms.advantages import AdvantageSettings
 from headway.algorithms.kl import KlController
 from headway.algorithms.losses import LossSettings
+from headway.algorithms.objective import PolicyObjective
 from headway.errors import ConfigError, ScoringError, TrainerCrashed, TrainerError
 from headway.trainers.base import Trainer, TrainerScorer
-from headway.trainers.local import (
-    LocalSettings,
-    LocalTrainer,
-    LoraSettings,
-    OptimizerSettings,
-)
+from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.settings import LocalSettings, LoraSettings, OptimizerSettings
 from headway.types import Batch
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import WeightStore

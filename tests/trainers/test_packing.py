@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageSettings, PolicyObjective
+from headway.algorithms.advantages import AdvantageSettings
 from headway.algorithms.losses import LossSettings
-from headway.trainers.local import LocalSettings, tree_attention
+from headway.algorithms.objective import PolicyObjective
+from headway.trainers.local import tree_attention
 from headway.trainers.local.local_learner import LocalLearner
+from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.token_batch import make_token_rows
 from headway.trainers.local.training_thread import CommitGate
 from headway.trainers.local.tree_packing import PromptTree, common_prefix_length, pack_rows

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageSettings, PolicyObjective
+from headway.algorithms.advantages import AdvantageSettings
 from headway.algorithms.losses import LossSettings
+from headway.algorithms.objective import PolicyObjective
 from headway.trainers.base import TrainerScorer
-from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
 from headway.trainers.local.local_learner import score_rows
+from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.trainers.local.token_batch import TokenRow
 from headway.types import Batch, SampleGroup, VersionedScores
 from headway.weights.weight_store import WeightStore

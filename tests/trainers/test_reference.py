@@ -15,9 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.algorithms import AdvantageSettings, PolicyObjective
+from headway.algorithms.advantages import AdvantageSettings
 from headway.algorithms.losses import LossSettings
-from headway.trainers.local import LocalSettings, LocalTrainer, OptimizerSettings
+from headway.algorithms.objective import PolicyObjective
+from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.types import Batch, Episode, FinishReason, Generation, Sample, SampleGroup, Score, Task, Turn, VersionRun
 from headway.weights.host_transports import InProcessTransport
 from headway.weights.weight_receiver import DoubleBufferedReceiver

@@ -7,10 +7,11 @@ from functools import partial
 
 import pytest
 
-from headway.algorithms import make_kl_controller
+from headway.algorithms.kl import make_kl_controller
 from headway.config import load_config
 from headway.errors import ConfigError
-from headway.trainers.local import LocalSettings, LocalTrainer, make_local_settings
+from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.settings import LocalSettings, make_local_settings
 from headway.weights.weight_store import WeightStore
 
 from .factory import batch, tiny

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headway.errors import ConfigError
-from headway.trainers.local import LocalSettings, LoraSettings
 from headway.trainers.local.policy_model import PolicyModel
+from headway.trainers.local.settings import LocalSettings, LoraSettings
 from headway.trainers.local.token_batch import TokenRow
 from headway.trainers.local.tree_packing import pack_rows
 from headway.trainers.sharded.sharded_model import ShardedPolicy, ShardingMeshes

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from headway.algorithms import AdvantageSettings, PolicyObjective
+from headway.algorithms.advantages import AdvantageSettings
 from headway.algorithms.losses import LossSettings
+from headway.algorithms.objective import PolicyObjective
 from headway.config import load_config
 from headway.errors import ConfigError
-from headway.trainers.local import LocalSettings, OptimizerSettings, make_local_settings
 from headway.trainers.local.local_learner import LocalLearner
+from headway.trainers.local.settings import LocalSettings, OptimizerSettings, make_local_settings
 from headway.trainers.local.training_thread import CommitGate
 from headway.types import Batch, FinishReason, Sample, SampleGroup
 

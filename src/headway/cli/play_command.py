@@ -116,7 +116,8 @@ def _describe_reply(reply: Reply) -> str:
 
 
 def _prepare_model_to_watch_policy(name: str, options: dict[str, Any], model: str) -> PreparedRun:
-    from headway.models import max_sequence_length, resolve_model
+    from headway.models.model_loading import max_sequence_length
+    from headway.models.model_names import resolve_model
 
     longest = min(_LONGEST, max_sequence_length(resolve_model(model)) or _LONGEST)
     tree: dict[str, Any] = {

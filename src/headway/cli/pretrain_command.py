@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.denoising.models import SmallMmdit
+    from headway.denoising.models.mmdit import SmallMmdit
     from headway.denoising.pretraining import PretrainingSettings
 
 HELP = "train a small denoising model that draws strings"
@@ -40,7 +40,7 @@ def run_command(args: argparse.Namespace) -> int:
     """Pretrain and save the model, and print how legible its images are."""
     import torch
 
-    from headway.denoising.models import count_parameters
+    from headway.denoising.models.mmdit import count_parameters
     from headway.denoising.pretraining import pretrain, save_half_precision
 
     torch.set_num_threads(args.threads)

@@ -19,9 +19,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from headway.algorithms import Actions, Advantages, BatchTotals, PolicyMetricSums, make_action_weights, sum_weighted
+from headway.algorithms.actions import Actions, BatchTotals, make_action_weights, sum_weighted
+from headway.algorithms.advantages import Advantages
 from headway.algorithms.denoising import LatentTransition, add_noise, kl_compatible, kl_exact, logp
 from headway.algorithms.diffusion_nft import DiffusionNftParams, nft_loss, old_policy_decay, update_old_policy
+from headway.algorithms.objective import PolicyMetricSums
 from headway.denoising.denoising_batch import DenoisingBatch, SampleSteps
 from headway.denoising.denoising_policy import DenoisingPolicy
 from headway.denoising.settings import DenoisingTrainerSettings

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from headway.algorithms import Advantages
+from headway.algorithms.advantages import Advantages
 from headway.algorithms.kl import KlController
 from headway.denoising.denoising_batch import DenoisingBatch, SampleSteps, make_denoising_batch
 from headway.denoising.denoising_objectives import (

@@ -25,7 +25,7 @@ from headway.types import Image
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headway.denoising.models import Denoiser
+    from headway.denoising.models.denoiser import Denoiser
 
 _BATCH = 64
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from headway.algorithms.denoising import add_noise, shift_noise_levels
 from headway.data.generated_tasks import StringSet
-from headway.denoising.models import MmditConfig, SmallMmdit, save_small_mmdit
+from headway.denoising.models.denoiser_storage import save_small_mmdit
+from headway.denoising.models.mmdit import MmditConfig, SmallMmdit
 from headway.denoising.text_rendering import TextImageStyle, render_text
 from headway.errors import ConfigError
 from headway.seeding import make_rng

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headway.data import DataSources
     from headway.environments.base import EnvironmentFactory
     from headway.flow.backends import Backends, EngineReserve
-    from headway.trainers.local import ThreadedTrainer
+    from headway.trainers.local.local_trainer import ThreadedTrainer
     from headway.weights.weight_store import WeightStore
 
 MAX_SLOTS: Mapping[Device, int] = {"cpu": 64, "cuda": 512}

@@ -67,8 +67,9 @@ class DenoisingModelFamily:
 
     def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
         """Find the model and read as much of it as the controller needs. Raises `ConfigError`."""
-        from headway.denoising.models import is_sd3, is_small_mmdit
         from headway.denoising.models.denoiser_storage import find_shipped_model, list_shipped_models
+        from headway.denoising.models.mmdit import is_small_mmdit
+        from headway.denoising.models.stable_diffusion_3 import is_sd3
 
         wanted = resolved.config.actor_train.model_args.model_name_or_path or resolved.config.pretrain or ""
         shipped = list_shipped_models()
@@ -116,7 +117,7 @@ class DenoisingModelFamily:
 
     def make_inference_components(self, context: LaunchContext) -> InferenceComponents:
         """Make engines, and read the weights that they are to load."""
-        from headway.denoising.models import open_denoiser
+        from headway.denoising.models.denoiser_storage import open_denoiser
 
         context = replace(context, placement=context.placement.without_trainer())
         weights = dict(open_denoiser(context.policy.path).state_dict())
@@ -132,8 +133,7 @@ class DenoisingModelFamily:
 
 def make_prompt_check(path: Path) -> Callable[[str], object]:
     """Return a function that raises `ConfigError` for a prompt that the model in `path` cannot read."""
-    from headway.denoising.models import is_small_mmdit
-    from headway.denoising.models.mmdit import read_mmdit_config
+    from headway.denoising.models.mmdit import is_small_mmdit, read_mmdit_config
 
     return read_mmdit_config(path).tokenize if is_small_mmdit(path) else lambda prompt: None
 
@@ -143,7 +143,7 @@ def make_prompt_check(path: Path) -> Callable[[str], object]:
 
 def make_denoising_trainer(args: ComponentArgs, store: WeightStore) -> DenoisingTrainer:
     """Make the trainer of the policy, which publishes into `store`."""
-    from headway.algorithms import make_kl_controller
+    from headway.algorithms.kl import make_kl_controller
     from headway.denoising.denoising_trainer import DenoisingTrainer
 
     resolved = args.load_config()
@@ -158,7 +158,7 @@ def make_denoising_trainer(args: ComponentArgs, store: WeightStore) -> Denoising
 def make_denoising_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None = None) -> DenoisingEngine:
     """Make one engine, whose weights arrive later; without `end` they come from this process."""
     from headway.denoising.denoising_engine import DenoisingEngine
-    from headway.engines.native import NativeSettings
+    from headway.engines.native.settings import NativeSettings
 
     resolved = args.load_config()
     settings = NativeSettings(
@@ -203,7 +203,7 @@ def make_denoising_training(args: ComponentArgs, resolved: ResolvedConfig) -> De
     """Return the settings of the trainer."""
     from headway.algorithms.diffusion_nft import DiffusionNftParams
     from headway.denoising.settings import DenoisingTrainerSettings
-    from headway.trainers.local import make_local_settings
+    from headway.trainers.local.settings import make_local_settings
 
     config = resolved.config
     denoising = config.denoising
@@ -248,7 +248,7 @@ def _count_parameters(directory: Path) -> int:
 
 
 def _make_denoiser_loader(args: ComponentArgs) -> Callable[[], Any]:
-    from headway.denoising.models import open_denoiser
+    from headway.denoising.models.denoiser_storage import open_denoiser
 
     denoising = args.load_config().config.denoising
     assert denoising is not None

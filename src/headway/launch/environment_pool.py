@@ -317,7 +317,7 @@ class AgentEnvironmentPool:
 
 def make_chat_template(policy: PolicyInfo) -> ChatTemplate:
     """Return the chat template of the policy, for the OpenAI-compatible endpoint."""
-    from headway.models import find_end_tokens
+    from headway.models.model_loading import find_end_tokens
 
     return ChatTemplate(policy.tokenizer, end_tokens=find_end_tokens(policy.path))
 

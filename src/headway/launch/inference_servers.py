@@ -142,7 +142,7 @@ def make_server_engines(servers: ServerOptions) -> list[Engine]:
     """Make one engine for each address, or for each replica that is to be started."""
     from headway.engines.servers.server_engine import ServerEngine
     from headway.engines.servers.server_process import ServerSettings
-    from headway.models import find_end_tokens, load_tokenizer
+    from headway.models.model_loading import find_end_tokens, load_tokenizer
     from headway.weights.shared_memory import PayloadReader
 
     resolved, model, logs = servers.resolved, servers.model, servers.logs
@@ -265,7 +265,7 @@ def _make_gpu_share_env(servers: ServerOptions, number: int) -> dict[str, str]:
 def make_in_process_engines(servers: ServerOptions, transport: TransportPlan) -> list[Engine]:
     """Make one engine for each replica; nothing is started yet."""
     from headway.engines.remote_engine import RemoteEngine
-    from headway.models import find_end_tokens
+    from headway.models.model_loading import find_end_tokens
 
     python = servers.resolved.config.actor_infer.strategy_args.strategy_config.server_python
     spawn = None if python is None else spawn_with_interpreter(python)

@@ -46,9 +46,10 @@ from headway.trainers.sharded.ranked_trainer import MultiRankTrainer
 
 if TYPE_CHECKING:
     from headway.data import DataSources
-    from headway.engines.native import NativeEngine
-    from headway.trainers.local import LocalSettings, LocalTrainer
+    from headway.engines.native.native_engine import NativeEngine
+    from headway.trainers.local.local_trainer import LocalTrainer
     from headway.trainers.local.policy_scorer import PolicyScorer
+    from headway.trainers.local.settings import LocalSettings
     from headway.trainers.sharded.rank_host import RankSpec
     from headway.trainers.sharded.sharded_trainer import RankTrainer
     from headway.weights.weight_store import WeightStore
@@ -61,8 +62,9 @@ class LanguageModelFamily:
         """Find the model; fetch or convert it where needed. Raises `ConfigError`, also if our engine cannot hold it."""
         from transformers.utils import logging
 
-        from headway.models import load_tokenizer, make_architecture_factory, max_sequence_length, resolve_model
         from headway.models.model_checks import check_attention
+        from headway.models.model_loading import load_tokenizer, make_architecture_factory, max_sequence_length
+        from headway.models.model_names import resolve_model
 
         logging.disable_progress_bar()  # a run has its own display
         config = resolved.config
@@ -122,7 +124,7 @@ class LanguageModelFamily:
         """Make engines, and read the weights that they are to load."""
         import torch
 
-        from headway.models import load_model
+        from headway.models.model_loading import load_model
 
         context = replace(context, placement=context.placement.without_trainer())
         weights = dict(load_model(context.policy.path, torch.float32).named_parameters())
@@ -155,7 +157,7 @@ def check_tensor_parallel_model(layout: RankLayout, path: Path) -> None:
     if layout.tensor == 1:
         return
 
-    from headway.models import make_architecture_factory
+    from headway.models.model_loading import make_architecture_factory
     from headway.trainers.sharded.sharded_model import check_tensor_parallel, find_decoder_layers, make_parallel_plan
 
     backbone = make_architecture_factory(path)().base_model
@@ -198,7 +200,7 @@ def _make_replica_scorer(
 
 def make_local_trainer(args: ComponentArgs, store: WeightStore) -> LocalTrainer:
     """Make the trainer of the policy, which publishes into `store`."""
-    from headway.trainers.local import LocalTrainer
+    from headway.trainers.local.local_trainer import LocalTrainer
 
     return LocalTrainer(
         _make_model_loader(args.model), _make_local_settings(args), store, **_make_trainer_options(args)
@@ -249,8 +251,9 @@ def make_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None = None) 
 
 def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None = None) -> NativeEngine:
     """Make one native engine, whose weights arrive later; without `end` they come from this process."""
-    from headway.engines.native import NativeEngine, NativeSettings
-    from headway.models import find_end_tokens, load_tokenizer, make_architecture_factory
+    from headway.engines.native.native_engine import NativeEngine
+    from headway.engines.native.settings import NativeSettings
+    from headway.models.model_loading import find_end_tokens, load_tokenizer, make_architecture_factory
 
     resolved = args.load_config()
     end = end or ReceiverEnd(open_payload=memoryview)
@@ -276,15 +279,15 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
 def _make_model_loader(directory: str) -> Callable[[], Any]:
     import torch
 
-    from headway.models import load_model
+    from headway.models.model_loading import load_model
 
     return partial(load_model, directory, torch.float32)
 
 
 def _make_trainer_options(args: ComponentArgs) -> dict[str, Any]:
     """Return what a trainer needs beside model, settings and store."""
-    from headway.algorithms import make_kl_controller
-    from headway.models import load_tokenizer
+    from headway.algorithms.kl import make_kl_controller
+    from headway.models.model_loading import load_tokenizer
 
     config = args.load_config().config
     return {
@@ -295,7 +298,7 @@ def _make_trainer_options(args: ComponentArgs) -> dict[str, Any]:
 
 
 def _make_local_settings(args: ComponentArgs) -> LocalSettings:
-    from headway.trainers.local import make_local_settings
+    from headway.trainers.local.settings import make_local_settings
 
     resolved = args.load_config()
     precision = args.select_precision(resolved)

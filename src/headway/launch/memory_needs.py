@@ -223,7 +223,7 @@ def _count_trained_parameters(resolved: ResolvedConfig, policy: PolicyInfo) -> i
         return policy.parameters
     from torch import nn
 
-    from headway.models import make_architecture_factory
+    from headway.models.model_loading import make_architecture_factory
 
     model, targets = make_architecture_factory(policy.path)(), frozenset(args.lora_target)
     head, rows_and_columns = model.get_output_embeddings(), 0
@@ -239,7 +239,7 @@ def _count_critic_parameters(resolved: ResolvedConfig, policy: PolicyInfo) -> in
         return 0
     if policy.critic is None:
         return policy.parameters
-    from headway.models import count_parameters
+    from headway.models.model_loading import count_parameters
 
     return count_parameters(policy.critic)
 

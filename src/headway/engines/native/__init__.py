@@ -12,8 +12,3 @@ block_runner                 lanes, slots and prompts; steps as replayed graphs 
 model_decoders               families like Llama in nine kernels a layer; any other through the attention interface
 block_ops, triton_*          the operations of a step, in plain torch and in Triton
 """
-
-from headway.engines.native.native_engine import NativeEngine
-from headway.engines.native.settings import NativeSettings
-
-__all__ = ["NativeEngine", "NativeSettings"]

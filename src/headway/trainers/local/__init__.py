@@ -7,20 +7,3 @@
 `token_batch` (samples → arrays), `tree_packing` (arrays → trees without padding), `policy_model` (trees →
 log-probabilities), `policy_update` (losses → gradients → weights).
 """
-
-from headway.trainers.local.local_trainer import LocalTrainer, ThreadedTrainer
-from headway.trainers.local.settings import (
-    LocalSettings,
-    LoraSettings,
-    OptimizerSettings,
-    make_local_settings,
-)
-
-__all__ = [
-    "LocalSettings",
-    "LocalTrainer",
-    "LoraSettings",
-    "OptimizerSettings",
-    "ThreadedTrainer",
-    "make_local_settings",
-]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from headway.algorithms import TokenLogps, compute_token_logps
+from headway.algorithms.logprobs import TokenLogps, compute_token_logps
 from headway.errors import ConfigError
 from headway.models.model_checks import check_attention
 from headway.trainers.local import lora, tree_attention

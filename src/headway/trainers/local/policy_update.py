@@ -13,19 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.algorithms import (
-    Actions,
-    Advantages,
-    AdvantageSettings,
-    BatchTotals,
-    PolicyMetricSums,
-    RewardBatch,
-    compute_value_loss,
-    estimate_advantages,
-    make_action_weights,
-    sum_weighted,
-)
-from headway.algorithms.actions import require_input
+from headway.algorithms.actions import Actions, BatchTotals, make_action_weights, require_input, sum_weighted
+from headway.algorithms.advantages import Advantages, AdvantageSettings, RewardBatch, estimate_advantages
+from headway.algorithms.objective import PolicyMetricSums
+from headway.algorithms.returns import compute_value_loss
 from headway.errors import TrainerError
 from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.optimizer_steps import apply_optimizer_steps, iterate_mini_batches

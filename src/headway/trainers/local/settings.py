@@ -7,7 +7,8 @@ from math import cos, pi
 from typing import Literal
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS
-from headway.algorithms import AdvantageSettings, PolicyObjective, make_advantage_settings, make_objective
+from headway.algorithms.advantages import AdvantageSettings, make_advantage_settings
+from headway.algorithms.objective import PolicyObjective, make_objective
 from headway.config import OptimizerArgs, ResolvedConfig, TrainedModelArgs
 from headway.errors import ConfigError
 

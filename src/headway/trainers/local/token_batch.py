@@ -21,7 +21,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from headway.algorithms import TurnRewards
+from headway.algorithms.advantages import TurnRewards
 from headway.errors import TrainerError
 from headway.types import RepeatedValue, Sample, SampleGroup
 

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from headway.algorithms import TokenLogps
+from headway.algorithms.logprobs import TokenLogps
 from headway.errors import ConfigError
 from headway.trainers.local import lora
 from headway.trainers.local.policy_model import CriticModel, PolicyModel, compute_hidden_states, fuse_rms_norms

@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from headway.monitor.event_log import read_events
+from headway.monitor.event_files import last_written_s, read_event_log
 from headway.monitor.scalar_series import ScalarPoint, compute_scalars
 
 ROOT = Path(__file__).parents[1]
@@ -64,7 +64,7 @@ class Run:
 
     def __init__(self, args: argparse.Namespace, directory: Path, seed: int) -> None:
         self._directory, self._output = directory, directory.with_suffix(".out")
-        self._size = -1
+        self._written_s = -1.0
         overrides = [f"seed={seed}", f"val_batch_size={args.held_out}", "save_steps=0", "track_with=[]", *args.set]
         words = [sys.executable, "-m", "headway", "train", str(args.config), f"output_dir={directory}", *overrides]
         self.cell = Cell(seed=seed, overrides=overrides, machine=machine(), lakes=args.held_out)
@@ -75,14 +75,14 @@ class Run:
 
     def look(self) -> bool:
         """Read what there is; whether there is more than the last time."""
-        log, failed = self._directory / "events.jsonl", bool(self.process.poll()) and not self.cell.failed
+        failed = bool(self.process.poll()) and not self.cell.failed
         if failed:
             self.cell = Cell(**{**asdict(self.cell), "failed": self._output.read_text(encoding="utf-8")[-600:]})
-        if not log.exists() or log.stat().st_size == self._size:
+        written_s = last_written_s(self._directory)
+        if written_s == self._written_s:
             return failed
-        self._size = log.stat().st_size
-        with log.open(encoding="utf-8") as lines:
-            points = list(compute_scalars(read_events(lines)))
+        self._written_s = written_s
+        points = list(compute_scalars(read_event_log(self._directory)))
         self.cell = Cell(**{**asdict(self.cell), **curves(points)})
         return True
 

@@ -44,7 +44,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from headway.monitor.event_log import LoggedEvent, read_events
+from headway.monitor.event_files import read_event_log
+from headway.monitor.event_log import LoggedEvent
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = ("local", "ray", "vllm", "vllm inside")
@@ -189,8 +190,7 @@ def run(args: argparse.Namespace, directory: Path, task: list[str], seed: int) -
     cell = {"process_s": round(time.monotonic() - began_s, 1)}
     if done.returncode:
         return {**cell, "failed": (done.stderr or done.stdout)[-2000:]}
-    with (directory / "events.jsonl").open(encoding="utf-8") as lines:
-        return {**cell, **curves(list(read_events(lines)))}
+    return {**cell, **curves(list(read_event_log(directory)))}
 
 
 def curves(events: list[LoggedEvent]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from headway.denoising.image_evaluation import draw_images, measure_legibility
 from headway.denoising.models.denoiser_storage import TEXT_IMAGES, find_shipped_model, load_small_mmdit
 from headway.errors import ConfigError
 from headway.launch.run_directory import find_checkpoint_of_run
-from headway.monitor.event_log import read_events
+from headway.monitor.event_files import read_event_log
 from headway.rewards.images.image_reward import encode_png
 from headway.rewards.images.ocr_reward import READERS, make_reader
 from headway.types import Image
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, directory: Path, alpha: float, seed: int) -> d
     cell = {"alpha": alpha, "seed": seed, "process_s": round(time.monotonic() - began_s, 1), "stopped": stopped}
     if child.returncode and not stopped:
         return {**cell, "failed": output[-400:]}
-    return {**cell, **read_curves(directory / "events.jsonl")}
+    return {**cell, **read_curves(directory)}
 
 
 def make_overrides(args: argparse.Namespace, directory: Path, alpha: float, seed: int) -> list[str]:
@@ -96,10 +96,9 @@ def wait_for_child(child: subprocess.Popen[str], limit_s: float | None) -> tuple
         return child.communicate()[0], True
 
 
-def read_curves(log: Path) -> dict[str, Any]:
+def read_curves(run: Path) -> dict[str, Any]:
     """Return held-out and training rewards by step, samples dropped until then, and measures of staleness."""
-    with log.open(encoding="utf-8") as lines:
-        events = list(read_events(lines))
+    events = list(read_event_log(run))
     held_out = [[event.data["trained"], event.data["reward"]] for event in events if event.kind == "validate.end"]
     found: dict[str, Any] = {"held_out": held_out, "reward": [], "dropped": [], "end_s": []}
     found |= {name: [] for name in _MEASURES}

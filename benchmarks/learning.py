@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from headway.monitor.event_log import read_events
+from headway.monitor.event_files import read_event_log
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "arithmetic.yaml"
@@ -66,15 +66,14 @@ def run(args: argparse.Namespace, scratch: Path, alpha: float, loss: str, seed: 
     cell = {"alpha": alpha, "loss": loss, "seed": seed, "extra": extra, "process_s": time.monotonic() - began_s}
     if done.returncode:
         return {**cell, "failed": (done.stderr or done.stdout)[-400:]}
-    found = {**cell, **curves(run_dir / "events.jsonl")}
+    found = {**cell, **curves(run_dir)}
     shutil.rmtree(run_dir)  # checkpoints of many cells fill a disk
     return found
 
 
-def curves(log: Path) -> dict[str, Any]:
+def curves(run: Path) -> dict[str, Any]:
     """Held-out and training rewards by step, lag, and seconds since the first version was served."""
-    with log.open(encoding="utf-8") as lines:
-        events = list(read_events(lines))
+    events = list(read_event_log(run))
     steps = [event for event in events if event.kind == "step.end"]
     validated = [event for event in events if event.kind == "validate.end"]
     served_s = next(event.time_s for event in events if event.kind == "served")

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-from headway.monitor.event_log import LoggedEvent, read_events
+from headway.monitor.event_files import read_event_lines, read_event_log
+from headway.monitor.event_log import LoggedEvent
 
 RUN_MARK = "HEADWAY_CHAOS"
 STEPS, GROUPS, MEMBERS, ALPHA, SAVE = 10, 2, 2, 1, 2
@@ -99,13 +100,13 @@ class ChaosRun:
 
     def count_events(self, kind: str) -> int:
         """Return the number of events of a kind that are on disk."""
-        path = self.directory / "events.jsonl"
-        return path.read_bytes().count(f'"{kind}",'.encode()) if path.exists() else 0
+        with suppress(FileNotFoundError):
+            return sum(f'"{kind}",' in line for line in read_event_lines(self.directory))
+        return 0
 
     def read_events(self) -> Iterator[LoggedEvent]:
         """Yield all events on disk."""
-        with (self.directory / "events.jsonl").open(encoding="utf-8") as lines:
-            yield from read_events(lines)
+        yield from read_event_log(self.directory)
 
     def list_components(self) -> dict[str, int]:
         """Return the process ids of the run by the name of the log they write to (`trainer`, `engine-0`)."""

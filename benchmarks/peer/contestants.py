@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from headway.monitor.event_log import read_events
+from headway.monitor.event_files import read_event_log
 from peer.work import Step, Work
 
 HERE = Path(__file__).parent
@@ -199,11 +199,10 @@ def _rows(path: Path) -> list[Step]:
 
 def _events(run_dir: Path) -> list[Step]:
     """From the event log, which lies in the run's folder or below it."""
-    logs = sorted(run_dir.rglob("events.jsonl"))
-    if not logs:
+    ledgers = sorted(run_dir.rglob("ledger.sqlite"))
+    if not ledgers:
         return []
-    with logs[0].open(encoding="utf-8") as lines:
-        ends = [event for event in read_events(lines) if event.kind == "step.end"]
+    ends = [event for event in read_event_log(ledgers[0].parent) if event.kind == "step.end"]
     return [
         Step(
             end_s=each.time_s,

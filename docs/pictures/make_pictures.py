@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from headway.monitor.event_log import read_events
+from headway.monitor.event_files import read_event_log
 from headway.monitor.live_display import LiveDisplay
 from headway.monitor.report_page import render_report_page
 from headway.monitor.run_report import RunMonitor
@@ -30,8 +30,7 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 def draw_panel(run: Path) -> str:
     """Return the panel at half of the run as SVG."""
-    with (run / "events.jsonl").open(encoding="utf-8") as lines:
-        events = list(read_events(lines))
+    events = list(read_event_log(run))
     steps = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")).get("max_steps")
     monitor = RunMonitor()
     half_s = events[-1].time_s / 2

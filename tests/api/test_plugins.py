@@ -17,7 +17,7 @@ from headway.environments.environment_registry import BUILT_IN_ENVIRONMENTS, fin
 from headway.errors import ConfigError, ConfigErrors
 from headway.flow.stage import create_role_state_machine
 from headway.flow.training_flow import AsyncTrainingFlow
-from headway.monitor.event_log import read_events
+from headway.monitor.event_files import read_event_log
 from headway.registry import (
     ADVANTAGE_ESTIMATORS,
     ENGINES,
@@ -125,8 +125,8 @@ def test_a_flow_made_in_python_gets_the_back_ends_of_a_configuration(runs: Runs,
             assert summary.finished and summary.trained == 2 and seen
 
     asyncio.run(main())
-    with (tmp_path / "run" / "events.jsonl").open() as lines:
-        lags = [e.data["trained"] - e.data["oldest"] for e in read_events(lines) if e.kind == "group.train"]
+    trained = [e.data for e in read_event_log(tmp_path / "run") if e.kind == "group.train"]
+    lags = [data["trained"] - data["oldest"] for data in trained]
     assert lags and max(lags) == 0
 
 

@@ -62,7 +62,7 @@ def test_curves_count_what_was_dropped_before_each_step(tmp_path: Path) -> None:
         [2_000_000, "step.end", "train", {"trained": 1, "reward": 0.75, **measures}],
     ]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
-    found = read_curves(tmp_path / "events.jsonl")
+    found = read_curves(tmp_path)
     assert found["held_out"] == [[0, 0.5]] and found["reward"] == [0.75] and found["dropped"] == [1]
     assert found["end_s"] == [2.0] and found["clip_fraction"] == [0.25]
 

@@ -12,9 +12,9 @@ import yaml
 
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
-from headway.launch import run_directory
 from headway.launch.run_directory import RunDirectory, check_disk_space, find_checkpoint_of_run
 from headway.ledger import Ledger
+from headway.monitor.event_files import LOG_FILE
 from headway.monitor.event_log import LoggedEvent, encode_event, read_events
 from headway.monitor.events import StateChange
 
@@ -120,7 +120,7 @@ def test_the_log_goes_on_where_a_killed_process_left_it(tmp_path: Path, torn: st
     )
     with RunDirectory(tmp_path) as directory:
         assert directory.read_last_event_s() == 0.0
-        log = tmp_path / run_directory.EVENTS_FILE
+        log = tmp_path / LOG_FILE
         log.write_text(whole + torn)
         assert directory.read_last_event_s() == 3.5
         assert log.read_text() == whole

@@ -7,10 +7,12 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from headway.ledger import Ledger
+from headway.monitor.event_files import read_event_lines
 from headway.monitor.event_log import LoggedEvent, read_events
 from tests.runs.template import Forked, Template
 
@@ -116,18 +118,17 @@ class Run:
 
 def events(directory: Path, *kinds: str) -> list[LoggedEvent]:
     """What the run has written down, whole lines only."""
-    path = directory / "events.jsonl"
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    found = list(read_events(text[: text.rfind("\n") + 1].splitlines(keepends=True)))
-    return [event for event in found if not kinds or event.kind in kinds]
+    with suppress(FileNotFoundError):
+        found = list(read_events(line for line in read_event_lines(directory) if line.endswith("\n")))
+        return [event for event in found if not kinds or event.kind in kinds]
+    return []
 
 
 def count(directory: Path, kind: str) -> int:
     """Events of a kind so far, counted without reading them."""
-    path = directory / "events.jsonl"
-    return path.read_bytes().count(f'"{kind}",'.encode()) if path.exists() else 0
+    with suppress(FileNotFoundError):
+        return sum(f'"{kind}",' in line for line in read_event_lines(directory))
+    return 0
 
 
 def rows(directory: Path, query: str) -> list[tuple[Any, ...]]:

@@ -22,9 +22,9 @@ from headway.cli.command_line import add_run_arguments, load_run_config, make_co
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.training_flow import RunSummary
 from headway.launch.memory_needs import estimate_component_needs
-from headway.launch.run_directory import EVENTS_FILE, LEDGER_FILE, RunDirectory
+from headway.launch.run_directory import LEDGER_FILE, RunDirectory
 from headway.launch.training_session import PreparedRun, open_run_directory, prepare_run, run_training
-from headway.monitor.event_log import read_events
+from headway.monitor.event_files import read_event_log
 from headway.monitor.live_display import LiveDisplay
 from headway.monitor.report_page import render_report_page
 from headway.monitor.report_tables import print_training_summary
@@ -120,8 +120,7 @@ async def train_with_display(prepared: PreparedRun, directory: RunDirectory, con
 def print_conclusion(prepared: PreparedRun, summary: RunSummary, console: Console) -> int:
     """Print the summary table, write the report page, and say where everything is. Return the exit code."""
     path = prepared.directory
-    with (path / EVENTS_FILE).open(encoding="utf-8") as lines:
-        print_training_summary(make_run_report(read_events(lines)), console)
+    print_training_summary(make_run_report(read_event_log(path)), console)
     page: Path | str = path / "report.html"
     try:
         (path / "report.html").write_text(render_report_page(path), encoding="utf-8")

@@ -1,7 +1,7 @@
 """The directory of a run, which belongs to one process at a time and holds everything needed to resume.
 
     config.yaml       the configuration as it was given, overrides included; enough to run it again
-    events.jsonl      every event of the run; a resumed run appends
+    events.jsonl      the newest events of the run; older ones are compressed in `events/`; a resumed run appends
     ledger.sqlite     the state of every sample
     samples.jsonl     a few answers of every step
     images.jsonl      a few images of every validation, where there are any
@@ -33,10 +33,10 @@ from headway.config.resolved_config import get_at_key
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.ledger import Ledger, find_newest_checkpoint
-from headway.monitor.event_log import read_events
+from headway.monitor.event_files import LOG_FILE, read_last_event_s
 from headway.processes.control_socket import ControlHandler
 
-CONFIG_FILE, EVENTS_FILE, LEDGER_FILE, IDENTITY_FILE = "config.yaml", "events.jsonl", "ledger.sqlite", "identity.json"
+CONFIG_FILE, LEDGER_FILE, IDENTITY_FILE = "config.yaml", "ledger.sqlite", "identity.json"
 _FIXED_OPTIONS = (
     "num_return_sequences_in_group",
     "actor_train.model_args.lora_rank",
@@ -95,12 +95,9 @@ class RunDirectory:
 
     def read_last_event_s(self) -> float:
         """Return the time of the last event, from which a resumed run goes on. An incomplete last line is removed."""
-        path = self.path / EVENTS_FILE
-        if not path.exists():
-            return 0.0
-        _truncate_torn_line(path)
-        with path.open(encoding="utf-8") as lines:
-            return max((event.time_s for event in read_events(lines)), default=0.0)
+        if (self.path / LOG_FILE).exists():
+            _truncate_torn_line(self.path / LOG_FILE)
+        return read_last_event_s(self.path)
 
     def start_from_checkpoint(self, checkpoint: Path) -> None:
         """Start a new run from a checkpoint of another one. Raises `ConfigError`."""

@@ -27,9 +27,10 @@ from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import Placement, plan_placement
-from headway.launch.run_directory import EVENTS_FILE, RunDirectory, check_disk_space, make_scale_handler
+from headway.launch.run_directory import RunDirectory, check_disk_space, make_scale_handler
 from headway.launch.transports import VERSIONS_ON_DISK
-from headway.monitor.event_log import EventLog, EventSink, JsonlSink, LoggedEvent
+from headway.monitor.event_files import EventFileWriter
+from headway.monitor.event_log import EventLog, EventSink
 from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.machine_facts import describe_machine
 from headway.monitor.sample_excerpts import ImageLog
@@ -184,7 +185,7 @@ async def open_run_context(
     environments = make_environment_pool(prepared.resolved, prepared.policy)
     backends = make_backends(prepared.resolved, prepared.policy, components, prepared.sources, environments)
     context = _make_run_context(prepared, directory, backends, events)
-    with _EventFileSink(directory.path / EVENTS_FILE, context.stop_request) as log:
+    with EventFileWriter(directory.path, on_failure=context.stop_request.make) as log:
         events.attach(log)
         trained, machine = directory.count_trained_steps(), describe_machine()
         events.emit(RunBegin(who="run", resumed=resumed, trained=trained, machine=machine, headway=VERSION))
@@ -232,32 +233,6 @@ def _make_run_context(
         on_validated=ImageSampleLog(directory.path / "images.jsonl", prompt=data.prompt),
         stages=config.stages,
     )
-
-
-class _EventFileSink:
-    """Writes the event log; stops the run cleanly when the log cannot be written."""
-
-    def __init__(self, path: Path, stop_request: StopRequest) -> None:
-        self._stop_request, self._failed = stop_request, False
-        self._file = path.open("a", encoding="utf-8", newline="\n")
-        self._sink = JsonlSink(self._file)
-
-    def __enter__(self) -> _EventFileSink:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._attempt(self._file.close)
-
-    def __call__(self, event: LoggedEvent) -> None:
-        if not self._failed:
-            self._attempt(lambda: self._sink(event))
-
-    def _attempt(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            self._failed = True
-            self._stop_request.make(f"the event log cannot be written: {error.strerror}")
 
 
 class _InterruptHandler:

@@ -18,14 +18,14 @@ from typing import Any
 import yaml
 
 from headway.errors import HeadwayError
-from headway.monitor.event_log import LoggedEvent, read_events
+from headway.monitor.event_files import LOG_FILE, last_written_s, read_event_log
+from headway.monitor.event_log import LoggedEvent
 from headway.monitor.events import RunBegin, RunEnd
 from headway.monitor.run_report import RunMonitor, RunReport
 from headway.monitor.sample_excerpts import AnswerExcerpts, ImageExcerpts, read_answers, read_images
 from headway.monitor.scalar_series import HELD_OUT_REWARD, ScalarMeter, ScalarPoint
 from headway.monitor.timeline_lanes import LaneCollector, TimelineLanes
 
-LOG_FILE = "events.jsonl"
 CONFIG_FILE = "config.yaml"
 SAMPLES_FILE = "samples.jsonl"
 IMAGES_FILE = "images.jsonl"
@@ -102,9 +102,8 @@ def read_run_record(path: Path, *, warmup_steps: int = 1) -> RunRecord:
     """Return the record of a run's directory, or of an event log alone. Raises `HeadwayError`."""
     directory, log = (path, path / LOG_FILE) if path.is_dir() else (path.parent, path)
     try:
-        with log.open(encoding="utf-8", errors="replace") as lines:
-            record = make_run_record(read_events(lines), name=directory.resolve().name, warmup_steps=warmup_steps)
-        age_s = time.time() - log.stat().st_mtime
+        record = make_run_record(read_event_log(log), name=directory.resolve().name, warmup_steps=warmup_steps)
+        age_s = time.time() - last_written_s(log)
     except OSError as error:
         raise HeadwayError(f"{path}: no run to report on ({error.strerror}: {log.name})") from error
     return replace(

@@ -7,11 +7,10 @@ simulated runs make their settings from a configuration with `make_run_settings`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import floor
 from typing import Literal
 
 from headway.config import Config, GeneratingArgs, ReliabilityConfig, ResolvedConfig
-from headway.config.derivation import count_slots
+from headway.config.derivation import compute_bound, count_slots
 from headway.errors import ConfigError
 from headway.types import SamplingParams
 
@@ -36,9 +35,9 @@ class RunSettings:
     max_steps: int = _DEFAULTS.max_steps
     """Training steps of the run."""
     async_generation_ratio: float = _DEFAULTS.async_generation_ratio
-    """Staleness bound α: a sample is trained only while `trained − oldest ≤ α`."""
+    """α: batches that rollout runs ahead. A sample is trained only while `trained − oldest ≤ ⌈α⌉`."""
     pipeline_depth: float | None = _DEFAULTS.pipeline_depth
-    """Steps' worth of groups that rollout starts ahead. `None`: as many as the bound allows."""
+    """Steps' worth of groups that rollout starts ahead. `None`: α."""
     staleness_policy: str = _DEFAULTS.staleness_policy
     """Name of the policy that decides which groups start, which are trained and which are dropped."""
     staleness_window: int = 0
@@ -104,12 +103,12 @@ class RunSettings:
 
     @property
     def bound(self) -> int:
-        """Return ⌊α⌋, the largest lag that is allowed: lags are whole numbers."""
-        return floor(self.async_generation_ratio)
+        """Return ⌈α⌉, the largest lag that is allowed."""
+        return compute_bound(self.async_generation_ratio)
 
     @property
     def depth(self) -> float:
-        """Return `pipeline_depth`, or the bound where it is not given."""
+        """Return `pipeline_depth`, or α where it is not given."""
         return self.async_generation_ratio if self.pipeline_depth is None else self.pipeline_depth
 
     @property

@@ -232,7 +232,19 @@ def test_slots_are_the_depth_and_never_fewer_than_a_step(alpha: float, share: fl
     given = {"async_generation_ratio": alpha, "pipeline_depth": alpha * share, "rollout_batch_size": prompts}
     derived = load_config(given).derived
     assert prompts <= derived.slots <= (1 + alpha) * prompts + 1e-6
-    assert derived.bound == math.floor(alpha)
+    assert derived.bound == math.ceil(alpha - 1e-9)
+
+
+@pytest.mark.parametrize(("alpha", "prompts", "slots"), [(0.5, 8, 12), (0.5, 3, 4), (1.25, 4, 9), (0.3, 10, 13)])
+def test_a_fraction_of_alpha_is_a_fraction_of_a_batch(alpha: float, prompts: int, slots: int) -> None:
+    resolved = load_config({"async_generation_ratio": alpha, "rollout_batch_size": prompts})
+    assert resolved.derived.slots == slots
+    assert not [note for note in resolved.notes if "pipeline_depth" in note]
+
+
+def test_a_fraction_of_less_than_one_group_is_said_to_have_no_effect() -> None:
+    notes = load_config({"async_generation_ratio": 0.2, "rollout_batch_size": 4}).notes
+    assert [note for note in notes if "0.2 has no effect" in note and "0.25 would start one group ahead" in note]
 
 
 @settings(max_examples=50, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_over_a_whole_run_no_more_groups_are_outstanding_than_there_are_slots(
     most = int((1 + (alpha if depth is None else depth)) * 4) + spares
     counts = outstanding_over(played.events, engines=2)
     assert max(counts) == most, "all of them are used, and not one more"
-    assert played.summary.finished and max(lags(played)) <= alpha
+    assert played.summary.finished and max(lags(played)) <= ceil(alpha)
 
 
 def test_a_slot_is_not_free_before_the_weights_made_from_it_are_served(tmp_path: Path) -> None:
@@ -103,14 +104,9 @@ def test_a_pipeline_shallower_than_the_bound_keeps_the_bound(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("policy", ["drop", "wait", "window"])
-@pytest.mark.parametrize("alpha", [0, 0.5])
-def test_below_one_every_sample_is_made_by_the_weights_that_are_trained(
-    alpha: float, policy: str, tmp_path: Path
-) -> None:
+def test_at_zero_every_sample_is_made_by_the_weights_that_are_trained(policy: str, tmp_path: Path) -> None:
     costs = make_costs(response_tokens=SPREAD)
-    played = play_through(
-        make_scenario(costs=costs, max_steps=5, async_generation_ratio=alpha, staleness_policy=policy), tmp_path
-    )
+    played = play_through(make_scenario(costs=costs, max_steps=5, staleness_policy=policy), tmp_path)
     assert played.summary.finished and lags(played) == {0}
     trained = {event.data["sample"] for event in played.of("sample.end", end="trained")}
     versions = {

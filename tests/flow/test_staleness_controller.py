@@ -114,13 +114,20 @@ def test_as_many_groups_start_as_depth_and_spares_allow(
     assert len(start_all(headway)) == slots == headway.slots
 
 
-def test_the_fraction_of_alpha_adds_racing_groups_and_no_staleness() -> None:
-    headway, evicted = make_headway(groups_per_step=2, async_generation_ratio=0.5)
-    group_slots = start_all(headway)
-    assert len(group_slots) == 3 and headway.settings.bound == 0
-    make_ready(headway, *group_slots[:2])
+def test_a_fraction_of_alpha_runs_a_part_of_a_batch_ahead_and_keeps_it_for_the_next() -> None:
+    headway, evicted = make_headway(
+        groups_per_step=2, async_generation_ratio=0.5, staleness_policy="wait", selection_order="oldest"
+    )
+    first = start_all(headway)
+    assert len(first) == 3 and headway.settings.bound == 1
+    make_ready(headway, *first)
     train_step(headway)
-    assert [number for number, _ in evicted] == [2], "of version 0, it cannot be trained at 1"
+    headway.serve(1)
+    second = start_all(headway)
+    assert len(second) == 2
+    make_ready(headway, *second, version=1)
+    assert train_step(headway) == [first[2], second[0]], "lags 1 and 0"
+    assert evicted == []
 
 
 def test_a_depth_below_the_bound_leaves_the_bound_as_it_is() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import floor
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +214,7 @@ class Witness:
 
     def check_age(self, sample: Sample, trained: int, weights: str) -> None:
         """By its stamps, and by the way between the weights that made it and those being trained."""
-        alpha = self.settings.async_generation_ratio
+        alpha = ceil(self.settings.async_generation_ratio)
         stamps = [run.version for turn in sample.episode.turns for run in turn.generation.runs]
         assert trained - min(stamps) <= alpha and max(stamps) <= trained, f"{sample.sample_id}: {stamps} at {trained}"
         for number, turn in enumerate(sample.episode.turns):

@@ -27,7 +27,7 @@ def settings(**options: Any) -> RunSettings:
                 "slots": 8,
             },
         ),
-        ({"async_generation_ratio": 2.5}, {"async_generation_ratio": 2.5, "bound": 2, "slots": 28}),
+        ({"async_generation_ratio": 2.5}, {"async_generation_ratio": 2.5, "bound": 3, "slots": 28}),
         (
             {"async_generation_ratio": 2, "pipeline_depth": 1},
             {"async_generation_ratio": 2.0, "pipeline_depth": 1.0, "slots": 16},

@@ -86,7 +86,7 @@ def _check_headway(draft: ConfigDraft, derived: DerivedConfig) -> None:
     config = draft.config
     if derived.pipeline_depth > derived.async_generation_ratio:
         problem = f"{derived.pipeline_depth:g} > async_generation_ratio {derived.async_generation_ratio:g}"
-        draft.refuse("pipeline_depth", problem, "groups started deeper than the bound would all be dropped")
+        draft.refuse("pipeline_depth", problem, "rollout would start more groups than the bound lets it train")
     if config.staleness_policy == "window" and derived.staleness_window > derived.slots:
         slots = f"{derived.slots} slots = ⌊(1 + {derived.pipeline_depth:g}) × {derived.groups_per_step}⌋"
         problem = f"{derived.staleness_window} groups > {slots}"

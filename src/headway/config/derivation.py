@@ -52,7 +52,7 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None) -> Derived
     return DerivedConfig(
         pipeline=_get_pipeline(draft),
         async_generation_ratio=config.async_generation_ratio,
-        bound=math.floor(config.async_generation_ratio),
+        bound=compute_bound(config.async_generation_ratio),
         pipeline_depth=depth,
         slots=count_slots(depth, groups.per_step),
         groups_per_step=groups.per_step,
@@ -91,6 +91,11 @@ def _get_pipeline(draft: ConfigDraft) -> Literal["rlvr", "agentic", "denoising"]
     if draft.config.denoising is not None:
         return "denoising"
     return "rlvr" if draft.config.train_env_manager is None else "agentic"
+
+
+def compute_bound(alpha: float) -> int:
+    """Return ⌈α⌉, the largest lag of a trained sample; a rounding error in the last bit of α does not change it."""
+    return math.ceil(alpha - 1e-9)
 
 
 def count_slots(depth: float, groups_per_step: int) -> int:
@@ -158,18 +163,17 @@ def _derive_additional(draft: ConfigDraft) -> int:
 def _derive_headway(draft: ConfigDraft, per_step: int) -> None:
     if draft.config.pipeline_depth is None:
         draft.derive("pipeline_depth", draft.config.async_generation_ratio, "async_generation_ratio")
-    depth, bound = draft.config.pipeline_depth or 0.0, math.floor(draft.config.async_generation_ratio)
-    if depth > bound:
-        racing = count_slots(depth, per_step) - count_slots(bound, per_step)
+    depth = draft.config.pipeline_depth or 0.0
+    slots = count_slots(depth, per_step)
+    if depth > 0 and slots == per_step:
         draft.notes.append(
-            f"async_generation_ratio = {draft.config.async_generation_ratio:g}: lag is whole, so at most {bound}; the "
-            f"fraction starts {racing} groups that race for a place, and the slowest are dropped and made again"
+            f"pipeline_depth = {depth:g} has no effect: ⌊(1 + {depth:g}) × {per_step}⌋ = {slots} groups are one step, "
+            f"so that rollout does not run ahead; {1 / per_step:g} would start one group ahead"
         )
     if draft.config.staleness_window is None and draft.config.staleness_policy == "window":
         draft.derive("staleness_window", per_step, "groups of one step")
     manager = draft.config.train_env_manager
     if manager is not None and manager.num_env_groups is None:
-        slots = count_slots(draft.config.pipeline_depth or 0.0, per_step)
         draft.derive("train_env_manager.num_env_groups", slots, "slots = (1 + pipeline_depth) × groups per step")
 
 

@@ -20,7 +20,7 @@ class DerivedConfig:
     async_generation_ratio: float
     """α."""
     bound: int
-    """⌊α⌋: most versions a sample may be behind when it is trained."""
+    """⌈α⌉: most versions a sample may be behind when it is trained."""
     pipeline_depth: float
     """Steps' worth of groups started ahead."""
     slots: int

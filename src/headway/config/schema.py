@@ -99,7 +99,7 @@ class Config:
 
     # Headway: how far rollout runs ahead.
     async_generation_ratio: Steps = 0.0
-    """α: a sample may be at most this many versions old when it is trained. 0 is synchronous."""
+    """α: batches that rollout runs ahead, any number. 0: synchronous. Trained samples are at most ⌈α⌉ versions old."""
     pipeline_depth: Steps | None = None
     """Steps' worth of groups started ahead, at most α. null: α."""
     staleness_policy: StalenessPolicyName = "drop"

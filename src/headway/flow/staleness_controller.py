@@ -1,7 +1,7 @@
 """The staleness controller: the one place that decides how far rollout runs ahead of training.
 
 A *slot* is taken when a group starts. It is released when the group was trained and the weights made from it are
-served, or when the group was dropped. A sample is trained only while `trained − oldest ≤ alpha`, judged against
+served, or when the group was dropped. A sample is trained only while `trained − oldest ≤ ⌈α⌉`, judged against
 `trained` at the moment of consumption; `begin_step` refuses anything else, whatever a policy chose.
 
 The controller knows numbers and order only. It touches no back end and no clock, and uses asyncio only to wake its
@@ -182,7 +182,7 @@ class Headway:
             raise InvariantBroken("a training step began before the last one ended")
         for slot in batch:
             lag, newest = self.trained - slot.oldest, slot.group.newest if slot.group is not None else 0
-            if lag > self.settings.async_generation_ratio or newest > self.trained or not slot.is_ready:
+            if lag > self.settings.bound or newest > self.trained or not slot.is_ready:
                 raise InvariantBroken(
                     f"group {slot.number} ({slot.state}) of versions {slot.oldest} to {newest} has lag {lag} "
                     f"at trained = {self.trained}, alpha = {self.settings.async_generation_ratio}"

@@ -4,7 +4,7 @@ A policy answers three questions. `admit`: may a new group start? `select`: whic
 which groups can no longer be used? All policies keep the hard bound; they differ in who pays for a straggler:
 
 * `drop`: training goes on, and the prompt of the straggler is generated again.
-* `wait`: only groups that can be trained in time are started, and training waits for them.
+* `wait`: every group that starts has a place in a batch before its deadline, and training waits for it there.
 * `window`: groups are trained in the order in which they started, looking ahead over a bounded number of groups.
 
 A policy of your own is a class with these three methods and a constructor that takes the `RunSettings`. Register it
@@ -97,21 +97,34 @@ class DropPolicy:
 
 
 class WaitPolicy(DropPolicy):
-    """Makes training wait for groups at their deadline, and starts only groups that can be trained before theirs."""
+    """Trains everything that it starts: each group has a place in a batch before its deadline, and training waits for
+    a straggler only when no later batch can take it. Only as many groups as were started redundantly are given up."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        super().__init__(settings)
+        self._redundant = settings.additional_groups
 
     def admit(self, snapshot: SchedulerSnapshot) -> bool:
         if snapshot.outstanding >= snapshot.slots or not snapshot.is_usable(snapshot.served):
             return False
         batches = snapshot.served + snapshot.bound - snapshot.earliest + 1  # that may still take a group started now
-        return snapshot.untrained < batches * self._size
+        return snapshot.untrained < batches * self._size + self._redundant
 
     def select(self, groups: Sequence[CandidateGroup], snapshot: SchedulerSnapshot) -> list[CandidateGroup] | None:
-        due = [group for group in groups if snapshot.trained - group.oldest == snapshot.bound]
-        if not all(group.is_ready for group in due):
-            return None
-        rest = [group for group in groups if group.is_ready and snapshot.trained - group.oldest < snapshot.bound]
-        chosen = [*sorted(due, key=lambda group: group.number), *self.sort_by_freshness(rest)][: self._size]
-        return chosen if len(chosen) == self._size else None
+        lags = sorted(((snapshot.trained - group.oldest, group) for group in groups), key=lambda pair: -pair[0])
+        chosen: dict[int, CandidateGroup] = {}
+        for later in range(snapshot.bound + 1):  # batches after this one that may take a group of this lag
+            due = [group for lag, group in lags if snapshot.bound - later <= lag <= snapshot.bound]
+            needed = min(len(due) - later * self._size - self._redundant, self._size) - len(chosen)
+            if needed > 0:
+                ready = [group for group in due if group.is_ready and group.number not in chosen]
+                if len(ready) < needed:
+                    return None
+                chosen.update((group.number, group) for group in ready[:needed])
+        ready = [group for lag, group in lags if group.is_ready and lag <= snapshot.bound]
+        others = self.sort_by_freshness([group for group in ready if group.number not in chosen])
+        batch = [*chosen.values(), *others][: self._size]
+        return batch if len(batch) == self._size else None
 
 
 class WindowPolicy(DropPolicy):

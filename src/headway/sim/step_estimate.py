@@ -89,8 +89,8 @@ def estimate_step(scenario: Scenario, work: StepWorkload) -> StepEstimate:
         load_s = 0.0 if settings.enable_dual_buffer else costs.weights.send_s + costs.weights.load_s
         halted_s = costs.weights.flip_s + load_s
         step_s = max(generate_s + halted_s + tail_s / (settings.async_generation_ratio + 1), train_s)
-        if settings.async_generation_ratio < 1:
-            step_s = generate_s + tail_s + train_s + update_s
+        serial = max(0.0, 1.0 - settings.async_generation_ratio)  # the share of a batch that overlaps with nothing
+        step_s = serial * (generate_s + tail_s + train_s + update_s) + (1.0 - serial) * step_s
     return StepEstimate(generate_s=generate_s, tail_s=tail_s, train_s=train_s, update_s=update_s, step_s=step_s)
 
 

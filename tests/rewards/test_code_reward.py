@@ -113,8 +113,9 @@ def test_the_program_in_a_text(text: str, program: str) -> None:
 
 def test_tests_are_read_in_the_ways_data_sets_write_them() -> None:
     assert parse_test("assert f(1) == [1, (2,)]") == CallTest(expression="f(1)", expected=[1, (2,)])
-    assert parse_test("assert not f(1), 'why'") == CallTest(expression="bool(not f(1))", expected=True)
-    assert parse_test("assert f(1) == g(1)") == CallTest(expression="bool(f(1) == g(1))", expected=True)
+    assert parse_test("assert not f(1), 'why'") == CallTest(expression="bool(f(1))", expected=False)
+    assert parse_test("assert f(1) is None") == CallTest(expression="f(1)", expected=None)
+    assert parse_test("assert sum(1, 2) == 3") == CallTest(expression="sum(1, 2)", expected=3)
     assert parse_test({"input": ["1", "2"], "output": 3}) == StreamTest(stdin="1\n2", stdout="3")
     assert len(choose_tests([parse_test(one) for one in ADD], 2)) == 2
 

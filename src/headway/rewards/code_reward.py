@@ -1,15 +1,15 @@
 """Programs that a model wrote, run against tests in the sandbox.
 
-There are two kinds of tests. Both are judged outside the sandbox, so a program never sees the answer:
+There are three kinds of tests. All are judged outside the process of the program, which never sees the answer:
 
 * functions: `{"call": "add(1, 2)", "expected": 3}`, or the text `assert add(1, 2) == 3`, which means the same;
+* other asserts: the program's values go to a second sandbox, where the assert is evaluated without the program;
 * whole programs: `{"input": "1 2", "output": "3"}`, stdin and stdout.
 
 A program that fails, loops or exceeds a limit has failed its tests and scores zero. There is no score only if the
 sandbox itself cannot run it.
 """
 
-import ast
 import asyncio
 import json
 import re
@@ -20,22 +20,11 @@ from math import isclose
 from typing import Any
 
 from headway.errors import ConfigError, RewardError
+from headway.rewards.assert_splitter import AssertTest, CallTest, split_assert, split_call
 from headway.rewards.base import get_expected_answer
 from headway.rewards.function_reward import BuiltInReward
 from headway.sandbox import ProgramEnding, Sandbox, SandboxBroken, SandboxLimits, SandboxRefused
 from headway.sandbox.probe import find_quick_problem
-
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-_OPEN_FENCE = re.compile(r"^[ \t]*```[ \t]*(?:python|py)?[^\n]*\n(.*)\Z", re.DOTALL | re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTest:
-    """An expression that calls the program's functions, and its value."""
-
-    setup: str = ""
-    expression: str
-    expected: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +33,9 @@ class StreamTest:
 
     stdin: str
     stdout: str
+
+
+ProgramTest = CallTest | AssertTest | StreamTest
 
 
 def make_code_reward(
@@ -85,26 +77,36 @@ def make_code_reward(
 
 def extract_program(text: str) -> str:
     """Return the last fenced block, of Python if there is any; a text without fences is a program itself."""
-    blocks: list[tuple[str, str]] = _FENCE.findall(text)
-    python = [block for language, block in blocks if language.lower() in ("python", "py", "python3")]
+    blocks: list[tuple[str, str]] = []
+    language: str | None = None
+    block: list[str] = []
+    for line in text.splitlines(keepends=True):
+        stripped = line.strip()
+        if not stripped.startswith("```"):
+            block.append(line)
+        elif language is None:
+            language, block = stripped[3:].strip().split(" ")[0].lower(), []
+        else:
+            blocks.append((language, "".join(block)))
+            language = None
+    python = [block for language, block in blocks if language in ("python", "py", "python3")]
     if blocks:
         return (python or [block for _, block in blocks])[-1]
-    unclosed = _OPEN_FENCE.search(text)
-    return unclosed.group(1) if unclosed else text
+    return text if language is None else "".join(block)
 
 
-def parse_test(test: Any) -> CallTest | StreamTest:
+def parse_test(test: Any) -> ProgramTest:
     """Parse one test of a task. Raises `RewardError` if it is not a test."""
     if isinstance(test, str):
-        return _parse_assert(test)
+        return split_assert(test)
     if isinstance(test, Mapping) and "call" in test and "expected" in test:
-        return CallTest(setup=str(test.get("setup", "")), expression=str(test["call"]), expected=test["expected"])
+        return split_call(str(test.get("setup", "")), str(test["call"]), test["expected"])
     if isinstance(test, Mapping) and "input" in test and "output" in test:
         return StreamTest(stdin=_join_lines(test["input"]), stdout=_join_lines(test["output"]))
     raise RewardError(f"{str(test)[:200]!r} is no test: give call and expected, input and output, or an assert")
 
 
-def choose_tests(tests: list[CallTest | StreamTest], most: int) -> list[CallTest | StreamTest]:
+def choose_tests(tests: list[ProgramTest], most: int) -> list[ProgramTest]:
     """Return at most `most` tests, evenly over the list."""
     if not most or len(tests) <= most:
         return tests
@@ -112,10 +114,10 @@ def choose_tests(tests: list[CallTest | StreamTest], most: int) -> list[CallTest
 
 
 async def _count_passed(
-    sandbox: Sandbox, program: str, tests: Sequence[CallTest | StreamTest], limits: SandboxLimits, partial: bool
+    sandbox: Sandbox, program: str, tests: Sequence[ProgramTest], limits: SandboxLimits, partial: bool
 ) -> int:
     """Count the tests passed; unless `partial`, return 0 after the first failure."""
-    calls = [test for test in tests if isinstance(test, CallTest)]
+    calls = [test for test in tests if not isinstance(test, StreamTest)]
     streams = [test for test in tests if isinstance(test, StreamTest)]
     passed = await _run_calls(sandbox, program, calls, limits) if calls else 0
     if passed < len(calls) and not partial:
@@ -129,42 +131,48 @@ async def _count_passed(
     return passed
 
 
-async def _run_calls(sandbox: Sandbox, program: str, tests: Sequence[CallTest], limits: SandboxLimits) -> int:
+async def _run_calls(
+    sandbox: Sandbox, program: str, tests: Sequence[CallTest | AssertTest], limits: SandboxLimits
+) -> int:
     """Run all function tests in one process; return how many passed before it ended or exceeded a limit."""
     cases = json.dumps([[test.setup, test.expression] for test in tests])
     outcome = await sandbox.run_python(HARNESS, stdin=cases, files={"solution.py": program}, limits=limits)
-    values: dict[int, Any] = {}
-    for line in outcome.stdout.splitlines():
+    values = _parse_values(outcome.stdout, len(tests))
+    passed, checks = 0, []
+    for value, test in zip(values, tests, strict=False):
+        if isinstance(test, CallTest):
+            passed += is_same_value(value, test.expected)
+        else:
+            checks.append([test.check, value])
+    return passed + (await _run_checks(sandbox, checks, limits) if checks else 0)
+
+
+def _parse_values(stdout: str, count: int) -> list[Any]:
+    """Return the values of the first tests, up to the first line that is not the value of its test.
+
+    The harness writes one line for each test, and a program that writes there itself can only lose.
+    """
+    values: list[Any] = []
+    for line in stdout.split("\n", count)[:count]:
         try:
             index, value = json.loads(line)
         except (ValueError, TypeError, RecursionError):
-            continue  # written by the program itself, or truncated
-        if isinstance(index, int):
-            values.setdefault(index, value)
-    return sum(at in values and is_same_value(values[at], test.expected) for at, test in enumerate(tests))
+            break
+        if index != len(values):
+            break
+        values.append(value)
+    return values
+
+
+async def _run_checks(sandbox: Sandbox, checks: Sequence[Any], limits: SandboxLimits) -> int:
+    """Evaluate asserts on values in a process without the program; return how many held."""
+    outcome = await sandbox.run_python(ASSERT_JUDGE, stdin=json.dumps(checks), limits=limits)
+    return outcome.stdout.split().count("held") if outcome.ok else 0
 
 
 async def _run_stream(sandbox: Sandbox, program: str, test: StreamTest, limits: SandboxLimits) -> bool:
     outcome = await sandbox.run_python(program, stdin=test.stdin, limits=limits)
     return outcome.ending is ProgramEnding.EXITED and outcome.ok and is_same_output(outcome.stdout, test.stdout)
-
-
-def _parse_assert(text: str) -> CallTest:
-    """Turn `assert call == literal` into a call and its value; any other assert must be `True` inside the sandbox."""
-    try:
-        *setup, last = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise RewardError(f"{text[:200]!r} is no test: {error}") from error
-    if not isinstance(last, ast.Assert):
-        raise RewardError(f"{text[:200]!r} is no test: it does not end with an assert")
-    setup_code = "\n".join(ast.unparse(line) for line in setup)
-    match last.test:
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            try:
-                return CallTest(setup=setup_code, expression=ast.unparse(left), expected=ast.literal_eval(right))
-            except ValueError:
-                pass
-    return CallTest(setup=setup_code, expression=f"bool({ast.unparse(last.test)})", expected=True)
 
 
 def _list_tests(tests: Any) -> list[Any]:
@@ -186,6 +194,9 @@ def _join_lines(lines: Any) -> str:
 
 
 _RELATIVE_TOLERANCE = 1e-6
+_ABSOLUTE_TOLERANCE = 1e-12
+"""Rounding errors of a result that should be zero; a small result is not zero."""
+_DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 def is_same_value(found: Any, wanted: Any) -> bool:
@@ -201,7 +212,7 @@ def is_same_value(found: Any, wanted: Any) -> bool:
         return bool(kind == "bytes" and content == wanted.hex())
     if not isinstance(content, list):  # a program may write anything to the channel of the harness
         return False
-    if isinstance(wanted, list | tuple) and kind == "list":
+    if isinstance(wanted, list | tuple) and kind in ("list", "tuple"):
         return len(content) == len(wanted) and all(map(is_same_value, content, wanted))
     if isinstance(wanted, set | frozenset) and kind == "set":
         return len(content) == len(wanted) and all(
@@ -239,12 +250,12 @@ def _is_same_number(found: int | float | complex | None, wanted: int | float | c
         return False
     if isinstance(found, int) and isinstance(wanted, int):
         return found == wanted
-    if isinstance(found, complex) or isinstance(wanted, complex):
-        return abs(complex(found) - complex(wanted)) <= _RELATIVE_TOLERANCE * max(abs(complex(wanted)), 1e-6)
     if found != found or wanted != wanted:
         return found != found and wanted != wanted
     try:
-        return isclose(found, wanted, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-9)
+        if isinstance(found, complex) or isinstance(wanted, complex):
+            return abs(complex(found) - complex(wanted)) <= _RELATIVE_TOLERANCE * max(abs(complex(wanted)), 1e-6)
+        return isclose(found, wanted, rel_tol=_RELATIVE_TOLERANCE, abs_tol=_ABSOLUTE_TOLERANCE)
     except OverflowError:
         return False
 
@@ -261,10 +272,10 @@ def is_same_output(found: str, wanted: str) -> bool:
 def _is_same_word(one: str, other: str) -> bool:
     if one == other:
         return True
-    if "." not in other and "e" not in other.lower():
+    if ("." not in other and "e" not in other.lower()) or not _DECIMAL.fullmatch(one) or not _DECIMAL.fullmatch(other):
         return False  # whole numbers must be equal
     try:
-        return isclose(float(one), float(other), rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-9)
+        return isclose(float(one), float(other), rel_tol=_RELATIVE_TOLERANCE, abs_tol=_ABSOLUTE_TOLERANCE)
     except ValueError:
         return False
 
@@ -275,3 +286,5 @@ HARNESS = files("headway.rewards").joinpath("code_harness.txt").read_text(encodi
 It evaluates expressions and prints their values. Neither it nor the solution knows the expected values: whatever the
 solution does to the interpreter, it can only cheat by guessing right.
 """
+ASSERT_JUDGE = files("headway.rewards").joinpath("assert_judge.txt").read_text(encoding="utf-8")
+"""Program that evaluates asserts on values in a sandbox of its own, without the solution. It prints a word for each."""

@@ -52,7 +52,7 @@ class SandboxLayout:
     packages: tuple[str, ...] = ()
     """Those of the visible folders that Python imports from."""
     hidden: tuple[str, ...] = ()
-    """Folders below those of the system that must stay hidden, such as the working directory; they appear empty."""
+    """Folders below visible ones that must stay hidden, such as the working directory; they appear empty."""
 
 
 def make_supervisor_request(
@@ -99,12 +99,15 @@ def _make_head(layout: SandboxLayout, disk: int) -> list[str]:
         arguments += ["--setenv", name, value]
     for path in _SYSTEM:
         arguments += _bind_system_path(path)
+    inner = [path for path in layout.hidden if _lies_below(path, layout.prefixes)]
     for path in layout.hidden:
-        arguments += ["--tmpfs", path]
+        arguments += ["--tmpfs", path] if path not in inner else []
     arguments += ["--perms", "0700", "--size", str(disk), "--tmpfs", FOLDER]
     arguments += ["--proc", "/proc", "--dev", "/dev", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
     for path in layout.prefixes:
         arguments += ["--ro-bind", path, path]
+    for path in inner:
+        arguments += ["--tmpfs", path]
     return arguments
 
 
@@ -116,11 +119,21 @@ def _make_tail(layout: SandboxLayout) -> list[str]:
     return [*arguments, "--chdir", FOLDER, "--", "/bin/sh", "-c", _PRELUDE]
 
 
-def find_hidden_folders(candidates: Sequence[str]) -> tuple[str, ...]:
-    """Return those of `candidates`, and the system's sources, that lie below a visible folder and must be hidden."""
-    visible = tuple(f"{path}/" for path in _SYSTEM)
+def find_hidden_folders(candidates: Sequence[str], prefixes: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders below visible ones that must be hidden.
+
+    They are those of `candidates` and the system's sources below the system's folders, and this package, which knows
+    the answers of its own tasks, below any visible folder.
+    """
     paths = {os.path.realpath(path) for path in (*candidates, "/usr/src")}
-    return tuple(sorted(path for path in paths if path.startswith(visible) and Path(path).is_dir()))
+    hidden = {path for path in paths if _lies_below(path, _SYSTEM)}
+    package = os.path.realpath(Path(__file__).parents[1])
+    hidden |= {package} if _lies_below(package, (*_SYSTEM, *prefixes)) else set()
+    return tuple(sorted(path for path in hidden if Path(path).is_dir()))
+
+
+def _lies_below(path: str, folders: Sequence[str]) -> bool:
+    return path.startswith(tuple(f"{folder}/" for folder in folders))
 
 
 def _bind_system_path(path: str) -> list[str]:

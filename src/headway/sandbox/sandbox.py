@@ -131,13 +131,14 @@ class Sandbox:
         library = probing.find_bwrap_libraries(bwrap) if os.geteuid() == 0 else None
         found = SandboxProbe(missing=("no Python interpreter to run inside",), bwrap=bwrap)
         for python in filter(os.path.exists, self._pythons):
+            prefixes = (*_find_prefix(python), *self._packages)
             layout = SandboxLayout(
                 bwrap=bwrap,
                 library=library,
                 python=python,
-                prefixes=(*_find_prefix(python), *self._packages),
+                prefixes=prefixes,
                 packages=self._packages,
-                hidden=find_hidden_folders(_private_folders()),
+                hidden=find_hidden_folders(_private_folders(), prefixes),
             )
             found = await self._test_inside(layout)
             if found.ok:

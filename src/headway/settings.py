@@ -80,6 +80,8 @@ class RunSettings:
     """Sampling of validation. `None`: the sampling of training."""
     pause_generation_for_validation: bool = _DEFAULTS.pause_generation_for_validation
     """Pause training rollouts while a validation runs."""
+    mixed_version_validation: bool = False
+    """Let weights change while a validation runs."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Sampling of training rollouts."""
     reliability: ReliabilityConfig = field(default_factory=ReliabilityConfig)
@@ -147,6 +149,7 @@ def make_run_settings(resolved: ResolvedConfig, *, held_out: int = 0) -> RunSett
         eval_at_start=config.eval_at_start,
         eval_sampling=make_sampling_params(config.validation.generating_args, derived.max_new_tokens),
         pause_generation_for_validation=config.pause_generation_for_validation,
+        mixed_version_validation=config.validation.mixed_versions,
         sampling=make_sampling_params(config.actor_infer.generating_args, derived.max_new_tokens),
         reliability=config.reliability,
         seed=config.seed,

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.config.simulation_config import DistributionConfig, FaultConfig, SimulatedRewardConfig
+from headway.config.simulation_config import (
+    DistributionConfig,
+    FaultConfig,
+    SimulatedEnvironmentConfig,
+    SimulatedRewardConfig,
+    SimulatedTrainerConfig,
+)
 from headway.monitor.event_log import LoggedEvent
+from headway.sim.simulated_run import Scenario
 from tests.flow.factory import Played, audit, make_costs, make_engine_cost, make_scenario, play_through
+from tests.flow.scenarios import live, random_scenario
+from tests.flow.witness import Witness
 
 SPREAD = DistributionConfig(kind="lognormal", mean=100, std=100, min=1, max=500)
 ACTION_S = 0.01
@@ -17,9 +27,13 @@ ACTION_S = 0.01
 
 def validated(run_dir: Path, *faults: FaultConfig, **settings: Any) -> Played:
     """A run that validates every second version on six tasks."""
-    costs = make_costs(response_tokens=SPREAD, engine=make_engine_cost(slots=3))
+    return play_through(make_validated(*faults, **settings), run_dir)
+
+
+def make_validated(*faults: FaultConfig, **settings: Any) -> Scenario:
     base: dict[str, Any] = {"async_generation_ratio": 1, "max_steps": 6, "eval_steps": 2, "val_batch_size": 6}
-    return play_through(make_scenario(*faults, costs=costs, **{**base, **settings}), run_dir)
+    base["costs"] = make_costs(response_tokens=SPREAD, engine=make_engine_cost(slots=3))
+    return make_scenario(*faults, **{**base, **settings})
 
 
 def windows(played: Played) -> list[tuple[LoggedEvent, LoggedEvent]]:
@@ -103,9 +117,68 @@ def test_validations_take_turns(tmp_path: Path) -> None:
 
 def test_a_crash_under_validation_is_survived_and_its_samples_count(tmp_path: Path) -> None:
     at_s = windows(validated(tmp_path / "healthy"))[0][0].time_s + 0.3
-    played = validated(tmp_path / "crash", FaultConfig(kind="crash", target="engine/0", at_s=at_s))
+    crash = FaultConfig(kind="crash", target="engine/0", at_s=at_s)
+    played = play_through(make_validated(crash, engines=2), tmp_path / "crash")
     assert played.summary.finished
-    assert windows(played)[0][1].data["samples"] == 6
+    assert [(end.data["trained"], end.data["samples"]) for _, end in windows(played)] == [(2, 6), (4, 6), (6, 6)]
+    assert windows(played)[0][0].time_s < at_s < windows(played)[0][1].time_s
+
+
+def test_a_validation_whose_version_is_lost_begins_anew_with_the_version_that_is_served_then(tmp_path: Path) -> None:
+    long = DistributionConfig(mean=500)
+    costs = make_costs(environment=SimulatedEnvironmentConfig(step_s=DistributionConfig(mean=3.0)))
+    costs = replace(costs, response_tokens=long, trainer=SimulatedTrainerConfig(fixed_s=0.2, restart_s=2.0))
+    healthy = make_validated(costs=costs, async_generation_ratio=2, eval_steps=4)
+    begin = windows(play_through(healthy, tmp_path / "healthy"))[0][0]
+    crash = FaultConfig(kind="crash", target="engine/0", at_s=begin.time_s + 7.5)
+    lossy = replace(healthy, simulation=replace(healthy.simulation, faults=(crash,)))
+    played = play_through(lossy, tmp_path / "crash")
+    begun = [event.data["trained"] for event in played.of("validate.begin")]
+    ended = [
+        (event.data["trained"], event.data["samples"], event.data["failed"]) for event in played.of("validate.end")
+    ]
+    assert begun[0] == 4 and begun[1] > 4 and ended[0] == (begun[1], 6, 0)
+    assert "every engine with version 4 was lost" in played.first("error", who="validate").data["message"]
+
+
+def test_weights_wait_for_the_answers_of_a_validation_and_not_for_its_scores(tmp_path: Path) -> None:
+    slow = SimulatedRewardConfig(latency_s=DistributionConfig(mean=5.0))
+    costs = make_costs(engine=make_engine_cost(slots=3), reward=slow, response_tokens=SPREAD)
+    played = play_through(make_validated(costs=costs, async_generation_ratio=3), tmp_path)
+    early = 0
+    for begin, end in windows(played):
+        answered = max(
+            event.time_s
+            for event in played.of("sample.finish", who="validate")
+            if begin.time_s <= event.time_s <= end.time_s
+        )
+        served = [event.time_s for event in played.of("served") if begin.time_s < event.time_s]
+        assert all(time_s >= answered for time_s in served), "no new weights before the last answer"
+        early += any(time_s < end.time_s for time_s in served)
+    assert early, "new weights come while scores are still missing"
+
+
+def test_mixed_versions_are_an_option_that_says_so(tmp_path: Path) -> None:
+    costs = make_costs(response_tokens=DistributionConfig(mean=400), engine=make_engine_cost(slots=3))
+    ends = play_through(make_validated(costs=costs, mixed_version_validation=True), tmp_path / "mixed")
+    assert all(end.data["mixed"] for _, end in windows(ends))
+    spans = [event.data["newest"] - event.data["oldest"] for event in ends.of("sample.finish", who="validate")]
+    assert max(spans) > 0, "weights changed within an answer"
+    assert not any("mixed" in end.data for _, end in windows(validated(tmp_path / "one")))
+
+
+@pytest.mark.parametrize("seeds", [range(12), range(12, 24)], ids=str)
+def test_no_score_contains_a_foreign_version_whatever_fails(seeds: range, tmp_path: Path) -> None:
+    validated = 0
+    for seed in seeds:
+        scenario = random_scenario(seed, faults=4.0)
+        more = {"eval_steps": 1, "val_batch_size": 5, "eval_answers": 1 + seed % 2, "eval_at_start": seed % 3 == 0}
+        scenario = replace(scenario, settings=replace(scenario.settings, **more))
+        witness = Witness(scenario.settings)
+        summary = live(scenario, tmp_path / f"run-{seed}", witness)
+        assert summary is not None and "no progress" not in summary.reason, f"seed {seed}: {summary}"
+        validated += len(witness.validated)
+    assert validated > 2 * len(seeds)
 
 
 def test_samples_without_a_verdict_are_counted_as_failed(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from headway.flow.training_flow import AsyncTrainingFlow
 from headway.ledger import Ledger
 from headway.monitor.event_log import LoggedEvent
 from headway.rewards.base import group_relative_advantages
+from headway.rollout.sample_evaluation import EvaluatedSample
 from headway.settings import RunSettings
 from headway.sim.simulated_engine import SimulatedEngine
 from headway.sim.simulated_trainer import SimulatedTrainer
@@ -55,6 +56,9 @@ class Witness:
     slots_taken: dict[int, int | None] = field(default_factory=dict)
     """Group → the version it helped to make, `None` before."""
 
+    validated: list[int] = field(default_factory=list)
+    """Versions that have a score."""
+
     # -- attaching
 
     def attach(self, flow: AsyncTrainingFlow) -> None:
@@ -81,6 +85,8 @@ class Witness:
             return metrics
 
         trainer.train = witnessed  # type: ignore[method-assign]
+        if not self.settings.mixed_version_validation:
+            flow.context = replace(flow.context, on_validated=self.check_validation)
         for engine in (*flow.backends.engines, *flow.backends.lent):
             self.watched(engine)
 
@@ -224,6 +230,18 @@ class Witness:
             for stretch in stretches:
                 way = self.distance(stretch.weights, weights)
                 assert way <= alpha, f"{sample.sample_id}: {way} updates away at {trained}, stamped {stamps}"
+
+    def check_validation(self, version: int, samples: Sequence[EvaluatedSample]) -> None:
+        """A score is of one version, by the stamps of its answers and by the weights that really made them."""
+        self.validated.append(version)
+        makers = set()
+        for sample in samples:
+            for episode, _ in sample.answers:
+                stamps = {run.version for run in episode.runs}
+                assert stamps == {version}, f"{episode.sample_id}: {stamps} in the score of {version}"
+                for number in range(len(episode.turns)):
+                    makers |= {stretch.weights for stretch in self.made[f"{episode.sample_id}/{number}"]}
+        assert len(makers) <= 1, f"the score of {version} is of {len(makers)} sets of weights"
 
     def distance(self, left: str, right: str) -> int:
         """Updates between two nodes of the tree of weights."""

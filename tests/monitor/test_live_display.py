@@ -112,6 +112,22 @@ def test_a_tick_says_nothing_where_there_is_no_terminal() -> None:
     assert stream.getvalue() == ""
 
 
+def test_lines_and_panel_say_which_answers_have_no_verdict_and_whether_versions_are_mixed() -> None:
+    failed = {"failed": 15, "fault": "ValueError: no", "mixed": True}
+    event = ev(1, "validate.end", "validate", trained=5, reward=1.0, samples=5, **failed)
+    stream = io.StringIO()
+    monitor = RunMonitor()
+    monitor(event)
+    with LiveDisplay(monitor, Console(file=stream, force_terminal=False, width=200)) as live:
+        live(event)
+        panel = Console(width=200)
+        with panel.capture() as shown:
+            panel.print(live.panel(2.0))
+    why = "15 of 20 answers without a verdict left out: ValueError: no"
+    assert stream.getvalue() == f"[1 s] held-out (mixed versions) after step 5: 1.00 (5; {why})\n"
+    assert "held-out (mixed versions) 1.00" in shown.get() and why in shown.get()
+
+
 def test_lines_have_the_held_out_reward_when_there_was_one() -> None:
     stream = io.StringIO()
     monitor = RunMonitor()

@@ -34,6 +34,15 @@ def test_a_held_out_reward_that_fell_names_the_best() -> None:
     assert rows(events)["held-out reward"] == ("0.100 → 0.400", "after step 0 and 2, 9 samples; best 0.900 after 1")
 
 
+def test_the_held_out_reward_says_what_is_missing_from_it_and_whether_versions_are_mixed() -> None:
+    failed = {"failed": 15, "fault": "ValueError: no"}
+    why = "15 of 20 answers without a verdict left out: ValueError: no"
+    some = [ev(0, "validate.end", "validate", trained=5, reward=1.0, samples=5, mixed=True, **failed)]
+    none = [ev(0, "validate.end", "validate", trained=5, reward=0.0, samples=0, **failed)]
+    assert rows(some)["held-out reward (mixed versions)"] == ("1.00", f"after step 5, 5 samples; after 5 {why}")
+    assert rows(none)["held-out reward"] == ("-", why.replace("of 20", "of 15"))
+
+
 def test_engines_that_answer_with_another_policy_are_named() -> None:
     def told(lag: int, kl: float, optimizer_steps: float = 1.0) -> list[LoggedEvent]:
         said = {"train/behaviour_kl": kl, "train/optimizer_steps": optimizer_steps}

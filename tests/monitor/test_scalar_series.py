@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.monitor.event_log import LoggedEvent
+from headway.monitor.report_charts import make_held_out_series
 from headway.monitor.scalar_series import compute_scalars
 from tests.monitor.factory import ev, resumed_run, training_run
 
@@ -79,6 +80,20 @@ def test_a_validation_belongs_to_the_version_it_judged() -> None:
     (point,) = compute_scalars([ev(9, "validate.end", "validate", trained=3, reward=0.5, samples=8)])
     assert (point.step, point.values) == (3, {"reward/held_out": 0.5})
     assert not list(compute_scalars([ev(9, "validate.end", "validate", trained=3, reward=None, samples=0)]))
+
+
+def test_answers_without_a_verdict_have_a_curve_of_their_own_and_make_no_score() -> None:
+    some = ev(9, "validate.end", "validate", trained=3, reward=1.0, samples=5, failed=15, fault="ValueError: no")
+    none = ev(9, "validate.end", "validate", trained=4, reward=0.0, samples=0, failed=20, fault="ValueError: no")
+    first, second = compute_scalars([some, none])
+    assert first.values == {"reward/held_out": 1.0, "held_out/failed": 0.75} and first.is_held_out
+    assert second.values == {"held_out/failed": 1.0} and second.is_held_out
+
+
+def test_a_score_of_mixed_versions_is_another_curve() -> None:
+    (point,) = compute_scalars([ev(9, "validate.end", "validate", trained=3, reward=0.5, samples=8, mixed=True)])
+    assert point.values == {"reward/held_out_mixed": 0.5} and point.is_held_out
+    assert make_held_out_series([point])["label"] == "held-out (mixed versions)"
 
 
 def test_a_resumed_run_takes_back_what_it_does_not_go_on_from() -> None:

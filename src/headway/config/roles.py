@@ -285,3 +285,6 @@ class ValidationConfig:
     """Held-out prompts."""
     generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
     """Sampling; whatever is not given here is taken from `actor_infer.generating_args`."""
+    mixed_versions: bool = False
+    """Send new weights to the engines while held-out answers are made, so that a score may be of several versions;
+    curves and reports call it mixed. false: new weights wait, and a score is of one version."""

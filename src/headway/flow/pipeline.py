@@ -4,7 +4,7 @@ A pipeline lives until the run ends or the trainer is lost. After a loss, a new 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from headway.cluster.base import DevicePools
@@ -76,7 +76,7 @@ class Pipeline:
         self.on_trained = on_trained or (lambda batch, trained: None)
         self.on_validated = on_validated or (lambda trained, samples: None)
         self._deliver_generated: Callable[[EpisodeGroup], None] = lambda group: None
-        self._start_validation: Callable[[int], None] = lambda trained: None
+        self._start_validation: Callable[[int], Awaitable[None]] | None = None
         self.recovery = DegradationControl(settings.reliability, events=events, on_level=self._degrade)
         self.loop = self._rollout_loop()
         self.updater = WeightUpdater(
@@ -112,13 +112,14 @@ class Pipeline:
         """Hand every group to `deliver` once all its episodes are over."""
         self._deliver_generated = deliver
 
-    def validate_with(self, start: Callable[[int], None]) -> None:
+    def validate_with(self, start: Callable[[int], Awaitable[None]]) -> None:
         """Call `start` with the trained version whenever a validation is due."""
         self._start_validation = start
 
-    def start_validation(self) -> None:
-        """Validate the newest version beside training."""
-        self._start_validation(self.headway.trained)
+    async def start_validation(self) -> None:
+        """Validate the newest version beside training. Return when training can go on."""
+        if self._start_validation is not None:
+            await self._start_validation(self.headway.trained)
 
     # -- groups
 
@@ -206,6 +207,7 @@ class Pipeline:
         self.recovery.failure(replica.name, error)
         self.supervisor.take(replica, error)
         self.versions_changed()
+        self.headway.changed.notify()
 
     # -- internals
 

@@ -45,6 +45,8 @@ class WeightUpdater:
         self._events, self._on_flip, self._on_failure = events, on_flip, on_failure
         self._gathering = asyncio.Lock()
         self._spans = count()
+        self.turn = asyncio.Lock()
+        """Held while a version is pushed, and while a validation needs the versions of the replicas to stay."""
         self.newest = -1
         """Version of the last push that began."""
 

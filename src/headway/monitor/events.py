@@ -264,12 +264,15 @@ class ValidateBegin(Event):
 
 @_event_kind("validate.end")
 class ValidateEnd(Event):
-    """A validation ended; the last three fields exist for episodes in environments."""
+    """A validation ended: `reward` is the mean over `samples`; `failed` have no score, mostly because of `fault`."""
 
     trained: int
     reward: float | None = None
     samples: int = 0
     failed: int | None = None
+    fault: str | None = None
+    mixed: bool | None = None
+    """Whether weights may have changed meanwhile. The fields below exist for episodes in environments."""
     success: float | None = None
     turns: float | None = None
     invalid: float | None = None

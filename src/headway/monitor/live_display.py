@@ -119,7 +119,7 @@ def format_step_line(monitor: RunMonitor) -> str:
     before_s = steps[-2].end_s if len(steps) > 1 else float("-inf")
     held_out = ""
     if validations and validations[-1].time_s >= before_s and validations[-1].reward is not None:
-        held_out = f", held-out {format_number(validations[-1].reward)}"
+        held_out = f", {validations[-1].label} {format_number(validations[-1].reward)}"
     line = (
         f"[{format_duration(last.end_s)}] step {last.trained}: "
         f"reward {reward}{_format_success(monitor.episodes.steps)}{held_out}, {format_number(last.seconds)} s "
@@ -139,7 +139,9 @@ def format_validation_line(validation: ValidationResult, episodes: Sequence[Epis
     reward = "-" if validation.reward is None else format_number(validation.reward)
     time = format_duration(validation.time_s)
     success = _format_success(episodes)
-    return f"[{time}] held-out after step {validation.trained}: {reward}{success} ({validation.samples})"
+    failures = validation.describe_failures()
+    counted = f"{validation.samples}; {failures}" if failures else str(validation.samples)
+    return f"[{time}] {validation.label} after step {validation.trained}: {reward}{success} ({counted})"
 
 
 def _format_success(episodes: Sequence[EpisodeOutcomes]) -> str:
@@ -207,13 +209,15 @@ def _format_learning(
     parts = []
     for name, values, recent in (
         ("reward", [step.reward for step in steps], _RECENT_STEPS),
-        ("held-out", [one.reward for one in validations], 1),
+        (validations[-1].label if validations else "", [one.reward for one in validations], 1),
         ("success", [one.success for one in episodes], _RECENT_STEPS),
     ):
         known = [value for value in values if value is not None]
         if known:
             last = known[-recent:]
             parts.append(f"{name} {format_number(sum(last) / len(last))} {make_sparkline(known)}")
+    if validations and validations[-1].failed:
+        parts.append(validations[-1].describe_failures())
     return Text("   ".join(parts), style="green")
 
 

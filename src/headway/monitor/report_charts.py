@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from headway.monitor.scalar_series import HELD_OUT_REWARD, ScalarPoint
+from headway.monitor.scalar_series import HELD_OUT_REWARD, MIXED_HELD_OUT_REWARD, ScalarPoint
 
 _MOST_POINTS = 1500
 
@@ -52,12 +52,15 @@ def make_chart_columns(points: Iterable[ScalarPoint]) -> dict[str, Any]:
 
 
 def make_held_out_series(points: Iterable[ScalarPoint]) -> dict[str, Any]:
-    """Return all held-out rewards."""
-    rows = sorted(points, key=lambda point: point.step)
+    """Return all held-out rewards, with a label that says if one of them is of mixed versions."""
+    scores = {HELD_OUT_REWARD, MIXED_HELD_OUT_REWARD}
+    rows = sorted((point for point in points if scores & point.values.keys()), key=lambda point: point.step)
+    mixed = any(MIXED_HELD_OUT_REWARD in row.values for row in rows)
     return {
+        "label": "held-out (mixed versions)" if mixed else "held-out",
         "step": [row.step for row in rows],
         "time": [round(row.time_s, 3) for row in rows],
-        "value": [row.values[HELD_OUT_REWARD] for row in rows],
+        "value": [row.values[(scores & row.values.keys()).pop()] for row in rows],
     }
 
 

@@ -215,17 +215,22 @@ def print_training_summary(report: RunReport, console: Console | None = None) ->
 
 def _summarize_held_out(report: RunReport) -> SummaryRow | None:
     rewards = [(one, one.reward) for one in report.validations if one.reward is not None]
-    if not rewards:
+    if not report.validations:
         return None
+    name = "held-out reward" + (" (mixed versions)" if any(one.mixed for one in report.validations) else "")
+    if not rewards:
+        return SummaryRow(name, "-", report.validations[-1].describe_failures())
+    failed = [one for one in report.validations if one.failed]
+    failures = f"; after {failed[-1].trained} {failed[-1].describe_failures()}" if failed else ""
     (first, first_reward), (last, last_reward) = rewards[0], rewards[-1]
     if len(rewards) == 1:
-        note = f"after step {last.trained}, {last.samples} samples"
-        return SummaryRow("held-out reward", format_number(last_reward), note)
+        note = f"after step {last.trained}, {last.samples} samples{failures}"
+        return SummaryRow(name, format_number(last_reward), note)
     best, best_reward = max(rewards, key=lambda pair: pair[1])
     note = f"after step {first.trained} and {last.trained}, {last.samples} samples"
     if best_reward > last_reward:
         note += f"; best {format_number(best_reward)} after {best.trained}"
-    return SummaryRow("held-out reward", f"{format_number(first_reward)} → {format_number(last_reward)}", note)
+    return SummaryRow(name, f"{format_number(first_reward)} → {format_number(last_reward)}", note + failures)
 
 
 def _summarize_success(report: RunReport) -> SummaryRow | None:

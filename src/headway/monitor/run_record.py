@@ -23,7 +23,7 @@ from headway.monitor.event_log import LoggedEvent
 from headway.monitor.events import RunBegin, RunEnd
 from headway.monitor.run_report import RunMonitor, RunReport
 from headway.monitor.sample_excerpts import AnswerExcerpts, ImageExcerpts, read_answers, read_images
-from headway.monitor.scalar_series import HELD_OUT_REWARD, ScalarMeter, ScalarPoint
+from headway.monitor.scalar_series import ScalarMeter, ScalarPoint
 from headway.monitor.timeline_lanes import LaneCollector, TimelineLanes
 
 CONFIG_FILE = "config.yaml"
@@ -46,7 +46,7 @@ class RunCurves:
             for points in (self.steps, self.held_out):
                 for step in [step for step in points if step >= point.step]:
                     del points[step]
-        if HELD_OUT_REWARD in point.values:
+        if point.is_held_out:
             self.held_out[point.step] = point
         elif point.values:
             self.steps[point.step] = point

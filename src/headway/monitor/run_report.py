@@ -34,7 +34,26 @@ class ValidationResult:
     """Version that was validated."""
     time_s: float
     reward: float | None
+    """Mean over the answers with a verdict; None if there is none."""
     samples: int
+    """Answers with a verdict."""
+    failed: int = 0
+    """Answers without one, which are not part of the mean."""
+    fault: str = ""
+    """Commonest reason why they have none."""
+    mixed: bool = False
+    """Whether the answers may be of several versions."""
+
+    @property
+    def label(self) -> str:
+        """Name of the score, which says whether it is of one version."""
+        return "held-out (mixed versions)" if self.mixed else "held-out"
+
+    def describe_failures(self) -> str:
+        """Return how many answers have no verdict and why; nothing if all have one."""
+        if not self.failed:
+            return ""
+        return f"{self.failed} of {self.samples + self.failed} answers without a verdict left out: {self.fault}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +99,15 @@ class IncidentRecorder:
         self.checkpoints += 1
 
     def _end_validation(self, time_s: float, event: ValidateEnd) -> None:
-        result = ValidationResult(trained=event.trained, time_s=time_s, reward=event.reward, samples=event.samples)
+        result = ValidationResult(
+            trained=event.trained,
+            time_s=time_s,
+            reward=event.reward if event.samples or not event.failed else None,
+            samples=event.samples,
+            failed=event.failed or 0,
+            fault=event.fault or "",
+            mixed=bool(event.mixed),
+        )
         self.validations.append(result)
 
 

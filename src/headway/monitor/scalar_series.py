@@ -14,6 +14,8 @@ from headway.monitor.event_log import LoggedEvent
 from headway.monitor.events import Event
 
 HELD_OUT_REWARD = "reward/held_out"
+MIXED_HELD_OUT_REWARD = "reward/held_out_mixed"
+"""Held-out reward whose answers may be of several versions."""
 _EQUAL_REWARDS_REASON = "zero_variance"
 _TRUNCATED_FINISH = "length"
 
@@ -26,6 +28,11 @@ class ScalarPoint(NamedTuple):
     values: dict[str, float]
     rewind: bool = False
     """Earlier points of this step and later ones are void: those steps were lost and are made again."""
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the numbers are those of a validation."""
+        return any(name.startswith(("held_out/", HELD_OUT_REWARD)) for name in self.values)
 
 
 class ScalarMeter:
@@ -144,11 +151,15 @@ class ScalarMeter:
         return values
 
     def _end_validation(self, time_s: float, event: events.ValidateEnd) -> ScalarPoint | None:
-        if not _is_number(event.reward):
-            return None
+        values: dict[str, float] = {}
+        if _is_number(event.reward) and (event.samples or not event.failed):
+            values[MIXED_HELD_OUT_REWARD if event.mixed else HELD_OUT_REWARD] = event.reward
+        if event.failed:
+            values["held_out/failed"] = event.failed / (event.samples + event.failed)
         outcomes = make_validation_outcomes(event)
-        values = {} if outcomes is None else {f"held_out/{name}": value for name, value in outcomes.values().items()}
-        return ScalarPoint(event.trained, time_s, {HELD_OUT_REWARD: event.reward, **values})
+        if outcomes is not None:
+            values |= {f"held_out/{name}": value for name, value in outcomes.values().items()}
+        return ScalarPoint(event.trained, time_s, values) if values else None
 
 
 def compute_scalars(logged_events: Iterable[LoggedEvent]) -> Iterator[ScalarPoint]:

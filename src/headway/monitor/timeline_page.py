@@ -122,6 +122,7 @@ def _make_chart_data(report: RunReport) -> dict[str, Any]:
     steps = _take_every_nth(report.throughput.steps, _CURVE_POINTS)
     return {
         "reward": [(step.trained, step.reward) for step in steps if step.reward is not None],
+        "validation_label": report.validations[-1].label if report.validations else "held-out",
         "validation": [(v.trained, v.reward) for v in report.validations if v.reward is not None],
         "step_s": [(step.trained, step.seconds) for step in steps],
         "lag": [(b.lag, b.samples, b.in_flight, b.in_queue) for b in report.lag.histogram],

@@ -124,10 +124,21 @@ class InferenceHub:
         """Give no training work to replicas that serve anything older than this version."""
         self._router.require(oldest_useful)
 
+    def pin_validation(self, version: int | None) -> None:
+        """Let validation requests run only on replicas that serve exactly `version`; on any, if it is `None`."""
+        self._router.validated = version
+        self._router.refresh_all()
+
+    def holds(self, version: int) -> bool:
+        """Return whether a healthy replica has the weights of `version`, even if it gets no work at the moment."""
+        healthy = (one for one in self.replicas if one.health is ReplicaHealth.UP and one.flipped_in_pipeline)
+        return any(replica.version == version for replica in healthy)
+
     def begin_pipeline(self, on_failure: Callable[[Replica, BaseException], None]) -> None:
         """Serve a new pipeline: nothing is paused, and no replica gets work before it has flipped in this pipeline."""
         self._on_failure = on_failure
         self._router.paused.clear()
+        self._router.validated = None
         for replica in self.replicas:
             replica.flipped_in_pipeline = replica.devices_reclaimed = False
         self._router.refresh_all()

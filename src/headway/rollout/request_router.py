@@ -21,6 +21,8 @@ class RequestRouter:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas = replicas
         self.paused: set[RequestLane] = set()
+        self.validated: int | None = None
+        """Version that validation requests are pinned to; `None`: any."""
         self._index = ReplicaLoadIndex()
         self._lines = {lane: RequestQueue() for lane in RequestLane}
         self._numbers = count()
@@ -43,9 +45,13 @@ class RequestRouter:
         return len(self._lines[lane]) + bound
 
     def serves(self, replica: Replica, lane: RequestLane) -> bool:
-        """Return whether a request of `lane` may run on a replica now. Only training needs fresh weights."""
-        oldest = self._oldest_useful if lane is RequestLane.TRAIN else 0
-        return lane not in self.paused and replica.in_service and replica.version >= oldest
+        """Return whether a request of `lane` may run on a replica now: training needs fresh weights, validation those
+        that are validated."""
+        if lane in self.paused or not replica.in_service:
+            return False
+        if lane is RequestLane.TRAIN:
+            return replica.version >= self._oldest_useful
+        return self.validated is None or replica.version == self.validated
 
     # -- changes
 

@@ -1,11 +1,14 @@
 """Evaluates a policy: answers and scores tasks without training on them, for validation and `headway eval`.
 
-Guarantees: every task ends with as many scores as its group has members, or counts as failed. Nothing is written to
-the ledger. The evaluator does not know which policy answers: the hub does.
+Guarantees: every answer that was asked for ends with a score or with the reason why it has none, and one without a
+score is part of no mean. Nothing is written to the ledger. The evaluator does not know which policy answers: the hub
+does.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +39,26 @@ class EvaluatedSample:
     task: Task
     answers: tuple[tuple[Episode, Score], ...]
     """Answers that have a score; empty if the task failed."""
+    failures: tuple[str, ...] = ()
+    """Reasons why the other answers have none, one each."""
 
     @property
     def mean(self) -> float:
         return sum(score.value for _, score in self.answers) / len(self.answers)
+
+
+def count_failures(samples: Iterable[EvaluatedSample]) -> Counter[str]:
+    """Count the answers without a score by their reason. Reasons that differ only in numbers count as one."""
+    first: dict[str, str] = {}
+    found: Counter[str] = Counter()
+    for sample in samples:
+        for failure in sample.failures:
+            reason = re.sub(r"^\w*\d+\.\d+: ", "", failure)  # the name of the sample
+            found[first.setdefault(re.sub(r"\d+", "#", reason), reason)] += 1
+    return found
+
+
+async def _do_nothing() -> None: ...
 
 
 def mean_outcomes(infos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -68,31 +87,40 @@ class SampleEvaluator:
     events: EventLog
     decode: Decode | None = None
 
-    async def evaluate(self, tasks: Iterable[Task]) -> list[EvaluatedSample]:
-        """Answer and score every task. Return the results in the order of the tasks."""
+    async def evaluate(
+        self, tasks: Iterable[Task], on_answered: Callable[[], Awaitable[None]] = _do_nothing
+    ) -> list[EvaluatedSample]:
+        """Answer and score every task. Return the results in the order of the tasks.
+
+        `on_answered` is awaited when every answer is there; some scores may still be missing then.
+        """
         finished: asyncio.Queue[RunningGroup] = asyncio.Queue()
-        evaluated: dict[int, EvaluatedSample] = {}
         async with OrderedTaskGroup() as group:
             loop = self._make_loop(finished, group)
-            started = [loop.start(number, task).group_id for number, task in enumerate(tasks)]
+            started = [loop.start(number, task) for number, task in enumerate(tasks)]
             for _ in started:
-                run = await finished.get()
-                evaluated[run.group_id] = await self._collect_scores(loop, run)
-        return [evaluated[number] for number in started]
+                await finished.get()
+            await on_answered()
+            return [await self._collect_scores(loop, run) for run in started]
 
     async def _collect_scores(self, loop: RolloutLoop, run: RunningGroup) -> EvaluatedSample:
-        answers = []
-        for episode in run.episodes.values() if run.complete else ():
-            score_future = loop.score(run, episode)
-            await asyncio.wait([score_future])
-            if not score_future.cancelled() and score_future.exception() is None:
-                answers.append((episode, score_future.result()))
+        if not run.episodes:
+            missing = (run.fault or "failed",) * self.settings.group_size
+            return EvaluatedSample(task=run.task, answers=(), failures=missing)
+        futures = [(episode, loop.score(run, episode)) for episode in run.episodes.values()]
+        await asyncio.wait([future for _, future in futures])
         loop.close(run.group_id)
-        return EvaluatedSample(task=run.task, answers=tuple(answers))
+        errors = {id(future): "cancelled" if future.cancelled() else future.exception() for _, future in futures}
+        return EvaluatedSample(
+            task=run.task,
+            answers=tuple((episode, future.result()) for episode, future in futures if not errors[id(future)]),
+            failures=tuple(str(error) for error in errors.values() if error),
+        )
 
     def _make_loop(self, finished: asyncio.Queue[RunningGroup], tasks: asyncio.TaskGroup) -> RolloutLoop:
         def failed(run: RunningGroup, reason: DropReason) -> None:
             run.episodes.clear()
+            run.fault = run.fault or str(reason)
             finished.put_nowait(run)
 
         return RolloutLoop(

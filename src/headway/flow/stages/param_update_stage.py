@@ -15,8 +15,9 @@ class ParamUpdateStage(Stage[Snapshot, Snapshot]):
 
     async def process(self, item: Snapshot) -> None:
         assert self.inbound is not None
-        newest = [item, *self.inbound.drain()][-1]
         pipeline, reliability = self.pipeline, self.pipeline.settings.reliability
+        await self._wait_for_validation()
+        newest = [item, *self.inbound.drain()][-1]
 
         async def push() -> None:
             replicas = [replica for replica in pipeline.hub.replicas if replica.health is ReplicaHealth.UP]
@@ -26,4 +27,19 @@ class ParamUpdateStage(Stage[Snapshot, Snapshot]):
             await self.attempt(f"version {newest.version}", push, retries=reliability.transfer_retries)
         except BackendError as error:  # the supervisor handles replicas that fail: this is the trainer
             raise TrainerCrashed(f"its weights cannot be read: {error}") from error
+        finally:
+            pipeline.updater.turn.release()
         pipeline.versions_changed()
+
+    async def _wait_for_validation(self) -> None:
+        """Reserve the weights of the engines, which a validation may need for its answers."""
+        turn = self.pipeline.updater.turn
+        if turn.locked():
+            self.settle(running=-1, listening=1)
+            try:
+                with self.pipeline.waits.waiting(self.role, "the answers of a validation", "validate"):
+                    await turn.acquire()
+            finally:
+                self.settle(listening=-1, running=1)
+        else:
+            await turn.acquire()

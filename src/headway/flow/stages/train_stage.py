@@ -136,4 +136,4 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
             await self._checkpoint()
         last = trained == pipeline.settings.max_steps
         if pipeline.settings.eval_steps and (last or trained % pipeline.settings.eval_steps == 0):
-            pipeline.start_validation()
+            await pipeline.start_validation()

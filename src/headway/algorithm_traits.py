@@ -27,6 +27,8 @@ class LossTraits:
     """The loss reads all actions of a sequence together, so micro-batches must not split one."""
     skips_zero_advantages: bool = False
     """An action with advantage 0 has no gradient, so samples that have only such actions can be left out."""
+    reads_dual_clip: bool = False
+    """The loss has the second clip of `dual_clip_loss`."""
     default_clip: tuple[float, float] | None = None
     """`pg_clip_low` and `pg_clip_high` where the configuration gives neither them nor `pg_clip`."""
 
@@ -50,8 +52,10 @@ LOSS_TRAITS: Registry[LossTraits] = Registry("policy loss")
 ADVANTAGE_TRAITS: Registry[AdvantageTraits] = Registry("advantage estimator")
 
 for _name, _loss in {
-    "ppo": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
-    "decoupled_ppo": LossTraits(corrects_off_policy=True, skips_zero_advantages=True, needs_proximal=True),
+    "ppo": LossTraits(corrects_off_policy=True, skips_zero_advantages=True, reads_dual_clip=True),
+    "decoupled_ppo": LossTraits(
+        corrects_off_policy=True, skips_zero_advantages=True, needs_proximal=True, reads_dual_clip=True
+    ),
     "vanilla": LossTraits(skips_zero_advantages=True),
     "tis": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
     "cispo": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),

@@ -30,6 +30,7 @@ from headway.sim.simulated_run import make_scenario, run_scenario
 HELP = "run a configuration on a virtual clock"
 PIPE_WIDTH = 110
 """Columns where the output is not a terminal: narrow enough for a report, wide enough for every table."""
+_SUBDIRECTORY = "simulation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print only the report, for machines")
     parser.add_argument("--seed", type=int, help="instead of the configuration's")
     parser.add_argument("--steps", type=int, help="training steps, instead of simulation.steps")
-    parser.add_argument("--out", type=Path, help="where files go (runs/simulate-<configuration>)")
+    where = f"where files go (<output_dir>/{_SUBDIRECTORY} if that is given, else runs/simulate-<configuration>)"
+    parser.add_argument("--out", type=Path, help=where)
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Simulate, print the report, write files. Return 1 when the run ended early."""
     name, resolved = load_simulation(args.arguments, seed=args.seed, steps=args.steps)
-    out: Path = args.out or Path("runs") / f"simulate-{name}"
+    out: Path = args.out or _choose_directory(name, resolved)
     console = make_console(PIPE_WIDTH)
     with _make_writable(out / "events.jsonl").open("w", encoding="utf-8", newline="\n") as log:
         result = simulate_run(resolved, log=JsonlSink(log), console=None if args.json else console)
@@ -72,6 +74,13 @@ def run_command(args: argparse.Namespace) -> int:
     if not result.summary.finished:
         print(f"ended early after step {result.summary.trained}: {result.summary.reason}", file=sys.stderr)
     return 0 if result.summary.finished else 1
+
+
+def _choose_directory(name: str, resolved: ResolvedConfig) -> Path:
+    """Return a directory that no run of the same configuration writes to."""
+    if "output_dir" in resolved.provenance:
+        return Path(resolved.config.output_dir) / _SUBDIRECTORY
+    return Path("runs") / f"simulate-{name}"
 
 
 def load_simulation(

@@ -31,6 +31,19 @@ def check_config(draft: ConfigDraft, derived: DerivedConfig) -> None:
     check_denoising(draft)
     _check_transfer(draft, derived)
     _check_cluster(draft, derived)
+    _note_idle_options(draft, derived)
+
+
+def _note_idle_options(draft: ConfigDraft, derived: DerivedConfig) -> None:
+    """Say which options that were given have no effect beside the others."""
+    config, key = draft.config, "critic.device_mapping"
+    if config.dual_clip_loss and not LOSS_TRAITS.get(config.pg_variant).reads_dual_clip:
+        readers = " and ".join(name for name in LOSS_TRAITS.names() if LOSS_TRAITS.get(name).reads_dual_clip)
+        draft.notes.append(f"dual_clip_loss: changes nothing with pg_variant: {config.pg_variant}; {readers} read it")
+    if draft.given(key) and not derived.needs_critic:
+        draft.notes.append(f"{key}: changes nothing with adv_estimator: {config.adv_estimator}, which has no critic")
+    elif draft.given(key) and config.critic.device_mapping != derived.devices["actor_train"]:
+        draft.notes.append(f"{key}: changes nothing here; the critic is trained on the devices of actor_train")
 
 
 def _check_lending(draft: ConfigDraft, derived: DerivedConfig) -> None:

@@ -11,6 +11,7 @@ import math
 from typing import Literal, cast
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS
+from headway.config.config_blocks import EnvManagerConfig
 from headway.config.denoising_defaults import derive_denoising
 from headway.config.device_layout import GroupSizes, compute_step_sizes, place_roles
 from headway.config.document import ConfigEntry
@@ -33,6 +34,7 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None) -> Derived
     `mini_batch` is the size of an optimizer step in prompts, where verl's key gives it.
     """
     derive_denoising(draft)
+    pipeline = _get_pipeline(draft)
     _derive_lengths(draft)
     groups = _derive_groups(draft)
     _derive_headway(draft, groups.per_step)
@@ -50,7 +52,7 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None) -> Derived
     config, correction = draft.config, draft.config.train_infer_correction
     depth = config.pipeline_depth or 0.0
     return DerivedConfig(
-        pipeline=_get_pipeline(draft),
+        pipeline=pipeline,
         async_generation_ratio=config.async_generation_ratio,
         bound=compute_bound(config.async_generation_ratio),
         pipeline_depth=depth,
@@ -90,7 +92,18 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None) -> Derived
 def _get_pipeline(draft: ConfigDraft) -> Literal["rlvr", "agentic", "denoising"]:
     if draft.config.denoising is not None:
         return "denoising"
+    if draft.config.train_env_manager is None and _has_agentic_shape(draft):
+        draft.derive(
+            "train_env_manager", EnvManagerConfig(), "sequence_length, no data, no rewards: as files of agents"
+        )
     return "rlvr" if draft.config.train_env_manager is None else "agentic"
+
+
+def _has_agentic_shape(draft: ConfigDraft) -> bool:
+    """Return whether the files of agents look like this: no data, no rewards, one length for a whole episode."""
+    config, lengths = draft.config, ("prompt_length", "response_length")
+    judged = config.rewards or config.actor_train.data_args.file_name or config.custom_envs
+    return not judged and draft.given("sequence_length") and not any(map(draft.given, lengths))
 
 
 def compute_bound(alpha: float) -> int:

@@ -91,6 +91,10 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
     agentic = resolved.derived.pipeline == "agentic"
     if not (config.pretrain or config.actor_train.model_args.model_name_or_path):
         raise ConfigError("which model is to be trained?", key="pretrain", value=None, hint="a directory or a name")
+    manager = config.train_env_manager
+    if manager is not None and not (manager.tags or config.custom_envs):
+        hint = "such as train_env_manager: {tags: [frozen_lake]}; or, without agents, data and rewards"
+        raise ConfigError("which environments do the agents act in?", key="train_env_manager.tags", value=[], hint=hint)
     if not config.rewards and not agentic:
         raise ConfigError("nothing judges the answers", key="rewards", value={}, hint="such as rewards: {math: {}}")
     make_rewards(config.rewards, answer=config.actor_train.data_args.answer)

@@ -4,11 +4,11 @@
     python benchmarks/chaos.py --only trainer --runs 20 --seed 100
     python benchmarks/chaos.py --out chaos.jsonl        # appends a JSON line for each run
 
-The seed of the run decides the victim and the moment: shortly after a random step, or while the run starts. After each
-run these must hold: all steps are done; every started sample is in exactly one state of the ledger; no finished sample
-is lost and none is trained twice; no sample was older than the bound; no process, no actor or placement group of Ray,
-and no shared memory is left. Otherwise the exit code is 1, and the files of the run are kept. Results:
-docs/results/chaos.md.
+The seed of the run decides the victim and the moments: shortly after a random step, while the run starts, while it
+writes a checkpoint, while it resumes. After each run these must hold: all steps are done; every started sample is in
+exactly one state of the ledger; no finished sample is lost and none is trained twice; every task of the first epoch
+was trained once; no sample was older than the bound; no process, no actor or placement group of Ray, and no shared
+memory is left. Otherwise the exit code is 1, and the files of the run are kept. Results: docs/results/chaos.md.
 
 If the system allows it, everything runs with a `/dev/shm` of its own, so that other programs leave nothing there; if
 not, the first line says so.
@@ -39,14 +39,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks.chaos.fault_checks import FinishedSamples, check_platform_removed, check_run
 from benchmarks.chaos.fault_kinds import FAULT_KINDS, FaultKind
+from benchmarks.chaos.fault_moments import RUN_TIMEOUT_S, AwaitMoment
 from benchmarks.chaos.fault_platforms import RunPlatform
-from benchmarks.chaos.fault_runs import OPTIONS, STEPS, ChaosRun, list_shared_segments
+from benchmarks.chaos.fault_runs import ALPHA, EPOCH, OPTIONS, STEPS, ChaosRun, list_shared_segments
 
 PRIVATE_SHM = "HEADWAY_CHAOS_ALONE"
-RUN_TIMEOUT_S = 600.0
-"""A run that takes longer is considered to hang."""
-MAX_DELAY_S = 0.6
-"""Longest time between the chosen step and the kill."""
 
 
 @dataclass
@@ -55,8 +52,9 @@ class ChaosResult:
 
     kind: str
     seed: int
-    victim: str = ""
-    after_step: int = 0
+    victims: list[str] = field(default_factory=list)
+    after_steps: list[int] = field(default_factory=list)
+    """Step that the run had reached at each kill."""
     promised: int = 0
     """Samples that were finished at the kill."""
     wall_s: float = 0.0
@@ -117,17 +115,21 @@ def _run_on_platform(platform: RunPlatform, kind: FaultKind, seed: int, run: Cha
     row, dice, began_s = ChaosResult(kind.name, seed), Random(f"{kind.name}/{seed}"), time.monotonic()
     finished = FinishedSamples(run)
     run.start()
-    row.problems += _kill_victim(run, kind, platform, dice, row, finished)
-    if kind.resumes and not row.problems:
-        run.wait(RUN_TIMEOUT_S)
-        row.problems += finished.check()
-        run.start(*(["--resume"] if (run.directory / "ledger.sqlite").exists() else []))
+    for await_moment in kind.moments:
+        row.problems += _kill_victim(run, kind, await_moment, platform, dice, row, finished)
+        if row.problems:
+            break
+        if kind.resumes:
+            run.wait(RUN_TIMEOUT_S)
+            row.problems += finished.check()
+            run.start(*(["--resume"] if (run.directory / "ledger.sqlite").exists() else []))
     if run.wait(RUN_TIMEOUT_S) != 0:
         row.problems.append(f"ended with {run.process and run.process.poll()}: {run.output[-600:]}")
         with suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
         run.wait(RUN_TIMEOUT_S)
-    found = check_run(run, finished, platform, before)
+    alpha = int(str(kind.options.get("async_generation_ratio", ALPHA)))
+    found = check_run(run, finished, platform, before, alpha=alpha)
     row.problems += found.problems
     row.samples, row.lag, row.restarts = found.samples, found.lag, found.restarts.total()
     row.wall_s = time.monotonic() - began_s
@@ -137,18 +139,22 @@ def _run_on_platform(platform: RunPlatform, kind: FaultKind, seed: int, run: Cha
 
 
 def _kill_victim(
-    run: ChaosRun, kind: FaultKind, platform: RunPlatform, dice: Random, row: ChaosResult, finished: FinishedSamples
+    run: ChaosRun,
+    kind: FaultKind,
+    await_moment: AwaitMoment,
+    platform: RunPlatform,
+    dice: Random,
+    row: ChaosResult,
+    finished: FinishedSamples,
 ) -> list[str]:
     """Wait for the moment, then kill the victim. Return the problem that prevented it, if any."""
     if kind.scales_to:
         run.wait_until(lambda: run.count_events("step.end") >= 1, RUN_TIMEOUT_S)
         if problem := _scale(run, kind.scales_to):
             return [problem]
-    row.after_step = dice.randrange(0, STEPS - 2)
-    first = "step.end" if row.after_step else "run.begin"
-    if not run.wait_until(lambda: run.count_events(first) >= max(row.after_step, 1), RUN_TIMEOUT_S):
-        return [f"step {row.after_step} never came"]
-    time.sleep(dice.random() * MAX_DELAY_S)
+    if problem := await_moment(run, dice):
+        return [problem]
+    row.after_steps.append(run.count_steps())
     chosen: list[tuple[str, list[int]]] = []
 
     def find_victim() -> bool:
@@ -160,7 +166,8 @@ def _kill_victim(
         return ["nobody to kill was found before the run ended"]
     finished.check()
     row.promised = len(finished)
-    row.victim, pids = chosen[0]
+    name, pids = chosen[0]
+    row.victims.append(name)
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -180,25 +187,30 @@ def _scale(run: ChaosRun, engines: int) -> str:
 
 def _make_options(kind: FaultKind, platform: RunPlatform, seed: int, directory: Path, model: Path) -> list[str]:
     options = {**OPTIONS, **kind.options, **platform.options, "seed": seed, "pretrain": model, "output_dir": directory}
+    options["actor_train.data_args.file_name"] = model.with_name("addition.jsonl")
     return [f"{key}={value}" for key, value in options.items()]
 
 
 def _make_model(scratch: Path) -> Path:
-    """Make a decoder with random weights."""
+    """Make a decoder with random weights, and a file of tasks beside it."""
     from headway.models.tiny_model import make_tiny_model
 
     make_tiny_model(scratch / "model", steps=0)
+    rows = [{"prompt": f"{n} + {n + 3} = ?", "answer": str(2 * n + 3)} for n in range(EPOCH)]
+    (scratch / "addition.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return scratch / "model"
 
 
 def _format_line(row: ChaosResult) -> str:
     what = "; ".join(row.problems) or "as if nothing had happened"
-    when = f"after step {row.after_step}" if row.after_step else "as it started"
-    return f"{row.kind} {row.seed}: {row.victim} killed {when}, {row.restarts} restarts, {row.wall_s:.0f} s: {what}"
+    when = ", ".join(f"after step {step}" if step else "as it started" for step in row.after_steps)
+    return (
+        f"{row.kind} {row.seed}: {row.victims[:1]} killed {when}, {row.restarts} restarts, {row.wall_s:.0f} s: {what}"
+    )
 
 
 def _make_table(rows: Sequence[ChaosResult]) -> Table:
-    table = Table(title=f"{len(rows)} runs of {STEPS} steps, one SIGKILL each")
+    table = Table(title=f"{len(rows)} runs of {STEPS} steps, killed with SIGKILL once or more")
     headings = ("killed", "runs", "ended all steps, nothing wrong", "restarts", "worst lag")
     for name in (*headings, "finished before", "dropped", "median s"):
         table.add_column(name, justify="left" if name == "killed" else "right")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from benchmarks.chaos.fault_platforms import RunPlatform
 from benchmarks.chaos.fault_runs import (
     ALPHA,
+    EPOCH,
     GROUPS,
     MEMBERS,
     STEPS,
@@ -55,20 +55,9 @@ class FinishedSamples:
 
     def check(self) -> list[str]:
         """Record finished samples and report lost ones. Called before a kill, after it, and at the end."""
-        path = self._run.directory / "ledger.sqlite"
-        if not path.exists():
-            return []
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:  # read-only: recovery is left to the run
-            try:
-                ends = {
-                    name: (end, reason)
-                    for name, end, reason in db.execute("SELECT sample_id, end, reason FROM samples")
-                }
-                kept = {name for (name,) in db.execute("SELECT sample_id FROM payloads JOIN samples USING (row)")}
-            except sqlite3.OperationalError as error:
-                if "no such table" not in str(error):
-                    raise
-                return []  # the run was killed before it made the tables
+        rows = self._run.query_ledger("SELECT sample_id, end, reason, row IN (SELECT row FROM payloads) FROM samples")
+        ends = {name: (end, reason) for name, end, reason, _ in rows}
+        kept = {name for name, _, _, has_payload in rows if has_payload}
         lost = [name for name in sorted(self._finished) if not _is_accounted_for(ends.get(name), name in kept)]
         self._finished |= kept
         return [f"sample {name} was finished and is lost" for name in lost]
@@ -81,13 +70,14 @@ def _is_accounted_for(end: tuple[str | None, str | None] | None, kept: bool) -> 
 
 
 def check_run(
-    run: ChaosRun, finished: FinishedSamples, platform: RunPlatform, segments_before: set[str]
+    run: ChaosRun, finished: FinishedSamples, platform: RunPlatform, segments_before: set[str], *, alpha: int = ALPHA
 ) -> RunFindings:
     """Run all checks after the last end of the run, while its platform is still up."""
     found = RunFindings()
     found.problems += finished.check()
     _check_ledger(run, found)
-    _check_history(run, found)
+    _check_history(run, alpha, found)
+    _check_coverage(run, found)
     _check_machine(run, segments_before, found)
     found.problems += platform.find_leftovers()
     return found
@@ -120,7 +110,7 @@ def _check_ledger(run: ChaosRun, found: RunFindings) -> None:
         )
 
 
-def _check_history(run: ChaosRun, found: RunFindings) -> None:
+def _check_history(run: ChaosRun, alpha: int, found: RunFindings) -> None:
     """Check the staleness bound, and that the surviving versions contain each step once and each group once."""
     surviving: dict[int, list[int]] = {}
     batch: list[int] = []
@@ -139,8 +129,8 @@ def _check_history(run: ChaosRun, found: RunFindings) -> None:
             batch.append(event.data["group"])
         elif event.kind == "step.end":
             surviving[event.data["trained"]] = batch
-    if found.lag > ALPHA:
-        found.problems.append(f"a sample was trained {found.lag} versions late, the bound is {ALPHA}")
+    if found.lag > alpha:
+        found.problems.append(f"a sample was trained {found.lag} versions late, the bound is {alpha}")
     if list(surviving) != list(range(1, STEPS + 1)):
         found.problems.append(f"steps {list(surviving)} of {STEPS}")
     twice = [
@@ -148,6 +138,16 @@ def _check_history(run: ChaosRun, found: RunFindings) -> None:
     ]
     if twice:
         found.problems.append(f"groups {twice} were trained twice")
+
+
+def _check_coverage(run: ChaosRun, found: RunFindings) -> None:
+    """Check that every task of the first epoch was trained once: no drop of these runs ends a task for good."""
+    rows = run.query_ledger("SELECT position, group_id, end, reason FROM groups ORDER BY group_id")
+    times = Counter(position for position, _, end, _ in rows if end == "trained")
+    missing = [position for position in range(EPOCH) if times[position] != 1]
+    if missing:
+        ends = [[(group, reason or end) for at, group, end, reason in rows if at == position] for position in missing]
+        found.problems.append(f"tasks {missing} of the first {EPOCH} were not trained once: {ends}")
 
 
 def _check_machine(run: ChaosRun, segments_before: set[str], found: RunFindings) -> None:

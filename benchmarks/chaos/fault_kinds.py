@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
+from benchmarks.chaos.fault_moments import AwaitMoment, await_checkpoint, await_random_step, await_resumption
 from benchmarks.chaos.fault_platforms import RunPlatform, start_ray_cluster, use_local_machine
 from benchmarks.chaos.fault_runs import ChaosRun, find_descendants, find_parent
 
@@ -24,10 +26,12 @@ class FaultKind:
 
     name: str
     select_victim: SelectVictim
+    moments: tuple[AwaitMoment, ...] = (await_random_step,)
+    """When to kill, one after the other."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Configuration of the run, besides the usual one."""
     resumes: bool = False
-    """Whether the run ends with the victim and is started again with `--resume`."""
+    """Whether the run ends with each victim and is started again with `--resume`."""
     scales_to: int = 0
     """Number of engines to scale to at the first step; 0: do not scale."""
     make_platform: Callable[[], AbstractContextManager[RunPlatform]] = use_local_machine
@@ -53,6 +57,12 @@ def select_controller(run: ChaosRun, dice: Random, platform: RunPlatform) -> tup
     return "controller", [run.pid]
 
 
+def select_controller_and_trainer(run: ChaosRun, dice: Random, platform: RunPlatform) -> tuple[str, list[int]] | None:
+    """Select `headway train` and its trainer, if that has started."""
+    trainer = run.list_components().get("trainer")
+    return "controller and trainer", [run.pid, *([] if trainer is None else [trainer])]
+
+
 def select_node(run: ChaosRun, dice: Random, platform: RunPlatform) -> tuple[str, list[int]] | None:
     """Select all processes of a cluster node that runs a component, but not the head node."""
     alive = sorted(
@@ -70,10 +80,25 @@ TWO_RANKS = {
     "actor_infer.device_mapping": "[2]",
     "actor_train.training_args.per_device_train_batch_size": 2,
 }
+RESUMED: dict[str, Any] = {"resumes": True, "options": {**ONE_ENGINE, "async_generation_ratio": 2}}
 FAULT_KINDS = (
     FaultKind(name="engine", select_victim=select_component("engine-")),
     FaultKind(name="trainer", select_victim=select_component("trainer")),
     FaultKind(name="controller", select_victim=select_controller, resumes=True),
+    FaultKind(name="twice", select_victim=select_controller, moments=(await_random_step,) * 2, **RESUMED),
+    FaultKind(name="checkpoint", select_victim=select_controller, moments=(await_checkpoint,) * 2, **RESUMED),
+    FaultKind(
+        name="resume",
+        select_victim=select_controller,
+        moments=(await_random_step, await_resumption, await_resumption),
+        **RESUMED,
+    ),
+    FaultKind(
+        name="together",
+        select_victim=select_controller_and_trainer,
+        moments=(await_random_step, await_checkpoint, await_resumption),
+        **RESUMED,
+    ),
     FaultKind(name="newcomer", select_victim=select_component("engine-2", "engine-3"), scales_to=4),
     FaultKind(
         name="lent engine",

@@ -7,13 +7,15 @@ found whoever their parent is by then. Processes that a cluster has started for 
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from headway.monitor.event_files import read_event_lines, read_event_log
@@ -21,6 +23,8 @@ from headway.monitor.event_log import LoggedEvent
 
 RUN_MARK = "HEADWAY_CHAOS"
 STEPS, GROUPS, MEMBERS, ALPHA, SAVE = 10, 2, 2, 1, 2
+EPOCH = 12
+"""Number of tasks; fewer than are trained, so that all of the first epoch must have been."""
 OPTIONS = {
     "exp_name": "chaos",
     "async_generation_ratio": ALPHA,
@@ -40,7 +44,6 @@ OPTIONS = {
     "actor_infer.device_mapping": "[1,2]",
     "actor_train.model_args.disable_gradient_checkpointing": "true",
     "actor_train.training_args.per_device_train_batch_size": 4,
-    "actor_train.data_args.file_name": "addition",
     "rewards.arithmetic.reward_fn": "numeric",
     "rewards.arithmetic.tag_included": "addition",
     "reliability.restart_backoff_s": 0,
@@ -56,10 +59,13 @@ class ChaosRun:
     options: list[str]
     mark: str = field(default_factory=lambda: uuid4().hex)
     process: subprocess.Popen[bytes] | None = None
+    starts_before: int = 0
+    """Number of `run.begin` events that were on disk when the process was started."""
 
     def start(self, *more: str) -> None:
         """Start `headway train` in a session of its own, as a shell does."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.starts_before = self.count_events("run.begin")
         environment = {**os.environ, RUN_MARK: self.mark, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         with (self.directory / "output.txt").open("ab") as output:
             self.process = subprocess.Popen(
@@ -97,6 +103,32 @@ class ChaosRun:
     def output(self) -> str:
         """What the run printed."""
         return (self.directory / "output.txt").read_text(encoding="utf-8", errors="replace")
+
+    def is_started(self) -> bool:
+        """Return whether the process that runs now has begun its part of the run."""
+        return self.count_events("run.begin") > self.starts_before
+
+    def count_steps(self) -> int:
+        """Return the newest step that the ledger has; steps that a resume takes back do not count."""
+        rows = self.query_ledger("SELECT coalesce(max(trained_at), 0) FROM groups")
+        return int(rows[0][0]) if rows else 0
+
+    def query_ledger(self, statement: str) -> list[tuple[Any, ...]]:
+        """Return what the ledger answers, without changing it; nothing if there is none yet."""
+        path = self.directory / "ledger.sqlite"
+        if not path.exists():
+            return []
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:  # read-only: recovery is left to the run
+            try:
+                return db.execute(statement).fetchall()
+            except sqlite3.OperationalError as error:
+                if "no such table" not in str(error):
+                    raise
+                return []  # the run was killed before it made the tables
+
+    def list_checkpoints(self) -> set[str]:
+        """Return the checkpoints on disk and the ones that are being written."""
+        return {path.name for path in (self.directory / "checkpoints").glob("step-*") if "removed" not in path.name}
 
     def count_events(self, kind: str) -> int:
         """Return the number of events of a kind that are on disk."""

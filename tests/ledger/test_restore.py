@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import LedgerError
 from headway.ledger import Ledger, rebase_version
 from headway.types import DropReason, Episode, Generation, Score
 
@@ -79,6 +80,25 @@ def test_positions_are_given_out_again_unless_a_later_group_took_them() -> None:
     ledger.drop_group(6, DropReason.GROUP_FAILED)
     restored = ledger.restore(0)
     assert (restored.pending, restored.cursor, restored.next_group_id) == ((0,), 4, 7)
+
+
+def test_positions_that_were_passed_over_are_given_out_again() -> None:
+    ledger = Ledger(":memory:")
+    start_group(ledger, 0, position=0)
+    start_group(ledger, 1, position=3)
+    assert (ledger.restore(0).pending, ledger.restore(0).cursor) == ((1, 2), 4)
+    start_group(ledger, 2, position=2)
+    assert ledger.restore(0).pending == (1,) and ledger.audit() == []
+
+
+def test_a_file_in_which_two_groups_have_one_position_is_refused_untouched(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    start_group(ledger, 0)
+    start_group(ledger, 1)
+    ledger._journal.db.execute("UPDATE groups SET position = 0")
+    with pytest.raises(LedgerError, match="position 0 has more than one group that counts: 0 and 1"):
+        ledger.restore(0)
+    assert ledger._journal.db.execute("SELECT count(*) FROM restores").fetchone() == (0,)
 
 
 def test_actions_of_lost_weights_are_renumbered_once_and_for_good(tmp_path: Path) -> None:

@@ -48,12 +48,16 @@ class Channel(Generic[T]):
     async def send(self, item: T) -> None:
         """Wait for room and add an item."""
         self._check(item)
-        while len(self._items) >= self.capacity:
-            with self._waits.waiting(self.producer, f"room in {self.name} (full at {self.capacity})", self.consumer):
-                await self._sleep(self._senders)
-            self._check(item)
+        await self.wait_for_room()
+        self._check(item)
         self._items.append(item)
         _wake(self._receivers)
+
+    async def wait_for_room(self) -> None:
+        """Wait until `put` would succeed, or until the channel is closed."""
+        while len(self._items) >= self.capacity and not self._closed:
+            with self._waits.waiting(self.producer, f"room in {self.name} (full at {self.capacity})", self.consumer):
+                await self._sleep(self._senders)
 
     async def receive(self) -> T:
         """Wait for the next item and return it. Raise `ChannelClosed` if there will be none."""

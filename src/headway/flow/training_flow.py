@@ -37,7 +37,7 @@ from headway.registry import STAGES
 from headway.rollout.concurrency import OrderedTaskGroup
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import ReplicaHealth
-from headway.types import Generation
+from headway.types import Generation, Snapshot, Task
 
 ROLES = ("dataloader", "generate", "rollout", "logp", "ref_logp", "reward", "train", "param_update")
 """The built-in stages in order; `critic` stands before `train` where there is one."""
@@ -343,10 +343,10 @@ def _check_arguments(stage: StageConfig) -> None:
 
 
 def connect_stages(stages: list[Stage[Any, Any]], pipeline: Pipeline) -> None:
-    """Connect neighbouring stages by channels. A few tasks are read ahead; channels of groups are never full."""
-    capacity = {"dataloader": min(64, pipeline.capacity), "train": 4}
+    """Connect neighbouring stages by channels. One task is read ahead; channels of groups are never full."""
+    capacity = {Task: 1, Snapshot: 4}
     for left, right in pairwise(stages):
-        name, size = f"{left.role} → {right.role}", capacity.get(left.role, pipeline.capacity)
+        name, size = f"{left.role} → {right.role}", capacity.get(left.produces, pipeline.capacity)
         ends = {"producer": left.role, "consumer": right.role}
         left.outbound = right.inbound = Channel[Any](name, left.produces, size, **ends, waits=pipeline.waits)
 

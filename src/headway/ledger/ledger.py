@@ -1,8 +1,9 @@
 """The ledger: every started sample ends in exactly one state, trained, dropped(reason) or saved.
 
 Guarantees, against `kill -9` at any time: a finished sample that was flushed is not lost, none is trained twice, no
-group is trained partly, and the position in the source follows from what was started. A broken rule raises
-`LedgerError` at the call that broke it, checked against what is held in memory, and changes nothing.
+group is trained partly, and every task that was given out is trained or dropped for good exactly once, or is given out
+again (`task_coverage`). A broken rule raises `LedgerError` at the call that broke it, checked against what is held in
+memory, and changes nothing.
 
 Entries are buffered and written in one transaction per flush. `defer` is called with the flush when the first entry
 waits (an event loop's `call_soon` makes one transaction of everything in one iteration); without it every entry is a
@@ -22,6 +23,7 @@ from headway.ledger.ledger_records import encode_episode, encode_generation
 from headway.ledger.ledger_restore import RestoredRun, read_restored, rewind
 from headway.ledger.ledger_state import LedgerState, OpenGroup, OpenSample, count_ends, find_problems
 from headway.ledger.ledger_store import Journal, open_store
+from headway.ledger.task_coverage import read_coverage
 from headway.types import DropReason, Episode, Generation, Score
 
 
@@ -36,12 +38,16 @@ class Ledger:
     # The life of a sample
 
     def start_group(self, group_id: int, position: int) -> None:
-        """Start a group for the task at `position`. Ids must grow, so that none is used twice."""
+        """Start a group for the task at `position`, which has no other group that is open or has ended for good.
+
+        Ids must grow, so that none is used twice.
+        """
         state = self._state
         if group_id < state.next_group_id:
             raise LedgerError(f"group {group_id} cannot start: ids up to {state.next_group_id - 1} have been used")
+        state.coverage.take(position)
         state.next_group_id = group_id + 1
-        state.groups[group_id] = OpenGroup(group_id)
+        state.groups[group_id] = OpenGroup(group_id, position)
         self._journal.groups.append((group_id, position))
         self._journal.schedule_flush()
 
@@ -113,6 +119,8 @@ class Ledger:
         if group.graded:
             self._journal.spent_grades.append((group_id,))
         self._state.add_ends(f"dropped:{reason}", len(samples))
+        if reason.regenerates:
+            self._state.coverage.give_back(group.position)
         self._end_group(group, "dropped", str(reason), None)
         return list(group.open)
 
@@ -197,7 +205,7 @@ class Ledger:
         self.flush()
         self._journal.transact(lambda db: rewind(db, version))
         self._state = LedgerState(self._journal.db)
-        return read_restored(self._journal.db)
+        return read_restored(self._journal.db, self._state.coverage)
 
     # Inspection
 
@@ -209,7 +217,11 @@ class Ledger:
         """Return everything that is wrong with the file, in words. Reads all of it."""
         self.flush()
         stored, held = count_ends(self._journal.db), self.counts()
-        return find_problems(self._journal.db) + [
+        covered, known = read_coverage(self._journal.db).describe(), self._state.coverage.describe()
+        problems = find_problems(self._journal.db)
+        if covered != known:
+            problems.append(f"{covered} in the file, {known} in memory")
+        return problems + [
             f"{state}: {stored.get(state, 0)} samples in the file, {held.get(state, 0)} in memory"
             for state in sorted(stored.keys() | held.keys())
             if stored.get(state, 0) != held.get(state, 0)

@@ -16,8 +16,10 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from headway.errors import LedgerError
 from headway.ledger.ledger_records import decode_episode, decode_generation
 from headway.ledger.ledger_store import read_maximum
+from headway.ledger.task_coverage import TaskCoverage, find_coverage_problems
 from headway.types import (
     DropReason,
     Episode,
@@ -53,9 +55,9 @@ class RestoredRun:
     """Everything a run needs to go on from a checkpoint."""
 
     cursor: int
-    """First position of the source that was never started."""
+    """First position of the source that was never started and that nothing behind it was."""
     pending: tuple[int, ...]
-    """Positions to be given out again, ascending: their latest group was dropped for a reason that regenerates."""
+    """Positions to be given out again, ascending: those below the cursor that no group has taken."""
     groups: tuple[RestoredGroup, ...]
     """Every open group, by group id."""
     next_group_id: int
@@ -97,6 +99,10 @@ def rewind(db: sqlite3.Connection, version: int) -> None:
     db.execute(f"UPDATE groups {clear} trained_at > ?", (version,))
     db.execute("DELETE FROM checkpoints WHERE version > ?", (version,))
     _drop_unrecoverable(db, lineage)
+    problems = find_coverage_problems(db)
+    if problems:
+        hint = "the file was changed by something else: go on from a copy or start a new run"
+        raise LedgerError(f"{problems[0]}; {hint}")
 
 
 def _drop_unrecoverable(db: sqlite3.Connection, lineage: int) -> None:
@@ -121,7 +127,7 @@ def _drop_unrecoverable(db: sqlite3.Connection, lineage: int) -> None:
         db.execute("DELETE FROM grades WHERE group_id = ?", (group_id,))
 
 
-def read_restored(db: sqlite3.Connection) -> RestoredRun:
+def read_restored(db: sqlite3.Connection, coverage: TaskCoverage) -> RestoredRun:
     """Read what is still to be done."""
     restores: dict[int, int] = dict(db.execute("SELECT lineage, version FROM restores"))
     episodes = {
@@ -140,8 +146,8 @@ def read_restored(db: sqlite3.Connection) -> RestoredRun:
         members.setdefault(group_id, []).append((row, sample_id, bool(ended)))
     grades = dict(db.execute(f"SELECT group_id, body FROM grades WHERE {in_open_groups}"))
     return RestoredRun(
-        cursor=read_maximum(db, "position", "groups", default=-1) + 1,
-        pending=_read_pending(db),
+        cursor=coverage.cursor,
+        pending=tuple(sorted(coverage.waiting)),
         groups=tuple(
             _make_group(group_id, position, members.get(group_id, []), episodes, partials, grades.get(group_id, "[]"))
             for group_id, position in db.execute(
@@ -180,12 +186,6 @@ def _make_group(
         open=tuple(sample_id for row, sample_id in alive if row not in episodes),
         members_started=len(members),
     )
-
-
-def _read_pending(db: sqlite3.Connection) -> tuple[int, ...]:
-    # SQLite takes the other columns of an aggregate with max() from the row that has the maximum.
-    latest = db.execute("SELECT position, max(group_id), reason FROM groups GROUP BY position ORDER BY position")
-    return tuple(position for position, _, reason in latest if reason is not None and DropReason(reason).regenerates)
 
 
 def _rebase_episode(episode: Episode, lineage: int, restores: dict[int, int]) -> Episode:

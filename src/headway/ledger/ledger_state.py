@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 
 from headway.ledger.ledger_store import read_maximum
+from headway.ledger.task_coverage import find_coverage_problems, read_coverage
 
 
 class OpenSample:
@@ -26,10 +27,10 @@ class OpenSample:
 class OpenGroup:
     """A group without an end."""
 
-    __slots__ = ("dropped", "first_row", "graded", "group_id", "last_row", "open")
+    __slots__ = ("dropped", "first_row", "graded", "group_id", "last_row", "open", "position")
 
-    def __init__(self, group_id: int) -> None:
-        self.group_id = group_id
+    def __init__(self, group_id: int, position: int) -> None:
+        self.group_id, self.position = group_id, position
         self.open: dict[str, OpenSample] = {}
         self.dropped: set[str] = set()
         """Ids of members that have ended, so that none is used twice."""
@@ -56,7 +57,8 @@ class LedgerState:
     """All samples and groups of the file that have no end yet."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        self.groups = {group_id: OpenGroup(group_id) for (group_id,) in db.execute(f"SELECT group_id {_OPEN_GROUPS}")}
+        found = db.execute(f"SELECT group_id, position {_OPEN_GROUPS}")
+        self.groups = {group_id: OpenGroup(group_id, position) for group_id, position in found}
         self.samples: dict[str, OpenSample] = {}
         self._read_members(db)
         for (group_id,) in db.execute("SELECT group_id FROM grades"):
@@ -64,6 +66,7 @@ class LedgerState:
                 self.groups[group_id].graded = True
         self.next_row = read_maximum(db, "row", "samples", default=0) + 1
         self.next_group_id = read_maximum(db, "group_id", "groups", default=-1) + 1
+        self.coverage = read_coverage(db)
         self.lineage = read_maximum(db, "lineage", "restores", default=0)
         self.checkpointed = read_maximum(db, "version", "checkpoints", default=-1)
         self.unpruned = _read_unpruned(db)
@@ -150,10 +153,6 @@ _MUST_BE_EMPTY: tuple[tuple[str, str], ...] = (
         "WHERE groups.end = 'dropped' AND samples.end IS NOT 'dropped'",
     ),
     (
-        "position {} was trained by {} groups",
-        "SELECT position, count(*) FROM groups WHERE end = 'trained' GROUP BY position HAVING count(*) > 1",
-    ),
-    (
         "sample {} was trained for version {}, which is in no checkpoint, and its payload is gone",
         "SELECT sample_id, trained_at FROM samples WHERE end = 'trained' "
         "AND trained_at > (SELECT coalesce(max(version), -1) FROM checkpoints) "
@@ -177,4 +176,5 @@ _MUST_BE_EMPTY: tuple[tuple[str, str], ...] = (
 
 def find_problems(db: sqlite3.Connection) -> list[str]:
     """Return every broken guarantee in the file, in words."""
-    return [problem.format(*row) for problem, query in _MUST_BE_EMPTY for row in db.execute(query)]
+    found = [problem.format(*row) for problem, query in _MUST_BE_EMPTY for row in db.execute(query)]
+    return found + find_coverage_problems(db)

@@ -1,4 +1,8 @@
-"""The dataloader stage: hands tasks out, those that were put back first."""
+"""The dataloader stage: hands tasks out, those that were put back first.
+
+It draws a task only when there is room for it. Tasks that were read ahead would start before a position that is put
+back meanwhile, and a run that ends soon would never train it.
+"""
 
 from headway.flow.stage import Stage, register_stage
 from headway.types import Task
@@ -10,6 +14,14 @@ class DataloaderStage(Stage[Task, Task]):
     source, a position that is put back. Ends when: the pipeline ends."""
 
     consumes = produces = Task
+
+    async def loop(self) -> None:
+        assert self.outbound is not None
+        while True:
+            await self.outbound.wait_for_room()
+            item = await self.next_item()
+            assert item is not None, "the tasks never end here: a position may always be put back"
+            await self._handle(item)
 
     async def next_item(self) -> Task | None:
         self.settle(listening=1)

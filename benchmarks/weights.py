@@ -31,7 +31,7 @@ from headway.weights.base import Bucket, Manifest, WeightReceiver, WeightSource,
 from headway.weights.broadcast_transport import BroadcastInbox, BroadcastTransport
 from headway.weights.delta_transport import DeltaTransport
 from headway.weights.device_memory import CudaMemory, IpcArena, IpcPayloadReader
-from headway.weights.disk_transport import DiskSource, DiskTransport, VersionDirectory
+from headway.weights.disk_transport import DiskStore, DiskTransport, VersionDirectory
 from headway.weights.host_transports import InProcessTransport, ObjectTransport, SharedMemoryTransport
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import Arena, ObjectArena, SharedArena, WeightStore
@@ -188,7 +188,7 @@ class Bench:
             self.updates("heap, in one process", InProcessTransport()),
             self.updates("shared memory, published there", SharedMemoryTransport(), arena=SharedArena()),
             self.updates("shared memory, copied there", SharedMemoryTransport()),
-            self.updates("disk", DiskTransport(), around=lambda store: DiskSource(store, directory)),
+            self.updates("disk", DiskTransport(), around=lambda store: DiskStore(store, directory)),
             self.broadcast(1),
             self.broadcast(2),
             self.updates("delta 1 %, heap", DeltaTransport(InProcessTransport()), share=_CHANGED),
@@ -198,7 +198,7 @@ class Bench:
             self.updates(
                 "delta 1 %, disk",
                 DeltaTransport(DiskTransport()),
-                around=lambda store: DiskSource(store, directory),
+                around=lambda store: DiskStore(store, directory),
                 share=_CHANGED,
             ),
         ]

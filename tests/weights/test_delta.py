@@ -14,7 +14,7 @@ from torch import Tensor
 from headway.errors import TransferError
 from headway.weights.base import Bucket, UnchangedBucket, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.delta_transport import DeltaTransport, RetainingReceiver
-from headway.weights.disk_transport import DiskSource, DiskTransport
+from headway.weights.disk_transport import DiskStore, DiskTransport
 from headway.weights.host_transports import InProcessTransport, SharedMemoryTransport
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import SharedArena, WeightStore
@@ -52,7 +52,7 @@ class Way:
     def __init__(self, kind: str, path: Path) -> None:
         arena = SharedArena() if kind == "published" else None
         self.store = WeightStore(bucket_mb=BUCKET_MB, wire_dtype=None, arena=arena)
-        on_disk = DiskSource(self.store, directory_in(path))
+        on_disk = DiskStore(self.store, directory_in(path))
         self.source: WeightSource = on_disk if kind == "disk" else self.store
         ways = {"heap": InProcessTransport(), "disk": DiskTransport()}
         self.transport = DeltaTransport(ways.get(kind) or SharedMemoryTransport())

@@ -17,7 +17,7 @@ from headway.codec import decode, encode
 from headway.engines.servers.directory_receiver import DirectoryReceiver
 from headway.errors import TransferError
 from headway.weights.base import Bucket, FileSlice, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.disk_transport import DiskSource, DiskTransport, VersionDirectory, load_newest_version
+from headway.weights.disk_transport import DiskStore, DiskTransport, VersionDirectory, load_newest_version
 from headway.weights.host_transports import InProcessTransport
 from headway.weights.shared_memory import PayloadReader
 from headway.weights.weight_receiver import DoubleBufferedReceiver
@@ -38,7 +38,7 @@ def equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
 async def write(directory: VersionDirectory, version: int, tensors: Mapping[str, Tensor]) -> None:
     store = WeightStore(bucket_mb=BUCKET_MB, wire_dtype=None)
     store.publish(version, tensors)
-    await DiskSource(store, directory).gather(version)
+    await DiskStore(store, directory).gather(version)
 
 
 def complete(directory: VersionDirectory) -> list[int]:
@@ -51,7 +51,7 @@ class TestDisk(Real, WeightsContract):
         self.path = tmp_path
 
     def make(self) -> tuple[WeightSource, WeightTransport, WeightReceiver]:
-        source = DiskSource(published(), directory_in(self.path))
+        source = DiskStore(published(), directory_in(self.path))
         return source, DiskTransport(), DoubleBufferedReceiver(Serving().switch)
 
     def corrupted(self, bucket: Bucket) -> Bucket:
@@ -85,7 +85,7 @@ def test_servers_read_versions_from_files_too(tmp_path: Path) -> None:
             served.append((version, path))
 
         receiver = DirectoryReceiver(tmp_path / "served", switch, open_payload=PayloadReader().open)
-        source = DiskSource(published(wire_dtype=None), directory_in(tmp_path / "versions"))
+        source = DiskStore(published(wire_dtype=None), directory_in(tmp_path / "versions"))
         await updated(source, receiver, 2, DiskTransport())
         ((version, path),) = served
         found = {name: one for file in path.glob("*.safetensors") for name, one in load_file(file).items()}
@@ -110,7 +110,7 @@ def test_what_is_on_the_disk_is_a_sharded_model_that_others_load(tmp_path: Path)
 def test_a_late_joiner_seeds_itself_from_the_newest_whole_version(tmp_path: Path, arena: SharedArena | None) -> None:
     async def scenario() -> None:
         store, directory = WeightStore(bucket_mb=BUCKET_MB, wire_dtype=None, arena=arena), directory_in(tmp_path)
-        source, receiver = DiskSource(store, directory), DoubleBufferedReceiver(Serving().switch)
+        source, receiver = DiskStore(store, directory), DoubleBufferedReceiver(Serving().switch)
         for version in range(5):
             store.publish(version, weights(version))
             await updated(source, receiver, version, DiskTransport())
@@ -200,7 +200,7 @@ def test_files_that_did_not_change_are_the_same_files_unless_what_is_there_was_d
 def test_gathering_again_writes_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         directory = directory_in(tmp_path)
-        source = DiskSource(published(), directory)
+        source = DiskStore(published(), directory)
         for version in (1, 2, 1, 2):
             await source.gather(version)
         assert [one.serial for one in directory.list_complete()] == [2, 1]

@@ -31,7 +31,7 @@ from headway.denoising.settings import DenoisingTrainerSettings
 from headway.errors import TrainerError
 from headway.trainers.base import ScoreKind
 from headway.trainers.local.local_optimizer import Optimizer
-from headway.trainers.local.local_trainer import PublishingStore, ThreadedTrainer
+from headway.trainers.local.local_trainer import ThreadedTrainer
 from headway.trainers.local.optimizer_steps import (
     StepLearner,
     apply_optimizer_steps,
@@ -41,6 +41,7 @@ from headway.trainers.local.optimizer_steps import (
 from headway.trainers.local.policy_update import compute_advantages
 from headway.trainers.local.training_thread import CommitGate
 from headway.types import Batch, SampleGroup
+from headway.weights.base import PublishingStore
 
 T = TypeVar("T")
 

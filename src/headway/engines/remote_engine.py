@@ -102,7 +102,7 @@ class EngineHost:
 class RemoteEngine:
     """`spec.target` makes the engine in the child, which works on `slots` requests together."""
 
-    def __init__(self, spec: ChildSpec, slots: int, start: StartPeer, *, close_s: float = 5.0) -> None:
+    def __init__(self, spec: ChildSpec, slots: int, start: StartPeer) -> None:
         self.name = spec.name
         self.slots = slots
         self.receiver = RemoteReceiver(self)
@@ -112,7 +112,6 @@ class RemoteEngine:
             crashed=EngineCrashed,
             on_note=self._record_note,
             on_down=self._forget_version,
-            close_s=close_s,
         )
         self._closed = False
         self._numbers = count()

@@ -8,10 +8,11 @@ controller needs is imported where it is used.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig, load_config
@@ -29,11 +30,10 @@ from headway.launch.transports import (
     make_receiver_end,
     make_transport,
     make_weight_store,
-    wrap_weight_source,
 )
 from headway.processes.base import ChildSpec
 from headway.trainers.base import Scorer, Trainer
-from headway.weights.base import WeightReceiver, WeightTransport
+from headway.weights.base import PublishingStore, WeightReceiver, WeightTransport
 
 if TYPE_CHECKING:
     from headway.data import DataSources
@@ -183,7 +183,7 @@ class InferenceComponents:
 
     engines: list[Engine]
     transport: WeightTransport
-    store: WeightStore
+    store: PublishingStore
     cluster: RayCluster | None = None
     """Closed after the engines that run on it."""
 
@@ -205,9 +205,10 @@ class InferenceComponents:
             await self.cluster.close()
 
 
-class ModelFamily(Protocol):
+class ModelFamily(ABC):
     """One kind of model, and how the components of a run are made for it."""
 
+    @abstractmethod
     def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
         """Find the model and read as much of it as the controller needs. Raises `ConfigError`."""
 
@@ -217,14 +218,35 @@ class ModelFamily(Protocol):
     def check_sources(self, policy: PolicyInfo, sources: DataSources) -> None:
         """Check that the model can read the data. Raises `ConfigError`."""
 
+    @abstractmethod
+    def read_weights(self, policy: PolicyInfo) -> Mapping[str, Any]:
+        """Return the tensors of the policy by name."""
+
+    @abstractmethod
     def make_training_components(self, context: LaunchContext) -> TrainingComponents:
         """Make trainer, engines and scorers where the placement puts them; nothing is started yet."""
 
-    def make_inference_components(self, context: LaunchContext) -> InferenceComponents:
-        """Make engines, and read the weights that they are to load."""
-
+    @abstractmethod
     def make_engine(self, context: LaunchContext, name: str) -> Engine:
         """Make one engine of our own where the placement puts it; it is not started yet."""
+
+    def make_engines(self, context: LaunchContext) -> list[Engine]:
+        """Make all engines that a run begins with."""
+        return [self.make_engine(context, f"engine/{number}") for number in range(context.placement.replicas)]
+
+    def make_inference_components(self, context: LaunchContext) -> InferenceComponents:
+        """Make engines, and put the weights of the policy where they can load them."""
+        resolved, placement = context.resolved, context.placement.without_trainer()
+        engines = self.make_engines(replace(context, placement=placement))
+        if placement.cluster is not None:
+            store: PublishingStore = make_weight_store(resolved, placement.device)
+        elif placement.processes:
+            store = make_published_store(resolved, placement.device, placement.transport)
+        else:
+            store = context.make_local_store()
+        store.publish(0, self.read_weights(context.policy))
+        transport = make_transport(resolved, placement.transport)
+        return InferenceComponents(engines=engines, transport=transport, store=store, cluster=placement.cluster)
 
 
 def make_run_components(context: LaunchContext, family: ModelFamily) -> TrainingComponents:
@@ -290,20 +312,6 @@ def make_decoder(tokenizer: Any) -> Any:
     return lambda actions: tokenizer.decode(list(actions), skip_special_tokens=True)
 
 
-def publish_policy(context: LaunchContext, engines: list[Engine], weights: Mapping[str, Any]) -> InferenceComponents:
-    """Put the weights of a policy where the engines of `context` can load them."""
-    resolved, placement = context.resolved, context.placement
-    if placement.cluster is not None:
-        store = make_weight_store(resolved, placement.device)
-    elif placement.processes:
-        store = make_published_store(resolved, placement.device, placement.transport)
-    else:
-        store = context.make_local_store()
-    store.publish(0, weights)
-    transport = make_transport(resolved, placement.transport)
-    return InferenceComponents(engines=engines, transport=transport, store=store, cluster=placement.cluster)
-
-
 def make_own_engine(
     context: LaunchContext,
     name: str,
@@ -354,11 +362,9 @@ async def create_own_engine(
 
 
 def make_publishing_trainer(
-    args: Mapping[str, Any], make_trainer: Callable[[ComponentArgs, WeightStore], ThreadedTrainer[Any]]
+    args: Mapping[str, Any], make_trainer: Callable[[ComponentArgs, PublishingStore], ThreadedTrainer[Any]]
 ) -> ThreadedTrainer[Any]:
     """Make a trainer that publishes its versions for other processes."""
     component, transport = read_child_args(args)
-    resolved = component.load_config()
-    trainer = make_trainer(component, make_published_store(resolved, component.device, transport))
-    trainer.source = wrap_weight_source(trainer.source, resolved, transport)
-    return trainer
+    store = make_published_store(component.load_config(), component.device, transport)
+    return make_trainer(component, store)

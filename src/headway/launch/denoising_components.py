@@ -17,17 +17,15 @@ from headway.engines.base import Engine
 from headway.errors import ConfigError
 from headway.launch.components import (
     ComponentArgs,
-    InferenceComponents,
     LaunchContext,
+    ModelFamily,
     PolicyInfo,
     TrainingComponents,
     count_engine_slots,
     create_own_engine,
     make_own_engine,
     make_publishing_trainer,
-    publish_policy,
 )
-from headway.launch.placement import Placement
 from headway.launch.transports import ReceiverEnd, make_transport
 from headway.trainers.base import Trainer
 from headway.trainers.remote_trainer import RemoteTrainer
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from headway.denoising.denoising_engine import DenoisingEngine
     from headway.denoising.denoising_trainer import DenoisingTrainer
     from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
-    from headway.weights.weight_store import WeightStore
+    from headway.weights.base import PublishingStore
 
 
 class Utf8PromptTokenizer:
@@ -62,7 +60,7 @@ class Utf8PromptTokenizer:
         return ""
 
 
-class DenoisingModelFamily:
+class DenoisingModelFamily(ModelFamily):
     """The `ModelFamily` of denoising models: the small ones that ship with Headway, and Stable Diffusion 3."""
 
     def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
@@ -91,9 +89,6 @@ class DenoisingModelFamily:
             positions=None,
         )
 
-    def check_policy(self, resolved: ResolvedConfig, policy: PolicyInfo, placement: Placement) -> None:
-        """Do nothing: the number of denoising steps does not depend on the model."""
-
     def check_sources(self, policy: PolicyInfo, sources: DataSources) -> None:
         """Raise `ConfigError` for the first prompt that the model cannot read."""
         check = make_prompt_check(policy.path)
@@ -106,7 +101,7 @@ class DenoisingModelFamily:
     def make_training_components(self, context: LaunchContext) -> TrainingComponents:
         """Make trainer and engines where the placement puts them."""
         placement = context.placement
-        engines = self._make_engines(context)
+        engines = self.make_engines(context)
         if placement.processes:
             spec = context.make_child_spec("trainer", create_trainer, placement.train_threads)
             trainer: Trainer = RemoteTrainer(spec, placement.start_child)
@@ -115,20 +110,14 @@ class DenoisingModelFamily:
         transport = make_transport(context.resolved, placement.transport)
         return TrainingComponents(trainer=trainer, engines=engines, transport=transport, cluster=placement.cluster)
 
-    def make_inference_components(self, context: LaunchContext) -> InferenceComponents:
-        """Make engines, and read the weights that they are to load."""
+    def read_weights(self, policy: PolicyInfo) -> Mapping[str, Any]:
         from headway.denoising.models.denoiser_storage import open_denoiser
 
-        context = replace(context, placement=context.placement.without_trainer())
-        weights = dict(open_denoiser(context.policy.path).state_dict())
-        return publish_policy(context, self._make_engines(context), weights)
+        return dict(open_denoiser(policy.path).state_dict())
 
     def make_engine(self, context: LaunchContext, name: str) -> Engine:
         """Make one denoising engine where the placement puts it."""
         return make_own_engine(context, name, make_denoising_engine, create_engine)
-
-    def _make_engines(self, context: LaunchContext) -> list[Engine]:
-        return [self.make_engine(context, f"engine/{number}") for number in range(context.placement.replicas)]
 
 
 def make_prompt_check(path: Path) -> Callable[[str], object]:
@@ -141,7 +130,7 @@ def make_prompt_check(path: Path) -> Callable[[str], object]:
 # -- components, made in the process that they live in
 
 
-def make_denoising_trainer(args: ComponentArgs, store: WeightStore) -> DenoisingTrainer:
+def make_denoising_trainer(args: ComponentArgs, store: PublishingStore) -> DenoisingTrainer:
     """Make the trainer of the policy, which publishes into `store`."""
     from headway.algorithms.kl import make_kl_controller
     from headway.denoising.denoising_trainer import DenoisingTrainer

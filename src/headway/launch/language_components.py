@@ -16,8 +16,8 @@ from headway.config import ResolvedConfig
 from headway.engines.base import Engine
 from headway.launch.components import (
     ComponentArgs,
-    InferenceComponents,
     LaunchContext,
+    ModelFamily,
     PolicyInfo,
     TrainingComponents,
     count_engine_slots,
@@ -25,7 +25,6 @@ from headway.launch.components import (
     create_own_engine,
     make_own_engine,
     make_publishing_trainer,
-    publish_policy,
     read_child_args,
 )
 from headway.launch.inference_servers import (
@@ -45,17 +44,16 @@ from headway.trainers.sharded.rank_layout import RankLayout
 from headway.trainers.sharded.ranked_trainer import MultiRankTrainer
 
 if TYPE_CHECKING:
-    from headway.data import DataSources
     from headway.engines.native.native_engine import NativeEngine
     from headway.trainers.local.local_trainer import LocalTrainer
     from headway.trainers.local.policy_scorer import PolicyScorer
     from headway.trainers.local.settings import LocalSettings
     from headway.trainers.sharded.rank_host import RankSpec
     from headway.trainers.sharded.sharded_trainer import RankTrainer
-    from headway.weights.weight_store import WeightStore
+    from headway.weights.base import PublishingStore
 
 
-class LanguageModelFamily:
+class LanguageModelFamily(ModelFamily):
     """The `ModelFamily` of causal language models that `transformers` can load."""
 
     def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
@@ -92,12 +90,9 @@ class LanguageModelFamily:
             check_rotation(config, resolved.derived.sequence_length)
         check_tensor_parallel_model(placement.layout, policy.path)
 
-    def check_sources(self, policy: PolicyInfo, sources: DataSources) -> None:
-        """Do nothing: the tokenizer has read the prompts already."""
-
     def make_training_components(self, context: LaunchContext) -> TrainingComponents:
         """Make trainer, engines and scorers where the placement puts them."""
-        resolved, placement, engines = context.resolved, context.placement, self._make_engines(context)
+        resolved, placement, engines = context.resolved, context.placement, self.make_engines(context)
         transport = make_transport(resolved, placement.transport)
         derived, replicas = resolved.derived, list_scorer_replicas(resolved)
         if placement.processes:
@@ -120,24 +115,21 @@ class LanguageModelFamily:
             cluster=placement.cluster,
         )
 
-    def make_inference_components(self, context: LaunchContext) -> InferenceComponents:
-        """Make engines, and read the weights that they are to load."""
+    def read_weights(self, policy: PolicyInfo) -> Mapping[str, Any]:
         import torch
 
         from headway.models.model_loading import load_model
 
-        context = replace(context, placement=context.placement.without_trainer())
-        weights = dict(load_model(context.policy.path, torch.float32).named_parameters())
-        return publish_policy(context, self._make_engines(context), weights)
+        return dict(load_model(policy.path, torch.float32).named_parameters())
 
     def make_engine(self, context: LaunchContext, name: str) -> Engine:
         """Make one native engine where the placement puts it."""
         return make_own_engine(context, name, make_engine, create_engine)
 
-    def _make_engines(self, context: LaunchContext) -> list[Engine]:
+    def make_engines(self, context: LaunchContext) -> list[Engine]:
         placement, resolved = context.placement, context.resolved
         if not uses_external_engines(resolved):
-            return [self.make_engine(context, f"engine/{number}") for number in range(placement.replicas)]
+            return super().make_engines(context)
         options = ServerOptions(
             resolved=resolved,
             model=context.policy.path,
@@ -198,7 +190,7 @@ def _make_replica_scorer(
 # -- components, made in the process that they live in
 
 
-def make_local_trainer(args: ComponentArgs, store: WeightStore) -> LocalTrainer:
+def make_local_trainer(args: ComponentArgs, store: PublishingStore) -> LocalTrainer:
     """Make the trainer of the policy, which publishes into `store`."""
     from headway.trainers.local.local_trainer import LocalTrainer
 
@@ -207,7 +199,7 @@ def make_local_trainer(args: ComponentArgs, store: WeightStore) -> LocalTrainer:
     )
 
 
-def make_rank_trainer(args: ComponentArgs, store: WeightStore | None, ranks: int) -> RankTrainer:
+def make_rank_trainer(args: ComponentArgs, store: PublishingStore | None, ranks: int) -> RankTrainer:
     """Make one rank of a trainer whose ranks have connected to each other; rank 0 publishes into `store`."""
     from headway.trainers.sharded.sharded_trainer import RankTrainer, ShardedRankGroup
     from headway.weights.weight_store import NonPublishingStore

@@ -4,7 +4,7 @@
 component gets as JSON:
 
     controller   make_transport(resolved, plan)                           carries buckets
-    trainer      make_published_store(…), wrap_weight_source(…)           publishes versions and hands them out
+    trainer      make_published_store(resolved, device, plan)             publishes versions and hands them out
     engine       make_receiver_end(plan, name, device)                    opens payloads, keeps what delta needs
 
 An engine that joins late needs nothing else: it is sent the newest version by the same transport.
@@ -24,7 +24,7 @@ from headway.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from headway.weights.base import WeightReceiver, WeightSource, WeightTransport
+    from headway.weights.base import PublishingStore, WeightReceiver, WeightTransport
     from headway.weights.weight_store import WeightStore
 
 Device = Literal["cpu", "cuda"]
@@ -151,13 +151,17 @@ def _make_broadcast_transport(resolved: ResolvedConfig, rendezvous: str) -> Weig
 # -- in the process of the trainer
 
 
-def make_published_store(resolved: ResolvedConfig, device: Device, plan: TransportPlan) -> WeightStore:
+def make_published_store(resolved: ResolvedConfig, device: Device, plan: TransportPlan) -> PublishingStore:
     """Make the store in which versions are published for engines in other processes."""
     from headway.weights.device_memory import CudaMemory, IpcArena
+    from headway.weights.disk_transport import DiskStore, VersionDirectory
     from headway.weights.weight_store import ObjectArena, SharedArena
 
     if plan.kind == "disk":
-        return make_weight_store(resolved, device)
+        directory = VersionDirectory(
+            plan.directory, keep=VERSIONS_ON_DISK, shard_mb=resolved.config.param_update_produce_bucket_mb
+        )
+        return DiskStore(make_weight_store(resolved, device), directory)
     if plan.kind == "cuda_ipc":
         return make_weight_store(resolved, device, IpcArena(CudaMemory(device)))
     on_ray = resolved.config.cluster.kind == "ray"  # a broadcast from another machine reads the object store too
@@ -205,17 +209,6 @@ def choose_bucket_mb(resolved: ResolvedConfig) -> float:
     """Return the size of a bucket."""
     transfer, usual = resolved.config.weight_transfer, resolved.config.param_update_consume_bucket_mb
     return transfer.bucket_mb or (min(usual, _DELTA_BUCKET_MB) if transfer.delta else usual)
-
-
-def wrap_weight_source(source: WeightSource, resolved: ResolvedConfig, plan: TransportPlan) -> WeightSource:
-    """Return the source that hands versions out: one that writes them to disk first, where the plan says so."""
-    if plan.kind != "disk":
-        return source
-
-    from headway.weights.disk_transport import DiskSource, VersionDirectory
-
-    shard_mb = resolved.config.param_update_produce_bucket_mb
-    return DiskSource(source, VersionDirectory(plan.directory, keep=VERSIONS_ON_DISK, shard_mb=shard_mb))
 
 
 # -- in the process of an engine, or of a scorer that follows the trainer

@@ -9,8 +9,9 @@ longest sequence of a forward pass would make the answer to one prompt depend on
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError
 
@@ -99,6 +100,13 @@ def check_attention(model: PreTrainedModel) -> None:
         name = type(model).__name__
         hint = "a decoder whose layers are full or sliding attention, such as Llama, Qwen3, Gemma 3 or Mistral"
         raise model_error(f"{name} cannot be used here: {problem}", name, hint)
+
+
+def check_attention_options(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a layer uses an option that our attention does not have and would leave out."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if options.get(name) is not None:
+            raise ConfigError(f"this model's attention uses {name}, which is not computed here", key="pretrain")
 
 
 def check_rotation(whole: PreTrainedConfig, longest: int) -> None:

@@ -90,6 +90,10 @@ StartPeer = Callable[[ChildSpec], Awaitable[Peer]]
 """Starts a peer. Raises `PeerLost`, or what the target raised, if it does not come up."""
 
 
+_CLOSE_S = 5.0
+"""Time that peers have to close what they hold."""
+
+
 class RestartablePeers(ABC):
     """Starts peers when they are first needed. After a loss, all are down until `restart` starts others.
 
@@ -97,18 +101,11 @@ class RestartablePeers(ABC):
     calls fail.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        crashed: type[BackendError],
-        on_down: Callable[[], None] = lambda: None,
-        close_s: float = 5.0,
-    ) -> None:
+    def __init__(self, name: str, *, crashed: type[BackendError], on_down: Callable[[], None] = lambda: None) -> None:
         self.name = name
         self.incarnation = 0
         """Grows whenever the peers go down, which tells an answer of earlier peers from one of these."""
-        self._crashed, self._on_down, self._close_s = crashed, on_down, close_s
+        self._crashed, self._on_down = crashed, on_down
         self._peers: list[Peer] = []
         self._starting = asyncio.Lock()
         self._down_reason = ""
@@ -169,7 +166,7 @@ class RestartablePeers(ABC):
                 peer.kill()
         self._down_reason = ""
         self._mark_down(reason)
-        await asyncio.gather(*(peer.close(0.0 if kill else self._close_s) for peer in peers))
+        await asyncio.gather(*(peer.close(0.0 if kill else _CLOSE_S) for peer in peers))
 
     def _forget_peers(self) -> list[Peer]:
         """Return the peers there were; how they end has no effect any more."""
@@ -203,9 +200,8 @@ class RestartablePeer(RestartablePeers):
         on_note: Callable[[Any], None],
         on_down: Callable[[], None] = lambda: None,
         greeting: str = "",
-        close_s: float = 5.0,
     ) -> None:
-        super().__init__(spec.name, crashed=crashed, on_down=on_down, close_s=close_s)
+        super().__init__(spec.name, crashed=crashed, on_down=on_down)
         self._spec, self._start, self._on_note, self._greeting = spec, start, on_note, greeting
 
     async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any:

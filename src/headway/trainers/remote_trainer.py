@@ -140,16 +140,14 @@ class ScorerHost:
 class RemoteTrainer:
     """A `Trainer` in a child process. `spec.target` makes it there, with a store in shared memory."""
 
-    def __init__(self, spec: ChildSpec, start: StartPeer, *, close_s: float = 5.0) -> None:
+    def __init__(self, spec: ChildSpec, start: StartPeer) -> None:
         self.name = spec.name
         self.version = 0
         self.source = RemoteWeightSource(self)
-        self._child = self._make_child(replace(spec, host=TRAINER_HOST), start, close_s)
+        self._child = self._make_child(replace(spec, host=TRAINER_HOST), start)
 
-    def _make_child(self, spec: ChildSpec, start: StartPeer, close_s: float) -> RestartablePeers:
-        return RestartablePeer(
-            spec, start, crashed=TrainerCrashed, on_note=self._set_version, greeting="ready", close_s=close_s
-        )
+    def _make_child(self, spec: ChildSpec, start: StartPeer) -> RestartablePeers:
+        return RestartablePeer(spec, start, crashed=TrainerCrashed, on_note=self._set_version, greeting="ready")
 
     async def start(self) -> None:
         await self._child.start()
@@ -209,9 +207,7 @@ class ReplicaScorer:
     that of `RemoteTrainer` does. Without `follows` it scores with the initial weights.
     """
 
-    def __init__(
-        self, spec: ChildSpec, start: StartPeer, *, follows: Trainer | None = None, close_s: float = 5.0
-    ) -> None:
+    def __init__(self, spec: ChildSpec, start: StartPeer, *, follows: Trainer | None = None) -> None:
         self.name = spec.name
         self.version = -1
         """Version of the trainer's weights; −1 before the first ones."""
@@ -222,7 +218,6 @@ class ReplicaScorer:
             crashed=ScoringError,
             on_note=lambda note: None,
             on_down=self._reset_version,
-            close_s=close_s,
         )
         self._updating = asyncio.Lock()
         self._closed = False

@@ -198,6 +198,19 @@ class WeightSource(Protocol):
         """
 
 
+class PublishingStore(WeightSource, Protocol):
+    """A weight source that versions are published into."""
+
+    def publish(self, version: int, tensors: Mapping[str, Any], read: Callable[[str], Any] | None = None) -> None:
+        """Hold a copy of `tensors` as `version`; with `read`, of what it returns for each of their names in order."""
+
+    def clear(self) -> None:
+        """Drop all versions: the trainer is gone, or about to load other weights."""
+
+    def close(self) -> None:
+        """Free the memory. Idempotent."""
+
+
 class WeightTransport(Protocol):
     """Carries buckets: by host copy, shared memory, object store, broadcast or disk."""
 

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,10 +36,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from headway.errors import TransferError
 from headway.weights.base import Bucket, DevicePayload, ReceivedBuffer, WeightReceiver, payload_size
-from headway.weights.device_memory import DeviceSlice
 from headway.weights.shared_memory import PayloadReader
 
-BroadcastBackend = Literal["gloo", "nccl"]
 _IDLE = timedelta(days=365)
 """An inbox waits for orders as long as the sender lives."""
 _VERSIONS = 2
@@ -76,12 +74,9 @@ class _Member:
 class BroadcastTransport:
     """A `WeightTransport` to engines that have a `BroadcastInbox`. All its work is done by one thread."""
 
-    def __init__(
-        self, *, host: str = "127.0.0.1", port: int = 0, timeout_s: float = 60.0, backend: BroadcastBackend = "gloo"
-    ) -> None:
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, timeout_s: float = 60.0) -> None:
         self._step = timedelta(seconds=timeout_s / 3)
         """Forming a group, sending, and waiting for answers may take a third of the limit each."""
-        self._backend: BroadcastBackend = backend
         self._store = TCPStore(host, port, is_master=True, timeout=self._step, wait_for_workers=False)
         self.port: int = self._store.port
         self._receivers: WeakKeyDictionary[WeightReceiver, str] = WeakKeyDictionary()
@@ -173,11 +168,10 @@ class BroadcastTransport:
         if who in self._groups:
             return self._groups[who]
         epoch, size = next(self._epochs), len(who) + 1
-        order = {"do": "form", "epoch": epoch, "size": size, "backend": self._backend}
-        order["step_s"] = self._step.total_seconds()
+        order = {"do": "form", "epoch": epoch, "size": size, "step_s": self._step.total_seconds()}
         numbers = [self._send_order(member, {**order, "rank": rank}) for rank, member in enumerate(members, start=1)]
         made: list[Any] = []
-        failure = _attempt(lambda: made.append(_make_group(self._backend, self._store, epoch, 0, size, self._step)))
+        failure = _attempt(lambda: made.append(_make_group(self._store, epoch, 0, size, self._step)))
         answers = self._collect_answers(members, numbers)
         if failure is not None or [*answers.values()] != ["ok"] * len(members):
             return None
@@ -187,13 +181,12 @@ class BroadcastTransport:
         return self._groups[who]
 
     def _open_payload(self, payload: Any) -> Tensor:
-        """Return the bytes of a payload on the device that the backend needs."""
+        """Return the bytes of a payload in the memory of the host."""
         if isinstance(payload, DevicePayload):
             data: Tensor = payload.data
-        else:
-            view = self._reader.open(payload)
-            data = torch.frombuffer(view, dtype=torch.uint8) if view.nbytes else torch.empty(0, dtype=torch.uint8)
-        return data.to("cuda" if self._backend == "nccl" else "cpu")
+            return data.cpu()
+        view = self._reader.open(payload)
+        return torch.frombuffer(view, dtype=torch.uint8) if view.nbytes else torch.empty(0, dtype=torch.uint8)
 
     def _send_order(self, member: _Member, order: Mapping[str, Any]) -> int:
         number = next(member.orders)
@@ -217,8 +210,8 @@ class BroadcastTransport:
 class BroadcastInbox:
     """Receives broadcast buckets in the engine's process. A thread waits for orders until `close`."""
 
-    def __init__(self, name: str, host: str, port: int, *, timeout_s: float = 60.0, device: str = "cpu") -> None:
-        self._name, self._device = name, device
+    def __init__(self, name: str, host: str, port: int, *, timeout_s: float = 60.0) -> None:
+        self._name = name
         self._address = (host, port, timedelta(seconds=timeout_s))
         self._store = self._connect()
         self._incarnation = int(self._store.add(f"life/{name}", 1))
@@ -232,14 +225,14 @@ class BroadcastInbox:
         self._thread.start()
 
     def open(self, payload: Any) -> Any:
-        """Return the bytes of a payload, or a `DevicePayload` if they are on a device."""
+        """Return the bytes of a payload."""
         if not isinstance(payload, ReceivedBuffer):
             return self._reader.open(payload)
         data = self._received.get(payload.version, {}).get(payload.index)
         if data is None:
             raise TransferError(f"bucket {payload.index} of version {payload.version} is not here")
-        host: Any = None if data.is_cuda else data.numpy()
-        return DeviceSlice(data) if host is None else memoryview(host)
+        host: Any = data.numpy()
+        return memoryview(host)
 
     def close(self) -> None:
         """Stop the thread and free all buckets. Idempotent."""
@@ -284,11 +277,9 @@ class BroadcastInbox:
             while len(self._groups) >= _GROUPS:
                 del self._groups[next(iter(self._groups))]
             self._step = timedelta(seconds=order["step_s"])
-            self._groups[epoch] = _make_group(
-                order["backend"], self._store, epoch, order["rank"], order["size"], self._step
-            )
+            self._groups[epoch] = _make_group(self._store, epoch, order["rank"], order["size"], self._step)
             return
-        data = torch.empty(order["size"], dtype=torch.uint8, device=self._device)
+        data = torch.empty(order["size"], dtype=torch.uint8)
         _broadcast_data(self._groups[epoch], data, self._step)
         version = self._received.setdefault(order["version"], {})
         version[order["index"]] = data
@@ -305,14 +296,9 @@ def _attempt(call: Callable[..., object], *args: Any) -> str | None:
     return None
 
 
-def _make_group(backend: BroadcastBackend, store: Any, epoch: int, rank: int, size: int, timeout: timedelta) -> Any:
+def _make_group(store: Any, epoch: int, rank: int, size: int, timeout: timedelta) -> Any:
     """Make a process group of its own, with its own names in the store."""
-    names = PrefixStore(f"group/{epoch}", store)
-    if backend == "gloo":
-        return dist.ProcessGroupGloo(names, rank, size, timeout)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return dist.ProcessGroupNCCL(names, rank, size, options)
+    return dist.ProcessGroupGloo(PrefixStore(f"group/{epoch}", store), rank, size, timeout)
 
 
 def _broadcast_data(group: Any, data: Tensor, timeout: timedelta) -> None:
@@ -321,5 +307,3 @@ def _broadcast_data(group: Any, data: Tensor, timeout: timedelta) -> None:
     options.rootRank = 0
     if data.numel():
         group.broadcast([data], options).wait(timeout)
-        if data.is_cuda:
-            torch.cuda.current_stream(data.device).synchronize()

@@ -5,7 +5,7 @@
       manifest.json                   tensors, buckets, checksums, files; sealed by a checksum of its own
     .partial-…/                       a version that is being written; not read by anybody
 
-    source = DiskSource(trainer.source, VersionDirectory("/shared/run/weights"))         # the trainer's side
+    store = DiskStore(WeightStore(), VersionDirectory("/shared/run/weights"))                    # the trainer's side
     version = await load_newest_version(receiver, VersionDirectory("/shared/run/weights"))        # a late joiner
 
 Guarantees: a version gets its name only when all of it is written (one rename). What is damaged later is found by its
@@ -36,8 +36,8 @@ from headway.weights.base import (
     DevicePayload,
     FileSlice,
     Manifest,
+    PublishingStore,
     WeightReceiver,
-    WeightSource,
     compute_checksum,
 )
 from headway.weights.shared_memory import PayloadReader
@@ -185,19 +185,20 @@ class VersionDirectory:
             shutil.rmtree(gone, ignore_errors=True)
 
 
-class DiskSource:
-    """A `WeightSource` that writes the versions of another source to disk before it gives them out.
+class DiskStore:
+    """A `PublishingStore` that writes the versions of another store to disk before it gives them out.
 
     Gathering a version again that is on the disk already writes nothing.
     """
 
-    def __init__(self, source: WeightSource, directory: VersionDirectory) -> None:
-        self._source, self._directory = source, directory
+    def __init__(self, store: PublishingStore, directory: VersionDirectory) -> None:
+        self._store, self._directory = store, directory
+        self.publish, self.clear, self.close = store.publish, store.clear, store.close
         self._written: dict[int, WrittenVersion] = {}
         self._writing = asyncio.Lock()
 
     async def gather(self, version: int) -> tuple[Manifest, AsyncIterator[Bucket]]:
-        manifest, buckets = await self._source.gather(version)
+        manifest, buckets = await self._store.gather(version)
         async with self._writing:
             written = self._written.get(version)
             if written is None or written.manifest != manifest or not written.path.is_dir():

@@ -190,12 +190,10 @@ class WeightStore:
             self._held[version] = _HeldVersion(version=version, entries=entries, total=total, key=key)
 
     def clear(self) -> None:
-        """Drop all versions: the trainer is gone, or about to load other weights."""
         with self._lock:
             self._held.clear()
 
     def close(self) -> None:
-        """Free the memory. Idempotent."""
         self.clear()
         self._arena.close()
 

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-from transformers import AttentionInterface
 
 from headway.engines.native.block_ops import BlockOps, HeadShape, KeysValues, RotaryTable
 from headway.engines.native.kv_cache import LaneKvCache
 from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear
-from headway.engines.native.slot_attention import check_attention_options, detach_config
+from headway.engines.native.slot_attention import install_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-BLOCK_ATTENTION_NAME = "headway_blocks"
 _LIKE_LLAMA = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotations that are a table; the others change with the length of a sequence."""
@@ -34,7 +32,7 @@ Attend = Callable[[Tensor, KeysValues, HeadShape], Tensor]
 
 
 class KvView:
-    """The positions and KV rows of the tokens of one forward pass."""
+    """An `AttentionView`: the positions and KV rows of the tokens of one forward pass."""
 
     def __init__(self, cache: LaneKvCache, positions_T: Tensor, rows_T: Tensor, attend: Attend) -> None:
         self.kv = cache.layers
@@ -46,6 +44,17 @@ class KvView:
     def attend(self, layer: int, q_THD: Tensor, heads: HeadShape) -> Tensor:
         """Return attention over what is in the KV now."""
         return self._attend(q_THD, self.kv[layer], heads)
+
+    def attend_layer(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    ) -> Tensor:
+        keys, values = self.kv[layer]
+        keys.index_copy_(0, self.rows, key[0].transpose(0, 1))
+        values.index_copy_(0, self.rows, value[0].transpose(0, 1))
+        size = query.shape[-1]
+        scale = scaling or size**-0.5
+        heads = HeadShape(query.shape[1], key.shape[1], size, scale, window or 0, slot_tokens=self.slot_tokens)
+        return self.attend(layer, query[0].transpose(0, 1).contiguous(), heads)
 
 
 def make_decoder(model: PreTrainedModel, ops: BlockOps, positions: int) -> FusedDecoder | GenericDecoder:
@@ -132,10 +141,7 @@ class GenericDecoder:
     """Runs any model that goes through the attention interface."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        AttentionInterface.register(BLOCK_ATTENTION_NAME, attend)
-        detach_config(model)
-        model.set_attn_implementation(BLOCK_ATTENTION_NAME)
-        model.train(False)
+        install_attention(model)
         self._model = model
 
     def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
@@ -146,31 +152,6 @@ class GenericDecoder:
     def prefill(self, tokens_T: Tensor, view: KvView) -> None:
         positions = view.positions[None]
         self._model(input_ids=tokens_T[None], position_ids=positions, use_cache=False, logits_to_keep=1, view=view)
-
-
-def attend(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    view: KvView,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Compute attention for a layer of the model: (1, H, T, D) → (1, T, H, D)."""
-    check_attention_options(options)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    keys, values = view.kv[layer]
-    keys.index_copy_(0, view.rows, key[0].transpose(0, 1))
-    values.index_copy_(0, view.rows, value[0].transpose(0, 1))
-    size = query.shape[-1]
-    heads = HeadShape(
-        query.shape[1], key.shape[1], size, scaling or size**-0.5, sliding_window or 0, slot_tokens=view.slot_tokens
-    )
-    return view.attend(layer, query[0].transpose(0, 1).contiguous(), heads)[None], None
 
 
 def _read_heads(attention: Any, config: Any, slot_tokens: int) -> HeadShape:

@@ -1,10 +1,10 @@
 """Attention of a flat batch over KV slots, through the attention interface of `transformers`.
 
 A step is one sequence of T tokens in a batch of 1: first the ready sequences, one token each, by row; then pieces of
-prompts. Linear layers see T rows, no matter which sequence they belong to; only attention tells them apart. `attend`
-writes the new keys and values to their slots, then attends by *segments* (ready rows from a to b, padded to the
-longest) and by pieces of prompts. The `StepAttention` of a step travels as a keyword through the model: there is no
-global state. No mask is registered under `ATTENTION_NAME`, so that `transformers` builds none.
+prompts. Linear layers see T rows, no matter which sequence they belong to; only attention tells them apart. A
+`StepAttention` writes the new keys and values to their slots, then attends by *segments* (ready rows from a to b,
+padded to the longest) and by pieces of prompts. It travels as a keyword through the model: there is no global state.
+No mask is registered under `ATTENTION_NAME`, so that `transformers` builds none.
 
 Shapes: H heads, K key-value heads, D head size, T tokens, L tokens of a slot.
 Handles grouped heads and sliding windows. Raises for soft caps and attention sinks.
@@ -12,21 +12,21 @@ Handles grouped heads and sliding windows. Raises for soft caps and attention si
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
 
 from headway.engines.native.kv_cache import RowKvCache
-from headway.errors import ConfigError
+from headway.models.model_checks import check_attention_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ATTENTION_NAME = "headway_slots"
+ATTENTION_NAME = "headway_engine"
 _CALL_TOKENS = 140
 """Cost of one more call, in padded tokens: measured on a CPU, 42 µs against 0.3 µs for a token."""
 
@@ -40,8 +40,17 @@ class AttentionSpan(NamedTuple):
     length: int
 
 
+class AttentionView(Protocol):
+    """One forward pass as its attention sees it: where its tokens stand, and the KV that they attend over."""
+
+    def attend_layer(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    ) -> Tensor:
+        """Store keys and values of a layer, then attend: (1, H, T, D) → (T, H, D)."""
+
+
 class StepAttention:
-    """The rows and positions of the tokens of one step."""
+    """An `AttentionView`: the rows and positions of the tokens of one step."""
 
     def __init__(
         self,
@@ -59,7 +68,37 @@ class StepAttention:
         self.prompts = prompts
         self._masks: dict[int | None, tuple[list[Tensor | None], list[Tensor | None]]] = {}
 
-    def masks(self, window: int | None, dtype: torch.dtype) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    def attend_layer(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    ) -> Tensor:
+        keys, values = self.kv.keys[layer], self.kv.values[layer]
+        keys[self.rows_T, :, self.positions_T] = key[0].transpose(0, 1)
+        values[self.rows_T, :, self.positions_T] = value[0].transpose(0, 1)
+        grouped = query.shape[1] != key.shape[1]
+        query_THD = query[0].transpose(0, 1)
+        out_THD = torch.empty(query_THD.shape, dtype=query.dtype)
+        segment_masks, prompt_masks = self._get_masks(window, query.dtype)
+        for (first, last, _, length), mask in zip(self.segments, segment_masks, strict=True):
+            out_THD[first:last] = scaled_dot_product_attention(
+                query_THD[first:last, :, None],
+                keys[first:last, :, :length],
+                values[first:last, :, :length],
+                attn_mask=mask,
+                scale=scaling,
+                enable_gqa=grouped,
+            )[:, :, 0]
+        for (first, last, row, length), mask in zip(self.prompts, prompt_masks, strict=True):
+            out_THD[first:last] = scaled_dot_product_attention(
+                query[:, :, first:last],
+                keys[row : row + 1, :, :length],
+                values[row : row + 1, :, :length],
+                attn_mask=mask,
+                scale=scaling,
+                enable_gqa=grouped,
+            )[0].transpose(0, 1)
+        return out_THD
+
+    def _get_masks(self, window: int | None, dtype: torch.dtype) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Return the masks of segments and of prompts; all layers with one window share them."""
         if window not in self._masks:
             segments = [_mask(self.positions_T[s.first : s.last], s.length, window, dtype) for s in self.segments]
@@ -82,62 +121,35 @@ def _mask(positions_Q: Tensor, length: int, window: int | None, dtype: torch.dty
     return torch.zeros(hidden_QL.shape, dtype=dtype).masked_fill_(hidden_QL, float("-inf"))
 
 
-def check_attention_options(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for attention that would be computed wrongly."""
-    for option in ("softcap", "s_aux", "position_bias"):
-        if options.get(option) is not None:
-            raise ConfigError(f"the native engine does not know this attention: {option}", key="model")
+def install_attention(model: PreTrainedModel) -> None:
+    """Compute the attention of every layer of this model by the `view` that is passed to its forward pass.
+
+    The model gets a copy of its configuration, so that others made from the same one do not get our attention.
+    """
+    AttentionInterface.register(ATTENTION_NAME, _attend)
+    shared, copied = model.config, deepcopy(model.config)
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = copied
+    model.set_attn_implementation(ATTENTION_NAME)
+    model.train(False)
 
 
-def attend(
+def _attend(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    view: StepAttention,
+    view: AttentionView,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention for a layer of the model: (1, H, T, D) → (1, T, H, D)."""
     check_attention_options(options)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    keys, values = view.kv.keys[layer], view.kv.values[layer]
-    keys[view.rows_T, :, view.positions_T] = key[0].transpose(0, 1)
-    values[view.rows_T, :, view.positions_T] = value[0].transpose(0, 1)
-    grouped = query.shape[1] != key.shape[1]
-    query_THD = query[0].transpose(0, 1)
-    out_THD = torch.empty(query_THD.shape, dtype=query.dtype)
-    segment_masks, prompt_masks = view.masks(sliding_window, query.dtype)
-    for (first, last, _, length), mask in zip(view.segments, segment_masks, strict=True):
-        out_THD[first:last] = scaled_dot_product_attention(
-            query_THD[first:last, :, None],
-            keys[first:last, :, :length],
-            values[first:last, :, :length],
-            attn_mask=mask,
-            scale=scaling,
-            enable_gqa=grouped,
-        )[:, :, 0]
-    for (first, last, row, length), mask in zip(view.prompts, prompt_masks, strict=True):
-        out_THD[first:last] = scaled_dot_product_attention(
-            query[:, :, first:last],
-            keys[row : row + 1, :, :length],
-            values[row : row + 1, :, :length],
-            attn_mask=mask,
-            scale=scaling,
-            enable_gqa=grouped,
-        )[0].transpose(0, 1)
-    return out_THD[None], None
-
-
-def detach_config(model: PreTrainedModel) -> None:
-    """Give this model a copy of its configuration, so that others made from the same one do not get our attention."""
-    shared, copied = model.config, deepcopy(model.config)
-    for module in model.modules():
-        if getattr(module, "config", None) is shared:
-            module.config = copied
+    return view.attend_layer(layer, query, key, value, scaling, sliding_window)[None], None
 
 
 def cut_into_segments(lengths: list[int]) -> list[int]:

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 
-from headway.engines.native import slot_attention, token_sampler
+from headway.engines.native import token_sampler
 from headway.engines.native.kv_cache import RowKvCache, read_kv_shape
 from headway.engines.native.kv_slots import KvCacheMoves
 from headway.engines.native.native_scheduler import StepPlan
 from headway.engines.native.served_parameters import ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
-from headway.engines.native.slot_attention import AttentionSpan, StepAttention, detach_config
+from headway.engines.native.slot_attention import AttentionSpan, StepAttention, cut_into_segments, install_attention
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,13 +29,10 @@ class StepRunner:
     """A `transformers` decoder on the CPU. Used by one thread; `parameters` may be read by another."""
 
     def __init__(self, model: PreTrainedModel, parameters: ServedParameters, settings: NativeSettings) -> None:
-        AttentionInterface.register(slot_attention.ATTENTION_NAME, slot_attention.attend)
-        detach_config(model)
-        model.set_attn_implementation(slot_attention.ATTENTION_NAME)
+        install_attention(model)
         config = model.config.get_text_config()
         dtype = choose_compute_dtype(settings)
         self._model = model
-        model.train(False)
         self._parameters = parameters
         slots, slot_tokens = settings.slots, settings.slot_tokens
         self._kv = RowKvCache(**read_kv_shape(config, slot_tokens), slots=slots, slot_tokens=slot_tokens, dtype=dtype)
@@ -75,7 +71,7 @@ class StepRunner:
         """Return ready rows of similar length; cut again only when others have joined or left, as all grow together."""
         lengths = [sequence.cached + 1 for sequence in plan.ready]
         if self._changes != plan.changes:
-            self._changes, self._ends = plan.changes, slot_attention.cut_into_segments(lengths)
+            self._changes, self._ends = plan.changes, cut_into_segments(lengths)
         return [
             AttentionSpan(first, last, first, max(lengths[first:last])) for first, last in pairwise([0, *self._ends])
         ]

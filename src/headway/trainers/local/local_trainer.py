@@ -12,9 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
-
-from torch import Tensor
+from typing import Any, Generic, TypeVar
 
 from headway.algorithms.kl import KlController
 from headway.errors import BackendError, TrainerCrashed, TrainerError
@@ -26,20 +24,10 @@ from headway.trainers.local.rank_group import SINGLE_RANK, RankGroup
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.training_thread import CommitGate, TrainingThread
 from headway.types import Batch, SampleGroup, VersionedScores
-from headway.weights.base import WeightSource
+from headway.weights.base import PublishingStore, WeightSource
 
 _RESTART_WAIT_S = 10.0
 """How long a restart waits for the old thread, because two sets of weights at once may not fit into memory."""
-
-
-class PublishingStore(WeightSource, Protocol):
-    """A weight source that versions are published into."""
-
-    def publish(self, version: int, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor] | None = None) -> None:
-        """Hold a copy of `tensors` as `version`; with `read`, of what it returns for each of their names in order."""
-
-    def clear(self) -> None:
-        """Drop every version."""
 
 
 L = TypeVar("L", bound=StepLearner)

@@ -13,7 +13,7 @@ Legend: H heads, L tokens of the pack, D size of a head.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -21,28 +21,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from headway.errors import ConfigError
+from headway.models.model_checks import check_attention_options
 from headway.trainers.local.tree_packing import AttentionSpans, PromptTree, TokenPack
 
 TREE_ATTENTION = "headway_tree"
 SMALL_TREE_TOKENS = 512
 """Size up to which a tree is one call with a mask."""
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 def make_attention_spans(pack: TokenPack, dtype: torch.dtype) -> AttentionSpans | None:
     """Return the spans for `tree_attention`, made once for all layers; None if flash attention is not available."""
-    if not _has_flash(pack.token_L.device, dtype):
+    if not has_flash(pack.token_L.device, dtype):
         return None
     return AttentionSpans.of_trees(pack.trees, pack.token_L.device)
 
 
-def can_use_flash(query: Tensor) -> bool:
-    """Return whether `flash_attention` can be used for `query`."""
-    return _has_flash(query.device, query.dtype)
-
-
-def _has_flash(device: torch.device, dtype: torch.dtype) -> bool:
+def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether `flash_attention` can be used for queries of this kind."""
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _load_flash() is not None
 
 
@@ -92,13 +87,6 @@ def tree_attention(
         parts = [_attend_tree(query, key, value, tree, sliding_window, scaling) for tree in headway_trees]
         out = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
     return out.transpose(1, 2).contiguous(), None
-
-
-def check_attention_options(kwargs: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if a model uses an attention option that is not implemented here."""
-    for name in _UNSUPPORTED:
-        if kwargs.get(name) is not None:
-            raise ConfigError(f"this model's attention uses {name}, which the local trainer does not have")
 
 
 def flash_attention(

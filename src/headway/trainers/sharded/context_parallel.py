@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from headway.models.model_checks import check_attention_options
 from headway.trainers.local import tree_attention
 from headway.trainers.local.tree_packing import AttentionSpans, PromptTree, TokenPack
 
@@ -138,11 +139,11 @@ def context_attention(
         return tree_attention.tree_attention(
             module, query, key, value, attention_mask, scaling, sliding_window=sliding_window, **kwargs
         )
-    tree_attention.check_attention_options(kwargs)
+    check_attention_options(kwargs)
     shard = headway_shard
     both = _AllGather.apply(torch.stack([key[0], value[0]]).transpose(0, 2), shard.group)  # type: ignore[no-untyped-call]
     key, value = both.index_select(0, shard.order_L).transpose(0, 2)
-    if tree_attention.can_use_flash(query):
+    if tree_attention.has_flash(query.device, query.dtype):
         spans = _make_flash_spans(shard)
         return tree_attention.flash_attention(query[0], key, value, spans, sliding_window, scaling)[None], None
     groups = query.shape[1] // key.shape[0]

@@ -42,25 +42,18 @@ class MultiRankTrainer(RemoteTrainer):
         ranks: int,
         customize: Callable[[ChildSpec, int], ChildSpec] = lambda spec, rank: spec,
         join_s: float = 120.0,
-        close_s: float = 5.0,
         grace_s: float = 10.0,
     ) -> None:
         self._ranks, self._customize, self._join_s, self._grace_s = ranks, customize, join_s, grace_s
-        super().__init__(spec, start, close_s=close_s)
+        super().__init__(spec, start)
 
-    def _make_child(self, spec: ChildSpec, start: StartPeer, close_s: float) -> RestartablePeers:
+    def _make_child(self, spec: ChildSpec, start: StartPeer) -> RestartablePeers:
         specs = []
         for rank in range(self._ranks):
             args = {**spec.args, "rank": rank, "ranks": self._ranks}
             specs.append(self._customize(replace(spec, name=f"{spec.name}/{rank}", host=RANK_HOST, args=args), rank))
         return RankProcesses(
-            spec.name,
-            specs,
-            start,
-            on_note=self._set_version,
-            join_s=self._join_s,
-            close_s=close_s,
-            grace_s=self._grace_s,
+            spec.name, specs, start, on_note=self._set_version, join_s=self._join_s, grace_s=self._grace_s
         )
 
 
@@ -75,10 +68,9 @@ class RankProcesses(RestartablePeers):
         *,
         on_note: Callable[[Any], None],
         join_s: float,
-        close_s: float,
         grace_s: float,
     ) -> None:
-        super().__init__(name, crashed=TrainerCrashed, close_s=close_s)
+        super().__init__(name, crashed=TrainerCrashed)
         self._specs, self._start, self._on_note = list(specs), start, on_note
         self._join_s, self._grace_s = join_s, grace_s
         self._pending: set[asyncio.Future[Any]] = set()

@@ -140,7 +140,7 @@ def test_waiting_for_a_lock_shows_in_the_graph() -> None:
             await asyncio.sleep(1)
             return [(wait.owner, wait.what, wait.on) for wait in waits.edges()]
 
-    assert run_on_virtual_clock(main()) == [("critic", "lock on devices of train", "train")]
+    assert run_on_virtual_clock(main()) == [("critic", "lock on devices of train, held for 1.0 s", "train")]
 
 
 def test_roles_whose_devices_overlap_take_turns_and_others_do_not() -> None:

@@ -12,6 +12,7 @@ from headway.errors import IllegalTransition
 from headway.flow.stage import LEGAL_TRANSITIONS, TRANSITION_PATHS, Stage
 from headway.flow.stage import StageState as S
 from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.monitor.wait_graph import WaitGraph
 from headway.types import Task
 
 ALLOWED = {
@@ -21,11 +22,15 @@ ALLOWED = {
     (S.RUNNING, S.EMITTING),
     (S.RUNNING, S.IDLE),
     (S.RUNNING, S.RECOVERING),
+    (S.RUNNING, S.DEGRADED),
     (S.EMITTING, S.IDLE),
     (S.EMITTING, S.RUNNING),
     (S.RECOVERING, S.RUNNING),
     (S.RECOVERING, S.DEGRADED),
     (S.DEGRADED, S.RUNNING),
+    (S.DEGRADED, S.EMITTING),
+    (S.DEGRADED, S.IDLE),
+    (S.DEGRADED, S.RECOVERING),
 }
 ENDS = {S.STOPPED, S.FAILED}
 EVERY_CHANGE = [(old, new) for old, new in product(S, S) if old is not new]
@@ -38,7 +43,8 @@ class Plain(Stage[Task, Task]):
 
 def make_stage(state: S = S.IDLE) -> tuple[Stage[Any, Any], list[LoggedEvent]]:
     events: list[LoggedEvent] = []
-    stage = Plain(SimpleNamespace(events=EventLog(lambda: 0.0, events.append)))  # type: ignore[arg-type]
+    log, recovery = EventLog(lambda: 0.0, events.append), SimpleNamespace(degraded_roles=set())
+    stage = Plain(SimpleNamespace(events=log, waits=WaitGraph(lambda: 0.0), recovery=recovery))  # type: ignore[arg-type]
     stage.state = state
     return stage, events
 
@@ -117,3 +123,18 @@ def test_the_state_is_that_of_the_busiest_item() -> None:
     assert stage.state is S.EMITTING
     stage.settle(emitting=-1)
     assert stage.state is S.WAITING
+
+
+def test_a_stage_whose_retries_are_used_up_is_degraded_while_it_works_until_the_run_is_restored() -> None:
+    stage, events = make_stage()
+    stage.pipeline.recovery.degraded_roles.add("any")
+    stage.settle(running=1)
+    assert stage.state is S.DEGRADED
+    stage.settle(recovering=1)
+    stage.settle(recovering=-1)
+    stage.settle(running=-1, listening=1)
+    assert stage.state is S.WAITING
+    stage.pipeline.recovery.degraded_roles.clear()
+    stage.settle(running=1)
+    assert stage.state is S.RUNNING
+    assert "degraded" in {event.data["new"] for event in events}

@@ -51,7 +51,9 @@ def test_a_stage_that_never_finishes_is_named_in_the_graph_and_the_run_stopped_c
     assert RELIABILITY.stall_timeout_s <= first - last_move <= 2 * RELIABILITY.stall_timeout_s
     graph = stalls[0].data["graph"]
     assert "stuck waits for oracle: an answer from the oracle" in graph
-    assert "train waits for reward: a full batch inside the bound" in graph
+    assert graph.splitlines()[0].startswith("  culprit: stuck waits for oracle: an answer from the oracle")
+    assert "train waits for stuck: a full batch inside the bound (0 of 2 groups)" in graph
+    assert "ring" not in graph
     assert "generate waits for param_update: a slot (2 taken)" in graph
     assert not played.summary.finished and played.summary.reason.startswith("no progress for 400 s:")
     assert "stuck waits for oracle" in played.summary.reason

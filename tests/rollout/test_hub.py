@@ -490,9 +490,8 @@ def test_the_graph_names_replicas_lanes_and_restarts() -> None:
         world.hub.fail(world.hub.replicas[1], EngineError("gone"))
         edges = {(wait.owner, wait.what, wait.on) for wait in world.hub.waits()}
         assert edges == {
-            ("generate", "1 requests in flight", "engine/0"),
-            ("generate", "1 train requests wait for a free slot (1 of 2 up)", "hub"),
-            ("hub", "restart", "engine/1"),
+            ("generate", "request a, 0 tokens so far, the oldest of 1", "engine/0"),
+            ("generate", "1 train requests wait for a free slot (1 of 2 up)", "engine/0"),
         }
         await world.hub.pause(RequestLane.TRAIN)
         assert any("paused" in wait.what for wait in world.hub.waits())

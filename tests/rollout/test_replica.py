@@ -68,7 +68,7 @@ def test_older_groups_go_first_then_first_come_and_the_cancelled_are_skipped() -
         line, slots = RequestQueue(), {}
         for number, (name, priority) in enumerate({"a": 5, "b": 2, "c": 2, "d": 1}.items()):
             slots[name] = asyncio.get_running_loop().create_future()
-            line.push(QueuedRequest(priority, number, RequestLane.TRAIN, name, slots[name]))
+            line.push(QueuedRequest(priority, number, RequestLane.TRAIN, name, slots[name], 0.0))
         slots["d"].cancel()
         assert len(line) == 3
         popped = [line.pop() for _ in range(4)]

@@ -57,7 +57,7 @@ class ResourceLock:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._queue.append(turn)
             try:
-                with self._waits.waiting(owner, f"lock on {self.name}", self.owner):
+                with self._waits.waiting(owner, self._describe_holder, lambda: self.owner):
                     async with asyncio.timeout(timeout_s):
                         await turn
             except TimeoutError:
@@ -74,6 +74,9 @@ class ResourceLock:
                     self._queue.remove(turn)
         self.owner = owner
         self._held_since_s = self._clock()
+
+    def _describe_holder(self) -> str:
+        return f"lock on {self.name}, held for {self._clock() - self._held_since_s:.1f} s"
 
     def _decline(self, turn: asyncio.Future[None]) -> None:
         """Give up a place in the queue. If the lock was given to it in this very tick, pass it on."""

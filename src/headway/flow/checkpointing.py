@@ -59,8 +59,9 @@ async def _write(pipeline: Pipeline, trained: int, final: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        async with asyncio.timeout(limit_s):
-            await trainer.save(draft)
+        with pipeline.waits.waiting("train", f"checkpoint {final.name}", "trainer"):
+            async with asyncio.timeout(limit_s):
+                await trainer.save(draft)
     except TimeoutError:
         raise TrainerCrashed(f"checkpoint of version {trained}: not written after {limit_s} s") from None
     write_listing(draft, pipeline.recorder.ledger.run)

@@ -11,6 +11,7 @@ from headway.cluster.base import DevicePools
 from headway.data.task_sources import TaskCursor
 from headway.errors import BackendError
 from headway.flow.backends import Backends
+from headway.flow.fruitless_drops import FruitlessDrops
 from headway.flow.recovery import DegradationControl, DegradationLevel
 from headway.flow.replica_supervisor import ReplicaSupervisor
 from headway.flow.sample_recorder import SampleRecorder
@@ -72,6 +73,7 @@ class Pipeline:
         self.capacity = settings.slots + settings.additional_groups + len(restored.groups) + 1
         """Largest number of groups in the pipeline at once. Channels are this large, so that none is ever full."""
         self.zero_variance = ZeroVarianceFilter(settings)
+        self.fruitless_drops = FruitlessDrops(settings.groups_per_step, events)
         self._groups_given_up = 0
         self.on_trained = on_trained or (lambda batch, trained: None)
         self.on_validated = on_validated or (lambda trained, samples: None)
@@ -79,9 +81,7 @@ class Pipeline:
         self._start_validation: Callable[[int], Awaitable[None]] | None = None
         self.recovery = DegradationControl(settings.reliability, events=events, on_level=self._degrade)
         self.loop = self._rollout_loop()
-        self.updater = WeightUpdater(
-            backends.trainer, backends.transport, settings, events=events, on_flip=self._flipped, on_failure=hub.fail
-        )
+        self.updater = self._weight_updater()
         self.supervisor = ReplicaSupervisor(
             hub,
             self.updater,
@@ -93,6 +93,17 @@ class Pipeline:
             on_revived=self.versions_changed,
         )
         hub.begin_pipeline(on_failure=self._replica_failed)
+
+    def _weight_updater(self) -> WeightUpdater:
+        return WeightUpdater(
+            self.backends.trainer,
+            self.backends.transport,
+            self.settings,
+            events=self.events,
+            waits=self.waits,
+            on_flip=self._flipped,
+            on_failure=self.hub.fail,
+        )
 
     def _rollout_loop(self) -> RolloutLoop:
         return RolloutLoop(
@@ -157,8 +168,16 @@ class Pipeline:
         slot = self.headway.group_slots.get(group_id)
         return slot is not None and slot.is_live
 
+    def is_delivered(self, group_id: int) -> bool:
+        """Return whether a group has left `generate`, has not reached the buffer, and no member is generated again."""
+        slot, run = self.headway.group_slots.get(group_id), self.loop.runs.get(group_id)
+        return slot is not None and slot.state is GroupState.IN_FLIGHT and (run is None or run.complete)
+
     def drop(self, group_id: int, reason: DropReason, *, who: str) -> None:
-        """Drop a group wherever it is: stop its work, record the reason, release its slot, put its task back."""
+        """Drop a group wherever it is: stop its work, record the reason, release its slot, put its task back.
+
+        Raise `RunStopped` if a stage has dropped one group after another for too long.
+        """
         slot = self.headway.group_slots.get(group_id)
         if slot is None or not slot.is_live:
             return
@@ -169,6 +188,7 @@ class Pipeline:
             self.cursor.requeue(slot.task.position)
             self.requeued.notify()
         self.headway.drop(slot)
+        self.fruitless_drops.group_dropped(who, reason)
 
     def replace_member(self, group_id: int, sample_id: str, reason: DropReason) -> None:
         """Generate another member in place of one that proved unusable after the group had left `generate`."""
@@ -234,6 +254,7 @@ class Pipeline:
     def group_ready(self, group: SampleGroup) -> None:
         """Accept a group that has passed every stage before `train`."""
         self._groups_given_up = 0
+        self.fruitless_drops.group_arrived()
         self.zero_variance.group_arrived(group.group_id)
         self.recovery.progress()
         self.headway.mark_ready(group)

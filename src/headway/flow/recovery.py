@@ -26,6 +26,8 @@ class DegradationControl:
     ) -> None:
         self.level = DegradationLevel.NORMAL
         self.failures = 0
+        self.degraded_roles: set[str] = set()
+        """Roles whose retries were used up since the run was last at a better level."""
         self._reliability = reliability
         self._events = events
         self._on_level = on_level
@@ -48,6 +50,7 @@ class DegradationControl:
         """Degrade by one level because retries are used up. Raise `RunStopped` at the last level."""
         if self.level >= DegradationLevel.SYNCHRONOUS:
             raise RunStopped(f"{who} keeps failing: {error}") from error
+        self.degraded_roles.add(who)
         self._change_level(DegradationLevel.SYNCHRONOUS)
         self._start_quiet_timer()
 
@@ -75,6 +78,7 @@ class DegradationControl:
         if not self._progressed:  # no failure, but no progress either
             self._start_quiet_timer()
             return
+        self.degraded_roles.clear()
         self._change_level(DegradationLevel.FEWER_REPLICAS if self._lost else DegradationLevel.NORMAL)
 
     def _change_level(self, level: DegradationLevel) -> None:

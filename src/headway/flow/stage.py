@@ -37,6 +37,7 @@ from headway.flow.backends import RunContext
 from headway.flow.channel import Channel
 from headway.flow.pipeline import Pipeline
 from headway.monitor.events import OperationRetry, StateChange
+from headway.monitor.wait_graph import WaitEdge
 from headway.registry import STAGES
 from headway.rollout.concurrency import OrderedTaskGroup
 
@@ -60,7 +61,11 @@ class Stage(Generic[In, Out]):
         self.state = StageState.IDLE
         self.inbound: Channel[In] | None = None
         self.outbound: Channel[Out] | None = None
+        self.since_s = pipeline.waits.clock()
+        """Time of the last change of state."""
         self._listening = self._running = self._emitting = self._recovering = 0
+        self._kept: dict[int, float] = {}
+        """Groups that were taken in and neither passed on nor dropped, and since when."""
 
     # -- what a subclass overrides
 
@@ -103,7 +108,7 @@ class Stage(Generic[In, Out]):
             return
         if state not in LEGAL_TRANSITIONS[self.state]:
             raise IllegalTransition(f"{self.role}: {self.state} → {state}")
-        old, self.state = self.state, state
+        old, self.state, self.since_s = self.state, state, self.pipeline.waits.clock()
         self.pipeline.events.emit(StateChange(who=self.role, old=str(old), new=str(state)))
 
     def settle(self, *, listening: int = 0, running: int = 0, emitting: int = 0, recovering: int = 0) -> None:
@@ -115,7 +120,7 @@ class Stage(Generic[In, Out]):
         if self._recovering:
             goal = StageState.RECOVERING
         elif self._running:
-            goal = StageState.RUNNING
+            goal = StageState.DEGRADED if self.role in self.pipeline.recovery.degraded_roles else StageState.RUNNING
         elif self._emitting:
             goal = StageState.EMITTING
         else:
@@ -141,10 +146,13 @@ class Stage(Generic[In, Out]):
         """Process one item and send the result on."""
         self.settle(running=1)
         try:
-            made = await self.process(item)
+            with self.pipeline.waits.waiting(self.role, lambda: describe_item(item), f"{self.role}.process"):
+                made = await self.process(item)
         finally:
             self._running -= 1
-        if made is not None and self.outbound is not None:
+        if made is None:
+            self._note_kept_group(item)
+        elif self.outbound is not None:
             if self.outbound.has_room:
                 self.outbound.put(made)
             else:
@@ -155,6 +163,23 @@ class Stage(Generic[In, Out]):
                     self._emitting -= 1
         if self._listening or self.width > 1:
             self.settle()
+
+    def _note_kept_group(self, item: In) -> None:
+        """Remember a group that does not go on, unless it was dropped or a member of it is generated again."""
+        group_id = getattr(item, "group_id", None)
+        if group_id is not None and self.pipeline.is_delivered(group_id):
+            self._kept[group_id] = self.pipeline.waits.clock()
+
+    def waits(self) -> list[WaitEdge]:
+        """Return edges of the wait-for graph: groups that ended here without having been dropped."""
+        self._kept = {group: since_s for group, since_s in self._kept.items() if self.pipeline.is_delivered(group)}
+        what, on = "went in and was neither passed on nor dropped", f"{self.role}.process"
+        return [WaitEdge(self.role, f"group {group} {what}", on, since_s) for group, since_s in self._kept.items()]
+
+    def degrade(self, error: BackendError) -> None:
+        """Go on with less because retries are used up. Raise `RunStopped` if the run is degraded already."""
+        self.pipeline.recovery.exhausted(self.role, error)
+        self.settle()
 
     async def attempt(
         self, what: str, call: Callable[[], Awaitable[T]], *, retries: int, timeout_s: float | None = None
@@ -178,6 +203,14 @@ class Stage(Generic[In, Out]):
             finally:
                 self.settle(recovering=-1)
         raise AssertionError("unreachable")
+
+
+def describe_item(item: object) -> str:
+    """Name an item of a channel in the wait-for graph."""
+    for name, what in (("group_id", "group"), ("version", "version"), ("position", "task")):
+        if (number := getattr(item, name, None)) is not None:
+            return f"{what} {number}"
+    return type(item).__name__
 
 
 StageT = TypeVar("StageT", bound=type[Stage[Any, Any]])
@@ -236,7 +269,7 @@ class StageState(StrEnum):
     RECOVERING = "recovering"
     """An operation failed and is retried."""
     DEGRADED = "degraded"
-    """Retries are used up; the run goes on with less."""
+    """Runs, but its retries were used up a while ago, and the run goes on with less until that is over."""
     STOPPED = "stopped"
     FAILED = "failed"
 
@@ -246,10 +279,10 @@ _ENDS = {S.STOPPED, S.FAILED}
 LEGAL_TRANSITIONS: dict[StageState, frozenset[StageState]] = {
     S.IDLE: frozenset({S.WAITING} | _ENDS),
     S.WAITING: frozenset({S.RUNNING, S.IDLE} | _ENDS),
-    S.RUNNING: frozenset({S.EMITTING, S.IDLE, S.RECOVERING} | _ENDS),
+    S.RUNNING: frozenset({S.EMITTING, S.IDLE, S.RECOVERING, S.DEGRADED} | _ENDS),
     S.EMITTING: frozenset({S.IDLE, S.RUNNING} | _ENDS),
     S.RECOVERING: frozenset({S.RUNNING, S.DEGRADED} | _ENDS),
-    S.DEGRADED: frozenset({S.RUNNING} | _ENDS),
+    S.DEGRADED: frozenset({S.RUNNING, S.EMITTING, S.IDLE, S.RECOVERING} | _ENDS),
     S.STOPPED: frozenset(),
     S.FAILED: frozenset(),
 }

@@ -32,7 +32,7 @@ from headway.flow.validation_flow import ValidationFlow
 from headway.flow.watchdog import ProgressWatch, check_replicas, watch_for_stalls
 from headway.ledger import Ledger
 from headway.monitor.events import BackendRestart, BackendUp, ErrorReport, SampleEnd
-from headway.monitor.wait_graph import WaitGraph
+from headway.monitor.wait_graph import WaitEdge, WaitGraph
 from headway.registry import STAGES
 from headway.rollout.concurrency import OrderedTaskGroup
 from headway.rollout.inference_hub import InferenceHub
@@ -107,6 +107,7 @@ class AsyncTrainingFlow:
         hub = InferenceHub(engines, lent=lent, events=self.events, reliability=reliability, clock=self._clock)
         self.fleet = EngineFleet(hub, self.backends.reserve, events=self.events)
         self.waits.add_reporter(hub.waits)
+        self.waits.add_reporter(self._report_waits)
         try:
             lost = await self._load_trainer(ledger)
             while True:
@@ -180,11 +181,16 @@ class AsyncTrainingFlow:
             self.fleet.begin_pipeline(pipeline.supervisor, tasks, pipeline.versions_changed)
         return pipeline
 
+    def _report_waits(self) -> list[WaitEdge]:
+        """Return the waits of the pipeline that runs now."""
+        found = [] if self.pipeline is None else self.pipeline.loop.waits()
+        return [*found, *(edge for stage in self.stages.values() for edge in stage.waits())]
+
     async def _conduct(self, pipeline: Pipeline) -> None:
         """Seed the engines, start the stages, and end the pipeline when training is done or a stop is requested."""
         await pipeline.hub.continue_engines()
-        await self._seed(pipeline)
         pipeline.tasks.create_task(watch_for_stalls(pipeline, self._progress), name="watchdog")
+        await self._seed(pipeline)
         pipeline.tasks.create_task(check_replicas(pipeline), name="health")
         stop = pipeline.tasks.create_task(self._stop.wait(), name="stop")
         validation = self._validation(pipeline)
@@ -195,7 +201,8 @@ class AsyncTrainingFlow:
         # the last stage ends when train does, after the last version is served
         await self._unless_stopped(pipeline, stop, running[-1])
         if validation is not None:
-            await validation.done.until(lambda: validation.running == 0)
+            with self.waits.waiting("flow", f"the end of {validation.running} validations", "validate"):
+                await validation.done.until(lambda: validation.running == 0)
         if pipeline.headway.trained < self.settings.max_steps:
             raise RunStopped(f"the tasks ran out after {pipeline.headway.trained} of {self.settings.max_steps} steps")
         raise PipelineEnded
@@ -261,8 +268,9 @@ class AsyncTrainingFlow:
         limit, damaged = self.settings.reliability.train_timeout_s, ""
         for version, directory in ledger.checkpoints():
             try:
-                async with asyncio.timeout(limit):
-                    await self.backends.trainer.load(self.run_dir / directory)
+                with self.waits.waiting("flow", f"load of {directory}", "trainer"):
+                    async with asyncio.timeout(limit):
+                        await self.backends.trainer.load(self.run_dir / directory)
                 return None
             except TrainerCrashed as error:
                 return error
@@ -292,7 +300,8 @@ class AsyncTrainingFlow:
             self.events.emit(BackendRestart(who="trainer", attempt=attempt + 1))
             try:
                 async with asyncio.timeout(reliability.train_timeout_s):
-                    await self.backends.trainer.restart()
+                    with self.waits.waiting("flow", f"restart, attempt {attempt + 1}", "trainer"):
+                        await self.backends.trainer.restart()
                     error = await self._load_trainer(ledger) or failure
                 if error is failure:
                     self.events.emit(BackendUp(who="trainer", version=self.backends.trainer.version))

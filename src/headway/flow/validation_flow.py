@@ -149,6 +149,7 @@ class ValidationFlow:
             ),
             events=pipeline.events,
             decode=pipeline.backends.decode,
+            waits=pipeline.waits,
         )
 
 

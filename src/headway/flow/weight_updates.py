@@ -12,6 +12,7 @@ from typing import TypeVar
 from headway.errors import BackendError, TransferError
 from headway.monitor.event_log import EventLog
 from headway.monitor.events import ErrorReport, OperationRetry, SpanBegin, SpanEnd
+from headway.monitor.wait_graph import RegisteredWait, WaitGraph
 from headway.rollout.concurrency import OrderedTaskGroup
 from headway.rollout.replica import Replica
 from headway.settings import RunSettings
@@ -38,11 +39,12 @@ class WeightUpdater:
         settings: RunSettings,
         *,
         events: EventLog,
+        waits: WaitGraph,
         on_flip: Callable[[Replica], None],
         on_failure: Callable[[Replica, BaseException], None],
     ) -> None:
         self._trainer, self._transport, self._settings = trainer, transport, settings
-        self._events, self._on_flip, self._on_failure = events, on_flip, on_failure
+        self._events, self._waits, self._on_flip, self._on_failure = events, waits, on_flip, on_failure
         self._gathering = asyncio.Lock()
         self._spans = count()
         self.turn = asyncio.Lock()
@@ -92,12 +94,13 @@ class WeightUpdater:
             async with self._gathering, asyncio.timeout(limit):
                 span = self._begin_span("gather", version)
                 try:
-                    manifest, buckets = await self._trainer.source.gather(version)
-                    for feed in feeds:
-                        feed.put_nowait(manifest)
-                    async for bucket in buckets:
+                    with self._waiting(f"gather of version {version}", "trainer"):
+                        manifest, buckets = await self._trainer.source.gather(version)
                         for feed in feeds:
-                            feed.put_nowait(bucket)
+                            feed.put_nowait(manifest)
+                        async for bucket in buckets:
+                            for feed in feeds:
+                                feed.put_nowait(bucket)
                 finally:
                     self._end_span("gather", span)
             last = None
@@ -130,11 +133,15 @@ class WeightUpdater:
         try:
             if not self._settings.enable_dual_buffer:
                 replica.pause_count += 1
-                await replica.apply_pause()
-            await receiver.begin(manifest)
+                with self._waiting(f"pause before version {manifest.version}", replica.name):
+                    await replica.apply_pause()
+            with self._waiting(f"begin of version {manifest.version}", replica.name):
+                await receiver.begin(manifest)
             while (bucket := await _next_item(feed, Bucket)) is not None:
-                await self._send_bucket(bucket, replica, incarnation)
-            await receiver.flip()
+                what = f"bucket {bucket.index + 1} of {len(manifest.checksums)} of version {manifest.version}"
+                await self._send_bucket(bucket, what, replica, incarnation)
+            with self._waiting(f"flip to version {manifest.version}", replica.name):
+                await receiver.flip()
         finally:
             self._end_span(f"load {replica.name}", span)
             if not self._settings.enable_dual_buffer:
@@ -142,14 +149,17 @@ class WeightUpdater:
                 limit = self._settings.reliability.abort_timeout_s
                 await _await_until(replica.apply_pause(), limit, f"resume of {replica.name}")
 
-    async def _send_bucket(self, bucket: Bucket, replica: Replica, incarnation: int) -> None:
+    async def _send_bucket(self, bucket: Bucket, what: str, replica: Replica, incarnation: int) -> None:
         """Send and load one bucket; retry while it is lost, late or damaged and the replica has not failed."""
         receiver = replica.engine.receiver
         reliability = self._settings.reliability
         limit = reliability.transfer_timeout_s / (reliability.transfer_retries + 1)
 
         async def once() -> None:
-            await receiver.load(await self._transport.send(bucket, receiver))
+            with self._waiting(f"send of {what} to {replica.name}", "transport"):
+                sent = await self._transport.send(bucket, receiver)
+            with self._waiting(f"load of {what}", replica.name):
+                await receiver.load(sent)
 
         for attempt in range(reliability.transfer_retries + 1):
             try:
@@ -163,6 +173,9 @@ class WeightUpdater:
                     raise
                 self._events.emit(OperationRetry(who="param_update", attempt=attempt + 1))
             await asyncio.sleep(reliability.restart_backoff_s * float(2**attempt))
+
+    def _waiting(self, what: str, on: str) -> RegisteredWait:
+        return self._waits.waiting("param_update", what, on)
 
     def _begin_span(self, name: str, version: int) -> int:
         span = next(self._spans)

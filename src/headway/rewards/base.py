@@ -5,7 +5,7 @@ A reward that fails raises an error; it never returns zero for an unknown score.
 
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headway.errors import ConfigError, RewardError
 from headway.types import Episode, Score
@@ -19,6 +19,21 @@ class Reward(Protocol):
 
     async def score(self, episode: Episode) -> Score:
         """Score one episode. Raises `RewardError` if there is no score."""
+
+
+@runtime_checkable
+class RewardWithTerms(Protocol):
+    """A reward of several functions, which knows which of them have not answered yet."""
+
+    def unfinished_terms(self, sample_id: str) -> Sequence[str]:
+        """Return the names of the functions that still work on a sample."""
+        ...
+
+
+def find_unfinished_terms(reward: Reward, sample_id: str) -> Sequence[str]:
+    """Return the names of the reward functions that still work on a sample."""
+    terms = reward.unfinished_terms(sample_id) if isinstance(reward, RewardWithTerms) else ()
+    return terms or (f"reward {type(reward).__name__}",)
 
 
 class EpisodeReturn:

@@ -71,7 +71,8 @@ def make_rewards(rewards: Mapping[str, RewardConfig], *, answer: str | None = No
         except ConfigError as error:
             raise ConfigError(f"rewards.{name}{'.' if error.key else ': '}{error}") from error
         domains = frozenset(config.tag_included)
-        terms.append(RewardTerm(name=name, reward=reward, weight=config.weight, domains=domains))
+        function = config.reward_fn or name
+        terms.append(RewardTerm(name=name, reward=reward, weight=config.weight, function=function, domains=domains))
     return RoutedReward(terms)
 
 
@@ -137,8 +138,15 @@ class RewardTerm:
     name: str
     reward: Reward
     weight: float = 1.0
+    function: str = ""
+    """Name or path of the function, if it is not `name`."""
     domains: frozenset[str] = frozenset()
     """Domains or tags of the tasks that it scores. Empty: the domain with its own name."""
+
+    @property
+    def label(self) -> str:
+        """Name of the term and its function in messages."""
+        return f"rewards.{self.name}" + (f" ({self.function})" if self.function not in ("", self.name) else "")
 
     def claims(self, task: Task) -> bool:
         """Return whether it scores the task, by the task's domain or by a `tag` in its data."""
@@ -160,6 +168,10 @@ class RoutedReward:
 
     def __init__(self, terms: Iterable[RewardTerm]) -> None:
         self._terms = tuple(terms)
+        self._unfinished: dict[str, list[str]] = {}
+
+    def unfinished_terms(self, sample_id: str) -> list[str]:
+        return self._unfinished.get(sample_id, [])
 
     async def score(self, episode: Episode) -> Score:
         terms = [term for term in self._terms if term.claims(episode.task)]
@@ -167,19 +179,31 @@ class RoutedReward:
         if not terms:
             known = ", ".join(sorted(term.name for term in self._terms))
             raise RewardError(f"no reward for the domain {episode.task.domain!r}, only for: {known}")
+        unfinished = self._unfinished[episode.sample_id] = [term.label for term in terms]
+        try:
+            scores = await _score_together(terms, episode, unfinished)
+        finally:
+            self._unfinished.pop(episode.sample_id, None)
         parts: dict[str, float] = {}
-        for term, score in zip(terms, await _score_together(terms, episode), strict=True):
+        for term, score in zip(terms, scores, strict=True):
             parts[term.name] = term.weight * score.value
             parts |= {f"{term.name}/{name}": value for name, value in score.parts.items()}
         return Score(value=sum(parts[term.name] for term in terms), parts=parts)
 
 
-async def _score_together(terms: list[RewardTerm], episode: Episode) -> list[Score]:
+async def _score_together(terms: list[RewardTerm], episode: Episode, unfinished: list[str]) -> list[Score]:
+    """Score all terms at once. A term that is done leaves `unfinished`."""
     if len(terms) == 1:
         return [await terms[0].score(episode)]
+
+    async def score(term: RewardTerm) -> Score:
+        found = await term.score(episode)
+        unfinished.remove(term.label)
+        return found
+
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(term.score(episode), name=f"{episode.sample_id}/{term.name}") for term in terms]
+            tasks = [group.create_task(score(term), name=f"{episode.sample_id}/{term.name}") for term in terms]
     except* RewardError as failed:
         problem = failed.exceptions[0]
     else:

@@ -44,7 +44,7 @@ class EnvironmentAgent:
     __slots__ = (
         "_barrier", "_bound", "_current_generation", "_decode", "_expected_observation", "_hub", "_lane",
         "_observation", "_oldest", "_priority", "_replayed_turns", "_settings", "_spent_s", "close_error", "progress",
-        "sample_id", "task", "turns",
+        "sample_id", "task", "turns", "waits_for",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,8 @@ class EnvironmentAgent:
         self.task = task
         self.close_error = ""
         """Error message if the environment could not be closed; the episode counts all the same."""
+        self.waits_for: tuple[str, float] | None = None
+        """The call of the environment that is under way, and since when."""
         self.start_over()
         if partial is not None:
             self._restore(partial)
@@ -120,7 +122,9 @@ class EnvironmentAgent:
         """Play to the end and close the environment. Raise `EnvironmentFailed` or `EngineError`."""
         try:
             if isinstance(environment, ConcurrencyLimitedEnvironment):
+                self.waits_for = "a free place", asyncio.get_running_loop().time()
                 await environment.enter()
+                self.waits_for = None
             return await self._play_in_barrier(environment)
         finally:
             self._hub.end_session(self.sample_id)
@@ -231,6 +235,7 @@ class EnvironmentAgent:
         """Await a call of the environment. Raise `EnvironmentFailed` if it fails or is late."""
         limit, clock = self._settings.reliability.environment_timeout_s, asyncio.get_running_loop().time
         began_s = clock()
+        self.waits_for = what, began_s
         try:
             answer = await run_with_deadline(limit, call)
             self._spent_s += clock() - began_s
@@ -245,6 +250,8 @@ class EnvironmentAgent:
             raise EnvironmentFailed(f"{self.sample_id}: {what} cancelled itself") from error
         except Exception as error:
             raise EnvironmentFailed(f"{self.sample_id}: {what} raised {type(error).__name__}: {error}") from error
+        finally:
+            self.waits_for = None
 
     async def _close(self, environment: Environment) -> None:
         """Close the environment. Store an error in `close_error`."""

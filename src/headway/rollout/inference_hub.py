@@ -21,12 +21,14 @@ from headway.monitor.event_log import EventLog
 from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RequestEnd, RequestStart
 from headway.monitor.wait_graph import WaitEdge
 from headway.rollout.concurrency import Signal
-from headway.rollout.replica import Replica, ReplicaHealth, RequestLane
+from headway.rollout.replica import Replica, ReplicaHealth, RequestLane, RunningRequest
 from headway.rollout.request_router import RequestRouter
 from headway.types import FinishReason
 
 ERRORS_IN_A_ROW = 8
 """A replica is restarted after this many failed requests in a row."""
+_LANE_OWNERS = {RequestLane.TRAIN: "generate", RequestLane.VALIDATE: "validate"}
+"""Who waits for the requests of a lane, in the wait-for graph."""
 
 
 class InferenceHub:
@@ -66,17 +68,37 @@ class InferenceHub:
         return sum(replica.health is ReplicaHealth.UP for replica in self.replicas)
 
     def waits(self) -> list[WaitEdge]:
-        """Return edges of the wait-for graph: requests in flight and requests without a slot."""
-        now = self._clock()
-        busy = [replica for replica in self.replicas if replica.load and replica.health is ReplicaHealth.UP]
-        edges = [WaitEdge("generate", f"{one.load} requests in flight", one.name, now) for one in busy]
+        """Return edges of the wait-for graph: the oldest request of each replica, and requests without a slot."""
+        edges = []
+        for replica in (one for one in self.replicas if one.health is ReplicaHealth.UP):
+            halted = self._halted or replica.requests_paused
+            pausing = "" if not replica.pause_count else "train" if halted else "param_update"
+            for lane, (number, request_id, request) in replica.find_oldest_requests().items():
+                what = f"request {request_id}, {len(request.progress.actions)} tokens so far, the oldest of {number}"
+                what = f"{what}; {replica.name} is paused" if pausing else what
+                edges.append(WaitEdge(_LANE_OWNERS[lane], what, pausing or replica.name, request.since_s))
         for lane in RequestLane:
             if waiting := self._router.waiting(lane):
-                free = f"a free slot ({self.up} of {len(self.replicas)} up)"
-                state = "paused" if lane in self._router.paused else free
-                edges.append(WaitEdge("generate", f"{waiting} {lane} requests wait for {state}", "hub", now))
-        down = [replica for replica in self.replicas if replica.health is ReplicaHealth.DOWN]
-        return [*edges, *(WaitEdge("hub", "restart", replica.name, replica.last_failure_s) for replica in down)]
+                edges += self._explain_queue(lane, waiting, self._router.waiting_since_s(lane))
+        return edges
+
+    def _explain_queue(self, lane: RequestLane, waiting: int, since_s: float) -> list[WaitEdge]:
+        """Return why the queued requests of a lane have no slot."""
+        owner, serving = _LANE_OWNERS[lane], [one for one in self.replicas if self._router.serves(one, lane)]
+        if lane in self._router.paused:
+            return [WaitEdge(owner, f"{waiting} {lane} requests are paused", "validate", since_s)]
+        if serving:
+            free = f"{waiting} {lane} requests wait for a free slot ({self.up} of {len(self.replicas)} up)"
+            return [WaitEdge(owner, free, replica.name, since_s) for replica in serving if replica.load]
+        if self.up:
+            what = f"{waiting} {lane} requests wait for newer weights ({self.up} of {len(self.replicas)} up)"
+            return [WaitEdge(owner, what, "param_update", since_s)]
+        down = f"{waiting} {lane} requests wait for an engine (0 of {len(self.replicas)} up)"
+        restarts = [
+            WaitEdge("hub", f"restart after {one.failures} failures", one.name, max(one.last_failure_s, 0.0))
+            for one in self.replicas
+        ]
+        return [WaitEdge(owner, down, "hub", since_s), *restarts]
 
     async def generate(
         self,
@@ -268,7 +290,8 @@ class InferenceHub:
     def _shift_deadlines(self, replica: Replica, halted: bool) -> None:
         """Stop the deadlines of requests while their engine is paused, and continue them afterwards."""
         now, limit = self._clock(), self._reliability.request_timeout_s
-        for request_id, deadline in replica.deadlines.items():
+        for request_id, request in replica.running.items():
+            deadline = request.deadline
             if halted:
                 replica.remaining_s[request_id] = (deadline.when() or now + limit) - now
                 deadline.reschedule(None)
@@ -287,7 +310,8 @@ class InferenceHub:
         self._events.emit(RequestStart(who=replica.name, request=request.request_id))
         try:
             limit = None if self._halted else self._reliability.request_timeout_s
-            async with asyncio.timeout(limit) as replica.deadlines[request.request_id]:
+            async with asyncio.timeout(limit) as deadline:
+                replica.running[request.request_id] = RunningRequest(deadline, progress, began_s)
                 finish = await replica.engine.generate(request, progress)
             replica.last_success_s, replica.errors = self._clock(), 0
             return FinishReason(finish)
@@ -302,7 +326,7 @@ class InferenceHub:
         except Exception as error:
             raise EngineError(f"{replica.name}: {request.request_id}: {type(error).__name__}: {error}") from error
         finally:
-            replica.deadlines.pop(request.request_id, None)
+            replica.running.pop(request.request_id, None)
             replica.remaining_s.pop(request.request_id, None)
             made = len(progress.actions) - before
             progress.spent_s += self._clock() - began_s

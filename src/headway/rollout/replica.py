@@ -8,7 +8,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from headway.engines.base import Engine
+from headway.engines.base import Engine, Progress
 
 
 class ReplicaHealth(StrEnum):
@@ -38,6 +38,16 @@ class QueuedRequest(NamedTuple):
     lane: RequestLane
     request_id: str
     slot: asyncio.Future[Replica]
+    since_s: float
+
+
+class RunningRequest(NamedTuple):
+    """A request that an engine works on."""
+
+    deadline: asyncio.Timeout
+    """It stops while the engine is paused."""
+    progress: Progress
+    since_s: float
 
 
 class RequestQueue:
@@ -57,6 +67,11 @@ class RequestQueue:
                 return queued
         return None
 
+    @property
+    def oldest_s(self) -> float:
+        """The time since which the first of them waits; infinity if there is none."""
+        return min((queued.since_s for queued in self._heap if not queued.slot.done()), default=float("inf"))
+
     def __len__(self) -> int:
         return sum(not queued.slot.done() for queued in self._heap)
 
@@ -65,9 +80,9 @@ class Replica:
     """One engine of the hub, with its load, health and failures."""
 
     __slots__ = (
-        "deadlines", "devices_reclaimed", "engine", "errors", "failures", "flipped_in_pipeline", "health",
-        "incarnation", "inflight", "is_paused", "last_failure_s", "last_success_s", "lent", "number", "pause_count",
-        "pinned", "remaining_s", "requests_paused",
+        "devices_reclaimed", "engine", "errors", "failures", "flipped_in_pipeline", "health", "incarnation",
+        "inflight", "is_paused", "last_failure_s", "last_success_s", "lent", "number", "pause_count", "pinned",
+        "remaining_s", "requests_paused", "running",
     )  # fmt: skip
 
     def __init__(self, engine: Engine, number: int, *, lent: bool = False) -> None:
@@ -89,8 +104,8 @@ class Replica:
         self.is_paused: bool | None = False
         """Whether the engine is paused. `None`: a change was requested and has not been confirmed."""
         self.inflight: dict[str, RequestLane] = {}
-        self.deadlines: dict[str, asyncio.Timeout] = {}
-        """Deadlines of the requests in flight; they stop while the engine is paused."""
+        self.running: dict[str, RunningRequest] = {}
+        """Requests in flight that the engine has taken."""
         self.remaining_s: dict[str, float] = {}
         """Remaining seconds of those deadlines while the engine is paused."""
         self.pinned = RequestQueue()
@@ -110,6 +125,17 @@ class Replica:
             self.is_paused = None
             await (self.engine.pause() if still else self.engine.resume())
             self.is_paused = still
+
+    def find_oldest_requests(self) -> dict[RequestLane, tuple[int, str, RunningRequest]]:
+        """Return for each lane at work how many requests the engine has, and the oldest of them."""
+        found: dict[RequestLane, tuple[int, str, RunningRequest]] = {}
+        for request_id, request in self.running.items():
+            lane = self.inflight.get(request_id, RequestLane.TRAIN)
+            count, oldest_id, oldest = found.get(lane, (0, request_id, request))
+            if request.since_s < oldest.since_s:
+                oldest_id, oldest = request_id, request
+            found[lane] = (count + 1, oldest_id, oldest)
+        return found
 
     @property
     def in_service(self) -> bool:

@@ -44,6 +44,11 @@ class RequestRouter:
         bound = sum(len(replica.pinned) for replica in self.replicas) if lane is RequestLane.TRAIN else 0
         return len(self._lines[lane]) + bound
 
+    def waiting_since_s(self, lane: RequestLane) -> float:
+        """Return since when the oldest request of a lane has waited for a slot."""
+        pinned = [replica.pinned.oldest_s for replica in self.replicas] if lane is RequestLane.TRAIN else []
+        return min([self._lines[lane].oldest_s, *pinned])
+
     def serves(self, replica: Replica, lane: RequestLane) -> bool:
         """Return whether a request of `lane` may run on a replica now: training needs fresh weights, validation those
         that are validated."""
@@ -105,8 +110,9 @@ class RequestRouter:
 
     async def queue(self, request: Request, lane: RequestLane, priority: int, bound: int | None) -> Replica:
         """Wait for a slot and return its replica."""
-        slot: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        queued = QueuedRequest(priority, next(self._numbers), lane, request.request_id, slot)
+        loop = asyncio.get_running_loop()
+        slot: asyncio.Future[Replica] = loop.create_future()
+        queued = QueuedRequest(priority, next(self._numbers), lane, request.request_id, slot, loop.time())
         pinned = self._pinned(bound, lane)
         (self._lines[lane] if pinned is None else pinned.pinned).push(queued)
         try:

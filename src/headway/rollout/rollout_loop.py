@@ -17,13 +17,17 @@ from headway.environments.base import Environment, EnvironmentFactory, extract_o
 from headway.errors import EngineCrashed, EngineError, EnvironmentFailed, RewardError
 from headway.monitor.event_log import EventLog
 from headway.monitor.events import ErrorReport, SampleFinish, SampleStart, ScoreEnd, ScoreStart
-from headway.rewards.base import Reward
+from headway.monitor.wait_graph import WaitEdge
+from headway.rewards.base import Reward, find_unfinished_terms
 from headway.rollout.concurrency import TurnBarrier, run_with_deadline, spawn_task
 from headway.rollout.environment_agent import Decode, EnvironmentAgent, ReplayMismatch, is_cancelled
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import RequestLane
 from headway.settings import RunSettings
 from headway.types import DropReason, Episode, Generation, PartialGeneration, Score, Task
+
+SCORES = "scores"
+"""Name of all scores of training samples together, in the wait-for graph."""
 
 
 class SampleRecorderProtocol(Protocol):
@@ -95,6 +99,8 @@ class RolloutLoop:
         self._tasks, self._on_group, self._on_failed, self._lane = tasks, on_group, on_failed, lane
         self._who, self._prefix, self._decode = who, prefix, decode
         self._barrier = TurnBarrier() if settings.env_scheduling == "barrier" else None
+        self._scoring: dict[str, tuple[int, float]] = {}
+        """Samples whose reward is being computed: position of the task, and since when."""
 
     def start(self, group_id: int, task: Task) -> RunningGroup:
         """Start a group with its members and the redundant ones."""
@@ -168,6 +174,25 @@ class RolloutLoop:
             future = run.scores[episode.sample_id] = asyncio.get_running_loop().create_future()
             self._track(run, f"{episode.sample_id}/score", self._score(episode, future))
         return future
+
+    def waits(self) -> list[WaitEdge]:
+        """Return edges of the wait-for graph: for every environment and reward the call that has lasted longest."""
+        calls: dict[tuple[str, str], list[tuple[float, str]]] = {}
+        for run in self.runs.values():
+            for sample_id, agent in run.agents.items():
+                if agent.waits_for is not None:
+                    what, since_s = agent.waits_for
+                    name = f"environment {run.task.domain}".rstrip()
+                    call = f"{what} of sample {sample_id} in turn {len(agent.turns) + 1}, task {run.task.position}"
+                    calls.setdefault((self._who, name), []).append((since_s, call))
+        for sample_id, (position, since_s) in self._scoring.items():
+            owner = SCORES if self._lane is RequestLane.TRAIN else self._who
+            for name in find_unfinished_terms(self._reward, sample_id):
+                calls.setdefault((owner, name), []).append((since_s, f"reward of sample {sample_id}, task {position}"))
+        return [
+            WaitEdge(owner, f"{min(each)[1]}, the oldest of {len(each)}", name, min(each)[0])
+            for (owner, name), each in calls.items()
+        ]
 
     # -- members
 
@@ -280,6 +305,7 @@ class RolloutLoop:
     async def _score(self, episode: Episode, future: asyncio.Future[Score]) -> None:
         """Set the score as the result of `future`; retry a bounded number of times."""
         retries = self._settings.reliability.sample_retries
+        self._scoring[episode.sample_id] = episode.task.position, asyncio.get_running_loop().time()
         self._events.emit(ScoreStart(who="reward", sample=episode.sample_id))
         try:
             for attempt in range(retries + 1):
@@ -295,6 +321,7 @@ class RolloutLoop:
                         future.set_result(score)
                     return
         finally:
+            self._scoring.pop(episode.sample_id, None)
             future.cancel()
             self._events.emit(ScoreEnd(who="reward", sample=episode.sample_id))
 

@@ -9,11 +9,13 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from headway.environments.base import EnvironmentFactory, extract_outcome
 from headway.monitor.event_log import EventLog
+from headway.monitor.wait_graph import WaitGraph
 from headway.rewards.base import Reward
 from headway.rollout.concurrency import OrderedTaskGroup
 from headway.rollout.environment_agent import Decode
@@ -86,6 +88,8 @@ class SampleEvaluator:
     """Settings of the run; each task gets `group_size` answers."""
     events: EventLog
     decode: Decode | None = None
+    waits: WaitGraph | None = None
+    """Wait-for graph of the run, in which the calls of an evaluation appear."""
 
     async def evaluate(
         self, tasks: Iterable[Task], on_answered: Callable[[], Awaitable[None]] = _do_nothing
@@ -97,11 +101,12 @@ class SampleEvaluator:
         finished: asyncio.Queue[RunningGroup] = asyncio.Queue()
         async with OrderedTaskGroup() as group:
             loop = self._make_loop(finished, group)
-            started = [loop.start(number, task) for number, task in enumerate(tasks)]
-            for _ in started:
-                await finished.get()
-            await on_answered()
-            return [await self._collect_scores(loop, run) for run in started]
+            with nullcontext() if self.waits is None else self.waits.reporting(loop.waits):
+                started = [loop.start(number, task) for number, task in enumerate(tasks)]
+                for _ in started:
+                    await finished.get()
+                await on_answered()
+                return [await self._collect_scores(loop, run) for run in started]
 
     async def _collect_scores(self, loop: RolloutLoop, run: RunningGroup) -> EvaluatedSample:
         if not run.episodes:

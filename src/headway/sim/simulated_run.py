@@ -27,7 +27,7 @@ from headway.sim.simulated_engine import SimulatedEngine
 from headway.sim.simulated_environment import SimulatedEnvironments, SimulatedReward, SimulatedTasks
 from headway.sim.simulated_trainer import SimulatedScorer, SimulatedTrainer
 from headway.sim.simulated_weights import SimulatedTransport
-from headway.sim.virtual_clock import run_on_virtual_clock
+from headway.sim.virtual_clock import VirtualEventLoop, run_on_virtual_clock
 
 _ENGINE_NAME = re.compile(r"engine/(\d+)")
 _MOST_ENGINES = 100_000
@@ -214,6 +214,9 @@ async def play_scenario(
         stages=scenario.stages,
     )
     flow = AsyncTrainingFlow(trainer=context)
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, VirtualEventLoop):
+        loop.describe = flow.waits.describe
     if on_flow is not None:
         on_flow(flow)
     async with injector, EngineChangeSchedule(simulation.changes, flow, most_engines=scenario.most_engines):

@@ -26,17 +26,21 @@ class DataloaderStage(Stage[Task, Task]):
     async def next_item(self) -> Task | None:
         self.settle(listening=1)
         try:
-            while (task := self.pipeline.cursor.next()) is None:
+            while (task := self._read_task()) is None:
                 self.pipeline.exhausted = True
                 self.pipeline.headway.changed.notify()
                 what = "a position put back (the source is at its end)"
-                with self.pipeline.waits.waiting(self.role, what, "headway"):
+                with self.pipeline.waits.waiting(self.role, what, "train"):
                     await self.pipeline.requeued.wait()
             self.pipeline.exhausted = False
             self.pipeline.tasks_handed_out += 1
             return task
         finally:
             self._listening -= 1
+
+    def _read_task(self) -> Task | None:
+        with self.pipeline.waits.waiting(self.role, "the next task", "task source"):
+            return self.pipeline.cursor.next()
 
     async def process(self, item: Task) -> Task:
         return item

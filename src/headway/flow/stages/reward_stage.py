@@ -8,6 +8,7 @@ from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, register_stage
 from headway.monitor.events import GroupReady
 from headway.rewards.base import has_zero_variance
+from headway.rollout.rollout_loop import SCORES
 from headway.types import DropReason, SampleGroup, Score
 
 
@@ -48,7 +49,9 @@ class RewardStage(Stage[SampleGroup, SampleGroup]):
         futures = [self.pipeline.loop.score(run, sample.episode) for sample in group.samples]
         waiting = [future for future in futures if not future.done()]
         if waiting:
-            await asyncio.wait(waiting)
+            what = f"{len(waiting)} scores of group {group.group_id}"
+            with self.pipeline.waits.waiting(self.role, what, SCORES):
+                await asyncio.wait(waiting)
         if not self.pipeline.is_live(group.group_id):
             return None
         for sample, future in zip(group.samples, futures, strict=True):

@@ -7,7 +7,7 @@ from functools import partial
 from headway.errors import BackendError, ScoringError
 from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, register_stage
-from headway.trainers.base import Scorer
+from headway.trainers.base import Scorer, TrainerScorer
 from headway.types import DropReason, Sample, SampleGroup, VersionedScores
 
 
@@ -40,11 +40,13 @@ class ScoringStage(Stage[SampleGroup, SampleGroup]):
             try:
                 what, limit = f"{self.role} of group {item.group_id}", reliability.train_timeout_s
                 call = partial(scorer.score, item)
-                rows = await self.attempt(what, call, retries=reliability.step_retries, timeout_s=limit)
+                scored_by = "trainer" if isinstance(scorer, TrainerScorer) else f"scorer of {self.role}"
+                with self.pipeline.waits.waiting(self.role, what, scored_by):
+                    rows = await self.attempt(what, call, retries=reliability.step_retries, timeout_s=limit)
                 check_rows(rows, item)
             except BackendError as error:
                 self.pipeline.drop(item.group_id, DropReason.SCORING_FAILED, who=self.role)
-                self.pipeline.recovery.exhausted(self.role, error)
+                self.degrade(error)
                 return None
         version = rows.version if isinstance(rows, VersionedScores) else None
         samples = tuple(self.fill(sample, row, version) for sample, row in zip(item.samples, rows, strict=True))

@@ -46,16 +46,21 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
 
     async def _next_batch(self) -> list[GroupSlot] | None:
         headway = self.pipeline.headway
+        assert self.inbound is not None
         self.settle(listening=1)
         try:
             while (batch := headway.choose_batch()) is None:
                 if self.pipeline.cannot_fill_batch():
                     return None
-                with self.pipeline.waits.waiting(self.role, "a full batch inside the bound", "reward"):
+                with self.pipeline.waits.waiting(self.role, self._describe_batch, self.inbound.producer):
                     await headway.changed.wait()
             return batch
         finally:
             self._listening -= 1
+
+    def _describe_batch(self) -> str:
+        ready, wanted = self.pipeline.headway.ready_count, self.pipeline.settings.groups_per_step
+        return f"a full batch inside the bound ({ready} of {wanted} groups)"
 
     async def _step(self, group_slots: Sequence[GroupSlot]) -> Snapshot:
         """Train one batch: judge its freshness, update the weights, record its samples."""
@@ -90,13 +95,15 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
                 limit = reliability.train_timeout_s
                 raise TrainerCrashed(f"step {batch.trained + 1}: not done after {limit} s") from None
 
+        step, samples = f"step {batch.trained + 1}", sum(len(group.samples) for group in batch.groups)
         while True:
             try:
-                return await self.attempt(f"step {batch.trained + 1}", once, retries=reliability.step_retries)
+                with self.pipeline.waits.waiting(self.role, f"{step}, {samples} samples", "trainer"):
+                    return await self.attempt(step, once, retries=reliability.step_retries)
             except BackendError as error:
                 if error.fatal:
                     raise
-                self.pipeline.recovery.exhausted(self.role, error)
+                self.degrade(error)
 
     def _report(self, group_slots: Sequence[GroupSlot], batch: Batch) -> None:
         emit = self.pipeline.events.emit
@@ -125,7 +132,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
         except BackendError as error:
             if error.fatal:
                 raise
-            self.pipeline.recovery.exhausted(self.role, error)
+            self.degrade(error)
         finally:
             self.settle(running=-1)
 

@@ -39,7 +39,7 @@ async def watch_for_stalls(pipeline: Pipeline, progress: ProgressWatch) -> None:
             continue
         quiet += 1
         graph = pipeline.waits.describe()
-        pipeline.events.emit(events.RunStall(who="flow", graph=graph))
+        pipeline.events.emit(events.RunStall(who="flow", graph=graph, quiet_s=quiet * limit_s))
         if pipeline.hub.up == 0:
             raise RunStopped(f"no replica in service for {quiet * limit_s:g} s")
         if quiet >= STALL_WARNINGS:

@@ -373,7 +373,9 @@ class RunStall(FaultEvent):
     """Nothing has moved for the configured time."""
 
     graph: str = ""
-    """Wait-for graph as text."""
+    """Wait-for graph as text; its first lines name the culprits."""
+    quiet_s: float | None = None
+    """Time without any progress."""
 
 
 @_event_kind("run.begin")

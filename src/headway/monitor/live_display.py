@@ -86,6 +86,9 @@ class LiveDisplay:
             self._print(format_validation_line(self._monitor.incidents.validations[-1], held_out))
         elif incident:
             self._print(incident)
+            if isinstance(event, events.RunStall):
+                for line in event.graph.splitlines()[1:]:
+                    self._print(_keep_printable(line))
 
     def tick(self, now_s: float) -> None:
         """Redraw the panel if it is due. `now_s` is on the clock of the events."""
@@ -153,6 +156,10 @@ def _format_success(episodes: Sequence[EpisodeOutcomes]) -> str:
 
 def format_incident_line(logged: LoggedEvent) -> str:
     """Return a fault as one line; control characters of third-party messages do not reach the terminal."""
+    if isinstance(logged.event, events.RunStall):
+        first = logged.event.graph.partition("\n")[0].strip()
+        quiet = "" if logged.event.quiet_s is None else f" for {logged.event.quiet_s:g} s"
+        return _keep_printable(f"[{format_duration(logged.time_s)}] nothing has moved{quiet}; {first}")
     data = logged.data
     message = data.pop("message", None) or data.pop("error", "")
     data.pop("error", None)
@@ -160,6 +167,10 @@ def format_incident_line(logged: LoggedEvent) -> str:
     details += [f"{key} {value}" for key, value in data.items()]
     text = f"{logged.kind}: {', '.join(details)}" if details else logged.kind
     line = f"[{format_duration(logged.time_s)}] {logged.who}: {text}"
+    return _keep_printable(line)
+
+
+def _keep_printable(line: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in line)[:300]
 
 

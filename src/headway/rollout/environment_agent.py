@@ -34,6 +34,10 @@ Decode = Callable[[Sequence[Any]], str]
 """A function from actions to their text."""
 
 
+PLACE = "a free place"
+"""What an agent waits for while other episodes use all places of its environment."""
+
+
 class ReplayMismatch(EnvironmentFailed):
     """An environment does not replay an episode as it went before, so the episode must start over."""
 
@@ -122,7 +126,7 @@ class EnvironmentAgent:
         """Play to the end and close the environment. Raise `EnvironmentFailed` or `EngineError`."""
         try:
             if isinstance(environment, ConcurrencyLimitedEnvironment):
-                self.waits_for = "a free place", asyncio.get_running_loop().time()
+                self.waits_for = PLACE, asyncio.get_running_loop().time()
                 await environment.enter()
                 self.waits_for = None
             return await self._play_in_barrier(environment)

@@ -20,7 +20,7 @@ from headway.monitor.events import ErrorReport, SampleFinish, SampleStart, Score
 from headway.monitor.wait_graph import WaitEdge
 from headway.rewards.base import Reward, find_unfinished_terms
 from headway.rollout.concurrency import TurnBarrier, run_with_deadline, spawn_task
-from headway.rollout.environment_agent import Decode, EnvironmentAgent, ReplayMismatch, is_cancelled
+from headway.rollout.environment_agent import PLACE, Decode, EnvironmentAgent, ReplayMismatch, is_cancelled
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import RequestLane
 from headway.settings import RunSettings
@@ -178,20 +178,22 @@ class RolloutLoop:
     def waits(self) -> list[WaitEdge]:
         """Return edges of the wait-for graph: for every environment and reward the call that has lasted longest."""
         calls: dict[tuple[str, str], list[tuple[float, str]]] = {}
+        queues: dict[tuple[str, str], list[tuple[float, str]]] = {}
         for run in self.runs.values():
             for sample_id, agent in run.agents.items():
                 if agent.waits_for is not None:
                     what, since_s = agent.waits_for
                     name = f"environment {run.task.domain}".rstrip()
                     call = f"{what} of sample {sample_id} in turn {len(agent.turns) + 1}, task {run.task.position}"
-                    calls.setdefault((self._who, name), []).append((since_s, call))
+                    found = queues if what == PLACE else calls
+                    found.setdefault((self._who, name), []).append((since_s, call))
         for sample_id, (position, since_s) in self._scoring.items():
             owner = SCORES if self._lane is RequestLane.TRAIN else self._who
             for name in find_unfinished_terms(self._reward, sample_id):
                 calls.setdefault((owner, name), []).append((since_s, f"reward of sample {sample_id}, task {position}"))
         return [
             WaitEdge(owner, f"{min(each)[1]}, the oldest of {len(each)}", name, min(each)[0])
-            for (owner, name), each in calls.items()
+            for (owner, name), each in {**queues, **calls}.items()  # whoever has a place keeps the others waiting
         ]
 
     # -- members

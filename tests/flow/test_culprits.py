@@ -56,7 +56,7 @@ def registry() -> Iterator[None]:
             "environment",
             0.5,
             {"costs": COSTS},
-            "generate waits for environment default: step of sample 0.0 in turn 1, task 0",
+            "generate waits for environment default: step of sample 0.0 in turn 1",
         ),
         ("ref_logp", 0.5, {"costs": COSTS}, "ref_logp waits for scorer of ref_logp: ref_logp of group 0"),
     ],
@@ -84,13 +84,13 @@ def test_the_holder_of_a_lock_is_named_and_for_how_long_it_has_held_it(tmp_path:
             return item
 
         async def hold(self) -> None:
-            async with self.pipeline.devices.locks["train"].hold("hog", 5_000.0):
+            async with self.pipeline.devices.locks["train"].hold("backup of hog", 5_000.0):
                 await asyncio.get_running_loop().create_future()
 
     world = {"stages": (StageConfig(name="hog", after="rollout"),)}
     played = play_through(make_scenario(reliability=PATIENT, max_steps=9, world=world), tmp_path)
     graph = played.of("stall")[0].data["graph"]
-    assert "culprit: train waits for hog: lock on devices of train, held for " in graph.splitlines()[0], graph
+    assert "culprit: train waits for backup of hog: lock on devices of train, held for " in graph.splitlines()[0], graph
 
 
 def test_a_stage_that_keeps_groups_is_named(tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ def test_a_task_without_an_answer_cannot_be_judged(reward: Any) -> None:
         ("1e400000000/3", 1, 0),
         ("1000001", 1000000, 0),
         ("x2", 2, 1),
-        ("٣", 3, 1),
+        ("it covers 42 cm^2", 42, 1),
+        ("٣", 3, 0),
     ],
 )
 def test_the_last_number_counts(text: str, answer: Any, value: float) -> None:

@@ -1,8 +1,10 @@
 """Rewards on the text of an answer: exact match, equal numbers, a regular expression, and tags.
 
-Numbers are compared as numbers: `1,234.50` is 1234.5, `3/4` and `\\frac{3}{4}` are 0.75, `#### 42` is 42. Regular
-expressions come from the configuration but meet any text, and some take exponential time on some texts while holding
-the interpreter. So they run in worker processes: one that takes too long is a failed reward, not a stalled run.
+Numbers are compared as numbers: `1,234.50` is 1234.5, `3/4` and `\\frac{3}{4}` are 0.75, `#### 42` is 42. A power,
+digits of another script, or a list of candidates in a marked part of the text is no number.
+
+Regular expressions come from the configuration but meet any text, and some take exponential time on some texts while
+holding the interpreter. So they run in worker processes: one that takes too long is a failed reward, not a stalled run.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ from headway.rewards.base import get_expected_answer, make_extractor
 from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_PUNCTUATION = re.compile(
+    r"(?<=[0-9])[./:^-](?=[0-9])|(?<![0-9A-Za-z)])(?:-(?=\.?[0-9])|\.(?=[0-9]))|"
+    rf"(?P<dropped>[{re.escape(string.punctuation)}])"
+)
+"""Punctuation; what belongs to a number is not dropped, since 1.5 is not 15 and -5 is not 5."""
 _ARTICLES = frozenset({"a", "an", "the"})
 _NUMBER = re.compile(
     r"(?:(?<![\w.,)\]}])[-+])?"  # a sign, unless the character before makes it an operation
@@ -32,8 +38,16 @@ _PLAIN_NOTATIONS = (
     (re.compile(r"(?<=\d)(?:\{,\}|,\\!)(?=\d)"), ","),
     (re.compile(r"(?<![\d}])\\[dt]?frac\{\s*(\d+)\s*\}\{\s*(\d+)\s*\}"), r"\1/\2"),
     (re.compile(r"-\s?\\?[$€£](?=\d)"), "-"),
+    (re.compile(r"(?<=[A-Za-z}])\^\{?[23]\}?(?![\w^])"), ""),
 )
-"""Replacements of LaTeX and accounting notation: separators, fractions, a sign before the currency."""
+"""Replacements of LaTeX and accounting notation: separators, fractions, a sign before the currency, square units."""
+_POWER_BEFORE = re.compile(r"(?:\^\{?|[\w)]\*\*)[-+]?\(?\Z")
+_POWER_AFTER = re.compile(r"\s?\^|\*\*[\d(+-]")
+_CANDIDATES = re.compile(
+    r"[0-9](?:\s|[,;/|&~<>≤≥±…-]|\.\.|or\b|and\b|to\b|\\[,;: &\\]|\\text\{\s?(?:or|and)\s?\}"
+    r"|\\(?:pm|q?quad|lor|ldots|dots|le|leq)\b)+[-+]?\$?[0-9]"
+)
+"""Two numbers with nothing but separators between them."""
 _ONLY_NUMBER = re.compile(rf"[$€£]?\s?({_NUMBER.pattern})\s?(?:%|\.)?")
 _MAX_NUMBER_CHARACTERS = 60
 """A longer number is not an answer, and parsing it would cost time."""
@@ -56,13 +70,15 @@ def make_exact_reward(
     extract = make_extractor(part)
 
     def normalise(text: str) -> str:
-        text = unicodedata.normalize("NFKC", text).strip()
-        text = text.casefold() if ignore_case else text
-        text = text.translate(_NO_PUNCTUATION).strip() if ignore_punctuation else text
+        raw = normalise_unicode(text).strip()
+        text = raw.casefold() if ignore_case else raw
+        if ignore_punctuation:
+            text = _PUNCTUATION.sub(lambda found: "" if found["dropped"] else found[0], text).strip()
         words = text.split()
         if ignore_articles:
             words = [word for word in words if word.casefold() not in _ARTICLES]
-        return " ".join(words) if ignore_space or ignore_articles else text
+        text = " ".join(words) if ignore_space or ignore_articles else text
+        return text or raw  # silence is no answer of which nothing is left
 
     def score(text: str, data: Mapping[str, Any]) -> float:
         expected, found = get_expected_answer(data, answer), extract(text)
@@ -70,6 +86,14 @@ def make_exact_reward(
         return float(found is not None and normalise(found) in {normalise(str(choice)) for choice in choices})
 
     return BuiltInReward("exact", score)
+
+
+def normalise_unicode(text: str) -> str:
+    """Return one form of characters that look alike; a superscript is no digit, so `4²` does not become 42."""
+    if text.isascii():
+        return text
+    parts = (one if unicodedata.category(one) == "No" else unicodedata.normalize("NFKC", one) for one in text)
+    return unicodedata.normalize("NFC", "".join(parts))
 
 
 def make_numeric_reward(
@@ -82,9 +106,11 @@ def make_numeric_reward(
 ) -> BuiltInReward:
     """Score 1 if the number in `part` of the text is the task's `answer`, else 0.
 
-    `take`: the last number (lenient), the first, or only a text that is nothing but a number (strict).
+    `take`: the last number (lenient), the first, or only a text that is nothing but a number (strict). A marked part
+    (`boxed`, `tag:`, `after:`) that lists several candidates scores 0.
     """
     extract = make_extractor(part)
+    is_marked = part == "boxed" or ":" in part
     if take not in ("last", "first", "only"):
         raise ConfigError("must be last, first or only", key="take", value=take)
     for key, value in (("tolerance", tolerance), ("relative_tolerance", relative_tolerance)):
@@ -93,7 +119,9 @@ def make_numeric_reward(
 
     def score(text: str, data: Mapping[str, Any]) -> float:
         expected, extracted = parse_expected_number(get_expected_answer(data, answer)), extract(text)
-        found = None if extracted is None else parse_number(extracted, take)
+        if extracted is None or (is_marked and lists_candidates(extracted)):
+            return 0.0
+        found = parse_number(extracted, take)
         if found is None:
             return 0.0
         with localcontext(prec=100) as context:
@@ -111,8 +139,20 @@ def parse_number(text: str, take: str = "last") -> Decimal | None:
     if take == "only":
         match = _ONLY_NUMBER.fullmatch(text.strip())
         return _to_decimal(match.group(1)) if match else None
-    found = _NUMBER.findall(text)
-    return _to_decimal(found[-1 if take == "last" else 0]) if found else None
+    found = list(_NUMBER.finditer(text))
+    if not found:
+        return None
+    match = found[-1 if take == "last" else 0]
+    before, after = text[max(match.start() - 8, 0) : match.start()], text[match.end() : match.end() + 4]
+    if _POWER_BEFORE.search(before) or _POWER_AFTER.match(after) or unicodedata.category(after[:1] or " ") == "No":
+        return None
+    return _to_decimal(match.group())
+
+
+def lists_candidates(text: str) -> bool:
+    """Return whether a text that should hold one number holds a list or a range of them."""
+    plain = re.sub(r"\\[dt]?frac\{[^{}]*\}\{[^{}]*\}|\d{1,3}(?:(?:,|\{,\}|,\\!)\d{3})+|(?<!\d)\d+\s?/\s?\d+", "0", text)
+    return _CANDIDATES.search(plain) is not None
 
 
 def parse_expected_number(value: Any) -> Decimal:
@@ -126,7 +166,7 @@ def parse_expected_number(value: Any) -> Decimal:
 
 
 def _to_decimal(text: str) -> Decimal | None:
-    if len(text) > _MAX_NUMBER_CHARACTERS:
+    if len(text) > _MAX_NUMBER_CHARACTERS or not text.isascii():
         return None
     numerator, _, denominator = text.replace(",", "").replace(" ", "").partition("/")
     with localcontext(prec=100) as context:
@@ -181,8 +221,13 @@ def find_match(pattern: str, text: str, match: str, group: int | str | None, ign
     return None if found is None else found.group(group or 0) or ""
 
 
+def has_content(text: str) -> bool:
+    """Return whether a text says something: white space, invisible characters and punctuation alone do not."""
+    return any(unicodedata.category(one)[0] in "LNSM" for one in text)
+
+
 def make_format_reward(*, names: Sequence[str] = ("think", "answer"), only: bool = True) -> BuiltInReward:
-    """Score 1 if each `<name>…</name>` stands exactly once and in this order, else 0.
+    """Score 1 if each `<name>…</name>` stands exactly once, in this order and with a content, else 0.
 
     `only`: nothing but white space may stand outside the tags.
     """
@@ -196,8 +241,8 @@ def make_format_reward(*, names: Sequence[str] = ("think", "answer"), only: bool
             if text.count(opening) != 1 or text.count(closing) != 1:
                 return 0.0
             before, found, rest = rest.partition(opening)
-            _, closed, rest = rest.partition(closing)
-            if not found or not closed or (only and before.strip()):
+            content, closed, rest = rest.partition(closing)
+            if not found or not closed or not has_content(content) or (only and before.strip()):
                 return 0.0
         return float(not (only and rest.strip()))
 

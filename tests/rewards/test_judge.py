@@ -59,7 +59,7 @@ def test_the_judge_sees_question_reference_and_answer(monkeypatch: pytest.Monkey
 
     def respond(body: dict[str, Any], headers: dict[str, str]) -> str:
         seen.append((body, headers))
-        return "Good. Score: 2\nNo, better: **Score:** 7.5"
+        return "Good. Score: 2\nNo, better:\n**Score:** 7.5"
 
     monkeypatch.setenv("JUDGE_KEY", "k")
     with server(respond) as url:

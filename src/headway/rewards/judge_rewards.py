@@ -2,12 +2,16 @@
 
 The judge is a server with the OpenAI protocol; requests run on their own threads, with a limit. Overload, network
 failures and replies without a score are retried with growing pauses; after that the sample has no score.
+
+The answer stands between marks with a code that depends on all of its text, so that it cannot contain its own end and
+go on as the judge's instructions. A score that the judge merely quotes is not taken for its verdict.
 """
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -21,6 +25,8 @@ from headway.types import Episode, Score
 JUDGE_TEMPLATE = files("headway.rewards").joinpath("judge_prompt.txt").read_text(encoding="utf-8")
 VISION_JUDGE_TEMPLATE = files("headway.rewards").joinpath("vision_judge_prompt.txt").read_text(encoding="utf-8")
 SCORE_PATTERN = r"(?i)score\W{0,5}(-?\d+(?:\.\d+)?)"
+_SCORE_LINE = re.compile(r"\W*score\W{0,5}(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+)?\W*", re.IGNORECASE)
+"""A line that says nothing but a score."""
 _MAX_REPLY_CHARACTERS = 20_000
 
 
@@ -50,7 +56,13 @@ class ScoreParser:
         found = list(self._pattern.finditer(reply))
         if not found:
             raise ValueError("no score in the reply")
-        return float(found[-1].group(1))
+        scores = [float(one.group(1)) for one in found]
+        if self._pattern.pattern != SCORE_PATTERN or len(set(scores)) == 1:
+            return scores[-1]
+        last = _SCORE_LINE.fullmatch(reply.rstrip().rpartition("\n")[2])
+        if last is None:
+            raise ValueError("several scores in the reply, and its last line is not one of them")
+        return float(last.group(1))
 
     def _parse_json(self, reply: str) -> float:
         start, end = reply.find("{"), reply.rfind("}")
@@ -67,8 +79,9 @@ class ScoreParser:
 class JudgeReward:
     """The score of `model` at `base_url` (`…/v1`), scaled from `lowest` … `highest` to 0 … 1.
 
-    `template` may use {question}, {reference}, {answer}, {lowest} and {highest}. `question` and `answer` are the
-    task's columns of the first two. The score is the last match of `pattern`, or `json_key` of a JSON object.
+    `template` may use {question}, {reference}, {answer}, {mark}, {lowest} and {highest}. `question` and `answer` are
+    the task's columns of the first two; {mark} is a code that the answer cannot know. The score is the last match of
+    `pattern`, or `json_key` of a JSON object; by default, what the last line says if the reply names several scores.
     """
 
     title: ClassVar[str] = "judge"
@@ -108,10 +121,13 @@ class JudgeReward:
 
     def _make_fields(self, episode: Episode) -> dict[str, str]:
         data = episode.task.data
-        return {
+        fields = {
             "question": _column_to_text(data.get(self.question)),
             "reference": _column_to_text(data.get(self.answer)),
             "answer": final_text(episode),
+        }
+        return fields | {
+            "mark": blake2b("\0".join(fields.values()).encode("utf-8", "replace"), digest_size=6).hexdigest(),
             "lowest": f"{self.lowest:g}",
             "highest": f"{self.highest:g}",
         }

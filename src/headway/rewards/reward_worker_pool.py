@@ -1,8 +1,9 @@
 """Worker processes for computations that must not run in this one: they hold the interpreter, or cannot be stopped.
 
 A worker takes one call after another. A call that takes longer than its limit, or more memory, fails with
-`RewardError`, and its worker is killed and replaced. Arguments and results are JSON. Workers end with this process, and
-at the latest when the alarm goes off that they set before each call.
+`RewardError`, and its worker is killed and replaced; the error is a `RewardLimitReached` if the call computed all the
+time, or used up the memory, so that the machine is not to blame. Arguments and results are JSON. Workers end with this
+process, and at the latest when the alarm goes off that they set before each call.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ from headway.processes.child_process import ChildProcess, spawn_isolated
 
 _START_S = 30.0
 """How long a worker may take to start, and to import what it calls first."""
+_OUT_OF_MEMORY = "out of memory"
 _SLACK_S = 2.0
 """How much later than the caller's limit the alarm goes off: a caller that is still there kills on time."""
+
+
+class RewardLimitReached(RewardError):
+    """A call used up its processor time or its memory."""
 
 
 class RewardWorkerPool:
@@ -46,6 +52,8 @@ class RewardWorkerPool:
             result = await worker.call(function, args, timeout_s)
             self._idle.append(worker)
         if "error" in result:
+            if result["error"] == _OUT_OF_MEMORY:
+                raise RewardLimitReached(f"{function}: {_OUT_OF_MEMORY}")
             raise RewardError(f"{function}: {result['error']}")
         return result["value"]
 
@@ -96,10 +104,13 @@ class _Worker:
 
     async def call(self, function: str, args: Sequence[Any], timeout_s: float) -> Mapping[str, Any]:
         start_s, self._fresh = _START_S if self._fresh else 0.0, False
+        used_s = _read_cpu_s(self._child.pid)
         try:
             async with asyncio.timeout(timeout_s + start_s) as limit:
 
                 def restart_clock(note: Any) -> None:
+                    nonlocal used_s
+                    used_s = _read_cpu_s(self._child.pid)
                     with suppress(RuntimeError):  # the limit is over
                         limit.reschedule(self._loop.time() + timeout_s)
 
@@ -107,13 +118,24 @@ class _Worker:
                 result: Mapping[str, Any] = await self._child.call("compute", function, JsonValue(args), timeout_s)
                 return result
         except TimeoutError:
+            used_s = _read_cpu_s(self._child.pid) - used_s
             self.end()
-            raise RewardError(f"{function}: no verdict after {timeout_s} s") from None
+            reason = RewardLimitReached if used_s > timeout_s / 2 else RewardError
+            raise reason(f"{function}: no verdict after {timeout_s} s") from None
         except PeerLost as error:
             raise RewardError(f"{function}: at its limit of time or memory: {error}") from None
         except BaseException:
             self.end()
             raise
+
+
+def _read_cpu_s(pid: int) -> float:
+    """Return the processor time of a process; 0 if it has ended, or on a system without `/proc`."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def limit_process(args: Mapping[str, Any]) -> None:
@@ -144,7 +166,7 @@ class RewardCalculator:
             self._send_note("started")
             return JsonValue({"value": call(*args)})
         except MemoryError:
-            return JsonValue({"error": "out of memory"})
+            return JsonValue({"error": _OUT_OF_MEMORY})
         except Exception as error:
             return JsonValue({"error": f"{type(error).__name__}: {error}"[:500]})
         finally:

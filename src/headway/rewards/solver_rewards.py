@@ -2,8 +2,8 @@
 
 `math-verify` parses with regular expressions and calls a computer algebra system; reasoning-gym parses answers as
 expressions, programs and boards. All of that can take for ever on some texts, and the time limits of math-verify are
-signals, which do not work beside an event loop. So its limits are off, and the worker's limits apply: a call that takes
-too long or too much memory has no score.
+signals, which do not work beside an event loop. So its limits are off, and the worker's limits apply: an answer that
+uses up the processor time or the memory of its check is wrong, and one that merely waited too long has no score.
 """
 
 import importlib.util
@@ -15,18 +15,24 @@ from functools import lru_cache
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.rewards.base import get_expected_answer, make_extractor
+from headway.rewards.base import extract_boxed, get_expected_answer, make_extractor
+from headway.rewards.expression_guard import guard_evaluation
 from headway.rewards.function_reward import BuiltInReward
-from headway.rewards.reward_worker_pool import RewardWorkerPool
+from headway.rewards.math_answer_checks import find_evasion, list_readings
+from headway.rewards.reward_worker_pool import RewardLimitReached, RewardWorkerPool
+from headway.rewards.text_rewards import has_content
 
 _MAX_CHARACTERS = 20_000
 """Only so many characters at the end of the text are checked."""
+_NUMBER_PUZZLES, _PUZZLE_CHARACTERS = ("countdown", "puzzle24"), frozenset("0123456789+-*/() \t\n")
+"""Tasks to combine given numbers by the four operations; the library would accept constants, functions and powers."""
 
 
 def make_math_reward(
     *,
     answer: str = "answer",
     part: str = "all",
+    question: str = "prompt",
     precision: int = 6,
     strict: bool = True,
     timeout_s: float = 5.0,
@@ -34,7 +40,8 @@ def make_math_reward(
 ) -> BuiltInReward:
     """Score 1 if the answer in the text (`\\boxed{…}`, LaTeX or plain) equals the task's in value, else 0.
 
-    `precision`: decimals that count. `strict`: variables and intervals must be written alike.
+    `precision`: decimals that count. `strict`: variables and intervals must be written alike. An answer that lists
+    candidates, leaves a number to be computed, or repeats a part of the task's `question` scores 0.
     """
     if importlib.util.find_spec("math_verify") is None:
         raise ConfigError("needs math-verify", key="reward_fn", value="math", hint="pip install 'headway[math]'")
@@ -45,29 +52,51 @@ def make_math_reward(
         if found is None:
             return 0.0
         found = found if part == "all" else f"${found.strip().strip('$')}$"
-        args = (expected, found[-_MAX_CHARACTERS:], precision, strict)
-        return float(await workers.call(f"{__name__}:is_equal_value", *args, timeout_s=timeout_s))
+        args = (expected, found[-_MAX_CHARACTERS:], precision, strict, _read_question(data.get(question)))
+        return await _call_solver(workers, "is_equal_value", args, timeout_s)
 
     return BuiltInReward("math", score)
+
+
+def _read_question(column: Any) -> str:
+    """Return the text of a column with a prompt, which may be a list of messages."""
+    messages = column if isinstance(column, list | tuple) else [column]
+    parts = (message.get("content") if isinstance(message, Mapping) else message for message in messages)
+    return "\n".join(part for part in parts if isinstance(part, str))[-_MAX_CHARACTERS:]
+
+
+async def _call_solver(workers: RewardWorkerPool, function: str, args: tuple[Any, ...], timeout_s: float) -> float:
+    try:
+        return float(await workers.call(f"{__name__}:{function}", *args, timeout_s=timeout_s))
+    except RewardLimitReached:
+        return 0.0  # what the answer asks for cannot be computed
 
 
 def prepare_is_equal_value() -> None:
     """Import and compile in the worker what the first call needs, before its time starts."""
     logging.disable(logging.CRITICAL)  # the library warns that its own limits are off
+    guard_evaluation()
     is_equal_value("$\\frac{1}{2}$", "\\boxed{0.5} is 1/2", 6, True)
 
 
-def is_equal_value(expected: str, text: str, precision: int, strict: bool) -> bool:
+def is_equal_value(expected: str, text: str, precision: int, strict: bool, question: str = "") -> bool:
     """Return whether the answer in `text` equals `expected`. Runs in a worker."""
     from math_verify import parse, verify
 
-    gold = parse(expected, parsing_timeout=None)
-    if not gold or ("\\" in expected and "$" not in expected and "boxed" not in expected):
-        gold = parse(f"${expected}$", parsing_timeout=None) or gold
+    gold: list[Any] = []
+    for reading in list_readings(expected):
+        gold = gold or parse(reading, parsing_timeout=None)
     if not gold:
         raise ValueError(f"the task's answer {expected[:200]!r} is no mathematics that can be read")
-    found = parse(text, parsing_timeout=None)
-    return bool(found) and bool(
+    found, box = parse(text, parsing_timeout=None), extract_boxed(text)
+    if not found or (box is not None and not has_content(box)):
+        return False
+    answer = str(found[-1])
+    if box is not None and text.count("\\boxed") == 1:
+        answer = box
+    elif box is None and text.count("$") == 2 and text.startswith("$") and text.endswith("$"):
+        answer = text[1:-1]
+    return not find_evasion(answer, found[0], expected, question) and bool(
         verify(gold, found, float_rounding=precision, strict=strict, timeout_seconds=None, raise_on_error=False)
     )
 
@@ -90,7 +119,7 @@ def make_reasoning_gym_reward(
             return 0.0
         task, options, metadata = entry["task"], entry["options"], entry["metadata"]
         args = (task, options, metadata, data.get(answer), found.strip()[-_MAX_CHARACTERS:])
-        return float(await workers.call(f"{__name__}:score_answer", *args, timeout_s=timeout_s))
+        return await _call_solver(workers, "score_answer", args, timeout_s)
 
     return BuiltInReward("reasoning_gym", score)
 
@@ -99,11 +128,20 @@ def prepare_score_answer() -> None:
     """Import the library in the worker before the time of the first call starts."""
     import reasoning_gym  # noqa: F401
 
+    guard_evaluation()
+
 
 def score_answer(task: str, options: dict[str, Any], metadata: str, answer: str | None, text: str) -> float:
     """Return the task's score of `text`. Runs in a worker. `metadata` is a Python literal: JSON has no tuples."""
     entry = {"answer": answer, "metadata": literal_eval(metadata)}
-    return float(_make_dataset(task, json.dumps(options, sort_keys=True)).score_answer(text, entry))
+    return score_entry(_make_dataset(task, json.dumps(options, sort_keys=True)), task, text, entry)
+
+
+def score_entry(dataset: Any, task: str, text: str, entry: Mapping[str, Any]) -> float:
+    """Return the library's score of `text`, from 0 to 1, after `guard_evaluation`."""
+    if task in _NUMBER_PUZZLES and (set(text) - _PUZZLE_CHARACTERS or "**" in text or "//" in text):
+        return 0.0
+    return min(max(float(dataset.score_answer(text, entry)), 0.0), 1.0)
 
 
 @lru_cache(maxsize=32)

@@ -26,6 +26,8 @@ _PUNCTUATION = re.compile(
     rf"(?P<dropped>[{re.escape(string.punctuation)}])"
 )
 """Punctuation; what belongs to a number is not dropped, since 1.5 is not 15 and -5 is not 5."""
+_BLANK_LETTERS = "\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
+"""Letters and symbols that are drawn as nothing."""
 _ARTICLES = frozenset({"a", "an", "the"})
 _NUMBER = re.compile(
     r"(?:(?<![\w.,)\]}])[-+])?"  # a sign, unless the character before makes it an operation
@@ -223,7 +225,10 @@ def find_match(pattern: str, text: str, match: str, group: int | str | None, ign
 
 def has_content(text: str) -> bool:
     """Return whether a text says something: white space, invisible characters and punctuation alone do not."""
-    return any(unicodedata.category(one)[0] in "LNSM" for one in text)
+    return any(
+        one.isalnum() if one.isascii() else unicodedata.category(one)[0] in "LNS" and one not in _BLANK_LETTERS
+        for one in text
+    )
 
 
 def make_format_reward(*, names: Sequence[str] = ("think", "answer"), only: bool = True) -> BuiltInReward:

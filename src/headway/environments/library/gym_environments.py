@@ -14,6 +14,8 @@ from typing import Any
 from headway.environments.environment_registry import import_optional_library
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, suggest_close_match
+from headway.rewards.expression_guard import guard_evaluation
+from headway.rewards.solver_rewards import score_entry
 
 _ACTION_NAMES = {
     "Blackjack": ("stick", "hit"),
@@ -145,6 +147,7 @@ class ReasoningGymEnvironment:
             self._dataset = self._create_dataset(task, size=1, seed=0, **options)
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"reasoning-gym: {error}", key=task, value=options) from error
+        guard_evaluation()
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         self._dataset = self._create_dataset(self._task, size=1, seed=seed % 2**31, **self._options)
@@ -153,7 +156,7 @@ class ReasoningGymEnvironment:
 
     def step(self, action: str) -> Reply:
         """Score an answer. The rewards of all tries add up to the best score."""
-        score = float(self._dataset.score_answer(action.strip(), self._entry))
+        score = score_entry(self._dataset, self._task, action.strip(), self._entry)
         gained, self._best_score = max(0.0, score - self._best_score), max(score, self._best_score)
         self._tries_left -= 1
         solved = score >= _SOLVED_SCORE

@@ -79,11 +79,11 @@ sys.path.insert(0, "repository")
 results = []
 for module, function, arguments in calls:
     try:
-        result = [getattr(importlib.import_module(module), function)(*arguments)]
+        result = ["returned", getattr(importlib.import_module(module), function)(*arguments)]
         json.dumps(result)
     except BaseException as error:
-        result = [{"raises": type(error).__name__}]
-    results.append(result[0])
+        result = ["raised", type(error).__name__]
+    results.append(result)
 os.write(report, json.dumps(results).encode())
 """
 
@@ -219,8 +219,16 @@ async def score_repository(
 
 
 def _passed_fraction(pairs: Sequence[tuple[RepairCheck, Any]], *, shown: bool) -> float:
-    passed = [_is_equal_json(result, check.expected) for check, result in pairs if check.shown is shown]
+    passed = [_is_outcome(result, check.expected) for check, result in pairs if check.shown is shown]
     return sum(passed) / len(passed)
+
+
+def _is_outcome(result: Any, expected: Any) -> bool:
+    """Return whether a call ended as expected; a value that looks like a raised exception is none."""
+    match expected:
+        case {"raises": name}:
+            return bool(result == ["raised", name])
+    return isinstance(result, list) and result[:1] == ["returned"] and _is_equal_json(result[1:], [expected])
 
 
 def _is_equal_json(result: Any, expected: Any) -> bool:

@@ -65,7 +65,10 @@ def _evaluate(node: ast.expr) -> Number:
                 _check_power(a, b)
             return _check_real(_BINARY[type(sign)](a, b))
         case ast.Call(func=ast.Name(id=name), args=given, keywords=[]) if name in _FUNCTIONS and given:
-            return _check_real(_FUNCTIONS[name](*(_evaluate(one) for one in given)))
+            numbers = [_evaluate(one) for one in given]
+            if name == "round" and len(numbers) == 2 and abs(numbers[1]) > _MAX_BITS:
+                raise ToolRefused("that many digits are not rounded")
+            return _check_real(_FUNCTIONS[name](*numbers))
     raise ToolRefused(f"only numbers, + - * / // % **, parentheses and {', '.join([*_FUNCTIONS, *_CONSTANTS])}")
 
 

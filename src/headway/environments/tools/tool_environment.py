@@ -17,7 +17,6 @@ from typing import Any
 from headway.environments.response_parsing import find_tagged_answer, parse_tool_calls
 from headway.environments.text_environment import Reply
 from headway.environments.tools.base import StaticToolSource
-from headway.environments.tools.search_tool import split_words
 from headway.environments.tools.toolbox import Toolbox, describe_tools, make_tool_source
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.seeding import make_rng
@@ -25,6 +24,8 @@ from headway.user_code import import_function
 
 AnswerJudge = Callable[[str, Mapping[str, Any]], float]
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_PLAIN_NUMBER = re.compile(r"[-+]?[0-9.]{1,50}(?:/[0-9]{1,50})?")
+_ANSWER_WORD = re.compile(r"(?<!\w)-?\d+(?:[.,:/-]\d+)*|[^\W\d]+|\d+")
 _TASK = (
     "Answer the question. Call tools where they help; when you know the answer, write it as <answer>answer</answer>."
 )
@@ -107,13 +108,19 @@ def _is_same_answer(one: str, other: str) -> bool:
     numbers = _parse_number(one), _parse_number(other)
     if None not in numbers:
         return numbers[0] == numbers[1]
-    return split_words(one) == split_words(other)
+    words = _split_answer(one), _split_answer(other)
+    return words[0] == words[1] if all(words) else one.strip() == other.strip()
+
+
+def _split_answer(text: str) -> list[str]:
+    """Return the words and numbers of an answer; sign, decimals and fraction belong to a number."""
+    return _ANSWER_WORD.findall(text.casefold().replace("−", "-"))
 
 
 def _parse_number(text: str) -> Fraction | None:
     digits = text.strip().rstrip(".").replace(",", "").replace("−", "-").lstrip("$")
     try:
-        return Fraction(digits) if len(digits) <= 100 and "e" not in digits.lower() else None
+        return Fraction(digits) if _PLAIN_NUMBER.fullmatch(digits) else None
     except (ValueError, ZeroDivisionError):
         return None
 

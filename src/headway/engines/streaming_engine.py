@@ -151,8 +151,8 @@ class StreamingEngine(ABC):
             return finish
         self._requests[request.request_id] = streamed
         try:
-            while finish is None:
-                finish = await self._run_stream(streamed)
+            while finish is None:  # a stream may be interrupted after its last token, while it is closed
+                finish = await self._run_stream(streamed) or self._find_finish(streamed)
             return finish
         finally:
             del self._requests[request.request_id]
@@ -233,7 +233,7 @@ class StreamingEngine(ABC):
         actions, stops = streamed.progress.actions, streamed.request.params.stop
         if len(actions) and (actions[-1] in self._end_tokens or ends_with_stop_string(actions, stops, self._decode)):
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(actions) >= streamed.request.params.max_new_tokens else None
+        return FinishReason.LENGTH if self._count_missing_tokens(streamed) <= 0 else None
 
     async def _run_stream(self, streamed: StreamedRequest) -> FinishReason | None:
         """Run one stream. Returns None when this engine has ended it, and the request continues in another."""
@@ -263,16 +263,20 @@ class StreamingEngine(ABC):
 
     def _make_stream_request(self, streamed: StreamedRequest, key: str) -> StreamRequest:
         """Return the request for a stream that continues prompt and actions so far."""
-        prompt = [*streamed.request.prompt, *streamed.progress.actions]
-        missing = streamed.request.params.max_new_tokens - len(streamed.progress.actions)
         return StreamRequest(
             key=key,
-            prompt=prompt,
-            max_tokens=min(missing, self._context_tokens - len(prompt)),
+            prompt=[*streamed.request.prompt, *streamed.progress.actions],
+            max_tokens=self._count_missing_tokens(streamed),
             params=streamed.request.params,
             end_tokens=self._end_tokens,
             label=self._label,
         )
+
+    def _count_missing_tokens(self, streamed: StreamedRequest) -> int:
+        """Return how many tokens the request may still get: up to its own limit, or that of the context."""
+        request = streamed.request
+        limit = min(request.params.max_new_tokens, self._context_tokens - len(request.prompt))
+        return limit - len(streamed.progress.actions)
 
     def _enter_stream(self, streamed: StreamedRequest, key: str) -> None:
         """Count the request among those whose stream may run."""

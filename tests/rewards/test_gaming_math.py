@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headway.rewards.base import Reward
-from headway.rewards.expression_guard import evaluate_arithmetic
 from headway.rewards.solver_rewards import make_math_reward, make_reasoning_gym_reward
+from headway.sandbox.expression_guard import evaluate_arithmetic
 from tests.rewards.factory import episode
 
 Case = tuple[str, str, str]

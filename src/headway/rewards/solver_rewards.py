@@ -16,16 +16,14 @@ from typing import Any
 
 from headway.errors import ConfigError
 from headway.rewards.base import extract_boxed, get_expected_answer, make_extractor
-from headway.rewards.expression_guard import guard_evaluation
 from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.math_answer_checks import find_evasion, list_readings
 from headway.rewards.reward_worker_pool import RewardLimitReached, RewardWorkerPool
 from headway.rewards.text_rewards import has_content
+from headway.sandbox.expression_guard import guard_evaluation, score_puzzle
 
 _MAX_CHARACTERS = 20_000
 """Only so many characters at the end of the text are checked."""
-_NUMBER_PUZZLES, _PUZZLE_CHARACTERS = ("countdown", "puzzle24"), frozenset("0123456789+-*/() \t\n")
-"""Tasks to combine given numbers by the four operations; the library would accept constants, functions and powers."""
 
 
 def make_math_reward(
@@ -134,14 +132,7 @@ def prepare_score_answer() -> None:
 def score_answer(task: str, options: dict[str, Any], metadata: str, answer: str | None, text: str) -> float:
     """Return the task's score of `text`. Runs in a worker. `metadata` is a Python literal: JSON has no tuples."""
     entry = {"answer": answer, "metadata": literal_eval(metadata)}
-    return score_entry(_make_dataset(task, json.dumps(options, sort_keys=True)), task, text, entry)
-
-
-def score_entry(dataset: Any, task: str, text: str, entry: Mapping[str, Any]) -> float:
-    """Return the library's score of `text`, from 0 to 1, after `guard_evaluation`."""
-    if task in _NUMBER_PUZZLES and (set(text) - _PUZZLE_CHARACTERS or "**" in text or "//" in text):
-        return 0.0
-    return min(max(float(dataset.score_answer(text, entry)), 0.0), 1.0)
+    return score_puzzle(_make_dataset(task, json.dumps(options, sort_keys=True)), task, text, entry)
 
 
 @lru_cache(maxsize=32)

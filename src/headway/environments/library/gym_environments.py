@@ -14,8 +14,7 @@ from typing import Any
 from headway.environments.environment_registry import import_optional_library
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, suggest_close_match
-from headway.rewards.expression_guard import guard_evaluation
-from headway.rewards.solver_rewards import score_entry
+from headway.sandbox.expression_guard import guard_evaluation, score_puzzle
 
 _ACTION_NAMES = {
     "Blackjack": ("stick", "hit"),
@@ -156,7 +155,7 @@ class ReasoningGymEnvironment:
 
     def step(self, action: str) -> Reply:
         """Score an answer. The rewards of all tries add up to the best score."""
-        score = score_entry(self._dataset, self._task, action.strip(), self._entry)
+        score = score_puzzle(self._dataset, self._task, action.strip(), self._entry)
         gained, self._best_score = max(0.0, score - self._best_score), max(score, self._best_score)
         self._tries_left -= 1
         solved = score >= _SOLVED_SCORE

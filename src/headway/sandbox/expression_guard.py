@@ -8,6 +8,7 @@ classes and constants and of a few functions, and no powers or factorials that w
 
 import ast
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 _ARITHMETIC = (
@@ -29,6 +30,8 @@ _GROWING_CALLS = frozenset(
     {"Pow", "factorial", "factorial2", "subfactorial", "gamma", "binomial", "fibonacci", "primorial"}
 )
 _MAX_EXPONENT = 10_000
+_NUMBER_PUZZLES, _PUZZLE_CHARACTERS = ("countdown", "puzzle24"), frozenset("0123456789+-*/() \t\n")
+"""Tasks to combine given numbers by the four operations; the library would accept constants, functions and powers."""
 
 
 def guard_evaluation() -> None:
@@ -47,6 +50,13 @@ def guard_evaluation() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("reasoning_gym.") and module is not None:
             vars(module)["eval"] = evaluate_arithmetic
+
+
+def score_puzzle(dataset: Any, task: str, text: str, entry: Mapping[str, Any]) -> float:
+    """Return the score, from 0 to 1, that a data set of reasoning-gym gives; call `guard_evaluation` before."""
+    if task in _NUMBER_PUZZLES and (set(text) - _PUZZLE_CHARACTERS or "**" in text or "//" in text):
+        return 0.0
+    return min(max(float(dataset.score_answer(text, entry)), 0.0), 1.0)
 
 
 def evaluate_arithmetic(text: str, *spaces: Any) -> Any:

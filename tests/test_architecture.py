@@ -20,7 +20,20 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS: dict[str, int] = {
     **dict.fromkeys(
-        ("types", "errors", "codec", "user_code", "seeding", "settings", "config", "plugins", "registry", "version"), 0
+        (
+            "types",
+            "errors",
+            "codec",
+            "deadlines",
+            "user_code",
+            "seeding",
+            "settings",
+            "config",
+            "plugins",
+            "registry",
+            "version",
+        ),
+        0,
     ),
     "algorithm_traits": 0,
     **dict.fromkeys(

@@ -4,10 +4,13 @@ Such code runs when it is imported; nothing else in a configuration is ever exec
 `ConfigError` that names the key and the value.
 """
 
+import ast
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import extract_tb
@@ -46,6 +49,64 @@ def import_user_module(module: str, *, key: str) -> ModuleType:
     return _import_module(module, module, key, "package.module, or path/to/file.py")
 
 
+def find_import_path(found: Any) -> str | None:
+    """Return the path by which another process can import a function or a class, or `None` if there is none.
+
+    Closures have none. The script that was started has one if it does its work under `if __name__ == "__main__"`, so
+    that importing it starts nothing.
+    """
+    module, qualified = getattr(found, "__module__", None), getattr(found, "__qualname__", "<none>")
+    loaded = sys.modules.get(module or "")
+    file = getattr(loaded, "__file__", None)
+    if "<" in qualified or loaded is None or file is None:
+        return None
+    present: Any = loaded
+    for step in qualified.split("."):
+        present = getattr(present, step, None)
+    if getattr(present, "definition", present) is not found:
+        return None  # a decorator has put something else under its name
+    if module == "__main__" and not _has_main_guard(Path(file)):
+        return None
+    is_file = module == "__main__" or loaded.__name__.startswith(_FILE_PREFIX)
+    return f"{Path(file).resolve()}:{qualified}" if is_file else f"{module}:{qualified}"
+
+
+def make_import_path_absolute(path: str) -> str:
+    """Return `file.py:object` with the absolute path of the file, and any other path as it is."""
+    module, colon, name = path.rpartition(":")
+    return f"{Path(module).resolve()}:{name}" if colon and module.endswith(".py") else path
+
+
+@contextmanager
+def preserve_working_directory() -> Iterator[None]:
+    """Return to the working directory that there was, if code of a user has changed it."""
+    before = os.open(".", os.O_RDONLY)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.fchdir(before)
+        os.close(before)
+
+
+class WorkingDirectory:
+    """The working directory of this process, which the code called `owner` may change."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner, self._path, self._has_told = owner, os.getcwd(), False  # noqa: PTH109
+
+    def restore(self) -> None:
+        """Return to the directory that there was; say once that this was needed."""
+        with suppress(OSError):
+            if os.path.samefile(".", self._path):  # noqa: PTH121
+                return
+        with suppress(OSError):
+            os.chdir(self._path)
+        if not self._has_told:
+            print(f"{self._owner} changed the working directory; it is {self._path} again", file=sys.stderr)
+            self._has_told = True
+
+
 def locate_user_code(error: BaseException) -> str:
     """Return ` at file:line` for the innermost line of an imported file that an error passed through, or nothing."""
     files = {str(file) for file in _IMPORTED_FILES}
@@ -55,15 +116,16 @@ def locate_user_code(error: BaseException) -> str:
 
 def _import_module(module: str, written: str, key: str, hint: str) -> ModuleType:
     try:
-        if module.endswith(".py"):
-            return _import_file(Path(module), written, key)
-        here = str(Path.cwd())
-        if here not in sys.path:  # `python -m` puts it there, the installed command does not
-            sys.path.append(here)
-        return importlib.import_module(module)
+        with preserve_working_directory():
+            if module.endswith(".py"):
+                return _import_file(Path(module), written, key)
+            here = str(Path.cwd())
+            if here not in sys.path:  # `python -m` puts it there, the installed command does not
+                sys.path.append(here)
+            return importlib.import_module(module)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = f"cannot be imported: {type(error).__name__}: {error}"
         raise ConfigError(problem, key=key, value=written, hint=hint) from error
 
@@ -77,7 +139,7 @@ def _import_file(file: Path, written: str, key: str) -> ModuleType:
     changed_ns = file.stat().st_mtime_ns
     if file in _IMPORTED_FILES and _IMPORTED_FILES[file][0] == changed_ns:
         return _IMPORTED_FILES[file][1]
-    name = f"headway_user_{file.stem}"
+    name = f"{_FILE_PREFIX}{file.stem}"
     if any(other.__name__ == name for path, (_, other) in _IMPORTED_FILES.items() if path != file):
         name += f"_{len(_IMPORTED_FILES)}"  # another file has the same stem
     spec = importlib.util.spec_from_file_location(name, file)
@@ -88,5 +150,15 @@ def _import_file(file: Path, written: str, key: str) -> ModuleType:
     return module
 
 
+def _has_main_guard(file: Path) -> bool:
+    """Return whether a script does something only if it is the program that was started."""
+    with suppress(OSError, SyntaxError, ValueError):
+        tests = [node.test for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.If)]
+        return any(ast.unparse(test).replace('"', "'") == "__name__ == '__main__'" for test in tests)
+    return False
+
+
+_FILE_PREFIX = "headway_user_"
+"""Names of the modules of imported files begin with this."""
 _IMPORTED_FILES: dict[Path, tuple[int, ModuleType]] = {}
 """Files that were imported, with the time of their last change and their module."""

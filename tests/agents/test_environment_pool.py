@@ -12,6 +12,7 @@ import pytest
 from headway.config import ResolvedConfig, load_config
 from headway.environments.local_host import LocalEnvironmentHost
 from headway.environments.text_episode import SEED_KEY, TextEpisode
+from headway.environments.worker_host import WorkerEnvironmentHost
 from headway.errors import ConfigError
 from headway.launch.components import PolicyInfo
 from headway.launch.environment_pool import (
@@ -147,12 +148,15 @@ def test_environments_go_into_as_many_workers_as_they_ask_for() -> None:
         await pool.close()
         return pool.hosts
 
-    here = asyncio.run(hosts())
-    assert {type(host) for host in here.values()} == {LocalEnvironmentHost}
+    here = asyncio.run(hosts(**{"custom_envs.easy.workers": 0, "custom_envs.hard.env_type": "frozen_lake"}))
+    assert {type(host) for host in here.values()} == {LocalEnvironmentHost}, "as asked, and because it is our own"
+    theirs = asyncio.run(hosts())
+    assert {type(host) for host in theirs.values()} == {WorkerEnvironmentHost}
+    assert theirs["easy"].max_episodes >= 6 and theirs["hard"].max_episodes == 2
     filled = asyncio.run(hosts(**{"train_env_manager.max_env_num_per_worker": 4}))
     assert [host.max_episodes for host in filled.values()] == [8, 4], "6 episodes in 2 workers of 4, 2 in one"
     asked = asyncio.run(hosts(**{"custom_envs.easy.workers": 3, "custom_envs.hard.concurrency": 2}))
-    assert asked["easy"].max_episodes == 3 and isinstance(asked["hard"], LocalEnvironmentHost)
+    assert asked["easy"].max_episodes == 3 and asked["hard"].max_episodes == 2
 
 
 def test_variables_for_the_chat_template_reach_episodes_those_of_validation_too() -> None:

@@ -13,7 +13,7 @@ import yaml
 
 import headway
 from headway import user_code
-from headway.environments.environment_registry import BUILT_IN_ENVIRONMENTS, find_import_path
+from headway.environments.environment_registry import BUILT_IN_ENVIRONMENTS, find_environment_path
 from headway.errors import ConfigError, ConfigErrors
 from headway.flow.stage import create_role_state_machine
 from headway.flow.training_flow import AsyncTrainingFlow
@@ -191,7 +191,7 @@ def test_plugins_beside_the_configuration_are_found_from_any_directory(
 
 def test_an_environment_that_was_defined_in_a_function_has_no_import_path() -> None:
     headway.register_environment("local")(lambda: None)
-    assert find_import_path("local") is None and find_import_path("sokoban") == "sokoban"
+    assert find_environment_path("local") is None and find_environment_path("sokoban") == "sokoban"
 
 
 def test_what_a_decorator_gets_wrong_is_refused_where_it_stands() -> None:

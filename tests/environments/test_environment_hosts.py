@@ -178,7 +178,7 @@ def test_a_worker_that_dies_says_how_and_what_it_said_last() -> None:
         slot = await entered(place)
         await slot.open()
         await slot.reset(0, {})
-        with pytest.raises(EnvironmentFailed, match=r"worker process .* exit code 3\n  \| last words"):
+        with pytest.raises(EnvironmentFailed, match=r"worker process .* exit code 3: last words"):
             await slot.step("go")
         await slot.leave()
         await place.close()

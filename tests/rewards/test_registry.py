@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import pytest
 from headway.config import RewardConfig
 from headway.errors import ConfigError, RewardError
 from headway.registry import REWARDS
-from headway.rewards.function_reward import FunctionReward
 from headway.rewards.reward_registry import BUILT_IN_REWARDS, RewardTerm, RoutedReward, make_reward, make_rewards
+from headway.rewards.user_function import FunctionReward, load_function
+from headway.rewards.user_reward_workers import WorkerReward
 from headway.types import Episode, Score
-from tests.rewards.factory import episode, judged, scored
+from tests.rewards.factory import episode, judge_all, judged, scored
 
 USER = "tests.rewards.user_rewards"
 ALL = frozenset({"default"})
@@ -86,24 +86,23 @@ def test_a_file_of_the_users_own_will_do(tmp_path: Path) -> None:
         make_reward(f"{file}:reward")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("none", "returned None (NoneType), not a number"),
-        ("nan", "returned nan"),
-        ("inf", "returned -inf"),
-        ("text", "returned '1.0' (str)"),
-        ("list", "returned [1] (list)"),
-        ("dict", "a dict without 'score': {'x': 1}"),
-        ("part", "['x'] returned None"),
-        ("huge", "(int)"),
-        ("complex", "1j (complex)"),
-    ],
-)
-def test_what_is_no_number_is_no_verdict(text: str, message: str) -> None:
-    with pytest.raises(RewardError, match=re.escape(message)) as caught:
-        judged(make_reward(f"{USER}:returning"), text)
-    assert f"{USER}:returning" in str(caught.value)
+NO_NUMBERS = {
+    "none": "returned None (NoneType), not a number",
+    "nan": "returned nan",
+    "inf": "returned -inf",
+    "text": "returned '1.0' (str)",
+    "list": "returned [1] (list)",
+    "dict": "a dict without 'score': {'x': 1}",
+    "part": "['x'] returned None",
+    "huge": "(int)",
+    "complex": "1j (complex)",
+}
+
+
+def test_what_is_no_number_is_no_verdict() -> None:
+    said = judge_all(make_reward(f"{USER}:returning"), [(text, None) for text in NO_NUMBERS])
+    for message, complaint in zip(NO_NUMBERS.values(), said, strict=True):
+        assert message in str(complaint) and f"{USER}:returning" in str(complaint)
 
 
 def test_a_function_that_raises_is_named_with_its_line() -> None:
@@ -115,7 +114,10 @@ def test_a_function_that_raises_is_named_with_its_line() -> None:
 
 def test_blocking_functions_run_side_by_side_and_hold_up_nobody() -> None:
     async def scene() -> float:
-        reward, ticks, started = make_reward(f"{USER}:blocking"), 0, time.perf_counter()
+        reward, ticks = make_reward(f"{USER}:blocking"), 0
+        assert isinstance(reward, WorkerReward)
+        await reward.start()
+        started = time.perf_counter()
         running = asyncio.gather(*(reward.score(episode("x")) for _ in range(8)))
         while not running.done():
             await asyncio.sleep(0.01)
@@ -134,7 +136,7 @@ def test_a_call_that_hangs_costs_one_slot_only() -> None:
         return 1.0
 
     async def scene() -> None:
-        reward = FunctionReward("f", judge, {}, concurrency=2)
+        reward = FunctionReward(load_function(judge, "f", {}, "answer"), concurrency=2)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await reward.score(episode("hang"))

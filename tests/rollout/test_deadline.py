@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headway.rollout.concurrency import run_with_deadline
+from headway.deadlines import run_with_deadline
 from headway.sim.virtual_clock import VirtualEventLoop, run_on_virtual_clock
 
 

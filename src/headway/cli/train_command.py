@@ -92,7 +92,7 @@ def print_introduction(prepared: PreparedRun, done: int, console: Console) -> No
         soft_wrap=True,
         markup=False,
     )
-    for note in (*prepared.resolved.notes, *prepared.sources.notes):
+    for note in prepared.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
     if done:
         console.print(f"going on from step {done}", markup=False)

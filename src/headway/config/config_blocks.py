@@ -185,7 +185,10 @@ class ReliabilityConfig:
     environment_timeout_s: Seconds = 600.0
     """One reset or step of an environment."""
     reward_timeout_s: Seconds = 600.0
-    """One verdict."""
+    """One verdict, time in queues not counted."""
+    worker_memory_mb: Count | None = None
+    """Memory of a process that runs rewards or environments of users; one that uses more is killed. null: half of the
+    machine's."""
     train_timeout_s: Seconds = 7200.0
     """One training step; a trainer that takes longer is restarted."""
     transfer_timeout_s: Seconds = 600.0

@@ -55,6 +55,15 @@ class ConcurrencyLimitedEnvironment(Protocol):
         """Wait for a free slot, before the episode's clock starts. `close` frees the slot."""
 
 
+@runtime_checkable
+class LocatableEnvironment(Protocol):
+    """An environment that can say where a call is that takes long."""
+
+    async def locate(self) -> str:
+        """Return ` in function at file:line`, or nothing."""
+        ...
+
+
 class EnvironmentFactory(Protocol):
     """Makes an environment for a task; the task's `domain` selects which."""
 

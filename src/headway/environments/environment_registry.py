@@ -6,7 +6,6 @@ every installation has, are imported only when an environment of theirs is asked
 
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, cast
@@ -14,7 +13,7 @@ from typing import Any, cast
 from headway.environments.text_environment import TextEnvironment
 from headway.errors import ConfigError, suggest_close_match
 from headway.registry import ENVIRONMENTS
-from headway.user_code import import_object
+from headway.user_code import find_import_path, import_object, make_import_path_absolute, preserve_working_directory
 
 EnvironmentClass = Callable[..., TextEnvironment]
 """A class, or any function that makes an environment; its keyword parameters are the options."""
@@ -35,18 +34,13 @@ BUILT_IN_ENVIRONMENTS: dict[str, str] = {
 """Import path of every environment that comes with Headway."""
 
 
-def find_import_path(name: str) -> str | None:
+def find_environment_path(name: str) -> str | None:
     """Return what worker processes can import for `name`; `None` if it was registered by code that has no path."""
-    if name in BUILT_IN_ENVIRONMENTS or name not in ENVIRONMENTS:
+    if name in BUILT_IN_ENVIRONMENTS:
         return name
-    factory = ENVIRONMENTS.get(name)
-    module, qualified = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "<none>")
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if "<" in qualified or file is None:
-        return None
-    return (
-        f"{file}:{qualified}" if module.startswith("headway_user_") or module == "__main__" else f"{module}:{qualified}"
-    )
+    if name in ENVIRONMENTS or name.startswith("__main__:"):
+        return find_import_path(find_environment_class(name))
+    return make_import_path_absolute(name)
 
 
 def list_environment_names() -> tuple[str, ...]:
@@ -74,10 +68,11 @@ def make_environment(name: str, **options: Any) -> TextEnvironment:
     factory = find_environment_class(name)
     check_environment_options(factory, name, options)
     try:
-        environment = factory(**options)
+        with preserve_working_directory():
+            environment = factory(**options)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = f"cannot be made: {type(error).__name__}: {error}"
         raise ConfigError(problem, key="env_type", value=name, hint=f"with the options {options}") from error
     if not all(callable(getattr(environment, method, None)) for method in ("reset", "step")):

@@ -1,4 +1,4 @@
-"""Runs environments in this process: coroutines on the event loop, other code on threads.
+"""Runs environments in this process: coroutines on an event loop, other code on threads.
 
 Guarantees: an object plays one episode at a time. It is reused if its class allows that and its last call succeeded,
 also if the episode was abandoned between two turns. Every other object is closed, after a call that is still running
@@ -6,7 +6,8 @@ inside it. At most `max_episodes` episodes run at once.
 
 A blocking call runs on a daemon thread. If its caller goes away, an exception is raised inside the call, which stops
 Python code. Code that still hangs then, in a system call or in C, keeps its thread until the process ends, but takes no
-other call's turn. Such code, and code that starts processes, belongs in worker processes.
+other call's turn. Such code, and code that starts processes, belongs in worker processes. `SystemExit` and
+`KeyboardInterrupt` of an environment end its episode and nothing else.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any
 from headway.environments.environment_output import OutputCounter, discard_output
 from headway.environments.text_environment import EnvironmentTraits, Reply, TextEnvironment, check_reply, read_traits
 from headway.errors import EnvironmentFailed
+from headway.processes.loop_thread import LoopThread, UnusualExit
+from headway.processes.stack_dumps import describe_thread
 
 _MAX_THREADS = 64
 _RELEASE_TIMEOUT_S = 0.5
@@ -32,11 +35,25 @@ _RELEASE_TIMEOUT_S = 0.5
 MakeEnvironment = Callable[[], TextEnvironment]
 
 
+def _do_nothing() -> None:
+    return None
+
+
 class LocalEnvironmentHost:
     """Hosts all environments of one kind in this process."""
 
-    def __init__(self, name: str, make: MakeEnvironment, *, max_episodes: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: MakeEnvironment,
+        *,
+        max_episodes: int | None = None,
+        loop_thread: LoopThread | None = None,
+        after_call: Callable[[], None] = _do_nothing,
+    ) -> None:
+        """Coroutines run on `loop_thread`, if there is one. `after_call` is called after every call, where it ran."""
         self.name, self.make = name, make
+        self.loop_thread, self.after_call = loop_thread, after_call
         self.idle: list[TextEnvironment] = []
         """Reusable objects that wait for their next episode."""
         self.threads = asyncio.Semaphore(_MAX_THREADS)
@@ -58,12 +75,25 @@ class LocalEnvironmentHost:
         if close is None:
             return
         if inspect.iscoroutinefunction(close):
-            await close()
+            await self.call_coroutine(close)
             return
         async with self.threads:
             result = await BlockingCall("close", close).run()
         if inspect.isawaitable(result):
             await result
+
+    async def call_coroutine(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Await a coroutine function of an environment. `EnvironmentFailed` stands for what would end a process."""
+        try:
+            if self.loop_thread is not None:
+                return await self.loop_thread.run(function, *args)
+            return await function(*args)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise EnvironmentFailed(f"{type(error).__name__}: {error}") from error
+        except UnusualExit as error:
+            raise EnvironmentFailed(str(error)) from error
+        finally:
+            self.after_call()
 
 
 class LocalEpisodeSlot:
@@ -130,15 +160,20 @@ class LocalEpisodeSlot:
                 f"{self._host.name}: a call that does not return still has its thread; play it in worker processes"
             )
         if is_coroutine:
-            await close()
+            await self._host.call_coroutine(close)
+
+    async def locate(self) -> str:
+        """Return ` in function at file:line` for a call that takes long, or nothing."""
+        return self._running_call.describe() if self._running_call is not None else ""
 
     async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the environment, on a thread unless it is a coroutine function."""
         self._is_intact = False
         with discard_output(self._output):
             if inspect.iscoroutinefunction(function):
-                return await function(*args)
-            self._running_call = call = BlockingCall(f"environment {self._host.name}", function, *args)
+                return await self._host.call_coroutine(function, *args)
+            after_call = self._host.after_call
+            self._running_call = call = BlockingCall(f"environment {self._host.name}", function, *args, then=after_call)
             try:
                 async with self._host.threads:
                     result = await call.run()
@@ -149,10 +184,6 @@ class LocalEpisodeSlot:
             return await result if inspect.isawaitable(result) else result
 
 
-def _do_nothing() -> None:
-    return None
-
-
 class BlockingCallAbandoned(BaseException):
     """Raised inside a call that nobody waits for any more."""
 
@@ -160,8 +191,10 @@ class BlockingCallAbandoned(BaseException):
 class BlockingCall:
     """Runs one function on one thread."""
 
-    def __init__(self, name: str, function: Callable[..., Any], *args: Any) -> None:
-        self._function, self._args = function, args
+    def __init__(
+        self, name: str, function: Callable[..., Any], *args: Any, then: Callable[[], None] = _do_nothing
+    ) -> None:
+        self._function, self._args, self._then = function, args, then
         self._context = contextvars.copy_context()
         self._thread = threading.Thread(target=self._run_on_thread, name=name, daemon=True)
         self._lock = threading.Lock()
@@ -175,6 +208,10 @@ class BlockingCall:
         """Start the thread and return the result of the function."""
         self._thread.start()
         return await self._result
+
+    def describe(self) -> str:
+        """Return ` in function at file:line` for where the function is now."""
+        return describe_thread(self._thread.ident)
 
     async def abandon(self, afterwards: Callable[[], None], within_s: float) -> bool:
         """Stop the function if possible, then call `afterwards`; return whether both were done in time.
@@ -214,6 +251,7 @@ class BlockingCall:
             # a future may not carry StopIteration, and SystemExit would end the loop's thread
             is_ordinary = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
             error = raised if is_ordinary else EnvironmentFailed(f"{type(raised).__name__}: {raised}")
+        self._then()
         self._notify_loop(self._deliver, result, error)
 
     def _notify_loop(self, function: Callable[..., None], *args: Any) -> None:

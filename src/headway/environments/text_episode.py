@@ -35,6 +35,10 @@ class EpisodeSlot(Protocol):
 
     async def step(self, action: str) -> Reply: ...
 
+    async def locate(self) -> str:
+        """Return ` in function at file:line` for a call that takes long, or nothing."""
+        ...
+
     async def leave(self) -> None:
         """Free the slot, whatever the state of the episode. Called exactly once."""
 
@@ -107,6 +111,9 @@ class TextEpisode:
         if length >= self._rules.max_episode_tokens or self._is_limit_reached():
             return self._finish(reply, reward, truncated=True)
         return self._observe(tokens, reply.text, reward=reward)
+
+    async def locate(self) -> str:
+        return await self._slot.locate()
 
     async def close(self) -> None:
         try:

@@ -2,14 +2,17 @@
 
 Guarantees: at most `workers` processes with `episodes_per_worker` episodes each. A worker that dies takes only its own
 episodes with it; each of them fails with the exit status and the last output of the worker. A worker is killed and
-replaced if a call hangs after its episode was abandoned, or if it prints without end. Processes that an environment
-has started end with its worker. Workers end with this process, however it ends.
+replaced if a call hangs after its episode was abandoned, if it prints without end, or if it uses too much memory.
+Processes that an environment has started end with its worker. Workers end with this process, however it ends.
+
+A worker that dies with several episodes inside is followed by workers with fewer, so that an environment that crashes
+now and then takes few others with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict
 from itertools import count
 from typing import Any
@@ -22,10 +25,17 @@ from headway.environments.text_environment import EnvironmentTraits, Reply
 from headway.errors import EnvironmentFailed, HeadwayError
 from headway.processes.base import ChildSpec, PeerFailed, PeerLost
 from headway.processes.child_process import ChildProcess, spawn_isolated
+from headway.processes.stack_dumps import find_busy_line, summarise_end, write_stacks_on_request
+from headway.processes.worker_guard import WorkerGuard
+from headway.user_code import WorkingDirectory
 
 _RELEASE_TIMEOUT_S = 3.0
 """How long a worker may take to release an episode."""
 _START_TIMEOUT_S = 300.0
+_ANSWER_S = 1.0
+"""How long a worker whose event loop is not blocked may take to answer."""
+_MOST_WORKERS = 16
+"""Most processes that the episodes of one environment are spread over after a crash."""
 
 
 class WorkerEnvironmentHost:
@@ -39,8 +49,9 @@ class WorkerEnvironmentHost:
         workers: int,
         episodes_per_worker: int = 1,
         max_episodes: int | None = None,
+        memory_mb: int = 0,
     ) -> None:
-        self.name, self._options = name, dict(options)
+        self.name, self._options, self._memory_mb = name, dict(options), memory_mb
         self._episodes_per_worker = episodes_per_worker
         self.max_episodes = min(max_episodes or workers * episodes_per_worker, workers * episodes_per_worker)
         """Largest number of episodes at once."""
@@ -62,11 +73,17 @@ class WorkerEnvironmentHost:
         """Return a worker with room for an episode; start one if there is none. Only admitted episodes call this."""
         free = [one for one in self._workers if one.accepts_episodes and one.episodes < self._episodes_per_worker]
         if not free:
-            free = [EnvironmentWorker(self.name, self._options)]
+            free = [EnvironmentWorker(self.name, self._options, self._memory_mb, self._reduce_company)]
             self._workers += free
         chosen = max(free, key=lambda worker: worker.episodes)  # fill workers up, so that fewer have to run
         chosen.episodes += 1
         return chosen
+
+    def _reduce_company(self, worker: EnvironmentWorker) -> None:
+        """Put fewer episodes into a worker after one has died with several."""
+        if worker.episodes > 1:
+            fewest = -(-self.max_episodes // _MOST_WORKERS)
+            self._episodes_per_worker = max(1, fewest, min(self._episodes_per_worker, worker.episodes) // 2)
 
     async def finish_release(self, release: Coroutine[Any, Any, None]) -> None:
         """Run the release of a slot to its end, even if the caller is cancelled."""
@@ -114,6 +131,10 @@ class WorkerEpisodeSlot:
         assert self._worker is not None
         return Reply(**await self._worker.call("step", self._number, action))
 
+    async def locate(self) -> str:
+        """Return ` in function at file:line` for a call that takes long, or nothing."""
+        return "" if self._worker is None else await self._worker.locate(self._number)
+
     async def leave(self) -> None:
         if self._has_entered:
             self._has_entered = False
@@ -124,9 +145,12 @@ class WorkerEpisodeSlot:
             if worker is not None and worker.is_alive:
                 async with asyncio.timeout(_RELEASE_TIMEOUT_S):
                     await worker.call("leave", self._number)
-        except (TimeoutError, EnvironmentFailed):
+        except EnvironmentFailed:
             assert worker is not None
             worker.accepts_episodes = False  # a call hangs in it
+        except TimeoutError:
+            assert worker is not None
+            await worker.end()  # its event loop is blocked, so none of its episodes goes on
         finally:
             await self._host.free_slot(worker)
 
@@ -134,7 +158,13 @@ class WorkerEpisodeSlot:
 class EnvironmentWorker:
     """One worker process, started by the first call."""
 
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        memory_mb: int = 0,
+        on_death: Callable[[EnvironmentWorker], None] = lambda worker: None,
+    ) -> None:
         self.accepts_episodes = True
         """Whether it may take further episodes."""
         self.episodes = 0
@@ -147,9 +177,11 @@ class EnvironmentWorker:
             env={"PYTHONHASHSEED": "0"},  # equal seeds begin equally, also if an environment iterates over sets
             contained=True,
             output_limit=MAX_PRINTED_CHARACTERS,
+            memory_mb=memory_mb,
         )
-        self._name = name
+        self._name, self._on_death = name, on_death
         self._child: asyncio.Task[ChildProcess] | None = None
+        self._locating = asyncio.Lock()
 
     @property
     def is_alive(self) -> bool:
@@ -167,7 +199,7 @@ class EnvironmentWorker:
             return await child.call(method, *args)
         except PeerLost as error:
             self.accepts_episodes = False
-            raise EnvironmentFailed(str(error)) from error
+            raise EnvironmentFailed(summarise_end(str(error))) from error
         except PeerFailed as error:
             raise EnvironmentFailed(f"{self._name}: {method} raised {error}"[:2000]) from error
         except HeadwayError as error:
@@ -178,7 +210,21 @@ class EnvironmentWorker:
         child.subscribe(on_end=self._stop_accepting)
         return child
 
+    async def locate(self, slot: int) -> str:
+        """Return ` in function at file:line` for the call of a slot, also if it blocks the worker."""
+        if not self.is_alive:
+            return ""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return str(await self.call("locate", slot))
+        except (TimeoutError, EnvironmentFailed):
+            assert self._child is not None
+            async with self._locating:
+                return find_busy_line(await self._child.result().dump_stacks())
+
     def _stop_accepting(self, how: str) -> None:
+        if self.accepts_episodes:
+            self._on_death(self)
         self.accepts_episodes = False
 
     async def end(self) -> None:
@@ -199,10 +245,12 @@ class EpisodeServer:
 
     def __init__(self, host: LocalEnvironmentHost) -> None:
         self._host = host
+        self._directory = WorkingDirectory(host.name)
         self._slots: dict[int, LocalEpisodeSlot] = {}
         self._playing: dict[int, asyncio.Task[Any]] = {}
 
     async def open(self, slot: int) -> JsonValue:
+        self._directory.restore()
         self._slots[slot] = self._host.make_slot()
         return await self._play(slot, self._slots[slot].open())
 
@@ -211,6 +259,9 @@ class EpisodeServer:
 
     async def step(self, slot: int, action: str) -> JsonValue:
         return await self._play(slot, self._slots[slot].step(action))
+
+    async def locate(self, slot: int) -> str:
+        return await self._slots[slot].locate() if slot in self._slots else ""
 
     async def leave(self, slot: int) -> None:
         playing = self._playing.pop(slot, None)
@@ -228,5 +279,6 @@ class EpisodeServer:
 
 def serve_episodes(args: Mapping[str, Any]) -> EpisodeServer:
     """Make what a worker serves. Runs in the worker."""
-    name, options = args["name"], args["options"]
-    return EpisodeServer(LocalEnvironmentHost(name, lambda: make_environment(name, **options)))
+    write_stacks_on_request()
+    name, options, guard = args["name"], args["options"], WorkerGuard()
+    return EpisodeServer(LocalEnvironmentHost(name, lambda: make_environment(name, **options), after_call=guard.check))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headway.data import DataSources
     from headway.environments.base import EnvironmentFactory
     from headway.flow.backends import Backends, EngineReserve
+    from headway.rewards.base import Reward
     from headway.trainers.local.local_trainer import ThreadedTrainer
     from headway.weights.weight_store import WeightStore
 
@@ -283,12 +284,11 @@ def make_backends(
     components: TrainingComponents,
     sources: DataSources,
     environments: EnvironmentFactory,
+    reward: Reward,
 ) -> Backends:
     """Join the components of a run with the data, environments and rewards that they work on."""
     from headway.flow.backends import Backends
-    from headway.rewards.reward_registry import make_rewards
 
-    config = resolved.config
     return Backends(
         trainer=components.trainer,
         engines=tuple(components.engines),
@@ -298,7 +298,7 @@ def make_backends(
         tasks=sources.train,
         validation_tasks=sources.validation,
         environments=environments,
-        reward=make_rewards(config.rewards, answer=config.actor_train.data_args.answer),
+        reward=reward,
         logp=components.logp,
         ref_logp=components.ref_logp,
         critic=components.critic,

@@ -11,6 +11,7 @@ another random stream than training tasks. After the pool is closed, no process 
 import asyncio
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -25,9 +26,10 @@ from headway.environments.base import Environment, EnvironmentFactory, SingleTur
 from headway.environments.chat_turns import ChatTurnEncoder
 from headway.environments.environment_output import StandardStreamFilter
 from headway.environments.environment_registry import (
+    BUILT_IN_ENVIRONMENTS,
     check_environment_options,
     find_environment_class,
-    find_import_path,
+    find_environment_path,
     make_environment,
 )
 from headway.environments.local_host import LocalEnvironmentHost
@@ -36,17 +38,22 @@ from headway.environments.text_episode import HELD_OUT_KEY, SEED_KEY, EpisodeRul
 from headway.environments.worker_host import WorkerEnvironmentHost
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.launch.components import PolicyInfo
+from headway.processes.child_process import LIVE_PROCESSES, choose_memory_limit_mb
+from headway.processes.loop_thread import LoopThread
 from headway.processes.parent_watchdog import adopt_orphans, kill_children, list_children
 from headway.seeding import make_rng
 from headway.serving.agent_environment import AgentEndpoint, AgentEnvironmentFactory, require_aiohttp
 from headway.serving.agent_launch import make_agent_launcher
 from headway.serving.chat_template import ChatTemplate
 from headway.types import Task
+from headway.user_code import WorkingDirectory
 
 OPENAI_AGENT = "openai_agent"
 """`env_type` of an agent that a user brings, and that asks an OpenAI-compatible endpoint of this run."""
 _OPTIONS_OF_TEXT_ENVIRONMENTS = ("agent_system_template", "agent_template", "history", "max_invalid", "workers")
 _DEFAULT_VALIDATION_EPISODES = 64
+_MOST_DEFAULT_WORKERS = 8
+"""Worker processes for an environment of a user that asks for no number."""
 _NOMINAL_LENGTH = 1000
 """Length that an endless source reports."""
 
@@ -124,7 +131,7 @@ def _make_spec(resolved: ResolvedConfig, tag: str, *, share: int, max_episodes: 
     name, key = custom.env_type or tag, f"custom_envs.{tag}"
     if custom.agent_template is not None and "{observation}" not in custom.agent_template:
         raise ConfigError("has no {observation}", key=f"{key}.agent_template", value=custom.agent_template)
-    if custom.workers and find_import_path(name) is None:
+    if custom.workers and find_environment_path(name) is None:
         hint = "module:Class is found there too"
         raise ConfigError("worker processes know nothing of what was registered here", key=f"{key}.env_type", hint=hint)
     try:
@@ -311,7 +318,7 @@ class AgentEnvironmentPool:
             await asyncio.gather(*(host.close() for host in self.hosts.values()), return_exceptions=True)
         finally:
             self._stream_filter.close()
-            kill_children(self._earlier_children)
+            kill_children({*self._earlier_children, *LIVE_PROCESSES})
             adopt_orphans(False)
 
 
@@ -335,20 +342,36 @@ def _make_agents(endpoint: AgentEndpoint, spec: EnvironmentSpec, longest: int) -
 
 
 def _make_host(resolved: ResolvedConfig, spec: EnvironmentSpec) -> LocalEnvironmentHost | WorkerEnvironmentHost:
+    """Choose where an environment runs: those of users in worker processes, unless these cannot import it."""
     custom, options = spec.custom, dict(spec.custom.env_config)
     per_worker = _select_manager(resolved, held_out=False)[1].max_env_num_per_worker
     needed = -(-spec.max_episodes // max(1, per_worker))
+    is_users, importable = spec.name not in BUILT_IN_ENVIRONMENTS, find_environment_path(spec.name)
     workers = custom.workers
     if workers is None:
         workers = needed if per_worker else min(spec.traits.workers, needed)
+        if not workers and is_users:
+            workers = min(spec.max_episodes, os.cpu_count() or 1, _MOST_DEFAULT_WORKERS)
+            per_worker = -(-spec.max_episodes // workers)
     max_episodes = custom.concurrency or spec.traits.concurrency
-    importable = find_import_path(spec.name)
     if workers and importable is not None:
-        episodes_per_worker = max(1, per_worker)
+        memory_mb = resolved.config.reliability.worker_memory_mb
         return WorkerEnvironmentHost(
-            importable, options, workers=workers, episodes_per_worker=episodes_per_worker, max_episodes=max_episodes
+            importable,
+            options,
+            workers=workers,
+            episodes_per_worker=max(1, per_worker),
+            max_episodes=max_episodes,
+            memory_mb=choose_memory_limit_mb() if memory_mb is None else memory_mb,
         )
-    return LocalEnvironmentHost(spec.name, lambda: make_environment(spec.name, **options), max_episodes=max_episodes)
+    loop_thread, directory = LoopThread(f"environment {spec.name}"), WorkingDirectory(spec.name)
+    return LocalEnvironmentHost(
+        spec.name,
+        lambda: make_environment(spec.name, **options),
+        max_episodes=max_episodes,
+        loop_thread=loop_thread if is_users else None,
+        after_call=directory.restore if is_users else lambda: None,
+    )
 
 
 def _make_rules(spec: EnvironmentSpec, longest: int) -> EpisodeRules:

@@ -23,7 +23,7 @@ from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import plan_placement
 from headway.launch.training_session import PreparedRun
 from headway.monitor.event_log import EventLog, EventSink
-from headway.rewards.reward_registry import make_rewards
+from headway.rewards.reward_registry import make_run_rewards, open_reward_workers
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import Replica, ReplicaHealth
 from headway.rollout.sample_evaluation import EvaluatedSample, SampleEvaluator
@@ -63,7 +63,7 @@ async def evaluate_policy(
     sinks: Sequence[EventSink] = (),
 ) -> list[EvaluatedSample]:
     """Generate and score `answers` to each task with the policy of `prepared`. Raises `BackendError`."""
-    config, loop = prepared.resolved.config, asyncio.get_running_loop()
+    reward, loop = make_run_rewards(prepared.resolved.config, logs), asyncio.get_running_loop()
     events, settings = EventLog(loop.time, *sinks), make_run_settings(prepared.resolved)
     sampling = settings.eval_sampling or settings.sampling
     settings = replace(settings, group_size=answers, redundant_members=0, sampling=sampling)
@@ -74,6 +74,7 @@ async def evaluate_policy(
             failed.set_exception(error)
 
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(open_reward_workers(reward))
         environments = make_environment_pool(prepared.resolved, prepared.policy)
         stack.push_async_callback(environments.close)
         components = prepared.family.make_inference_components(prepared.make_context(logs))
@@ -86,7 +87,7 @@ async def evaluate_policy(
         evaluator = SampleEvaluator(
             hub=hub,
             environments=environments,
-            reward=make_rewards(config.rewards, answer=config.actor_train.data_args.answer),
+            reward=reward,
             settings=settings,
             events=events,
             decode=make_decoder(prepared.policy.tokenizer),

@@ -36,7 +36,7 @@ from headway.monitor.machine_facts import describe_machine
 from headway.monitor.sample_excerpts import ImageLog
 from headway.processes.control_socket import serve_control_socket
 from headway.rewards.images.image_reward import downscale_image, image_to_png_base64
-from headway.rewards.reward_registry import make_rewards
+from headway.rewards.reward_registry import RoutedReward, make_run_rewards, open_reward_workers
 from headway.rollout.sample_evaluation import EvaluatedSample
 from headway.settings import make_run_settings
 from headway.types import Batch, Image, Sample, SampleGroup
@@ -63,6 +63,8 @@ class PreparedRun:
     sources: DataSources
     placement: Placement
     family: ModelFamily
+    notes: Sequence[str] = ()
+    """Sentences that a user should read before the run starts."""
 
     @property
     def directory(self) -> Path:
@@ -97,7 +99,7 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
         raise ConfigError("which environments do the agents act in?", key="train_env_manager.tags", value=[], hint=hint)
     if not config.rewards and not agentic:
         raise ConfigError("nothing judges the answers", key="rewards", value={}, hint="such as rewards: {math: {}}")
-    make_rewards(config.rewards, answer=config.actor_train.data_args.answer)
+    reward = make_run_rewards(config)
     order_stages(config.stages, critic=resolved.derived.needs_critic)
     placement, family = plan_placement(resolved), select_model_family(resolved)
     policy = family.find_policy(resolved)
@@ -105,7 +107,10 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
     family.check_policy(resolved, policy, placement)
     sources = make_episode_sources(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
     family.check_sources(policy, sources)
-    return PreparedRun(resolved=resolved, policy=policy, sources=sources, placement=placement, family=family)
+    notes = (*resolved.notes, *sources.notes, *(reward.notes if isinstance(reward, RoutedReward) else ()))
+    return PreparedRun(
+        resolved=resolved, policy=policy, sources=sources, placement=placement, family=family, notes=notes
+    )
 
 
 def _check_context_length(resolved: ResolvedConfig, policy: PolicyInfo) -> None:
@@ -187,7 +192,8 @@ async def open_run_context(
     events = EventLog(clock, *sinks)
     components = make_run_components(prepared.make_context(directory.path / "logs"), prepared.family)
     environments = make_environment_pool(prepared.resolved, prepared.policy)
-    backends = make_backends(prepared.resolved, prepared.policy, components, prepared.sources, environments)
+    reward = make_run_rewards(prepared.resolved.config, directory.path / "logs")
+    backends = make_backends(prepared.resolved, prepared.policy, components, prepared.sources, environments, reward)
     context = _make_run_context(prepared, directory, backends, events)
     with EventFileWriter(directory.path, on_failure=context.stop_request.make) as log:
         events.attach(log)
@@ -195,10 +201,11 @@ async def open_run_context(
         events.emit(RunBegin(who="run", resumed=resumed, trained=trained, machine=machine, headway=VERSION))
         ticking = None if tick is None else asyncio.ensure_future(_call_periodically(tick, clock))
         try:
-            await components.start()
-            gc.collect()
-            gc.freeze()  # a full collection would visit all modules and models, which are never garbage
-            yield context
+            async with open_reward_workers(reward):
+                await components.start()
+                gc.collect()
+                gc.freeze()  # a full collection would visit all modules and models, which are never garbage
+                yield context
         finally:
             if ticking is not None:
                 ticking.cancel()

@@ -45,7 +45,10 @@ class ChildSpec:
     contained: bool = False
     """Kill every process below the child when it ends, also one that has left the child's session. Linux only."""
     output_limit: int = 0
-    """Bytes of output after which the child is killed. 0: no limit. With a limit, the output is not kept in a file."""
+    """Bytes of output in ten seconds after which the child is killed. 0: no limit. With a limit, a log gets only so
+    many bytes."""
+    memory_mb: int = 0
+    """Memory after which a contained child is killed, with everything below it. 0: no limit. Linux only."""
 
     def __post_init__(self) -> None:
         module, _, function = self.target.partition(":")

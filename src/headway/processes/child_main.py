@@ -1,11 +1,11 @@
-"""The main program of a child: `python -m headway.processes.child_main SOCKET PARENT [contained]`.
+"""The main program of a child: `python -m headway.processes.child_main SOCKET PARENT [contained=MB]`.
 
 It imports its target, serves what that returns until the socket is closed, and ends. A thread that does nothing else
 watches the socket, so that the child ends also while a long computation holds the event loop. On Linux the kernel ends
 it with its parent in any case.
 
-A contained child is two processes. The outer one runs no code of the target: it waits until the socket is closed or the
-inner one ends, kills every process that is left below it, and ends.
+A contained child is two processes. The outer one runs no code of the target: it waits until the socket is closed, the
+inner one ends or too much memory is used, kills every process that is left below it, and ends.
 """
 
 import asyncio
@@ -22,12 +22,21 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from headway.errors import ConfigError, HeadwayError
-from headway.processes.parent_watchdog import SIGNAL_BASE, adopt_orphans, die_with_parent, kill_children
+from headway.processes.parent_watchdog import (
+    MEMORY_LIMIT_CODE,
+    SIGNAL_BASE,
+    adopt_orphans,
+    die_with_parent,
+    kill_children,
+    measure_tree_memory,
+)
 from headway.processes.peer_messages import MessageProtocol, encode_error
 
+_MEMORY_CHECK_MS = 200
 SendNote = Callable[[Any], None]
 """Sends a note to the parent. May be called from the event loop's thread only."""
 
@@ -125,22 +134,32 @@ def _watch_parent(end: socket.socket) -> None:
     _exit_now()
 
 
-def _contain(descriptor: int) -> None:
+def _contain(descriptor: int, memory_mb: int) -> None:
     """Fork. Returns in the inner process; the outer one waits for the end of either side, and leaves nothing behind."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # asks the inner process where it is
     adopt_orphans()
     outer = os.getpid()
     inner = os.fork()
     if inner == 0:
         if not die_with_parent(outer):
             os._exit(1)
+        _volunteer_for_oom_killer()
         return
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     poll.register(os.pidfd_open(inner), select.POLLIN)
-    poll.poll()
+    is_over_limit = False
+    while not is_over_limit and not poll.poll(_MEMORY_CHECK_MS if memory_mb else None):
+        is_over_limit = measure_tree_memory(inner) > memory_mb << 20
     code = kill_children().get(inner, 0)
-    os._exit(code if code >= 0 else SIGNAL_BASE - code)
+    os._exit(MEMORY_LIMIT_CODE if is_over_limit else code if code >= 0 else SIGNAL_BASE - code)
+
+
+def _volunteer_for_oom_killer() -> None:
+    """Let the kernel kill this process rather than the run, should the machine have no memory left."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def main(descriptor: int | str, parent: int | str, *options: str) -> NoReturn:
@@ -148,9 +167,10 @@ def main(descriptor: int | str, parent: int | str, *options: str) -> NoReturn:
     faulthandler.enable()
     if not die_with_parent(int(parent)):
         _exit_now()
-    if "contained" in options and sys.platform == "linux":
-        _contain(int(descriptor))
+    for option in options if sys.platform == "linux" else ():
+        _contain(int(descriptor), int(option.removeprefix("contained=")))
     end = socket.socket(fileno=int(descriptor))
+    os.register_at_fork(after_in_child=end.close)  # what the target forks answers no calls
     threading.Thread(target=_watch_parent, args=(end,), name="parent", daemon=True).start()
 
     async def serve() -> None:

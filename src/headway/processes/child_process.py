@@ -28,9 +28,10 @@ from headway.codec import encode
 from headway.errors import ConfigError
 from headway.processes import parent_watchdog
 from headway.processes.base import ChildSpec
-from headway.processes.parent_watchdog import SIGNAL_BASE
+from headway.processes.parent_watchdog import MEMORY_LIMIT_CODE, SIGNAL_BASE
 from headway.processes.peer_messages import CallingPeer, MessageProtocol
 from headway.processes.process_output import ProcessOutput
+from headway.processes.worker_guard import FILES_CLOSED_CODE
 
 LOOPBACK = "127.0.0.1"
 OLDEST_PYTHON = (3, 11)
@@ -42,6 +43,8 @@ _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 _END_S = 5.0
 """How long a child may take to end after it was asked to, before it is killed."""
 _MAIN = "headway.processes.child_main"
+LIVE_PROCESSES: set[int] = set()
+"""Processes that this module has started and that have not ended. Whoever started them ends them."""
 
 
 class ProcessHandle(Protocol):
@@ -86,6 +89,7 @@ class ChildProcess(CallingPeer):
         with theirs:
             self._process = spawn(self.spec, theirs, self._output.fileno())
         self.pid = self._process.pid
+        LIVE_PROCESSES.add(self.pid)
         await asyncio.get_running_loop().create_connection(lambda: self._protocol, sock=ours)
         await self._output.listen()
 
@@ -105,6 +109,17 @@ class ChildProcess(CallingPeer):
         finally:
             self.kill()
         await self._wait_for_end()
+
+    async def dump_stacks(self, within_s: float = 0.5) -> str:
+        """Let the child write where its threads are, also while it holds the interpreter, and return the text.
+
+        The child has called `write_stacks_on_request`; a child that has not is ended by this.
+        """
+        if self._ended.done():
+            return ""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGUSR1)
+        return await self._output.read_next(within_s)
 
     def kill(self) -> None:
         if self._ended.done():
@@ -133,11 +148,16 @@ class ChildProcess(CallingPeer):
         reaped.add_done_callback(lambda done: None if done.cancelled() else self._end_with(done.result()))
 
     def _end_with(self, code: int) -> None:
+        LIVE_PROCESSES.discard(self.pid)
         if self.spec.contained and code > SIGNAL_BASE:
             code = SIGNAL_BASE - code
         how = describe_exit(code)
         if self._output.over_limit:
             how = f"was killed because it printed more than {self.spec.output_limit >> 20} MB"
+        elif self.spec.contained and code == FILES_CLOSED_CODE:
+            how = "ended because its files were closed"
+        elif self.spec.memory_mb and code == MEMORY_LIMIT_CODE:
+            how = f"was killed because it used more than {self.spec.memory_mb:,} MB of memory"
         self._finish(f"process {self.pid}", how)
 
 
@@ -158,6 +178,16 @@ def make_child_environment(spec: ChildSpec) -> dict[str, str]:
 def make_start_message(spec: ChildSpec) -> Mapping[str, Any]:
     """Return the argument of the child's first call, `start`."""
     return {"target": spec.target, "host": spec.host, "args": dict(spec.args), "threads": spec.threads}
+
+
+def choose_memory_limit_mb() -> int:
+    """Return half of the memory that this machine, or the control group of this process, has; 0 if that is unknown."""
+    limits = []
+    with suppress(OSError, ValueError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(OSError, ValueError):
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(limits, default=0) >> 21
 
 
 def describe_exit(code: int) -> str:
@@ -215,8 +245,9 @@ def _spawn(
     env: Mapping[str, str],
     python: str = sys.executable,
 ) -> ProcessHandle:
+    options = [f"contained={spec.memory_mb}"] if spec.contained else []
     return subprocess.Popen(
-        [python, *arguments, str(theirs.fileno()), str(os.getpid()), *(["contained"] if spec.contained else [])],
+        [python, *arguments, str(theirs.fileno()), str(os.getpid()), *options],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

@@ -21,12 +21,15 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LINUX = sys.platform == "linux"
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TRACKER = b"multiprocessing.resource_tracker"
 """Removes the shared memory of killed processes once they are gone, and ends then. It is never killed."""
 COMMAND = (sys.executable, "-IS", __file__)
 """Command line that runs this file."""
 SIGNAL_BASE = 128
 """A watchdog exits with this plus the signal that ended its command, as a shell does."""
+MEMORY_LIMIT_CODE = 97
+"""Exit code of a contained child that used more memory than it may."""
 
 
 def die_with_parent(parent: int) -> bool:
@@ -49,6 +52,28 @@ def list_children() -> list[int]:
         with suppress(OSError, ValueError, IndexError):
             if entry.read_text().rpartition(")")[2].split()[1] == me:
                 found.append(int(entry.parent.name))
+    return found
+
+
+def measure_tree_memory(pid: int) -> int:
+    """Return the bytes of memory of a process and of all processes below it. Pages that these share count once."""
+    total, todo = 0, _list_children_of(pid)
+    with suppress(OSError, ValueError, IndexError):
+        total = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    while todo:
+        below = todo.pop()
+        todo += _list_children_of(below)
+        with suppress(OSError, ValueError, IndexError):
+            lines = Path(f"/proc/{below}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+def _list_children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for entry in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError, ValueError):
+            found += map(int, entry.read_text().split())
     return found
 
 

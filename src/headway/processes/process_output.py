@@ -12,25 +12,32 @@ from typing import IO
 _TAIL_BYTES, _TAIL_LINES = 4000, 12
 _CAUSE = re.compile(rb"(?m)^(?:.*\] )?([\w.]*(?:Error|Exception): .+)$")
 """The last line of a traceback, also behind what a log puts before every line."""
+_CRASH = "Fatal Python error"
+_WINDOW_S, _QUIET_S = 10.0, 0.05
 _MOST_CAUSES, _LONGEST_CAUSE, _CAUSE_BYTES = 3, 400, 1 << 18
 
 
 class ProcessOutput(asyncio.Protocol):
     """The output of a process: its log, a file that goes with it, or a pipe that counts.
 
-    With a `limit` the output is a pipe: it is read as it comes, all but the end is dropped, and `on_limit` is called
-    once when there was more than `limit` bytes.
+    With a `limit` the output is a pipe: it is read as it comes, `on_limit` is called once when more than `limit` bytes
+    come in ten seconds, and only the end and the first `limit` bytes, in the log, are kept.
     """
 
     def __init__(self, log: Path | None = None, *, limit: int = 0, on_limit: Callable[[], None] = lambda: None) -> None:
         self.over_limit = False
         self._limit, self._on_limit = limit, on_limit
-        self._tail, self._size = b"", 0
+        self._tail, self._size, self._window_begin_s = b"", 0, 0.0
         self._transport: asyncio.BaseTransport | None = None
+        self._log: IO[bytes] | None = None
+        self._room_in_log = limit
+        self._captured: bytearray | None = None
+        self._arrived = asyncio.Event()
         self._file: IO[bytes]
         if limit:
             ours, theirs = os.pipe()
             self._ours, self._file = os.fdopen(ours, "rb", buffering=0), os.fdopen(theirs, "wb", buffering=0)
+            self._log = None if log is None else open_output_file(log)
         else:
             self._file = open_output_file(log)
 
@@ -47,10 +54,42 @@ class ProcessOutput(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        if self._captured is not None:
+            self._captured += data
+            self._arrived.set()
+        self._write_to_log(data)
+        now = asyncio.get_running_loop().time()
+        if now - self._window_begin_s > _WINDOW_S:
+            self._size, self._window_begin_s = 0, now
         self._size += len(data)
         if self._size > self._limit and not self.over_limit:
             self.over_limit = True
             self._on_limit()
+
+    def _write_to_log(self, data: bytes) -> None:
+        if self._log is None:
+            return
+        kept = data[: self._room_in_log]
+        self._room_in_log -= len(kept)
+        with suppress(OSError):
+            self._log.write(kept if kept == data else kept + b"\n(the rest is not kept)\n")
+            self._log.flush()
+        if kept != data:
+            self._log.close()
+            self._log = None
+
+    async def read_next(self, within_s: float) -> str:
+        """Return what the process writes from now on, until it is quiet for a moment. Returns nothing for a file."""
+        self._captured = bytearray()
+        wait_s = within_s
+        with suppress(TimeoutError):
+            while self._transport is not None:
+                self._arrived.clear()
+                async with asyncio.timeout(wait_s):
+                    await self._arrived.wait()
+                wait_s = _QUIET_S
+        found, self._captured = bytes(self._captured), None
+        return found.decode("utf-8", "replace")
 
     def read_last_lines(self) -> str:
         """Return the last lines for an error message, each on a line of its own."""
@@ -65,6 +104,8 @@ class ProcessOutput(asyncio.Protocol):
         """Stop reading, and close the file. Idempotent."""
         if self._transport is not None:
             self._transport.close()
+        if self._log is not None:
+            self._log.close()
         self._file.close()
 
 
@@ -94,7 +135,10 @@ def read_errors_and_last_lines(output: IO[bytes], begin: int = 0) -> str:
 
 
 def _format_lines(data: bytes) -> str:
-    lines = data.decode("utf-8", "replace").strip().splitlines()[-_TAIL_LINES:]
+    lines = data.decode("utf-8", "replace").strip().splitlines()
+    crash = max((number for number, line in enumerate(lines) if line.startswith(_CRASH)), default=None)
+    # The stack of a crash begins with the innermost line; all other errors end with what matters.
+    lines = lines[-_TAIL_LINES:] if crash is None else lines[crash:][:_TAIL_LINES]
     return "".join(f"\n  | {line}" for line in lines)
 
 

@@ -1,7 +1,7 @@
 """Rewards from functions `(text, task_data) -> float | dict`: built-in ones, users' own, and those of verl or TRL.
 
 Guarantees: if a function raises, or returns something that is not a finite number, that becomes a `RewardError` that
-names the function and the value. Users' functions that are not `async` run on threads, so a slow one delays no other.
+names the function and the value. Where users' functions run is decided elsewhere (`user_reward`).
 
 Functions that were written for verl or TRL are recognised by the names of their parameters and called as they expect:
 
@@ -20,7 +20,6 @@ from typing import Any
 
 from headway.errors import RewardError
 from headway.rewards.base import final_text
-from headway.rewards.thread_limiter import ThreadLimiter
 from headway.types import Episode, Score
 
 ScoringFunction = Callable[[Any, Mapping[str, Any]], Any]
@@ -39,42 +38,10 @@ class BuiltInReward:
         return result_to_score(self._name, await result if inspect.isawaitable(result) else result)
 
 
-class FunctionReward:
-    """A user's function, `async` or not, with `arguments` by keyword. `view` picks what it sees of an episode."""
-
-    def __init__(
-        self,
-        name: str,
-        function: UserFunction,
-        arguments: Mapping[str, Any],
-        *,
-        concurrency: int = 8,
-        view: Callable[[Episode], Any] = final_text,
-    ) -> None:
-        self._name, self._function, self._arguments = name, function, dict(arguments)
-        self._view = view
-        self._threads = ThreadLimiter(concurrency, f"reward {name}")
-
-    async def score(self, episode: Episode) -> Score:
-        answer, data = self._view(episode), dict(episode.task.data)
-        try:
-            if inspect.iscoroutinefunction(self._function):
-                result = await self._function(answer, data, **self._arguments)
-            else:
-                result = await self._threads.run(self._function, answer, data, **self._arguments)
-                if inspect.isawaitable(result):
-                    result = await result
-        except RewardError:
-            raise
-        except Exception as error:
-            where = _locate(error)
-            problem = f"{self._name} raised {type(error).__name__}: {error}{where} ({episode.sample_id})"
-            raise RewardError(problem) from error
-        return result_to_score(self._name, result)
-
-
 def result_to_score(name: str, result: Any) -> Score:
-    """Convert a function's result: a finite number, or a dict with a number under `score` and more beside it."""
+    """Convert a result: a finite number, a dict with a number under `score` and more beside it, or a `Score`."""
+    if isinstance(result, Score):
+        result = {**result.parts, "score": result.value}
     if isinstance(result, Mapping):
         if "score" not in result:
             raise RewardError(f"{name} returned a dict without 'score': {_shorten(result)}")
@@ -98,14 +65,6 @@ def _to_number(name: str, value: Any) -> float:
 def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-def _locate(error: BaseException) -> str:
-    """Return the file and line that raised the error: the last frame of the traceback."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
 
 
 def adapt_foreign_function(function: UserFunction, answer: str) -> UserFunction | None:

@@ -7,25 +7,31 @@ and no other sample waits. If one term has no score, the sample has none, and it
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
-from headway.config import RewardConfig
+from headway.config import Config, RewardConfig
 from headway.errors import ConfigError, RewardError
+from headway.processes.child_process import choose_memory_limit_mb
 from headway.registry import REWARDS
-from headway.rewards.base import EpisodeReturn, Reward, final_text
+from headway.rewards.base import EpisodeReturn, Reward
 from headway.rewards.code_reward import make_code_reward
-from headway.rewards.function_reward import FunctionReward, adapt_foreign_function
+from headway.rewards.function_reward import adapt_foreign_function
 from headway.rewards.ifeval_reward import make_ifeval_reward
-from headway.rewards.images.image_reward import get_episode_image, image_to_array, make_compressibility_reward
+from headway.rewards.images.image_reward import make_compressibility_reward
 from headway.rewards.images.image_server_reward import make_image_server_reward
 from headway.rewards.images.ocr_reward import make_ocr_reward
 from headway.rewards.judge_rewards import JudgeReward, VisionJudgeReward
 from headway.rewards.solver_rewards import make_math_reward, make_reasoning_gym_reward
 from headway.rewards.text_rewards import make_exact_reward, make_format_reward, make_numeric_reward, make_regex_reward
+from headway.rewards.user_function import FunctionReward, load_function, read_function_traits
+from headway.rewards.user_reward_workers import UserRewardSpec, WorkerReward
 from headway.types import Episode, Score, Task
-from headway.user_code import import_object
+from headway.user_code import find_import_path, import_object, make_import_path_absolute
 
 BUILT_IN_REWARDS: dict[str, Callable[..., Reward]] = {
     "code": make_code_reward,
@@ -44,15 +50,37 @@ BUILT_IN_REWARDS: dict[str, Callable[..., Reward]] = {
     "vision_judge": VisionJudgeReward,
 }
 """Factories of the names that `REWARDS` lists as built in; their keyword parameters are the `reward_args`."""
+_RUNS_HERE = (
+    "no other process can import it, so it runs in the process of the run, which a crash of it would end; "
+    'put it into a module, or the script\'s work under `if __name__ == "__main__":`'
+)
 FALLBACK_REWARD = "default"
 """The reward of this name also scores tasks that no other reward claims."""
 
 
-def make_reward(reward_fn: str, reward_args: Mapping[str, Any] | None = None, *, answer: str | None = None) -> Reward:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserRewardLimits:
+    """What a run allows the rewards of users."""
+
+    timeout_s: float = 600.0
+    """Seconds for one verdict."""
+    memory_mb: int | None = None
+    """Memory of a worker process. `None`: half of the machine's."""
+    logs: Path | None = None
+    """Directory for what workers print. `None`: it is not kept."""
+
+
+def make_reward(
+    reward_fn: str,
+    reward_args: Mapping[str, Any] | None = None,
+    *,
+    answer: str | None = None,
+    limits: UserRewardLimits | None = None,
+) -> Reward:
     """Return one reward. `answer` is the data's answer column, the default of rewards that compare with one."""
     arguments = dict(reward_args or {})
     if reward_fn not in BUILT_IN_REWARDS:
-        return _make_user_reward(reward_fn, arguments, answer or "answer")
+        return _make_user_reward(reward_fn, arguments, answer or "answer", limits or UserRewardLimits())
     factory = BUILT_IN_REWARDS[reward_fn]
     if answer is not None and "answer" in inspect.signature(factory).parameters:
         arguments.setdefault("answer", answer)
@@ -60,14 +88,39 @@ def make_reward(reward_fn: str, reward_args: Mapping[str, Any] | None = None, *,
     return factory(**arguments)
 
 
-def make_rewards(rewards: Mapping[str, RewardConfig], *, answer: str | None = None) -> Reward:
+def make_run_rewards(config: Config, logs: Path | None = None) -> Reward:
+    """Return the rewards of a run, with the limits that its configuration sets. Workers write to `logs`."""
+    timeout_s, memory_mb = config.reliability.reward_timeout_s, config.reliability.worker_memory_mb
+    limits = UserRewardLimits(timeout_s=timeout_s, memory_mb=memory_mb, logs=logs)
+    return make_rewards(config.rewards, answer=config.actor_train.data_args.answer, limits=limits)
+
+
+@asynccontextmanager
+async def open_reward_workers(reward: Reward) -> AsyncIterator[None]:
+    """Start the worker processes of users' rewards, and end them with the block. Raises `ConfigError`."""
+    workers = reward.workers if isinstance(reward, RoutedReward) else {}
+    try:
+        for name, worker in workers.items():
+            try:
+                await worker.start()
+            except ConfigError as error:
+                raise ConfigError(f"rewards.{name}: {error}") from error
+        yield
+    finally:
+        for worker in workers.values():
+            worker.close()
+
+
+def make_rewards(
+    rewards: Mapping[str, RewardConfig], *, answer: str | None = None, limits: UserRewardLimits | None = None
+) -> Reward:
     """Return the reward of a whole run. Without any configured reward, the environment's own rewards count."""
     if not rewards:
         return EpisodeReturn()
     terms = []
     for name, config in rewards.items():
         try:
-            reward = make_reward(config.reward_fn or name, config.reward_args, answer=answer)
+            reward = make_reward(config.reward_fn or name, config.reward_args, answer=answer, limits=limits)
         except ConfigError as error:
             raise ConfigError(f"rewards.{name}{'.' if error.key else ': '}{error}") from error
         domains = frozenset(config.tag_included)
@@ -76,25 +129,40 @@ def make_rewards(rewards: Mapping[str, RewardConfig], *, answer: str | None = No
     return RoutedReward(terms)
 
 
-def _make_user_reward(name: str, arguments: dict[str, Any], answer: str) -> Reward:
+def _make_user_reward(name: str, arguments: dict[str, Any], answer: str, limits: UserRewardLimits) -> Reward:
     """Return the reward of a function `(text or image, task_data, **reward_args)`, or of a class with `score(episode)`.
 
     `name` is a path to it, or a name that a plugin registered. A function whose first parameter is called `image` gets
-    the picture, as an array `uint8 [height, width, 3]`. Functions of verl and TRL are called as they expect.
+    the picture, as an array `uint8 [height, width, 3]`. Functions of verl and TRL are called as they expect. It runs in
+    a worker process if one can import it.
     """
     found = import_object(name, key="reward_fn", kind="function") if ":" in name else _get_registered(name)
     concurrency = arguments.pop("concurrency", 8)
     if inspect.isclass(found) and hasattr(found, "score"):
         _check_arguments(found, name, (), arguments)
-        return cast(Reward, found(**arguments))
-    if not callable(found):
+    elif not callable(found):
         raise ConfigError(f"is a {type(found).__name__}, not a function", key="reward_fn", value=name)
-    if (adapted := adapt_foreign_function(found, answer)) is not None:
+    elif adapt_foreign_function(found, answer) is not None:
         _check_arguments(found, name, (), arguments, partial=True)
-        return FunctionReward(name, adapted, arguments, concurrency=concurrency)
-    _check_arguments(found, name, ("text", {}), arguments)
-    view = _view_pixels if _first_parameter(found) == "image" else final_text
-    return FunctionReward(name, found, arguments, concurrency=concurrency, view=view)
+    else:
+        _check_arguments(found, name, ("text", {}), arguments)
+    is_named_by_path = ":" in name and not name.startswith("__main__:")
+    path = make_import_path_absolute(name) if is_named_by_path else find_import_path(found)
+    if path is None:
+        loaded = load_function(found, name, arguments, answer)
+        return FunctionReward(loaded, concurrency=concurrency, timeout_s=limits.timeout_s)
+    spec = UserRewardSpec(
+        name=name,
+        path=path,
+        traits=read_function_traits(found),
+        arguments=arguments,
+        answer=answer,
+        concurrency=concurrency,
+        timeout_s=limits.timeout_s,
+        memory_mb=choose_memory_limit_mb() if limits.memory_mb is None else limits.memory_mb,
+        log=None if limits.logs is None else limits.logs / f"reward-{re.sub('[^A-Za-z0-9]+', '-', name)}.log",
+    )
+    return WorkerReward(spec)
 
 
 def _get_registered(name: str) -> Any:
@@ -102,17 +170,6 @@ def _get_registered(name: str) -> Any:
         hint = f"{REWARDS.hint(name)}; or module:function or file.py:function of your own"
         raise ConfigError("is no reward", key="reward_fn", value=name, hint=hint)
     return REWARDS.get(name, key="reward_fn")
-
-
-def _view_pixels(episode: Episode) -> Any:
-    return image_to_array(get_episode_image(episode))
-
-
-def _first_parameter(function: Callable[..., Any]) -> str:
-    try:
-        return next(iter(inspect.signature(function).parameters), "")
-    except (TypeError, ValueError):
-        return ""
 
 
 def _check_arguments(
@@ -168,6 +225,11 @@ class RoutedReward:
 
     def __init__(self, terms: Iterable[RewardTerm]) -> None:
         self._terms = tuple(terms)
+        self.workers = {term.name: term.reward for term in self._terms if isinstance(term.reward, WorkerReward)}
+        """Rewards of users that have processes of their own."""
+        local = [term.name for term in self._terms if isinstance(term.reward, FunctionReward)]
+        self.notes = tuple(f"rewards.{name}: {_RUNS_HERE}" for name in local)
+        """Sentences that a user should read before the run starts."""
         self._unfinished: dict[str, list[str]] = {}
 
     def unfinished_terms(self, sample_id: str) -> list[str]:

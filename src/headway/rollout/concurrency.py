@@ -1,9 +1,8 @@
-"""Building blocks of concurrency: a broadcast signal, an ordered task group, a turn barrier, a lazy deadline."""
+"""Building blocks of concurrency: a broadcast signal, an ordered task group and a turn barrier."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
-from types import coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 
 class Signal:
@@ -94,35 +93,3 @@ class TurnBarrier:
             self._round += 1
             self._arrived = 0
             self._open.notify()
-
-
-T = TypeVar("T")
-
-
-async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, T]) -> T:
-    """Await `call`; raise `TimeoutError` if it takes longer than `limit_s`.
-
-    Most environment steps and scores never suspend. A timer for each would be a quarter of the scheduler's work, so it
-    is armed only once a call has really suspended.
-    """
-    try:
-        waits_for = call.send(None)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    async with asyncio.timeout(limit_s):
-        return await _drive_suspended(call, waits_for)
-
-
-@coroutine
-def _drive_suspended(call: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
-    """Continue a coroutine that has already suspended, as `await` would."""
-    while True:
-        try:
-            try:
-                sent = yield waits_for
-            except BaseException as error:
-                waits_for = call.throw(error)
-            else:
-                waits_for = call.send(sent)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]

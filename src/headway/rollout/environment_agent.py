@@ -11,10 +11,16 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from headway.deadlines import run_with_deadline
 from headway.engines.base import Progress, Request
-from headway.environments.base import ConcurrencyLimitedEnvironment, Environment, Observation
+from headway.environments.base import (
+    ConcurrencyLimitedEnvironment,
+    Environment,
+    LocatableEnvironment,
+    Observation,
+)
 from headway.errors import EngineError, EnvironmentFailed
-from headway.rollout.concurrency import TurnBarrier, run_with_deadline
+from headway.rollout.concurrency import TurnBarrier
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import RequestLane
 from headway.settings import RunSettings
@@ -145,7 +151,7 @@ class EnvironmentAgent:
             self._barrier.leave()
 
     async def _play(self, environment: Environment) -> Episode:
-        observation = await self._guard("reset", environment.reset(self.task))
+        observation = await self._guard("reset", environment, environment.reset(self.task))
         context: Sequence[Any] = ()
         while True:
             self._check_replay(observation)
@@ -155,7 +161,7 @@ class EnvironmentAgent:
             generation = (
                 self._replayed_turns[len(self.turns)].generation if replayed else await self._act(context, observation)
             )
-            outcome = await self._guard("step", environment.step(generation))
+            outcome = await self._guard("step", environment, environment.step(generation))
             turn = Turn(
                 observation=observation.tokens,
                 generation=generation,
@@ -235,7 +241,7 @@ class EnvironmentAgent:
         except (TypeError, ValueError) as error:
             raise EnvironmentFailed(f"{self.sample_id}: info is not JSON: {error}") from error
 
-    async def _guard(self, what: str, call: Coroutine[Any, Any, T]) -> T:
+    async def _guard(self, what: str, environment: Environment, call: Coroutine[Any, Any, T]) -> T:
         """Await a call of the environment. Raise `EnvironmentFailed` if it fails or is late."""
         limit, clock = self._settings.reliability.environment_timeout_s, asyncio.get_running_loop().time
         began_s = clock()
@@ -245,7 +251,8 @@ class EnvironmentAgent:
             self._spent_s += clock() - began_s
             return answer
         except TimeoutError:
-            raise EnvironmentFailed(f"{self.sample_id}: no answer to {what} after {limit} s") from None
+            where = await environment.locate() if isinstance(environment, LocatableEnvironment) else ""
+            raise EnvironmentFailed(f"{self.sample_id}: no answer to {what} after {limit} s{where}") from None
         except EnvironmentFailed as error:
             raise EnvironmentFailed(f"{self.sample_id}: {what}: {error}") from error
         except asyncio.CancelledError as error:

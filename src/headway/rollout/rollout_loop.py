@@ -13,13 +13,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from math import isfinite
 from typing import Protocol
 
+from headway.deadlines import run_with_deadline
 from headway.environments.base import Environment, EnvironmentFactory, extract_outcome
 from headway.errors import EngineCrashed, EngineError, EnvironmentFailed, RewardError
 from headway.monitor.event_log import EventLog
 from headway.monitor.events import ErrorReport, SampleFinish, SampleStart, ScoreEnd, ScoreStart
 from headway.monitor.wait_graph import WaitEdge
 from headway.rewards.base import Reward, find_unfinished_terms
-from headway.rollout.concurrency import TurnBarrier, run_with_deadline, spawn_task
+from headway.rollout.concurrency import TurnBarrier, spawn_task
 from headway.rollout.environment_agent import PLACE, Decode, EnvironmentAgent, ReplayMismatch, is_cancelled
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import RequestLane

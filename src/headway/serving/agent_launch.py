@@ -3,9 +3,9 @@
     agent: "my_agents:solve"                 async def solve(base_url, api_key, model, task) -> float
     command: [python, my_agent.py]           reads OPENAI_BASE_URL, OPENAI_API_KEY, HEADWAY_MODEL, HEADWAY_TASK
 
-A function that is not `async` runs on a thread of its own; what it prints is discarded. A program that exits with an
-error has failed; it posts its reward to `$HEADWAY_REWARD_URL`. No program, and nothing that it started, outlives its
-episode or the run, even if the run is killed: a watchdog process ends it.
+A function runs on a thread of its own, coroutines on an event loop of their own; what they print is discarded. A
+program that exits with an error has failed; it posts its reward to `$HEADWAY_REWARD_URL`. No program, and nothing that
+it started, outlives its episode or the run, even if the run is killed: a watchdog process ends it.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from headway.environments.environment_output import OutputCounter, discard_outpu
 from headway.environments.local_host import BlockingCall
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.processes.child_process import WatchedProgram
+from headway.processes.loop_thread import LoopThread
 from headway.serving.agent_environment import AgentConnection, AgentLauncher
 from headway.user_code import import_function
 
@@ -44,6 +45,7 @@ def make_agent_launcher(options: Mapping[str, Any]) -> AgentLauncher:
 
 def make_function_launcher(function: Callable[..., Any], arguments: Mapping[str, Any] | None = None) -> AgentLauncher:
     """Make a launcher that calls a function with the fields of an `AgentConnection` and further `arguments`."""
+    loop_thread = LoopThread("agents")
 
     async def launch(connection: AgentConnection) -> Any:
         keywords = {
@@ -55,7 +57,7 @@ def make_function_launcher(function: Callable[..., Any], arguments: Mapping[str,
         }
         with discard_output(OutputCounter()):
             if inspect.iscoroutinefunction(function):
-                return await function(**keywords)
+                return await loop_thread.run(function, **keywords)
             # The thread is free soon after the session ends, because the agent's requests then fail.
             return await BlockingCall("agent", lambda: function(**keywords)).run()
 

@@ -1,0 +1,143 @@
+"""Code of users that does whatever it is told to: as rewards and as environments, with and without coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from headway.environments.text_environment import Reply
+from headway.types import Episode
+
+
+def act(what: str) -> Any:
+    """Do `what`, and return 1 if that is possible afterwards."""
+    action = globals().get(f"do_{what}")
+    return 1.0 if action is None else action()
+
+
+def do_raise() -> None:
+    raise ValueError("a bad day")
+
+
+def do_nan() -> float:
+    return float("nan")
+
+
+def do_none() -> None:
+    return None
+
+
+def do_str() -> str:
+    return "1.0"
+
+
+def do_sleep() -> None:
+    time.sleep(3600)
+
+
+def do_spin() -> None:
+    while True:
+        pass
+
+
+def do_exit() -> None:
+    print("last words", flush=True)
+    os._exit(3)
+
+
+def do_system_exit() -> None:
+    sys.exit(1)
+
+
+def do_keyboard_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def do_stop_iteration() -> None:
+    raise StopIteration
+
+
+def do_segfault() -> None:
+    ctypes.string_at(0)
+
+
+def do_memory() -> None:
+    taken = []
+    while True:
+        taken.append(b"x" * (64 << 20))
+
+
+def do_fork() -> float:
+    os.fork()
+    return 1.0
+
+
+def do_print() -> None:
+    line = "x" * 65536
+    while True:
+        print(line)
+
+
+def do_chdir() -> float:
+    os.chdir("/")
+    return 1.0
+
+
+def do_relative() -> float:
+    return float(Path("here.txt").read_text())
+
+
+def do_close_files() -> None:
+    os.closerange(0, 256)
+
+
+def do_kill_group() -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+def misbehave(text: str, data: dict[str, Any]) -> Any:
+    return act(text)
+
+
+async def misbehave_async(text: str, data: dict[str, Any]) -> Any:
+    await asyncio.sleep(0)
+    return act(text)
+
+
+class MisbehavingClass:
+    async def score(self, episode: Episode) -> Any:
+        await asyncio.sleep(0)
+        return act(episode.turns[-1].generation.text)
+
+
+class MisbehavingWorld:
+    """Does what its data say: `what`, in `where`."""
+
+    def reset(self, seed: int, data: dict[str, Any]) -> Any:
+        self.what = data["what"] if data["where"] == "step" else ""
+        return "Go." if self.what or data["what"] == "good" else make_reply(data["what"])
+
+    def step(self, action: str) -> Any:
+        return make_reply(self.what)
+
+
+class MisbehavingAsyncWorld(MisbehavingWorld):
+    async def reset(self, seed: int, data: dict[str, Any]) -> Any:
+        await asyncio.sleep(0)
+        return super().reset(seed, data)
+
+    async def step(self, action: str) -> Any:
+        await asyncio.sleep(0)
+        return super().step(action)
+
+
+def make_reply(what: str) -> Any:
+    """Return what the code has made, as the reward of a reply if it is a number."""
+    made = act(what)
+    return Reply("Well.", reward=made, done=True) if isinstance(made, float) else made

@@ -7,6 +7,9 @@ sense, so that recovery never parses text.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LONGEST_VALUE = 200
+"""Characters of a value that a message shows."""
+
 
 class HeadwayError(Exception):
     """Base of everything raised on purpose."""
@@ -19,9 +22,13 @@ class ConfigError(HeadwayError):
         self.key = key
         self.value = value
         self.hint = hint
-        where = f"{key} = {value!r}: " if key else ""
+        where = f"{key} = {_shorten(repr(value))}: " if key else ""
         tail = f" ({hint})" if hint else ""
         super().__init__(f"{where}{problem}{tail}")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}… ({len(text):,} characters)"
 
 
 class ConfigErrors(ConfigError):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headway.config import load_config
+from headway.errors import ConfigErrors
 
 from .factory import only_problem
 
@@ -68,5 +71,44 @@ def test_an_unknown_name_is_refused() -> None:
     assert "names nothing that is set" in message
 
 
-def test_the_environment_is_not_read() -> None:
-    assert "environment variables are not read" in only_problem({"exp_name": "${oc.env:HOME}"})
+def test_the_environment_and_other_values_are_read_by_the_functions_of_omegaconf(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NAME_OF_RUN", "seven")
+    monkeypatch.delenv("NO_SUCH_VARIABLE", raising=False)
+    for text, value in {
+        "${oc.env:NAME_OF_RUN}": "seven",
+        "${oc.env:NO_SUCH_VARIABLE,eight}": "eight",
+        "${oc.select:pretrain,none}": "model",
+        "${oc.select:no.such,nine}": "nine",
+        "x-${oc.env:NAME_OF_RUN}-${seed}": "x-seven-3",
+        "${.pretrain}": "model",
+    }.items():
+        assert load_config({"exp_name": text, "pretrain": "model", "seed": 3}).config.exp_name == value
+    assert "has no variable NO_SUCH_VARIABLE" in only_problem({"exp_name": "${oc.env:NO_SUCH_VARIABLE}"})
+    assert "is not a name" in only_problem({"exp_name": "${hydra:runtime.cwd}"})
+
+
+def test_what_is_given_below_a_reference_is_merged_with_what_it_stands_for() -> None:
+    config = load_config(
+        {
+            "actor_train": {"training_args": {"learning_rate": 1e-4, "weight_decay": 0.5, "warmup_steps": 3}},
+            "critic": {"training_args": "${actor_train.training_args}"},
+            "adv_estimator": "gae",
+        },
+        ["critic.training_args.learning_rate=1e-5"],
+    ).config
+    args = config.critic.training_args
+    assert (args.learning_rate, args.weight_decay, args.warmup_steps) == (1e-5, 0.5, 3)
+
+
+def test_a_value_inside_a_section_that_is_a_reference_can_be_referred_to() -> None:
+    values = {"base": {"inner": {"seed": 7}}, "copy": "${base}", "seed": "${copy.inner.seed}"}
+    assert load_config(values).config.seed == 7
+
+
+def test_a_long_chain_of_references_is_refused() -> None:
+    chain = {f"v{n}": f"${{v{n + 1}}}" for n in range(3000)}
+    with pytest.raises(ConfigErrors) as refused:
+        load_config({**chain, "v3000": 1, "seed": "${v0}"})
+    assert "chain of more than 100 references" in str(refused.value.problems[0])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
-import yaml
 
 from headway.config import load_config
-from headway.config.document import parse_override
+from headway.config.overrides import parse_override
 
 from .factory import CONFIGS
 
@@ -81,9 +81,9 @@ def test_lines_of_the_second_dialect_mean_the_same_in_every_form(name: str, form
     elif form == "lines":
         derived = load_config(None, text.splitlines()).derived
     elif form == "dotted yaml":
-        derived = load_config(io.StringIO(yaml.safe_dump(pairs))).derived
+        derived = load_config(io.StringIO(json.dumps(pairs))).derived
     else:
-        derived = load_config(io.StringIO(yaml.safe_dump(tree_of(pairs)))).derived
+        derived = load_config(io.StringIO(json.dumps(tree_of(pairs)))).derived
     assert {key: getattr(derived, key) for key in DIALECT[name]} == DIALECT[name]
 
 

@@ -15,16 +15,10 @@ from typing import Any
 from headway.config.config_checks import add_cautions, check_config
 from headway.config.config_tree import build_tree
 from headway.config.derivation import derive_config
-from headway.config.document import (
-    DOTTED_ROOTS,
-    ConfigEntries,
-    Source,
-    apply_overrides,
-    join_key,
-    read_source,
-    resolve_references,
-)
+from headway.config.document import DOTTED_ROOTS, ConfigEntries, KeyPath, Source, join_key
 from headway.config.field_types import get_fields
+from headway.config.overrides import apply_overrides, read_source
+from headway.config.references import resolve_references
 from headway.config.resolved_config import ConfigDraft, ResolvedConfig, get_at_key, list_leaves
 from headway.config.schema import Config
 from headway.config.translation import is_foreign_key, set_foreign_keys_aside, suggest_dialect_key, translate
@@ -40,7 +34,7 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
     problems: list[ConfigError] = []
     notes: list[str] = []
     entries = apply_overrides(read_source(source, problems), overrides, problems)
-    entries, used = resolve_references(entries, _get_default, problems, unread=is_foreign_key)
+    entries, used = resolve_references(entries, _get_default, problems, unread=_is_unread)
     _load_plugins(entries, source, problems)
     entries = set_foreign_keys_aside(_without_variables(entries, used), notes, problems)
     translation = translate(entries, notes, problems)
@@ -73,6 +67,7 @@ def _load_plugins(entries: ConfigEntries, source: Source, problems: list[ConfigE
 
 
 _DEFAULTS = Config()
+_KNOWN_ROOTS = get_fields(Config).keys() | DOTTED_ROOTS
 
 
 def _get_default(name: str) -> Any:
@@ -88,8 +83,16 @@ def _get_default(name: str) -> Any:
 
 def _without_variables(entries: ConfigEntries, used: Collection[str]) -> ConfigEntries:
     """Return entries without names that exist only to be referred to by `${}`."""
-    known = get_fields(Config).keys() | DOTTED_ROOTS
-    return {path: entry for path, entry in entries.items() if path[0] in known or path[0] not in used}
+    return {
+        path: entry
+        for path, entry in entries.items()
+        if path[0] in _KNOWN_ROOTS or is_foreign_key(path) or not (path[0] in used or entry.included)
+    }
+
+
+def _is_unread(path: KeyPath) -> bool:
+    """Return whether a reference to nothing does no harm there: in a variable, or where nothing reads the value."""
+    return is_foreign_key(path) or path[0] not in _KNOWN_ROOTS
 
 
 def _without_unknown_dialect_keys(entries: ConfigEntries, problems: list[ConfigError]) -> ConfigEntries:

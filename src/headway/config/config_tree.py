@@ -14,6 +14,7 @@ from headway.config.dialect_tables import TRL_NAMES
 from headway.config.document import ConfigEntries, ConfigEntry, KeyPath, join_key, nest_values
 from headway.config.field_types import FieldShape, get_fields, iterate_options
 from headway.config.schema import Config
+from headway.config.yaml_source import WrittenFloat, WrittenInt, to_plain_numbers
 from headway.errors import ConfigError
 
 T = TypeVar("T")
@@ -103,7 +104,7 @@ class _Builder:
         assert item is not None
         if item.kind == "any":
             self.provenance[join_key(path)] = get_origin(dict(section))
-            return {key: node_to_value(node) for key, node in section.items()}
+            return {key: to_plain_numbers(node_to_value(node)) for key, node in section.items()}
         values = {}
         for key, node in section.items():
             empty = isinstance(node, ConfigEntry) and node.value is None and item.block is not None
@@ -202,7 +203,7 @@ def _find_key_with_same_ending(path: KeyPath) -> str | None:
 def _convert_scalar(shape: FieldShape, value: Any) -> Any:
     """Return `value` as the shape's Python type, or `_BAD`."""
     if shape.kind == "any":
-        return value
+        return to_plain_numbers(value)
     if shape.kind == "bool":
         return value if isinstance(value, bool) else _TEXT_BOOLS.get(value, _BAD) if isinstance(value, str) else _BAD
     if isinstance(value, bool):
@@ -210,11 +211,20 @@ def _convert_scalar(shape: FieldShape, value: Any) -> Any:
     if shape.kind == "choice":
         return value if value in shape.choices else _BAD
     if shape.kind == "text":
-        return str(value) if isinstance(value, str | int | float) else _BAD
+        return _get_text(value) if isinstance(value, str | int | float) else _BAD
     return _convert_number(shape.kind == "int", value)
 
 
-_TEXT_BOOLS = {"true": True, "True": True, "false": False, "False": False}
+_TEXT_BOOLS = {
+    word: word.lower() in ("true", "yes", "on")
+    for low in ("true", "false", "yes", "no", "on", "off")
+    for word in (low, low.title(), low.upper())
+}
+
+
+def _get_text(value: str | int | float) -> str:
+    """Return text as it was written: `1.10` is not `1.1`."""
+    return value.text if isinstance(value, WrittenInt | WrittenFloat) else str(value)
 
 
 def _convert_number(whole: bool, value: Any) -> Any:

@@ -99,7 +99,8 @@ def test_an_environment_that_runs_here_cannot_stop_the_run_either(kind: str) -> 
     async def scenario() -> None:
         thread = LoopThread("test")
         host = LocalEnvironmentHost(kind, lambda: make_environment(WORLDS[kind]), loop_thread=thread)
-        for what in ("raise", "nan", "none", "system_exit", "keyboard_interrupt"):
+        assert await play(host, "raise", "step") == "a bad day"
+        for what in ("nan", "none", "system_exit", "keyboard_interrupt"):
             assert re.search(COMPLAINTS[what], await play(host, what, "step")), what
         assert await play(host, "good", "step") == ""
         await host.close()

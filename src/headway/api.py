@@ -50,10 +50,11 @@ class EvaluationReport:
 
     policy: Path
     """Directory of the policy that answered."""
-    domains: Mapping[str, Mapping[str, float]]
-    """Results by domain of the tasks: number of `tasks` and `failed` ones, mean `reward`, its `standard_error`, …"""
+    domains: Mapping[str, Mapping[str, float | None]]
+    """Results by domain: number of `tasks`, of judged `answers` and `failed` ones, mean `reward` of the judged ones or
+    None, its `standard_error`, …"""
     samples: Sequence[EvaluatedSample]
-    """Every task with its scored answers."""
+    """Every task with its scored answers, and the reasons why others have no score."""
 
 
 def load_config(source: Source | None = None, overrides: Overrides = ()) -> ResolvedConfig:

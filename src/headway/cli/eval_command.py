@@ -7,6 +7,9 @@
 Without held-out tasks those of training are taken, and a note on standard error says so.
 Prints the mean reward with its standard error, per domain where there are several; of agents also how many episodes
 succeeded, how long they were, and which share of the turns was not understood. `--out` keeps every answer.
+
+An answer without a verdict (the reward raised, was late or gave no number) is left out of the mean, and its reason is
+printed. Exit codes: 0 every answer was judged, 1 some were not or the policy could not be served, 2 the input is wrong.
 """
 
 import argparse
@@ -14,7 +17,7 @@ import asyncio
 import json
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -26,11 +29,13 @@ from headway.cli import command_line
 from headway.errors import ConfigError
 from headway.launch.inference_session import evaluate_policy, select_evaluation_tasks
 from headway.launch.training_session import prepare_run
-from headway.rollout.sample_evaluation import EvaluatedSample, mean_outcomes
+from headway.rollout.sample_evaluation import EvaluatedSample, count_failures, mean_outcomes
 
 HELP = "judge a policy on held-out tasks"
 _OUTCOMES = ("success", "turns", "invalid")
 """Columns for episodes in environments."""
+_MEANS = ("reward", "best_of_answers")
+_MOST_REASONS = 10
 _TRAINED_ON = (
     "note: nothing is held out, so these are tasks that are trained on "
     "(actor_train.data_args.holdout, or validation.data_args.file_name)"
@@ -46,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Answer the tasks, judge the answers and print the result. Return 1 when no task could be judged."""
+    """Answer the tasks, judge the answers and print the result. Return 1 if an answer could not be judged."""
     policy = any(word.startswith("pretrain=") for word in args.arguments)
     newest = [] if policy or not args.arguments else command_line.make_policy_override(args.arguments[0])
     prepared = prepare_run(command_line.load_run_config([*args.arguments, *newest]))
@@ -58,11 +63,13 @@ def run_command(args: argparse.Namespace) -> int:
         if out is not None:
             out.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in make_answer_rows(judged))
     result = {"policy": str(prepared.policy.path), "answers": args.answers, "domains": summarize_answers(judged)}
+    failures = count_failures(judged)
     if args.json:
-        command_line.print_json(result)
+        command_line.print_json({**result, "failures": failures})
     else:
         _print(result)
-    return 0 if any(one.answers for one in judged) else 1
+    _print_failures(failures, len(tasks) * args.answers)
+    return 1 if failures else 0
 
 
 def _open_output(path: Path | None) -> AbstractContextManager[TextIO | None]:
@@ -75,8 +82,11 @@ def _open_output(path: Path | None) -> AbstractContextManager[TextIO | None]:
         raise ConfigError(f"cannot be written: {error.strerror}", key="--out", value=str(path)) from error
 
 
-def summarize_answers(judged: Sequence[EvaluatedSample]) -> dict[str, dict[str, float | int]]:
-    """Return counts, mean reward with its standard error and mean of the best answers, by domain and over all."""
+def summarize_answers(judged: Sequence[EvaluatedSample]) -> dict[str, dict[str, float | int | None]]:
+    """Return counts, mean reward with its standard error and mean of the best answers, by domain and over all.
+
+    Numbers that do not exist are None: a mean of no answer, the standard error of a single task.
+    """
     domains: dict[str, list[EvaluatedSample]] = defaultdict(list)
     for one in judged:
         domains[one.task.domain].append(one)
@@ -85,25 +95,30 @@ def summarize_answers(judged: Sequence[EvaluatedSample]) -> dict[str, dict[str, 
     return {domain: _summarize_domain(group) for domain, group in domains.items()}
 
 
-def _summarize_domain(judged: Sequence[EvaluatedSample]) -> dict[str, float | int]:
+def _summarize_domain(judged: Sequence[EvaluatedSample]) -> dict[str, float | int | None]:
     means = [one.mean for one in judged if one.answers]
     best = [max(score.value for _, score in one.answers) for one in judged if one.answers]
     count = len(means)
-    mean = sum(means) / count if count else 0.0
-    spread = sum((value - mean) ** 2 for value in means) / (count - 1) if count > 1 else 0.0
+    mean = sum(means) / count if count else math.nan
+    spread = sum((value - mean) ** 2 for value in means) / (count - 1) if count > 1 else math.nan
     return {
         "tasks": len(judged),
-        "failed": len(judged) - count,
-        "reward": mean,
-        "standard_error": math.sqrt(spread / count) if count else 0.0,
-        "best_of_answers": sum(best) / count if count else 0.0,
+        "answers": sum(len(one.answers) for one in judged),
+        "failed": sum(len(one.failures) for one in judged),
+        "reward": mean if count else None,
+        "standard_error": math.sqrt(spread / count) if count > 1 else None,
+        "best_of_answers": sum(best) / count if count else None,
         **mean_outcomes([episode.info for one in judged for episode, _ in one.answers]),
     }
 
 
 def make_answer_rows(judged: Sequence[EvaluatedSample]) -> list[dict[str, Any]]:
-    """Return every answer as a plain object; for an episode also the text of each turn and its outcome."""
-    return [
+    """Return every answer as a plain object; for an episode also the text of each turn and its outcome.
+
+    An answer without a verdict has the reward None and a `failure` that says why.
+    """
+    failed = [{**one.task.data, "reward": None, "failure": reason} for one in judged for reason in one.failures]
+    return failed + [
         {
             **one.task.data,
             "answer_text": episode.turns[-1].generation.text,
@@ -120,10 +135,21 @@ def make_answer_rows(judged: Sequence[EvaluatedSample]) -> list[dict[str, Any]]:
 def _print(result: dict[str, Any]) -> None:
     console = command_line.make_console()
     more = [name for name in _OUTCOMES if any(name in row for row in result["domains"].values())]
-    table = Table("domain", "tasks", "failed", "reward", f"best of {result['answers']}", *more)
+    table = Table("domain", "tasks", "judged answers", "failed", "reward", f"best of {result['answers']}", *more)
     for domain, row in result["domains"].items():
-        reward = f"{row['reward']:.3f} ± {row['standard_error']:.3f}"
-        outcomes = [f"{row[name]:.3f}" if name in row else "-" for name in more]
-        table.add_row(domain, str(row["tasks"]), str(row["failed"]), reward, f"{row['best_of_answers']:.3f}", *outcomes)
+        numbers = {name: "-" if row.get(name) is None else f"{row[name]:.3f}" for name in (*more, *_MEANS)}
+        reward = numbers["reward"] + ("" if row["standard_error"] is None else f" ± {row['standard_error']:.3f}")
+        counts = [str(row[name]) for name in ("tasks", "answers", "failed")]
+        table.add_row(domain, *counts, reward, numbers["best_of_answers"], *(numbers[name] for name in more))
     console.print(f"policy {result['policy']}", soft_wrap=True, markup=False)
     console.print(table)
+
+
+def _print_failures(failures: Counter[str], asked: int) -> None:
+    """Say on standard error why answers have no verdict."""
+    if failures:
+        print(f"{failures.total()} of {asked} answers have no verdict and are left out of the mean:", file=sys.stderr)
+        for reason, count in failures.most_common(_MOST_REASONS):
+            print(f"  {count} × {reason}", file=sys.stderr)
+    if len(failures) > _MOST_REASONS:
+        print(f"  and {len(failures) - _MOST_REASONS} other reasons", file=sys.stderr)

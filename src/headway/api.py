@@ -100,7 +100,7 @@ async def train_async(
         done = directory.count_trained_steps()
         if done >= resolved.config.max_steps:
             return RunSummary(trained=done, finished=True)
-        print_introduction(prepared, done, console)
+        print_introduction(prepared, done, console, directory.changes)
         summary = await train_with_display(prepared, directory, console)
     print_conclusion(prepared, summary, console)
     return summary

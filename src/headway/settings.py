@@ -86,6 +86,8 @@ class RunSettings:
     """Sampling of training rollouts."""
     reliability: ReliabilityConfig = field(default_factory=ReliabilityConfig)
     """Deadlines and retries."""
+    rescores_restored: bool = False
+    """Score finished samples of an earlier process anew, because their reward was another one."""
     seed: int = _DEFAULTS.seed
     """Seed of every random choice of the run."""
 
@@ -150,6 +152,7 @@ def make_run_settings(resolved: ResolvedConfig, *, held_out: int = 0) -> RunSett
         eval_sampling=make_sampling_params(config.validation.generating_args, derived.max_new_tokens),
         pause_generation_for_validation=config.pause_generation_for_validation,
         mixed_version_validation=config.validation.mixed_versions,
+        rescores_restored=config.accept_changed_reward,
         sampling=make_sampling_params(config.actor_infer.generating_args, derived.max_new_tokens),
         reliability=config.reliability,
         seed=config.seed,

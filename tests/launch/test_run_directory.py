@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
+from headway.launch.run_changes import hash_reward_code
 from headway.launch.run_directory import RunDirectory, check_disk_space, find_checkpoint_of_run
 from headway.ledger import Ledger
 from headway.monitor.event_files import LOG_FILE
@@ -145,3 +147,66 @@ def test_a_checkpoint_of_another_run_can_be_a_beginning(tmp_path: Path) -> None:
         directory.start_from_checkpoint(theirs)
         assert directory.count_trained_steps() == 5
     assert find_checkpoint_of_run(tmp_path / "mine") == theirs.resolve()
+
+
+def go_on(path: Path, options: dict[str, Any], contents: dict[str, str] | None = None) -> list[str]:
+    with RunDirectory(path) as directory:
+        directory.write_identity(configuration(**options), {"pretrain": "model", "data": "1"}, contents)
+        return [str(change) for change in directory.changes]
+
+
+def test_what_changed_since_the_last_start_is_told_value_by_value(tmp_path: Path) -> None:
+    rate = {"actor_train": {"training_args": {"learning_rate": 1e-5}}}
+    assert go_on(tmp_path, {"rewards": {"math": {}}}, {"the held-out data": "aaaa"}) == []
+    begin(tmp_path)
+    assert go_on(tmp_path, {"rewards": {"math": {}}}, {"the held-out data": "aaaa"}) == []
+    told = go_on(tmp_path, {"rewards": {"math": {}}, "pg_variant": "tis", **rate}, {"the held-out data": "bbbb"})
+    assert "actor_train.training_args.learning_rate: 1e-06 (the default) → 1e-05" in told
+    assert "the held-out data: version aaaa → version bbbb" in told
+    assert [line for line in told if line.startswith("pg_variant: ") and line.endswith(" → tis")]
+    back = go_on(tmp_path, {"rewards": {"math": {}}}, {"the held-out data": "bbbb"})
+    assert "actor_train.training_args.learning_rate: 1e-05 → 1e-06 (the default)" in back
+
+
+@pytest.mark.parametrize(
+    ("rewards", "contents", "told"),
+    [
+        ({"sums": {"reward_fn": "math"}}, {}, "rewards.sums.reward_fn = 'math': it was numeric in the run"),
+        ({"sums": {"reward_fn": "numeric", "weight": 2.0}}, {}, "rewards.sums.weight = '2.0': it was 1.0 in the run"),
+        ({"sums": {"reward_fn": "numeric"}, "x": {"reward_fn": "math"}}, {}, "rewards.x.reward_fn = 'math'"),
+        ({"sums": {"reward_fn": "numeric"}}, {"rewards.sums.reward_fn, the code in a.py": "2"}, "the code in a.py"),
+    ],
+)
+def test_another_reward_is_refused_unless_it_is_accepted_which_holds_once(
+    tmp_path: Path, rewards: dict[str, Any], contents: dict[str, str], told: str
+) -> None:
+    code = {"rewards.sums.reward_fn, the code in a.py": "1"}
+    go_on(tmp_path, {"rewards": {"sums": {"reward_fn": "numeric"}}}, code)
+    begin(tmp_path)
+    written = (tmp_path / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=re.escape(told)) as refused:
+        go_on(tmp_path, {"rewards": rewards}, contents or code)
+    assert "accept_changed_reward=true" in str(refused.value) and (tmp_path / "config.yaml").read_text() == written
+    assert go_on(tmp_path, {"rewards": rewards, "accept_changed_reward": True}, contents or code)
+    assert "accept_changed_reward" not in (tmp_path / "config.yaml").read_text()
+    assert go_on(tmp_path, {"rewards": rewards}, contents or code) == []
+
+
+def test_how_a_reward_is_run_may_change(tmp_path: Path) -> None:
+    go_on(tmp_path, {"rewards": {"a": {"reward_fn": "ifeval"}}})
+    begin(tmp_path)
+    other = {"reward_fn": "ifeval", "reward_args": {"concurrency": 4}, "device_mapping": [0]}
+    assert len(go_on(tmp_path, {"rewards": {"a": other}})) == 2
+
+
+def test_the_code_of_a_reward_is_known_by_what_it_does_not_by_its_comments(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+
+    def hashed(text: str) -> dict[str, str]:
+        file.write_text(text)
+        return hash_reward_code(configuration(rewards={"mine": {"reward_fn": f"{file}:f"}, "math": {}}))
+
+    first = hashed("def f(text, row):\n    return 1.0\n")
+    assert list(first) == ["rewards.mine.reward_fn, the code in mine.py"]
+    assert hashed("# one\ndef f(text, row):  # more\n    return 1.0\n") == first
+    assert hashed("def f(text, row):\n    return 2.0\n") != first

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from headway.cli.command_line import add_run_arguments, load_run_config, make_co
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.training_flow import RunSummary
 from headway.launch.memory_needs import estimate_component_needs
+from headway.launch.run_changes import OptionChange
 from headway.launch.run_directory import LEDGER_FILE, RunDirectory
 from headway.launch.training_session import PreparedRun, open_run_directory, prepare_run, run_training
 from headway.monitor.event_files import read_event_log
@@ -58,7 +60,7 @@ def run_command(args: argparse.Namespace) -> int:
         if done >= wanted:
             console.print(f"{directory.path} is finished: {done} steps. Raise max_steps, or choose another output_dir.")
             return 0
-        print_introduction(prepared, done, console)
+        print_introduction(prepared, done, console, directory.changes)
         try:
             summary = asyncio.run(train_with_display(prepared, directory, console))
         except (asyncio.CancelledError, KeyboardInterrupt):
@@ -78,8 +80,10 @@ def run_command(args: argparse.Namespace) -> int:
     return print_conclusion(prepared, summary, console)
 
 
-def print_introduction(prepared: PreparedRun, done: int, console: Console) -> None:
-    """Print three lines about what will run, and the notes."""
+def print_introduction(
+    prepared: PreparedRun, done: int, console: Console, changes: Sequence[OptionChange] = ()
+) -> None:
+    """Print three lines about what will run, the notes, and what changed since the process before."""
     config, derived = prepared.resolved.config, prepared.resolved.derived
     each, of = ("starts", "episodes") if derived.pipeline == "agentic" else ("prompts", "answers")
     console.print(
@@ -96,6 +100,8 @@ def print_introduction(prepared: PreparedRun, done: int, console: Console) -> No
         console.print(f"note: {note}", soft_wrap=True, markup=False)
     if done:
         console.print(f"going on from step {done}", markup=False)
+    for change in changes:
+        console.print(f"changed since the last start: {change}", soft_wrap=True, markup=False)
 
 
 async def train_with_display(prepared: PreparedRun, directory: RunDirectory, console: Console) -> RunSummary:

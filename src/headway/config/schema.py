@@ -62,6 +62,8 @@ class Config:
     """Directory of checkpoints. null: `<output_dir>/checkpoints`."""
     resume: str = "auto"
     """`auto`: start from the newest checkpoint if there is one; `never`; or the path of a checkpoint."""
+    accept_changed_reward: bool = False
+    """Go on with a run although its reward is another one. It holds for one start and is not written down."""
     max_steps: Count = 500
     """Training steps of the run."""
     save_steps: Amount = 50

@@ -145,6 +145,7 @@ class Pipeline:
 
     def restore_groups(self, restored: RestoredRun) -> None:
         """Continue every group of an earlier process that was neither trained nor dropped."""
+        rescored = self.settings.rescores_restored
         for old in restored.groups:
             task = self.backends.tasks.task(old.position)
             if task is None:
@@ -158,7 +159,7 @@ class Pipeline:
                 started=old.members_started,
                 episodes=old.episodes,
                 unfinished={sample_id: old.partials.get(sample_id) for sample_id in old.open},
-                scores={sample_id: score for sample_id, (score, _) in old.grades.items()},
+                scores={} if rescored else {sample_id: score for sample_id, (score, _) in old.grades.items()},
             )
             self._track_in_flight(slot, run)
             if not self.headway.take_snapshot(self.settings.bound).is_usable(slot.oldest):

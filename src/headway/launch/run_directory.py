@@ -11,7 +11,8 @@
     control.sock      takes requests to that process (`headway scale`)
 
 Guarantees: two processes never run in one directory. A directory that cannot be written, or has no space for a
-checkpoint, is rejected before anything starts; so is a run that would resume with another model, data or group size.
+checkpoint, is rejected before anything starts; so is a run that would resume with another model, data or group size, or
+with another reward without being told to.
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from headway.config import ResolvedConfig
-from headway.config.document import nest_values
 from headway.config.resolved_config import get_at_key
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.training_flow import AsyncTrainingFlow
+from headway.launch.run_changes import (
+    OptionChange,
+    find_content_changes,
+    find_option_changes,
+    make_config_tree,
+    refuse_changed_reward,
+)
 from headway.ledger import Ledger, find_newest_checkpoint
 from headway.monitor.event_files import LOG_FILE, read_last_event_s
 from headway.processes.control_socket import ControlHandler
@@ -51,6 +58,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.changes: tuple[OptionChange, ...] = ()
+        """What differs from the process before, once the identity is written."""
         self._lock: int | None = None
 
     def __enter__(self) -> RunDirectory:
@@ -116,24 +125,40 @@ class RunDirectory:
         finally:
             ledger.close()
 
-    def write_identity(self, resolved: ResolvedConfig, identity: Mapping[str, Any]) -> None:
-        """Write the configuration and what identifies the run. Raises `ConfigError` where another run started here."""
+    def write_identity(
+        self, resolved: ResolvedConfig, identity: Mapping[str, Any], contents: Mapping[str, str] | None = None
+    ) -> None:
+        """Write the configuration and what identifies the run. `contents` are hashes of what its options name.
+
+        Raises `ConfigError` where another run started here, or this one with another reward.
+        """
+        contents = contents or {}
         wanted = {**identity, **{key: get_at_key(resolved.config, key) for key in _FIXED_OPTIONS}}
         path = self.path / IDENTITY_FILE
         if self.started and path.exists():
             written = json.loads(path.read_text(encoding="utf-8"))
+            changes = find_option_changes(self.path / CONFIG_FILE, resolved)
             for key, value in wanted.items():
                 if key in written and written[key] != json.loads(json.dumps(value)):
-                    raise ConfigError(
-                        f"the run in {self.path} was begun with {written[key]!r}",
-                        key=key,
-                        value=value,
-                        hint="go on as it was, or choose another output_dir",
-                    )
-        else:
-            _write_atomically(path, json.dumps(wanted, indent=2) + "\n")
-        tree = nest_values({tuple(key.split(".")): value for key, value in resolved.given().items()})
-        _write_atomically(self.path / CONFIG_FILE, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+                    raise _make_identity_error(self.path, key, value, written[key], changes)
+            changes += find_content_changes(written.get("contents", {}), contents)
+            if not resolved.config.accept_changed_reward:
+                refuse_changed_reward(changes, self.path)
+            self.changes, wanted = tuple(changes), {**wanted, **written}
+        _write_atomically(path, json.dumps({**wanted, "contents": contents}, indent=2) + "\n")
+        config = yaml.safe_dump(make_config_tree(resolved), sort_keys=False, allow_unicode=True)
+        _write_atomically(self.path / CONFIG_FILE, config)
+
+
+def _make_identity_error(
+    path: Path, key: str, value: object, before: object, changes: Sequence[OptionChange]
+) -> ConfigError:
+    """Return the error about what a run cannot change. Tasks are known by a hash; their options are told instead."""
+    problem = f"the run in {path} was begun with {before!r}"
+    if key == "data":
+        told = "; ".join(str(change) for change in changes if "data_args" in change.key)
+        problem, value = f"the run in {path} was begun with other tasks", told or "the contents of the files changed"
+    return ConfigError(problem, key=key, value=value, hint="go on as it was, or choose another output_dir")
 
 
 def find_checkpoint_of_run(path: Path) -> Path | None:

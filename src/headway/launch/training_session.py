@@ -27,6 +27,7 @@ from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import Placement, plan_placement
+from headway.launch.run_changes import hash_reward_code
 from headway.launch.run_directory import RunDirectory, check_disk_space, make_scale_handler
 from headway.launch.transports import VERSIONS_ON_DISK
 from headway.monitor.event_files import EventFileWriter
@@ -132,8 +133,11 @@ def open_run_directory(prepared: PreparedRun) -> Iterator[RunDirectory]:
             problem, hint = "holds a run already, and resume is never", "choose another output_dir, or resume: auto"
             raise ConfigError(problem, key="output_dir", value=str(directory.path), hint=hint)
         _check_disk_space(prepared)
-        data = prepared.sources.train.fingerprint()
-        directory.write_identity(prepared.resolved, {"pretrain": str(prepared.policy.path), "data": data})
+        sources, contents = prepared.sources, hash_reward_code(prepared.resolved)
+        if sources.validation is not None:
+            contents["the held-out data"] = sources.validation.fingerprint()
+        identity = {"pretrain": str(prepared.policy.path), "data": sources.train.fingerprint()}
+        directory.write_identity(prepared.resolved, identity, contents)
         if not directory.started and resume not in ("auto", "never"):
             directory.start_from_checkpoint(Path(resume))
         yield directory

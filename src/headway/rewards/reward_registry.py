@@ -129,6 +129,13 @@ def make_rewards(
     return RoutedReward(terms)
 
 
+def find_reward_function(name: str) -> Any:
+    """Return the function or class behind a name of the user's own, `None` for a built-in reward."""
+    if name in BUILT_IN_REWARDS:
+        return None
+    return import_object(name, key="reward_fn", kind="function") if ":" in name else _get_registered(name)
+
+
 def _make_user_reward(name: str, arguments: dict[str, Any], answer: str, limits: UserRewardLimits) -> Reward:
     """Return the reward of a function `(text or image, task_data, **reward_args)`, or of a class with `score(episode)`.
 
@@ -136,7 +143,7 @@ def _make_user_reward(name: str, arguments: dict[str, Any], answer: str, limits:
     the picture, as an array `uint8 [height, width, 3]`. Functions of verl and TRL are called as they expect. It runs in
     a worker process if one can import it.
     """
-    found = import_object(name, key="reward_fn", kind="function") if ":" in name else _get_registered(name)
+    found = find_reward_function(name)
     concurrency = arguments.pop("concurrency", 8)
     if inspect.isclass(found) and hasattr(found, "score"):
         _check_arguments(found, name, (), arguments)

@@ -119,7 +119,7 @@ REFUSALS: list[tuple[str, dict[str, Any], list[str]]] = [
         {"rollout_batch_size": 10, "staleness_policy": "window", "staleness_window": 30, "async_generation_ratio": 1},
         ["staleness_window = 30", "20 slots = ⌊(1 + 1) × 10⌋"],
     ),
-    ("a window that nobody reads", {"staleness_window": 3}, ["staleness_window = 3", "it is drop"]),
+    ("a window that nobody reads", {"staleness_window": 3}, ["staleness_window = 3", "it is wait"]),
     (
         "answers that are not the group",
         {"num_return_sequences_in_group": 8, "actor_infer.generating_args.num_return_sequences": 4},

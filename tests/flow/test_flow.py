@@ -177,7 +177,7 @@ def test_freshness_is_judged_against_what_is_trained_while_what_is_served_lags_b
 def test_a_policy_that_takes_stale_groups_breaks_the_run_and_trains_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(STALENESS_POLICIES._entries, "drop", Careless)
+    monkeypatch.setitem(STALENESS_POLICIES._entries, "wait", Careless)
     events: list[LoggedEvent] = []
     with pytest.raises(InvariantBroken, match="has lag 1 at trained = 1, alpha = 0"):
         play_through(make_scenario(additional_groups=2), tmp_path, on_event=events.append)
@@ -200,7 +200,7 @@ class Careless(DropPolicy):
 
 
 def test_drop_cancels_a_straggler_at_the_time_it_becomes_useless_and_draws_its_prompt_again(tmp_path: Path) -> None:
-    scenario = make_scenario(groups_per_step=1, async_generation_ratio=1, max_steps=8)
+    scenario = make_scenario(groups_per_step=1, async_generation_ratio=1, max_steps=8, staleness_policy="drop")
     played = play_through(scenario, tmp_path, prepare=Scripted({1: [1000]}).use)
     drop = played.first("group.drop")
     assert drop.data == {"group": 1, "reason": DropReason.STALE_IN_FLIGHT}

@@ -233,7 +233,8 @@ def test_a_group_in_training_cannot_be_dropped() -> None:
 
 
 def test_the_moment_a_batch_is_chosen_whatever_can_be_in_no_later_one_is_let_go() -> None:
-    headway, evicted = make_headway(groups_per_step=1, async_generation_ratio=1, pipeline_depth=1, additional_groups=3)
+    policy = {"staleness_policy": "drop", "selection_order": "freshest"}
+    headway, evicted = make_headway(groups_per_step=1, async_generation_ratio=1, additional_groups=3, **policy)
     trained, waiting, in_flight, late = start_all(headway)[:4]
     make_ready(headway, trained, waiting)
     train_step(headway)

@@ -74,7 +74,7 @@ def test_every_policy_evicts_exactly_what_no_later_batch_can_take(name: str) -> 
 
 
 def test_drop_takes_the_freshest_first_and_among_equals_the_first_started() -> None:
-    policy = make_policy("drop", async_generation_ratio=2, groups_per_step=3)
+    policy = make_policy("drop", async_generation_ratio=2, groups_per_step=3, selection_order="freshest")
     groups = [Group(0, oldest=0), Group(1, oldest=2), Group(2, oldest=1), Group(3, oldest=2)]
     assert numbers(policy.select(groups, make_view(trained=2, bound=2))) == [1, 3, 2]
 

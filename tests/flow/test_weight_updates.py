@@ -111,7 +111,8 @@ def test_generation_goes_on_while_weights_arrive_unless_there_is_no_room_for_bot
 ) -> None:
     costs = make_costs(weights=WEIGHTS, trainer=replace(make_costs().trainer, fixed_s=4.0))
     settings = {"async_generation_ratio": 2, "groups_per_step": 1, "enable_dual_buffer": dual_buffer, "max_steps": 8}
-    played = play_through(make_scenario(costs=costs, **settings), tmp_path)
+    policy = {"staleness_policy": "drop", "selection_order": "freshest"}
+    played = play_through(make_scenario(costs=costs, **settings, **policy), tmp_path)
     assert played.summary.finished
     assert max(decoding_s(played.events)) == pytest.approx(longest_s, abs=0.03)
 

@@ -81,7 +81,7 @@ def test_a_finished_run_shows_what_ran_and_what_came_of_it(tmp_path: Path) -> No
     (shown,) = data["runs"]
     assert (shown["name"], shown["state"]) == ("one", ["done", "finished"])
     facts = dict(shown["facts"])
-    assert facts["model"] == "tiny-model" and facts["data"] == "sums.jsonl" and facts["α"] == "1, drop"
+    assert facts["model"] == "tiny-model" and facts["data"] == "sums.jsonl" and facts["α"] == "1, wait"
     assert facts["batch"] == "8 groups of 1" and facts["learning rate"] == "1e-05" and facts["machine"] == "2 cores"
     assert shown["rows"][0][:2] == ["held-out reward", "0.100 → 0.550"]
     assert shown["steps"]["step"] == list(range(1, 11))

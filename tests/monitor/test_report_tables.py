@@ -16,16 +16,17 @@ def rows(events: list[LoggedEvent]) -> dict[str, tuple[str, str]]:
     return {name: (value, note) for name, value, note in make_summary_rows(make_run_report(events))}
 
 
-def test_a_run_is_told_in_eight_rows() -> None:
+def test_a_run_is_told_in_nine_rows() -> None:
     told = rows(training_run(steps=24, eval_steps=8))
     assert list(told) == [
-        "held-out reward", "training reward", "steps", "samples/s", "lag", "dropped samples", "trainer waited",
-        "incidents",
+        "held-out reward", "training reward", "steps", "samples/s", "lag", "dropped samples", "length bias",
+        "trainer waited", "incidents",
     ]  # fmt: skip
     assert told["held-out reward"] == ("0.100 → 0.550", "after step 0 and 24, 64 samples")
     assert told["steps"][0].startswith("24 in 3 min")
     assert "tokens/s trained" in told["samples/s"][1] and "generated" in told["samples/s"][1]
     assert "zero_variance" in told["dropped samples"][1]
+    assert told["length bias"] == ("-2.4%", "trained 400.0 tokens, started 410.0, dropped at 600.0")
     assert told["incidents"] == ("2", "1 error, 1 restart")
 
 

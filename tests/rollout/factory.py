@@ -39,6 +39,9 @@ class Notebook:
         assert sample_id not in self.dropped
         self.dropped[sample_id] = (reason, asyncio.get_running_loop().time())
 
+    def leave_sample(self, sample_id: str, length: int) -> None:
+        assert length >= 0
+
 
 class Rollout:
     """A rollout loop at work. An action takes a tenth of a second."""

@@ -104,12 +104,13 @@ class Config:
     """α: batches that rollout runs ahead, any number. 0: synchronous. Trained samples are at most ⌈α⌉ versions old."""
     pipeline_depth: Steps | None = None
     """Steps' worth of groups started ahead, at most α. null: α."""
-    staleness_policy: StalenessPolicyName = "drop"
-    """`drop`: a sample that would break the bound is dropped and made again. `wait`: training waits for stragglers.
-    `window`: training waits for those among the next `staleness_window` groups. Plugins may register others."""
+    staleness_policy: StalenessPolicyName = "wait"
+    """`wait`: all that starts is trained; training waits for a straggler at its deadline. `drop`: a sample that would
+    break the bound is dropped and made again, which favours short answers. `window`: training waits for those among the
+    next `staleness_window` groups. Plugins may register others."""
     staleness_window: Count | None = None
     """Groups that the `window` policy may choose a batch from. null: groups of one step."""
-    selection_order: Literal["freshest", "oldest"] = "freshest"
+    selection_order: Literal["freshest", "oldest"] = "oldest"
     """Which of the ready groups are trained first."""
     allow_uncorrected_async: bool = False
     """Allow α > 0 with a loss that does not correct for old samples."""

@@ -56,7 +56,7 @@ class Pipeline:
         self.settings, self.backends, self.events, self.waits = settings, backends, events, waits
         self.hub, self.devices, self.tasks = hub, devices, tasks
         self.run_dir, self.checkpoint_dir = run_dir, checkpoint_dir
-        self.recorder = SampleRecorder(ledger, events)
+        self.recorder = SampleRecorder(ledger, events, restored.pending)
         self.headway = Headway(
             settings,
             trained=backends.trainer.version,
@@ -183,7 +183,7 @@ class Pipeline:
         if slot is None or not slot.is_live:
             return
         self.loop.cancel(group_id)
-        self.recorder.drop_group(group_id, reason, who)
+        self.recorder.drop_group(group_id, slot.task.position, reason, who)
         self.zero_variance.forget(group_id)
         if reason.regenerates:
             self.cursor.requeue(slot.task.position)

@@ -32,6 +32,7 @@ from headway.monitor.run_report import RunMonitor, ValidationResult
 from headway.monitor.throughput import StepRecord
 
 _RECENT_STEPS = 8
+_LEAST_BIAS_STEPS = 3
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 32
 _BAR_COLUMNS = 24
@@ -55,6 +56,7 @@ class LiveDisplay:
         self._incident = ""
         self._repeats: Counter[str] = Counter()
         """Incidents so far, by what they have in common."""
+        self._bias_shown = False
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -81,6 +83,10 @@ class LiveDisplay:
             self.tick(time_s)
         elif isinstance(event, events.StepEnd):
             self._print(format_step_line(self._monitor))
+            difference = describe_bias(self._monitor)
+            if difference and not self._bias_shown:
+                self._bias_shown = True
+                self._print(f"[{format_duration(time_s)}] {difference}")
         elif isinstance(event, events.ValidateEnd):
             held_out = self._monitor.episodes.validations
             self._print(format_validation_line(self._monitor.incidents.validations[-1], held_out))
@@ -109,9 +115,17 @@ class LiveDisplay:
             rows.append(Text(_format_progress(monitor, steps[-_RECENT_STEPS:])))
         rows.append(Text(_format_current_step(monitor, now_s), style="dim"))
         rows.append(_make_role_grid(monitor))
+        if difference := describe_bias(monitor):
+            rows.append(Text(difference, style="yellow"))
         if self._incident:
             rows.append(Text(self._incident, style="red"))
         return Group(*rows)
+
+
+def describe_bias(monitor: RunMonitor) -> str:
+    """Return one sentence if trained samples are not like those that were started, judged from the third step on."""
+    bias = monitor.bias.bias()
+    return "" if bias is None or len(monitor.throughput.steps) < _LEAST_BIAS_STEPS else bias.describe()
 
 
 def format_step_line(monitor: RunMonitor) -> str:
@@ -241,8 +255,16 @@ def _format_progress(monitor: RunMonitor, recent: Sequence[StepRecord]) -> str:
         f"{format_number(sum(step.generated for step in recent) / spent_s)} generated",
         f"lag {format_number(recent[-1].lag)}",
         f"dropped {format_number(monitor.lag.dropped)}",
+        _format_lengths(monitor),
     )
-    return "   ".join(parts)
+    return "   ".join(filter(None, parts))
+
+
+def _format_lengths(monitor: RunMonitor) -> str:
+    bias = monitor.bias.bias()
+    if bias is None or bias.length_trained is None or bias.length_started is None:
+        return ""
+    return f"length {format_number(bias.length_trained)} of {format_number(bias.length_started)} started"
 
 
 def _format_current_step(monitor: RunMonitor, now_s: float) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from headway.monitor.role_usage import EngineUsage
 from headway.monitor.run_report import RunReport
+from headway.monitor.sample_bias import BiasSummary
 
 _MOST_ENGINE_ROWS = 8
 _BAR_COLUMNS = 40
@@ -64,8 +65,13 @@ def print_report(report: RunReport, console: Console | None = None) -> None:
         tables.append(_make_lag_table(report))
     if report.ends.dropped:
         tables.append(_make_drop_table(report))
+    if report.bias is not None:
+        tables.append(_make_bias_table(report.bias))
     for table in tables:
         console.print(table)
+        console.print()
+    if report.bias is not None and (difference := report.bias.describe()):
+        console.print(Text(difference))
         console.print()
 
 
@@ -180,6 +186,20 @@ def _make_drop_table(report: RunReport) -> Table:
     return table
 
 
+def _make_bias_table(bias: BiasSummary) -> Table:
+    """Return length and reward of what was started, dropped and trained."""
+    table = _make_table("Started, dropped, trained", "samples", "mean length", "mean reward")
+    rows = {
+        "started": (bias.length_started, bias.reward_started),
+        "dropped": (bias.length_dropped, bias.reward_dropped),
+        "trained": (bias.length_trained, bias.reward_trained),
+    }
+    for name, means in rows.items():
+        table.add_row(name, *("-" if mean is None else format_number(mean) for mean in means))
+    table.add_row("bias", f"{100 * bias.length_bias:+.1f}%", f"{100 * bias.reward_bias:+.1f}%")
+    return table
+
+
 # -- the summary of a training run
 
 
@@ -195,8 +215,8 @@ class SummaryRow(NamedTuple):
 def make_summary_rows(report: RunReport) -> list[SummaryRow]:
     """Return the rows for which the run has numbers."""
     learning = (_summarize_held_out, _summarize_success, _summarize_reward, _summarize_steps, _summarize_speed)
-    health = (_summarize_work, _summarize_lag, _summarize_mismatch, _summarize_drops, _summarize_waiting)
-    rows = [summarize(report) for summarize in (*learning, *health)]
+    health = (_summarize_work, _summarize_lag, _summarize_mismatch, _summarize_drops, _summarize_bias)
+    rows = [summarize(report) for summarize in (*learning, *health, _summarize_waiting)]
     if report.faults:
         rows.append(SummaryRow("incidents", format_number(sum(report.faults.values())), _format_faults(report)))
     return [row for row in rows if row is not None]
@@ -318,6 +338,19 @@ def _summarize_drops(report: RunReport) -> SummaryRow | None:
         reasons = [*reasons[:_MOST_DROP_REASONS], f"other {format_number(others)}"]
     value = f"{format_number(ends.dropped)} ({format_percent(ends.drop_share)})" if ends.dropped else "none"
     return SummaryRow("dropped samples", value, ", ".join(reasons))
+
+
+def _summarize_bias(report: RunReport) -> SummaryRow | None:
+    """Summarize the lengths of what was trained, against what was started."""
+    bias = report.bias
+    if bias is None or bias.length_trained is None or bias.length_started is None:
+        return None
+    note = f"trained {format_number(bias.length_trained)} tokens, started {format_number(bias.length_started)}"
+    if bias.length_dropped is not None:
+        note += f", dropped at {format_number(bias.length_dropped)}"
+    if bias.reward_dropped is not None and bias.reward_started is not None:
+        note += f"; reward {format_number(bias.reward_started)} started, {format_number(bias.reward_dropped)} dropped"
+    return SummaryRow("length bias", f"{100 * bias.length_bias:+.1f}%", note)
 
 
 def _summarize_waiting(report: RunReport) -> SummaryRow | None:

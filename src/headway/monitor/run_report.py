@@ -20,6 +20,7 @@ from headway.monitor.event_log import LoggedEvent
 from headway.monitor.events import EVENT_TYPES, CheckpointSave, Event, FaultEvent, StepEnd, ValidateEnd
 from headway.monitor.measured_window import EventHandler, MeasuredWindow, WindowClock
 from headway.monitor.role_usage import UsageRecorder, UsageSummary
+from headway.monitor.sample_bias import BiasRecorder, BiasSummary
 from headway.monitor.sample_lag import LagRecorder, LagSummary, SampleEndCounts
 from headway.monitor.throughput import ThroughputRecorder, ThroughputSummary
 
@@ -67,6 +68,7 @@ class RunReport:
     throughput: ThroughputSummary
     lag: LagSummary
     ends: SampleEndCounts
+    bias: BiasSummary | None
     usage: UsageSummary
     faults: Mapping[str, int]
     """Errors, retries, restarts and so on by kind; only those that happened."""
@@ -122,11 +124,12 @@ class RunMonitor:
         self.usage = UsageRecorder(self.clock)
         self.lag = LagRecorder(self.clock)
         self.throughput = ThroughputRecorder(self.clock)
+        self.bias = BiasRecorder()
         self.incidents = IncidentRecorder()
         self.episodes = EpisodeRecorder()
         # The clock goes first, so that recorders find the window already moved.
         handlers: dict[type[Event], tuple[EventHandler, ...]] = {StepEnd: (self.clock.end_step,)}
-        for recorder in (self.usage, self.lag, self.throughput, self.incidents, self.episodes):
+        for recorder in (self.usage, self.lag, self.bias, self.throughput, self.incidents, self.episodes):
             for event_type, handler in recorder.handlers.items():
                 handlers[event_type] = (*handlers.get(event_type, ()), handler)
         self._handlers = handlers
@@ -150,6 +153,7 @@ class RunMonitor:
             throughput=self.throughput.throughput(),
             lag=self.lag.lag(),
             ends=self.lag.ends(),
+            bias=self.bias.bias(),
             usage=self.usage.usage(),
             faults={kind: count for kind in FAULT_KINDS if (count := self.incidents.faults[kind])},
             checkpoints=self.incidents.checkpoints,

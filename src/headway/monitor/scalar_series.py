@@ -12,12 +12,14 @@ from headway.monitor import events
 from headway.monitor.episode_outcomes import EpisodeOutcomeMeter, make_validation_outcomes
 from headway.monitor.event_log import LoggedEvent
 from headway.monitor.events import Event
+from headway.monitor.sample_bias import BIAS_PREFIXES
 
 HELD_OUT_REWARD = "reward/held_out"
 MIXED_HELD_OUT_REWARD = "reward/held_out_mixed"
 """Held-out reward whose answers may be of several versions."""
 _EQUAL_REWARDS_REASON = "zero_variance"
 _TRUNCATED_FINISH = "length"
+_METRIC_PREFIXES = ("train/", *BIAS_PREFIXES)
 
 
 class ScalarPoint(NamedTuple):
@@ -121,7 +123,7 @@ class ScalarMeter:
         counts = {"groups/replaced": event.replaced, "groups/filled": event.filled}
         values |= {name: count for name, count in counts.items() if count is not None}
         metrics = event.metrics.items()
-        values |= {name: value for name, value in metrics if name.startswith("train/") and _is_number(value)}
+        values |= {name: value for name, value in metrics if name.startswith(_METRIC_PREFIXES) and _is_number(value)}
         outcomes = self._episodes.take(step)
         if outcomes is not None:
             values |= {f"episode/{name}": value for name, value in outcomes.values().items()}

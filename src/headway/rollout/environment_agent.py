@@ -119,6 +119,11 @@ class EnvironmentAgent:
         return self._oldest if self._oldest is not None else self.progress.started
 
     @property
+    def length(self) -> int:
+        """Number of actions of the episode so far."""
+        return sum(len(turn.generation.actions) for turn in self.turns) + len(self.progress.actions)
+
+    @property
     def partial(self) -> PartialGeneration | None:
         """State from which another process can continue; `None` if nothing was generated."""
         before = self._replayed_turns if self._replaying else tuple(self.turns)

@@ -37,6 +37,8 @@ class SampleRecorderProtocol(Protocol):
     def start_sample(self, sample_id: str, group_id: int) -> None: ...
     def finish_sample(self, episode: Episode) -> None: ...
     def drop_sample(self, sample_id: str, reason: DropReason) -> None: ...
+    def leave_sample(self, sample_id: str, length: int) -> None:
+        """Note that nothing generates the sample any more, whose length is final."""
 
 
 class RunningGroup:
@@ -249,6 +251,7 @@ class RolloutLoop:
         finally:
             if agent.close_error:
                 self._report_error(EnvironmentFailed.__name__, agent.close_error)
+            self._recorder.leave_sample(agent.sample_id, agent.length)
         if run.agents.pop(agent.sample_id, None) is None:
             return  # cancelled in the same tick in which it finished: its end is already recorded
         self._finish_member(run, episode)

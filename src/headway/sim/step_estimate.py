@@ -91,6 +91,8 @@ def estimate_step(scenario: Scenario, work: StepWorkload) -> StepEstimate:
         step_s = max(generate_s + halted_s + tail_s / (settings.async_generation_ratio + 1), train_s)
         serial = max(0.0, 1.0 - settings.async_generation_ratio)  # the share of a batch that overlaps with nothing
         step_s = serial * (generate_s + tail_s + train_s + update_s) + (1.0 - serial) * step_s
+        if settings.staleness_policy == "wait":  # the longest answer must be done before its deadline
+            step_s = max(step_s, (tail_s + train_s + update_s) / (settings.bound + 1))
     return StepEstimate(generate_s=generate_s, tail_s=tail_s, train_s=train_s, update_s=update_s, step_s=step_s)
 
 

@@ -121,6 +121,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
         reward = sum(rewards) / max(len(rewards), 1)
         sizes = {"groups": len(batch.groups), "samples": len(samples), "actions": batch.actions, **counts}
         named = {f"train/{name}": value for name, value in metrics.items()}
+        named |= self.pipeline.recorder.population.end_step()
         self.pipeline.events.emit(StepEnd(who=self.role, trained=trained, reward=reward, **sizes, metrics=named))
 
     async def _checkpoint(self) -> None:

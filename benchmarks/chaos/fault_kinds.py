@@ -81,17 +81,18 @@ TWO_RANKS = {
     "actor_train.training_args.per_device_train_batch_size": 2,
 }
 RESUMED: dict[str, Any] = {"resumes": True, "options": {**ONE_ENGINE, "async_generation_ratio": 2}}
+IN_ONE_PROCESS: dict[str, Any] = {"resumes": True, "options": {**RESUMED["options"], "processes": "false"}}
 FAULT_KINDS = (
     FaultKind(name="engine", select_victim=select_component("engine-")),
     FaultKind(name="trainer", select_victim=select_component("trainer")),
     FaultKind(name="controller", select_victim=select_controller, resumes=True),
-    FaultKind(name="twice", select_victim=select_controller, moments=(await_random_step,) * 2, **RESUMED),
+    FaultKind(name="twice", select_victim=select_controller, moments=(await_random_step,) * 2, **IN_ONE_PROCESS),
     FaultKind(name="checkpoint", select_victim=select_controller, moments=(await_checkpoint,) * 2, **RESUMED),
     FaultKind(
         name="resume",
         select_victim=select_controller,
         moments=(await_random_step, await_resumption, await_resumption),
-        **RESUMED,
+        **IN_ONE_PROCESS,
     ),
     FaultKind(
         name="together",

@@ -87,11 +87,11 @@ class BlockWriter:
         self._blocks: list[bytes] = []
         self._refs = refs
 
-    def join(self, header: Any, prefix: bytes = b"") -> bytes:
-        """Return `prefix`, the header and all arrays. Raises `TypeError` or `ValueError` if the header is not JSON."""
+    def join(self, header: Any) -> bytes:
+        """Return the header and all arrays. Raises `TypeError` or `ValueError` if the header is not JSON."""
         # Text may end with half a character, where a length limit has cut it off.
         encoded = _JSON.encode(header).encode("utf-8", "surrogatepass")
-        return b"".join((prefix, len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded, *self._blocks))
+        return b"".join((len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded, *self._blocks))
 
     def put_bytes(self, data: bytes) -> int:
         """Add raw bytes and return their number."""

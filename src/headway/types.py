@@ -40,6 +40,8 @@ class DropReason(StrEnum):
     """Another member of the group failed finally, and groups are trained whole."""
     LOST_LINEAGE = "lost_lineage"
     """The sample was made by weights that a crash undid, and is too far from those that are left."""
+    DAMAGED_RECORD = "damaged_record"
+    """What the ledger had stored of it was damaged on the disk."""
 
     @property
     def regenerates(self) -> bool:
@@ -53,6 +55,7 @@ _REGENERATING = frozenset(
         DropReason.STALE_IN_QUEUE,
         DropReason.SURPLUS_GROUP,
         DropReason.LOST_LINEAGE,
+        DropReason.DAMAGED_RECORD,
     }
 )
 

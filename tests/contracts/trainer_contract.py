@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ class Watched(RemoteTrainer):
         await self.note()
         return found
 
-    async def load(self, directory: Path) -> None:
-        await super().load(directory)
+    async def load(self, directory: Path) -> Sequence[str]:
+        notes = await super().load(directory)
         await self.note()
+        return notes
 
 
 class TrainerContract(ABC):

@@ -134,7 +134,12 @@ def test_a_mapping_that_holds_itself_is_refused() -> None:
 
 def test_a_blob_cut_short_or_foreign_is_refused() -> None:
     blob = encode_generation(make_generation((1, 2, 3), (-0.1,) * 3))
+    for damaged in (blob[:-1], blob[:40] + b"\0" + blob[41:], blob[:5]):
+        with pytest.raises(LedgerError, match="its checksum differs"):
+            decode_generation(damaged)
+    old = b"HW1" + blob[7:]  # of an older run: it has no checksum
+    assert decode_generation(old) == decode_generation(blob)
     with pytest.raises(LedgerError, match="cut short"):
-        decode_generation(blob[:-1])
+        decode_generation(old[:-1])
     with pytest.raises(LedgerError, match="begins with"):
         decode_generation(b"\x80\x04" + blob)

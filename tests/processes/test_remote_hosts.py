@@ -50,8 +50,9 @@ class Counter:
 
     async def save(self, directory: Path) -> None: ...
 
-    async def load(self, directory: Path) -> None:
+    async def load(self, directory: Path) -> Sequence[str]:
         self.version = 9
+        return ["it is old"]
 
     async def start(self) -> None: ...
 

@@ -20,7 +20,7 @@ from headway.flow.weight_updates import WeightUpdater
 from headway.flow.zero_variance import ZeroVarianceFilter
 from headway.ledger import Ledger, RestoredRun
 from headway.monitor.event_log import EventLog
-from headway.monitor.events import SampleReopen, WeightsServed
+from headway.monitor.events import ErrorReport, SampleReopen, WeightsServed
 from headway.monitor.wait_graph import WaitGraph
 from headway.rollout.concurrency import Signal
 from headway.rollout.inference_hub import InferenceHub
@@ -146,6 +146,9 @@ class Pipeline:
     def restore_groups(self, restored: RestoredRun) -> None:
         """Continue every group of an earlier process that was neither trained nor dropped."""
         rescored = self.settings.rescores_restored
+        if restored.damaged:
+            message = f"records of groups {list(restored.damaged)} are damaged: their tasks are generated again"
+            self.events.emit(ErrorReport(who="restore", error="LedgerError", message=message))
         for old in restored.groups:
             task = self.backends.tasks.task(old.position)
             if task is None:

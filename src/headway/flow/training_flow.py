@@ -270,7 +270,9 @@ class AsyncTrainingFlow:
             try:
                 with self.waits.waiting("flow", f"load of {directory}", "trainer"):
                     async with asyncio.timeout(limit):
-                        await self.backends.trainer.load(self.run_dir / directory)
+                        notes = await self.backends.trainer.load(self.run_dir / directory)
+                for note in notes or ():
+                    self.events.emit(ErrorReport(who="trainer", error="CheckpointNote", message=note))
                 return None
             except TrainerCrashed as error:
                 return error

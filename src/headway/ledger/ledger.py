@@ -14,15 +14,14 @@ more than the ledger.
 The ledger decides nothing: what to train, to drop or to regenerate is decided by the scheduler.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headway.errors import LedgerError
-from headway.ledger.ledger_records import encode_episode, encode_generation
-from headway.ledger.ledger_restore import RestoredRun, read_restored, rewind
-from headway.ledger.ledger_state import LedgerState, OpenGroup, OpenSample, count_ends, find_problems
-from headway.ledger.ledger_store import Journal, open_store
+from headway.ledger.ledger_records import encode_episode, encode_generation, encode_grades
+from headway.ledger.ledger_restore import RestoredRun, drop_groups, find_damaged_groups, read_restored, rewind
+from headway.ledger.ledger_state import LedgerState, OpenGroup, OpenSample, check_intact, count_ends, find_problems
+from headway.ledger.ledger_store import Journal, open_store, report_damage
 from headway.ledger.task_coverage import read_coverage
 from headway.types import DropReason, Episode, Generation, Score
 
@@ -32,8 +31,16 @@ class Ledger:
 
     def __init__(self, path: Path | str, *, defer: Callable[[Callable[[], None]], object] | None = None) -> None:
         db, self._lock = open_store(path)
+        self._path = path
         self._journal = Journal(db, path, defer)
-        self._state = LedgerState(db)
+        try:
+            with report_damage(path):
+                self._state = LedgerState(db)
+        except LedgerError:
+            db.close()
+            if self._lock is not None:
+                self._lock.release()
+            raise
 
     # The life of a sample
 
@@ -81,8 +88,7 @@ class Ledger:
             sample = group.open.get(sample_id)
             if sample is None or not sample.finished:
                 raise LedgerError(f"sample {sample_id} is no finished member of group {group_id} and has no grade")
-        body = json.dumps([(sample_id, score.value, dict(score.parts), adv) for sample_id, score, adv in grades])
-        self._journal.grades.append((group_id, body))
+        self._journal.grades.append((group_id, encode_grades(grades)))
         group.graded = True
         self._journal.schedule_flush()
 
@@ -200,12 +206,19 @@ class Ledger:
         that number is the true distance, and the staleness bound stays provable (see `headway.ledger.ledger_restore`).
 
         Only what is returned may go on. What is in flight in this process must be stored with `store_partials`
-        before, or is generated again.
+        before, or is generated again. The file is checked first; a damaged one is refused untouched with `LedgerError`.
+        A group whose stored record is damaged is dropped and generated again.
         """
         self.flush()
-        self._journal.transact(lambda db: rewind(db, version))
-        self._state = LedgerState(self._journal.db)
-        return read_restored(self._journal.db, self._state.coverage)
+        db = self._journal.db
+        with report_damage(self._path):
+            check_intact(db)
+            self._journal.transact(lambda db: rewind(db, version))
+            damaged = find_damaged_groups(db)
+            if damaged:
+                self._journal.transact(lambda db: drop_groups(db, damaged, DropReason.DAMAGED_RECORD))
+            self._state = LedgerState(db)
+            return read_restored(db, self._state.coverage, damaged)
 
     # Inspection
 

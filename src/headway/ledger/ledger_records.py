@@ -1,16 +1,19 @@
 """Stores an episode or a partial generation as one blob.
 
-    b"HW1" | what `headway.codec` makes of a header and its arrays
+    b"HW2" | CRC-32 of the rest, 4 bytes | what `headway.codec` makes of a header and its arrays
 
 Guarantees: integers and floats come back exactly (int32, int64 or float64), latents and pixels byte for byte,
 `RepeatedValue` and `range` stay compact, and decoding never executes anything. Sequences come back as tuples. The type
 of a sequence or of a mapping is not kept; `Task.data` and `Episode.info` hold JSON values only.
 
 The layout of the header is part of the file format of the ledger: it must not change, or old runs cannot be resumed.
+Records of older runs begin with b"HW1" and have no checksum.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 from headway.codec import BlockReader, BlockWriter, open_blocks, put_compact
 from headway.errors import LedgerError
@@ -21,12 +24,14 @@ from headway.types import (
     Generation,
     Image,
     PartialGeneration,
+    Score,
     Task,
     Turn,
     VersionRun,
 )
 
-_MAGIC = b"HW1"
+_MAGIC, _MAGIC_WITHOUT_CHECKSUM = b"HW2", b"HW1"
+_CHECKSUM_BYTES = 4
 _GENERATION_FIELDS = 5
 
 
@@ -75,6 +80,23 @@ def decode_generation(blob: bytes) -> Generation:
     turns, observation = header[_GENERATION_FIELDS:]
     before = tuple(_take_turn(turn, reader) for turn in turns)
     return PartialGeneration.of(generation, before=before, observation=_take(observation, reader))
+
+
+def encode_grades(grades: Sequence[tuple[str, Score, float]]) -> str:
+    """Encode (sample id, score, advantage) of the members of a group, with a checksum in a line of its own."""
+    body = json.dumps([(sample_id, score.value, dict(score.parts), adv) for sample_id, score, adv in grades])
+    return f"{body}\n{crc32(body.encode()):08x}"
+
+
+def decode_grades(text: str) -> dict[str, tuple[Score, float]]:
+    """Return score and advantage by sample id. Raises `LedgerError` for a damaged text."""
+    body, _, checksum = text.partition("\n")
+    if checksum and checksum != f"{crc32(body.encode()):08x}":
+        raise LedgerError("a stored grade is damaged: its checksum differs")
+    return {
+        sample_id: (Score(value=value, parts=parts), advantage)
+        for sample_id, value, parts, advantage in json.loads(body)
+    }
 
 
 def _put_turn(turn: Turn, blocks: BlockWriter) -> list[Any]:
@@ -165,12 +187,19 @@ def _take_step(
 
 def _join(header: list[Any], blocks: BlockWriter, *, name: str) -> bytes:
     try:
-        return blocks.join(header, _MAGIC)
+        body = blocks.join(header)
     except (TypeError, ValueError, RecursionError) as error:
         raise LedgerError(f"{name} cannot be stored, it holds something that is not JSON: {error}") from error
+    return b"".join((_MAGIC, crc32(body).to_bytes(_CHECKSUM_BYTES, "little"), body))
 
 
 def _open(blob: bytes) -> tuple[Any, BlockReader]:
-    if blob[: len(_MAGIC)] != _MAGIC:
-        raise LedgerError(f"a stored record begins with {bytes(blob[: len(_MAGIC)])!r} instead of {_MAGIC!r}")
-    return open_blocks(memoryview(blob)[len(_MAGIC) :])
+    """Return header and arrays. Raise `LedgerError` if the blob is not as it was written."""
+    magic, rest = blob[: len(_MAGIC)], memoryview(blob)[len(_MAGIC) :]
+    if magic == _MAGIC:
+        checksum, rest = int.from_bytes(rest[:_CHECKSUM_BYTES], "little"), rest[_CHECKSUM_BYTES:]
+        if checksum != crc32(rest):
+            raise LedgerError("a stored record is damaged: its checksum differs")
+    elif magic != _MAGIC_WITHOUT_CHECKSUM:
+        raise LedgerError(f"a stored record begins with {bytes(magic)!r} instead of {_MAGIC!r}")
+    return open_blocks(rest)

@@ -11,15 +11,15 @@ A record is renumbered once and for good: every stored record has the lineage in
 since then are applied on reading, never to the stored bytes. A second crash cannot renumber twice.
 """
 
-import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headway.errors import LedgerError
-from headway.ledger.ledger_records import decode_episode, decode_generation
+from headway.ledger.ledger_records import decode_episode, decode_generation, decode_grades
 from headway.ledger.ledger_store import read_maximum
-from headway.ledger.task_coverage import TaskCoverage, find_coverage_problems
+from headway.ledger.task_coverage import TaskCoverage
 from headway.types import (
     DropReason,
     Episode,
@@ -63,6 +63,8 @@ class RestoredRun:
     next_group_id: int
     lineage: int
     """Number of restores until now."""
+    damaged: tuple[int, ...] = ()
+    """Groups that were dropped because a stored record of theirs was damaged."""
 
 
 def rebase_version(version: int, *, ancestor: int, base: int | None = None) -> int:
@@ -99,10 +101,6 @@ def rewind(db: sqlite3.Connection, version: int) -> None:
     db.execute(f"UPDATE groups {clear} trained_at > ?", (version,))
     db.execute("DELETE FROM checkpoints WHERE version > ?", (version,))
     _drop_unrecoverable(db, lineage)
-    problems = find_coverage_problems(db)
-    if problems:
-        hint = "the file was changed by something else: go on from a copy or start a new run"
-        raise LedgerError(f"{problems[0]}; {hint}")
 
 
 def _drop_unrecoverable(db: sqlite3.Connection, lineage: int) -> None:
@@ -115,19 +113,41 @@ def _drop_unrecoverable(db: sqlite3.Connection, lineage: int) -> None:
         "AND row NOT IN (SELECT row FROM payloads)",
         (lineage,),
     ).fetchall()
-    reason = str(DropReason.LOST_LINEAGE)
-    for (group_id,) in lost:
+    drop_groups(db, [group_id for (group_id,) in lost], DropReason.LOST_LINEAGE)
+
+
+def drop_groups(db: sqlite3.Connection, group_ids: Sequence[int], reason: DropReason) -> None:
+    """Drop open groups with all that is stored of them. Must run in one transaction."""
+    for group_id in group_ids:
         rows = db.execute("SELECT row FROM samples WHERE group_id = ? AND end IS NULL", (group_id,)).fetchall()
         for table in ("payloads", "partials"):
             db.executemany(f"DELETE FROM {table} WHERE row = ?", rows)
         for table in ("samples", "groups"):
             db.execute(
-                f"UPDATE {table} SET end = 'dropped', reason = ? WHERE group_id = ? AND end IS NULL", (reason, group_id)
+                f"UPDATE {table} SET end = 'dropped', reason = ? WHERE group_id = ? AND end IS NULL",
+                (str(reason), group_id),
             )
         db.execute("DELETE FROM grades WHERE group_id = ?", (group_id,))
 
 
-def read_restored(db: sqlite3.Connection, coverage: TaskCoverage) -> RestoredRun:
+def find_damaged_groups(db: sqlite3.Connection) -> tuple[int, ...]:
+    """Return the open groups that have a stored record which is not as it was written."""
+    stored: tuple[tuple[str, Callable[[Any], object]], ...] = (
+        (f"SELECT group_id, body FROM payloads WHERE {_IS_OPEN}", decode_episode),
+        (f"SELECT group_id, body FROM partials JOIN samples USING (row) WHERE {_IS_OPEN}", decode_generation),
+        ("SELECT group_id, body FROM grades JOIN groups USING (group_id) WHERE end IS NULL", decode_grades),
+    )
+    found = set[int]()
+    for query, decode in stored:
+        for group_id, body in db.execute(query):
+            try:
+                decode(body)
+            except (LedgerError, ValueError, TypeError, LookupError, OverflowError):
+                found.add(group_id)
+    return tuple(sorted(found))
+
+
+def read_restored(db: sqlite3.Connection, coverage: TaskCoverage, damaged: tuple[int, ...] = ()) -> RestoredRun:
     """Read what is still to be done."""
     restores: dict[int, int] = dict(db.execute("SELECT lineage, version FROM restores"))
     episodes = {
@@ -156,6 +176,7 @@ def read_restored(db: sqlite3.Connection, coverage: TaskCoverage) -> RestoredRun
         ),
         next_group_id=read_maximum(db, "group_id", "groups", default=-1) + 1,
         lineage=max(restores, default=0),
+        damaged=damaged,
     )
 
 
@@ -177,11 +198,7 @@ def _make_group(
         group_id=group_id,
         position=position,
         episodes={sample_id: episodes[row] for row, sample_id in alive if row in episodes},
-        grades={
-            sample_id: (Score(value=value, parts=parts), advantage)
-            for sample_id, value, parts, advantage in json.loads(grades)
-            if sample_id in ids
-        },
+        grades={sample_id: grade for sample_id, grade in decode_grades(grades).items() if sample_id in ids},
         partials={sample_id: partials[row] for row, sample_id in alive if row in partials},
         open=tuple(sample_id for row, sample_id in alive if row not in episodes),
         members_started=len(members),

@@ -174,6 +174,14 @@ _MUST_BE_EMPTY: tuple[tuple[str, str], ...] = (
 )
 
 
+def check_intact(db: sqlite3.Connection) -> None:
+    """Raise `ValueError` with the first problem of the file: its pages, then what the guarantees say about its rows."""
+    (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    problems = [str(answer)] if answer != "ok" else find_problems(db)
+    if problems:
+        raise ValueError(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
+
+
 def find_problems(db: sqlite3.Connection) -> list[str]:
     """Return every broken guarantee in the file, in words."""
     found = [problem.format(*row) for problem, query in _MUST_BE_EMPTY for row in db.execute(query)]

@@ -17,7 +17,8 @@ import os
 import sqlite3
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,7 +99,7 @@ def _check(db: sqlite3.Connection, path: Path | str) -> None:
             f"INSERT INTO meta VALUES ('schema', '{SCHEMA}'); COMMIT;"
         )
     row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-    schema = int(row[0]) if row else 0
+    schema = int(row[0]) if row and str(row[0]).isdigit() else 0
     if schema > SCHEMA:
         raise LedgerError(
             f"{path}: schema {schema} was written by a newer Headway, this one reads up to {SCHEMA}; "
@@ -108,6 +109,16 @@ def _check(db: sqlite3.Connection, path: Path | str) -> None:
         raise LedgerError(f"{path}: schema {schema} is not known to this Headway; choose another run directory")
     if db.execute("SELECT 1 FROM meta WHERE key = 'run'").fetchone() is None:
         db.execute("INSERT INTO meta VALUES ('run', ?)", (uuid.uuid4().hex,))
+
+
+@contextmanager
+def report_damage(path: Path | str) -> Iterator[None]:
+    """Raise `LedgerError` with advice for whatever reading a damaged file raises."""
+    try:
+        yield
+    except (sqlite3.Error, ValueError, TypeError, LookupError, OverflowError) as error:
+        hint = "put it back from a copy, or begin a new run with resume=CHECKPOINT"
+        raise LedgerError(f"{path} is damaged: {error}; {hint}") from error
 
 
 def find_newest_checkpoint(path: Path) -> tuple[int, str] | None:

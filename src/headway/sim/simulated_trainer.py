@@ -94,11 +94,12 @@ class SimulatedTrainer:
         await self._health.spend(self._cost.save_s, TrainerCrashed)
         _write_state(directory, state)
 
-    async def load(self, directory: Path) -> None:
+    async def load(self, directory: Path) -> Sequence[str]:
         self._check_up()
         state = _read_state(directory)
         await self._health.spend(self._cost.save_s, TrainerCrashed)
         self._set_version(int(str(state["version"])), str(state["lineage"]), int(str(state["samples"])))
+        return ()
 
     async def start(self) -> None:
         """Do nothing: it is up when it is made."""

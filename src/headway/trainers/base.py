@@ -33,8 +33,11 @@ class Trainer(Protocol):
     async def save(self, directory: Path) -> None:
         """Write everything needed to continue from `version` into the empty `directory`."""
 
-    async def load(self, directory: Path) -> None:
-        """Restore the state that `save` wrote."""
+    async def load(self, directory: Path) -> Sequence[str]:
+        """Restore the state that `save` wrote, and return what is worth a line about it.
+
+        Raise `TrainerError` and change nothing if it is damaged: the flow then goes back to the one before.
+        """
 
     async def start(self) -> None:
         """Bring the trainer up before its first step; a no-op for one that lives in this process.

@@ -70,9 +70,9 @@ class TrainerHost:
         async with self._serving() as trainer:
             await trainer.save(directory)
 
-    async def load(self, directory: Path) -> None:
+    async def load(self, directory: Path) -> Sequence[str]:
         async with self._serving() as trainer:
-            await trainer.load(directory)
+            return await trainer.load(directory)
 
     async def score(self, kind: ScoreKind, group: SampleGroup) -> Sequence[Sequence[float]]:
         async with self._serving() as trainer:
@@ -163,8 +163,9 @@ class RemoteTrainer:
     async def save(self, directory: Path) -> None:
         await self.call("save", directory)
 
-    async def load(self, directory: Path) -> None:
-        await self.call("load", directory)
+    async def load(self, directory: Path) -> Sequence[str]:
+        notes: Sequence[str] = await self.call("load", directory)
+        return notes
 
     async def restart(self) -> None:
         await self._child.restart()

@@ -3,14 +3,13 @@
     model.safetensors, config.json      loaded directly by `transformers` (LoRA merged)
     optimizer.safetensors               moments; with LoRA the adapters too
     critic.safetensors                  the critic, if there is one
-    trainer.json                        version and KL coefficient; written last, so that it marks a complete checkpoint
+    trainer.json                        version, KL coefficient and checksums; written last (`checkpoint_mark`)
 
-Guarantees: loading checks names, shapes and types of everything before the first weight is changed. The precision is
-that of training, so the step after a load equals, bit for bit, the step that would have followed the save. With LoRA
-the frozen weights are those that the learner was made with.
+Guarantees: loading checks contents, names, shapes and types of everything before the first weight is changed. The
+precision is that of training, so the step after a load equals, bit for bit, the step that would have followed the save.
+With LoRA the frozen weights are those that the learner was made with.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headway.errors import TrainerError
+from headway.trainers.checkpoint_mark import read_completion_mark, verify_checkpoint, write_completion_mark
 from headway.trainers.local.local_optimizer import overwrite_tensors
 from headway.trainers.local.optimizer_steps import StepLearner
 
-_FORMAT = 1
-_MARK_FILE = "trainer.json"
 MODEL_FILE, OPTIMIZER_FILE, CRITIC_FILE = "model.safetensors", "optimizer.safetensors", "critic.safetensors"
 
 
@@ -36,18 +34,21 @@ def save_checkpoint(learner: StepLearner, directory: Path, tokenizer: Any = None
         write_model_config(learner, directory, tokenizer)
         for name, tensors in _optimizer_files(learner).items():
             write_tensors(tensors, directory / name)
-        write_completion_mark(learner, directory)
+        write_completion_mark(directory, version=learner.version, kl=learner.kl.state())
     except (OSError, ValueError, SafetensorError) as error:
         raise TrainerError(f"checkpoint {directory}: {error}") from error
 
 
-def load_checkpoint(learner: StepLearner, directory: Path) -> None:
-    """Restore what `save_checkpoint` wrote. Raise `TrainerError` and change nothing if that is impossible."""
+def load_checkpoint(learner: StepLearner, directory: Path) -> list[str]:
+    """Restore what `save_checkpoint` wrote, and return what is worth a line.
+
+    Raise `TrainerError` and change nothing if that is impossible, or if a file that is needed is damaged.
+    """
+    live = _optimizer_files(learner)
+    if learner.settings.lora is None:
+        live[MODEL_FILE] = learner.weights()
+    mark, notes = read_completion_mark(directory), verify_checkpoint(directory, live.keys())
     try:
-        version, kl = read_completion_mark(directory)
-        live = _optimizer_files(learner)
-        if learner.settings.lora is None:
-            live[MODEL_FILE] = learner.weights()
         stored = {name: load_file(directory / name) for name in live}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise TrainerError(f"{directory} holds no checkpoint of this trainer: {error!r}") from error
@@ -55,8 +56,9 @@ def load_checkpoint(learner: StepLearner, directory: Path) -> None:
         check_tensors_match(tensors, stored[name], directory / name)
     for name, tensors in live.items():
         overwrite_tensors(tensors, stored[name])
-    learner.version = version
-    learner.kl.restore(kl)
+    learner.version = mark.version
+    learner.kl.restore(mark.kl)
+    return notes
 
 
 def _optimizer_files(learner: StepLearner) -> dict[str, dict[str, Tensor]]:
@@ -71,21 +73,6 @@ def _optimizer_files(learner: StepLearner) -> dict[str, dict[str, Tensor]]:
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write one safetensors file."""
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-
-
-def write_completion_mark(learner: StepLearner, directory: Path) -> None:
-    """Write the version and the KL controller's state, which declares the checkpoint complete."""
-    state = {"format": _FORMAT, "version": learner.version, "kl": learner.kl.state()}
-    (directory / _MARK_FILE).write_text(json.dumps(state), encoding="utf-8")
-
-
-def read_completion_mark(directory: Path) -> tuple[int, dict[str, float]]:
-    """Return the version and the KL controller's state."""
-    state = json.loads((directory / _MARK_FILE).read_text(encoding="utf-8"))
-    version, kl = int(state["version"]), {str(key): float(value) for key, value in state["kl"].items()}
-    if state["format"] != _FORMAT:
-        raise TrainerError(f"{directory}: format {state['format']}, this build reads {_FORMAT}")
-    return version, kl
 
 
 def write_model_config(learner: StepLearner, directory: Path, tokenizer: Any) -> None:

@@ -57,8 +57,8 @@ class ThreadedTrainer(ABC, Generic[L]):
     def _save(self, learner: L, directory: Path) -> None:
         save_checkpoint(learner, directory, self._tokenizer)
 
-    def _load(self, learner: L, directory: Path) -> None:
-        load_checkpoint(learner, directory)
+    def _load(self, learner: L, directory: Path) -> list[str]:
+        return load_checkpoint(learner, directory)
 
     @property
     def learner(self) -> L:
@@ -113,14 +113,15 @@ class ThreadedTrainer(ABC, Generic[L]):
         learner = self.learner
         await self._thread.call(lambda gate: self._save(learner, directory))
 
-    async def load(self, directory: Path) -> None:
+    async def load(self, directory: Path) -> Sequence[str]:
         learner = self.learner
 
-        def work(gate: CommitGate) -> None:
-            self._load(learner, directory)
+        def work(gate: CommitGate) -> list[str]:
+            notes = self._load(learner, directory)
             self._use_learner(learner)
+            return notes
 
-        await self._thread.call(work)
+        return await self._thread.call(work)
 
     async def start(self) -> None:
         """Do nothing: the first call starts the training thread."""

@@ -5,7 +5,8 @@ without holding more than a shard. The result is `model.safetensors` and `optimi
 number of ranks can read its own shards from them, and the local trainer and `transformers` can load them. Nothing is
 pickled. With LoRA the merged model goes through the memory of rank 0.
 
-Guarantees: names, shapes and types are checked before the first weight is changed. All ranks succeed or all raise.
+Guarantees: contents, names, shapes and types are checked before the first weight is changed. All ranks succeed, or
+all raise.
 """
 
 import json
@@ -25,13 +26,17 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 
 from headway.errors import TrainerCrashed, TrainerError
+from headway.trainers.checkpoint_mark import (
+    CheckpointMark,
+    read_completion_mark,
+    verify_checkpoint,
+    write_completion_mark,
+)
 from headway.trainers.local.local_checkpoint import (
     CRITIC_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
     check_tensors_match,
-    read_completion_mark,
-    write_completion_mark,
     write_model_config,
     write_tensors,
 )
@@ -54,7 +59,7 @@ def save_sharded_checkpoint(learner: LocalLearner, directory: Path, *, is_first:
 
     def end() -> None:
         shutil.rmtree(directory / _SHARDS)
-        write_completion_mark(learner, directory)
+        write_completion_mark(directory, version=learner.version, kl=learner.kl.state())
 
     _agree(begin if is_first else None, directory)
     files = _optimizer_files(learner)
@@ -68,18 +73,20 @@ def save_sharded_checkpoint(learner: LocalLearner, directory: Path, *, is_first:
     _agree(end if is_first else None, directory)
 
 
-def load_sharded_checkpoint(learner: LocalLearner, directory: Path) -> None:
-    """Restore a checkpoint of any number of ranks, or of the local trainer.
+def load_sharded_checkpoint(learner: LocalLearner, directory: Path, *, is_first: bool) -> list[str]:
+    """Restore a checkpoint of any number of ranks, or of the local trainer, and return what is worth a line.
 
-    Raise `TrainerError` and change nothing if that is impossible.
+    Raise `TrainerError` and change nothing if that is impossible. Rank 0 (`is_first`) reads all of it to check it.
     """
     live = _optimizer_files(learner)
     if learner.settings.lora is None:
         live[MODEL_FILE] = _round(learner, _policy(learner).shards())
-    mark: list[tuple[int, dict[str, float]]] = []
+    mark: list[CheckpointMark] = []
+    notes: list[str] = []
 
     def check() -> None:
         mark.append(read_completion_mark(directory))
+        notes.extend(verify_checkpoint(directory, live.keys()) if is_first else ())
         for name, tensors in live.items():
             check_tensors_match(tensors, _read_shapes(directory / name), directory / name)
 
@@ -88,8 +95,9 @@ def load_sharded_checkpoint(learner: LocalLearner, directory: Path) -> None:
         needed = {key: tensor for key, tensor in tensors.items() if not _has_master(learner, name, key, tensors)}
         if needed:
             _read_file(needed, directory / name)
-    learner.version, kl = mark[0]
-    learner.kl.restore(kl)
+    learner.version = mark[0].version
+    learner.kl.restore(mark[0].kl)
+    return notes
 
 
 def _policy(learner: LocalLearner) -> ShardedPolicy:

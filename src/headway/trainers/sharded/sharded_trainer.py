@@ -110,8 +110,8 @@ class RankTrainer(LocalTrainer):
     def _save(self, learner: LocalLearner, directory: Path) -> None:
         save_sharded_checkpoint(learner, directory, is_first=self._ranks.is_first, tokenizer=self._tokenizer)
 
-    def _load(self, learner: LocalLearner, directory: Path) -> None:
-        load_sharded_checkpoint(learner, directory)
+    def _load(self, learner: LocalLearner, directory: Path) -> list[str]:
+        return load_sharded_checkpoint(learner, directory, is_first=self._ranks.is_first)
 
     async def restart(self) -> None:
         raise TrainerCrashed("a rank cannot come back alone: all of them are started anew")

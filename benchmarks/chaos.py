@@ -2,6 +2,7 @@
 
     python benchmarks/chaos.py                          # 6 runs of each kind of fault
     python benchmarks/chaos.py --only trainer --runs 20 --seed 100
+    python benchmarks/chaos.py --fork                   # runs are forks of a process that has imported everything
     python benchmarks/chaos.py --out chaos.jsonl        # appends a JSON line for each run
 
 The seed of the run decides the victim and the moments: shortly after a random step, while the run starts, while it
@@ -42,6 +43,7 @@ from benchmarks.chaos.fault_kinds import FAULT_KINDS, FaultKind
 from benchmarks.chaos.fault_moments import RUN_TIMEOUT_S, AwaitMoment
 from benchmarks.chaos.fault_platforms import RunPlatform
 from benchmarks.chaos.fault_runs import ALPHA, EPOCH, OPTIONS, STEPS, ChaosRun, list_shared_segments
+from tests.runs.template import Template
 
 PRIVATE_SHM = "HEADWAY_CHAOS_ALONE"
 
@@ -71,13 +73,17 @@ def main() -> int:
     kinds = [kind for kind in FAULT_KINDS if kind.name in args.only and (not kind.needs or find_spec(kind.needs))]
     scratch = Path(tempfile.mkdtemp(prefix="chaos-"))
     model, rows, console = _make_model(scratch), list[ChaosResult](), Console(width=140, highlight=False)
+    template = Template(scratch) if args.fork else None
     for kind, seed in ((kind, args.seed + number) for number in range(args.runs) for kind in kinds):
-        rows.append(row := run_with_fault(kind, seed, scratch / f"{kind.name.replace(' ', '-')}-{seed}", model))
+        directory = scratch / f"{kind.name.replace(' ', '-')}-{seed}"
+        rows.append(row := run_with_fault(kind, seed, directory, model, template))
         console.print(_format_line(row), markup=False, soft_wrap=True)
         if args.out:
             with args.out.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(asdict(row)) + "\n")
     console.print(_make_table(rows))
+    if template is not None:
+        template.close()
     if any(row.problems for row in rows):
         console.print(f"what is left of the runs is in {scratch}")
         return 1
@@ -96,11 +102,13 @@ def _restart_with_private_shm() -> None:
     print("/dev/shm is shared with others: what they leave there is counted, too")
 
 
-def run_with_fault(kind: FaultKind, seed: int, directory: Path, model: Path) -> ChaosResult:
+def run_with_fault(
+    kind: FaultKind, seed: int, directory: Path, model: Path, template: Template | None = None
+) -> ChaosResult:
     """Run once, kill once, and return the result."""
     before = list_shared_segments()
     with kind.make_platform() as platform:
-        run = ChaosRun(directory, _make_options(kind, platform, seed, directory, model))
+        run = ChaosRun(directory, _make_options(kind, platform, seed, directory, model), template)
         try:
             row = _run_on_platform(platform, kind, seed, run, before)
         finally:  # also after an interrupt
@@ -235,6 +243,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="kinds of faults (default: all)")
     parser.add_argument("--runs", type=int, default=6, help="number of runs of each kind")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run of each kind")
+    parser.add_argument("--fork", action="store_true", help="fork runs from one process, which saves their imports")
     parser.add_argument("--out", type=Path, help="file to append a JSON line for each run to")
     return parser.parse_args()
 

@@ -95,6 +95,10 @@ class Forked:
         self._code: int | None = None
         connection.close()
 
+    def fileno(self) -> int:
+        """The descriptor that can be read once it has ended."""
+        return self._answers.fileno()
+
     def wait(self) -> int:
         if self._code is None:
             self._code = int(self._answers.readline() or -signal.SIGKILL)

@@ -13,7 +13,7 @@ RUN_TIMEOUT_S = 600.0
 MAX_DELAY_S = 0.6
 """Longest time between the chosen step and the kill."""
 _MAX_CHECKPOINT_DELAY_S = 0.08
-_MAX_START_DELAY_S = 3.0
+_MAX_START_DELAY_S = 1.0
 
 AwaitMoment = Callable[[ChaosRun, Random], str]
 

@@ -39,6 +39,7 @@ OPTIONS = {
     "save_steps": SAVE,
     "eval_steps": 0,
     "filter_zero_variance": "false",
+    "selection_order": "oldest",
     "processes": "true",
     "device": "cpu",
     "track_with": "[]",

@@ -3,7 +3,7 @@
 There are three kinds of tests. All are judged outside the process of the program, which never sees the answer:
 
 * functions: `{"call": "add(1, 2)", "expected": 3}`, or the text `assert add(1, 2) == 3`, which means the same;
-* other asserts: the program's values go to a second sandbox, where the assert is evaluated without the program;
+* other asserts: the program's values go to another process, where the assert is evaluated without the program;
 * whole programs: `{"input": "1 2", "output": "3"}`, stdin and stdout.
 
 A program that fails, loops or exceeds a limit has failed its tests and scores zero. There is no score only if the
@@ -14,15 +14,18 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from math import isclose
 from typing import Any
 
 from headway.errors import ConfigError, RewardError
+from headway.rewards.assert_checks import count_held, is_plain_check
 from headway.rewards.assert_splitter import AssertTest, CallTest, split_assert, split_call
 from headway.rewards.base import get_expected_answer
 from headway.rewards.function_reward import BuiltInReward
+from headway.rewards.reward_worker_pool import RewardLimitReached, RewardWorkerPool
 from headway.sandbox import ProgramEnding, Sandbox, SandboxBroken, SandboxLimits, SandboxRefused
 from headway.sandbox.probe import find_quick_problem
 
@@ -36,6 +39,16 @@ class StreamTest:
 
 
 ProgramTest = CallTest | AssertTest | StreamTest
+_CHECKERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeRunner:
+    """Where one reward runs programs, and checks their values."""
+
+    sandbox: Sandbox
+    limits: SandboxLimits
+    workers: RewardWorkerPool
 
 
 def make_code_reward(
@@ -57,8 +70,9 @@ def make_code_reward(
     problem = "" if sandbox else find_quick_problem()
     if problem:
         raise ConfigError(problem, key="reward_fn", value="code")
-    runner = sandbox or Sandbox(concurrency=concurrency, packages=packages)
     limits = SandboxLimits(wall_s=timeout_s, cpu_s=max(int(timeout_s) + 1, 1), memory_mb=memory_mb, output_kb=1024)
+    sandbox = sandbox or Sandbox(concurrency=concurrency, packages=packages)
+    runner = CodeRunner(sandbox=sandbox, limits=limits, workers=RewardWorkerPool(_CHECKERS))
 
     async def score(text: str, data: Mapping[str, Any]) -> float:
         listed = _list_tests(get_expected_answer(data, tests))
@@ -67,7 +81,7 @@ def make_code_reward(
         if not program.strip():
             return 0.0
         try:
-            passed = await _count_passed(runner, program, chosen, limits, partial)
+            passed = await _count_passed(runner, program, chosen, partial)
         except (SandboxRefused, SandboxBroken) as error:
             raise RewardError(f"code: {error}") from error
         return passed / len(chosen) if partial else float(passed == len(chosen))
@@ -113,38 +127,35 @@ def choose_tests(tests: list[ProgramTest], most: int) -> list[ProgramTest]:
     return [tests[number * len(tests) // most] for number in range(most)]
 
 
-async def _count_passed(
-    sandbox: Sandbox, program: str, tests: Sequence[ProgramTest], limits: SandboxLimits, partial: bool
-) -> int:
+async def _count_passed(runner: CodeRunner, program: str, tests: Sequence[ProgramTest], partial: bool) -> int:
     """Count the tests passed; unless `partial`, return 0 after the first failure."""
     calls = [test for test in tests if not isinstance(test, StreamTest)]
     streams = [test for test in tests if isinstance(test, StreamTest)]
-    passed = await _run_calls(sandbox, program, calls, limits) if calls else 0
+    passed = await _run_calls(runner, program, calls) if calls else 0
     if passed < len(calls) and not partial:
         return 0
     if partial:
-        return passed + sum(await asyncio.gather(*(_run_stream(sandbox, program, test, limits) for test in streams)))
+        return passed + sum(await asyncio.gather(*(_run_stream(runner, program, test) for test in streams)))
     for test in streams:  # one after the other: the first failure decides
-        if not await _run_stream(sandbox, program, test, limits):
+        if not await _run_stream(runner, program, test):
             return 0
         passed += 1
     return passed
 
 
-async def _run_calls(
-    sandbox: Sandbox, program: str, tests: Sequence[CallTest | AssertTest], limits: SandboxLimits
-) -> int:
+async def _run_calls(runner: CodeRunner, program: str, tests: Sequence[CallTest | AssertTest]) -> int:
     """Run all function tests in one process; return how many passed before it ended or exceeded a limit."""
     cases = json.dumps([[test.setup, test.expression] for test in tests])
-    outcome = await sandbox.run_python(HARNESS, stdin=cases, files={"solution.py": program}, limits=limits)
+    files = {"solution.py": program}
+    outcome = await runner.sandbox.run_python(HARNESS, stdin=cases, files=files, limits=runner.limits)
     values = _parse_values(outcome.stdout, len(tests))
-    passed, checks = 0, []
+    passed, checks = 0, list[tuple[str, Any]]()
     for value, test in zip(values, tests, strict=False):
         if isinstance(test, CallTest):
             passed += is_same_value(value, test.expected)
         else:
-            checks.append([test.check, value])
-    return passed + (await _run_checks(sandbox, checks, limits) if checks else 0)
+            checks.append((test.check, value))
+    return passed + (await _run_checks(runner, checks) if checks else 0)
 
 
 def _parse_values(stdout: str, count: int) -> list[Any]:
@@ -164,14 +175,23 @@ def _parse_values(stdout: str, count: int) -> list[Any]:
     return values
 
 
-async def _run_checks(sandbox: Sandbox, checks: Sequence[Any], limits: SandboxLimits) -> int:
-    """Evaluate asserts on values in a process without the program; return how many held."""
-    outcome = await sandbox.run_python(ASSERT_JUDGE, stdin=json.dumps(checks), limits=limits)
-    return outcome.stdout.split().count("held") if outcome.ok else 0
+async def _run_checks(runner: CodeRunner, checks: Sequence[tuple[str, Any]]) -> int:
+    """Evaluate asserts on values in processes without the program; return how many held."""
+    plain = [one for one in checks if is_plain_check(one[0])]
+    others = [one for one in checks if one not in plain]
+    held = 0
+    if plain:
+        with suppress(RewardLimitReached):  # the values make the check too expensive
+            function = f"{count_held.__module__}:{count_held.__name__}"
+            held += int(await runner.workers.call(function, plain, timeout_s=runner.limits.wall_s))
+    if others:
+        outcome = await runner.sandbox.run_python(ASSERT_JUDGE, stdin=json.dumps(others), limits=runner.limits)
+        held += int(outcome.stdout) if outcome.ok and outcome.stdout.isdigit() else 0
+    return held
 
 
-async def _run_stream(sandbox: Sandbox, program: str, test: StreamTest, limits: SandboxLimits) -> bool:
-    outcome = await sandbox.run_python(program, stdin=test.stdin, limits=limits)
+async def _run_stream(runner: CodeRunner, program: str, test: StreamTest) -> bool:
+    outcome = await runner.sandbox.run_python(program, stdin=test.stdin, limits=runner.limits)
     return outcome.ending is ProgramEnding.EXITED and outcome.ok and is_same_output(outcome.stdout, test.stdout)
 
 
@@ -286,5 +306,5 @@ HARNESS = files("headway.rewards").joinpath("code_harness.txt").read_text(encodi
 It evaluates expressions and prints their values. Neither it nor the solution knows the expected values: whatever the
 solution does to the interpreter, it can only cheat by guessing right.
 """
-ASSERT_JUDGE = files("headway.rewards").joinpath("assert_judge.txt").read_text(encoding="utf-8")
-"""Program that evaluates asserts on values in a sandbox of its own, without the solution. It prints a word for each."""
+ASSERT_JUDGE = files("headway.rewards").joinpath("assert_checks.py").read_text(encoding="utf-8")
+"""Program that evaluates asserts on values in a sandbox of its own, without the solution."""

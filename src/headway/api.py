@@ -157,11 +157,17 @@ def plan(
 ) -> GpuSplitPlan:
     """Rank the ways to use `gpus` GPUs like `headway plan`."""
     from headway.sim.planner import plan_gpu_split
-    from headway.sim.simulated_run import count_gpus_per_trainer_copy, make_scenario
+    from headway.sim.simulated_run import make_scenario
+    from headway.sim.split_check import count_gpus_per_trainer_copy, make_split_check
 
     resolved = load_config(source, overrides)
-    copy = count_gpus_per_trainer_copy(resolved)
-    return plan_gpu_split(make_scenario(resolved), gpus=gpus, alphas=alphas, trainer_gpus=copy)
+    return plan_gpu_split(
+        make_scenario(resolved),
+        gpus=gpus,
+        alphas=alphas,
+        trainer_gpus=count_gpus_per_trainer_copy(resolved),
+        check=make_split_check(resolved),
+    )
 
 
 @asynccontextmanager

@@ -13,15 +13,15 @@ from tests.cli.factory import TINY
 def test_it_prints_a_ranking_with_the_synchronous_run_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *TINY, "--gpus", "4", "--alpha", "0,1", "--top", "1"]) == 0
     printed = capsys.readouterr().out
-    for expected in ("s/step", "speed-up", "mean lag", "train busy", "sync 4", "1.00×"):
+    for expected in ("s/step", "speed-up", "tokens/s", "length", "dropped", "train busy", "sync 4", "1.00×"):
         assert expected in printed
 
 
-def test_json_gives_the_options_fastest_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_gives_the_options_that_train_most_tokens_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *TINY, "--gpus", "4", "--alpha", "1", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    seconds = [option["seconds_per_step"] for option in plan["options"]]
-    assert seconds == sorted(seconds) and len(seconds) == plan["simulated"]
+    speeds = [option["tokens_per_s"] for option in plan["options"]]
+    assert speeds == sorted(speeds, reverse=True) and len(speeds) == plan["simulated"]
     assert plan["synchronous"]["colocated"] and plan["synchronous"]["train_gpus"] == 4
     assert plan["verdict"]
 

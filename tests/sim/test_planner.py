@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from headway.config import load_config
 from headway.config.simulation_config import (
     DistributionConfig,
     SimulatedEngineConfig,
@@ -17,8 +18,10 @@ from headway.config.simulation_config import (
 from headway.errors import ConfigError
 from headway.monitor.run_report import RunMonitor
 from headway.settings import RunSettings
-from headway.sim.planner import GpuSplitPlan, choose_scale, plan_gpu_split, recommend_split, scale_scenario
-from headway.sim.simulated_run import Scenario, run_scenario
+from headway.sim.folded_scenario import choose_fold, fold_scenario
+from headway.sim.planner import GpuSplitPlan, plan_gpu_split, recommend_split
+from headway.sim.simulated_run import Scenario, make_scenario, run_scenario
+from headway.sim.split_check import make_split_check
 from headway.sim.step_estimate import draw_workload, estimate_step
 from headway.types import SamplingParams
 
@@ -81,11 +84,15 @@ def test_asynchrony_loses_where_answers_are_short_and_training_cannot_shrink() -
 
 
 @pytest.mark.parametrize("kind", ["wins", "loses"])
-def test_the_ranking_is_by_time_and_shares_are_shares(kind: str) -> None:
+def test_the_ranking_is_by_trained_tokens_per_second_and_shares_are_shares(kind: str) -> None:
     plan = planned(kind)
-    times = [option.seconds_per_step for option in plan.options]
-    assert times == sorted(times)
+    speeds = [option.tokens_per_s for option in plan.options]
+    assert speeds == sorted(speeds, reverse=True)
+    samples = 16 * 4
     for option in plan.options:
+        trained = option.trained_length * samples
+        assert option.tokens_per_s * option.seconds_per_step == pytest.approx(trained)
+        assert option.stale_share <= option.drop_share
         assert all(0 <= share <= 1 for share in (option.train_busy, option.generate_busy, option.slots_filled))
         assert option.train_gpus + option.infer_gpus == (16 if option.colocated else 8)
 
@@ -102,6 +109,37 @@ def test_gpus_that_cannot_be_split_leave_the_synchronous_run() -> None:
     assert "the only way" in recommend_split(plan)
 
 
+def test_only_splits_that_train_accepts_are_offered() -> None:
+    sizes = {"rollout_batch_size": 8, "num_return_sequences_in_group": 4, "async_generation_ratio": 1}
+    devices = {"actor_train.device_mapping": [0, 1], "actor_infer.device_mapping": [2, 3]}
+    config = load_config({**sizes, **devices})
+    plan = plan_gpu_split(make_scenario(config), gpus=12, alphas=(1,), check=make_split_check(config))
+    offered = {option.train_gpus for option in plan.options if not option.colocated}
+    assert offered <= {1, 2, 4, 8}  # 32 samples do not divide by 3, 5, 6, 7 or 9 to 11
+    assert plan.considered == 1 + 4
+    assert "batch not divisible" in plan.synchronous.refused  # nor by all twelve
+    for trainers in offered:
+        devices = {"actor_train.device_mapping": list(range(trainers)), "actor_infer.device_mapping": [12]}
+        assert load_config(config.given(), devices).derived.data_parallel == trainers
+
+
+def test_a_mini_batch_given_in_prompts_stays_the_same_on_every_split() -> None:
+    config = load_config(None, ["data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=16"])
+    check = make_split_check(config)
+    assert check(16, 4) == "" and check(8, 4) == ""
+    assert "not divisible" in check(12, 4)
+
+
+def test_engines_that_do_not_divide_are_folded_to_the_nearest_number_and_adjusted() -> None:
+    settings = replace(long_tail().settings, groups_per_step=256, group_size=16)
+    world = replace(long_tail(), settings=settings, train_devices=(0,), infer_devices=tuple(range(1, 128)))
+    assert choose_fold(world) == 8
+    folded = fold_scenario(world, 8)
+    assert folded.engines == 16
+    speed = folded.engines / folded.simulation.engine.step_s  # as many tokens a second as an eighth of 127 engines
+    assert speed == pytest.approx(127 / 8 / world.simulation.engine.step_s)
+
+
 def test_too_few_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match="--gpus"):
         plan_gpu_split(short_and_uniform(), gpus=2)
@@ -115,9 +153,9 @@ def test_a_scaled_world_takes_as_long_as_the_whole() -> None:
         train_devices=tuple(range(16)),
         infer_devices=tuple(range(16, 32)),
     )
-    assert choose_scale(whole, 32) == 2
+    assert choose_fold(whole) == 2
     seconds = []
-    for world in (whole, scale_scenario(whole, 2)):
+    for world in (whole, fold_scenario(whole, 2)):
         monitor = RunMonitor(2)
         assert run_scenario(world, sinks=[monitor]).finished
         seconds.append(monitor.report().throughput.step_mean_s)

@@ -300,3 +300,26 @@ def test_the_instant_engine_keeps_the_protocol() -> None:
         await engine.close()
 
     run_on_virtual_clock(main())
+
+
+def test_a_flip_that_recomputes_the_cache_prefills_every_running_request_again() -> None:
+    async def main(recompute: bool) -> tuple[float, int]:
+        weights = Weights(buckets=2, recompute_cache=recompute)
+        engine = SimulatedEngine(NAME, STEP, weights)
+        await serve(engine, 0)
+        progress = [Progress(), Progress()]
+        loop = asyncio.get_running_loop()
+        both = [
+            loop.create_task(engine.generate(request(name, 100, prompt=50, key=7), one))
+            for name, one in zip("ab", progress, strict=True)
+        ]
+        await asyncio.sleep(5.0)  # half a second of prefill, then 45 steps
+        await serve(engine, 1)
+        await asyncio.gather(*both)
+        return now(), len(progress[0].actions)
+
+    kept_s, actions = run_on_virtual_clock(main(False))
+    recomputed_s, again = run_on_virtual_clock(main(True))
+    assert actions == again == 100
+    # the prompt once, because both share it, and the 45 tokens that each of the two had
+    assert recomputed_s - kept_s == pytest.approx((50 + 2 * 45) / 100)

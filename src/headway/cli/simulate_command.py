@@ -1,6 +1,7 @@
 """`headway simulate`: the real scheduler on a virtual clock, with back ends that only cost time.
 
     headway simulate examples/simulate_small.yaml async_generation_ratio=1 --out runs/one
+    headway simulate theirs.yaml --lengths lengths.txt --calibrate gen=247,logp=88,update=286,sync=1,gpus=16
 
 Prints the report and leaves a page, a trace, the event log and the report as JSON behind. The same configuration and
 seed give the same event log, byte for byte.
@@ -25,6 +26,7 @@ from headway.monitor.perfetto_trace import write_perfetto_trace
 from headway.monitor.report_tables import print_report
 from headway.monitor.run_report import RunMonitor, RunReport, to_plain_json
 from headway.monitor.timeline_page import render_timeline_page
+from headway.sim.cost_calibration import calibrate_costs, describe_lengths, parse_phases
 from headway.sim.simulated_run import make_scenario, run_scenario
 
 HELP = "run a configuration on a virtual clock"
@@ -54,11 +56,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="training steps, instead of simulation.steps")
     where = f"where files go (<output_dir>/{_SUBDIRECTORY} if that is given, else runs/simulate-<configuration>)"
     parser.add_argument("--out", type=Path, help=where)
+    add_calibration_options(parser)
+
+
+def add_calibration_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that set costs and lengths by what somebody measured."""
+    phases = "seconds per step of a synchronous run: gen, logp, colocated_logp, update, sync, switch; and its gpus"
+    parser.add_argument("--calibrate", metavar="gen=…,update=…", help=phases)
+    parser.add_argument("--lengths", metavar="FILE", help="response lengths: one a line, or those of one prompt a line")
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Simulate, print the report, write files. Return 1 when the run ended early."""
     name, resolved = load_simulation(args.arguments, seed=args.seed, steps=args.steps)
+    resolved = calibrate_config(resolved, args)
     out: Path = args.out or _choose_directory(name, resolved)
     console = make_console(PIPE_WIDTH)
     with _make_writable(out / "events.jsonl").open("w", encoding="utf-8", newline="\n") as log:
@@ -95,6 +106,20 @@ def load_simulation(
         overrides.append(f"simulation.steps={steps}")
     name = Path(source).stem if isinstance(source, str) else "run"
     return name, load_config(source, overrides)
+
+
+def calibrate_config(resolved: ResolvedConfig, args: argparse.Namespace) -> ResolvedConfig:
+    """Return the configuration with the lengths and the costs that the command line gives, and print the costs."""
+    keys: dict[str, Any] = dict(describe_lengths(args.lengths)) if args.lengths else {}
+    if keys:
+        resolved = load_config(resolved.given(), keys)
+    if args.calibrate:
+        costs = calibrate_costs(make_scenario(resolved), parse_phases(args.calibrate))
+        keys |= costs
+        resolved = load_config(resolved.given(), costs)
+    for key, value in keys.items():
+        print(f"{key}={value}", file=sys.stderr)
+    return resolved
 
 
 def simulate_run(

@@ -26,7 +26,7 @@ class DistributionConfig:
     max: Real | None = None
     """Largest value drawn. null: no limit."""
     file: str | None = None
-    """`empirical`: a text file with one number a line, drawn uniformly."""
+    """`empirical`: a text file of numbers, drawn uniformly: one a line, or those of one prompt a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,21 @@ class SimulatedWeightsConfig:
     """Time for the whole version, into the spare buffer."""
     flip_s: Real = 0.0
     """Decoding stands still for this long."""
+    recompute_cache: bool | None = None
+    """Whether a flip throws the KV cache away, so that every running request is prefilled again. null: as the engine
+    of `actor_infer` does; vLLM and SGLang recompute, Headway's own engine keeps it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColocatedCostsConfig:
+    """Costs that a run pays only where trainer and engines take turns on the same devices."""
+
+    switch_s: Real = 0.0
+    """Seconds to hand the devices from generation to training and back, once a step."""
+    trainer_factor: Positive = 1.0
+    """How many times as long a training step takes there as on as many devices of its own."""
+    logp: SimulatedScorerConfig | None = None
+    """The `logp` stage there. null: `simulation.logp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +182,9 @@ class SimulationConfig:
         default_factory=lambda: DistributionConfig(kind="lognormal", mean=2000, std=2000, min=1, max=32_768)
     )
     """Tokens of one turn."""
+    response_correlation: Probability = 0.0
+    """How much alike the lengths of one prompt's answers are: 0 not at all, 1 all the same. It is the correlation of
+    the normal scores behind the draws (for a lognormal, of the logarithms)."""
     prompt_tokens: DistributionConfig = field(default_factory=lambda: DistributionConfig(mean=512))
     """Tokens of one prompt."""
     engine: SimulatedEngineConfig = field(default_factory=SimulatedEngineConfig)
@@ -181,6 +199,8 @@ class SimulationConfig:
     """The `critic` stage."""
     weights: SimulatedWeightsConfig = field(default_factory=lambda: SimulatedWeightsConfig(send_s=1.0))
     """Weight updates."""
+    colocated: ColocatedCostsConfig = field(default_factory=ColocatedCostsConfig)
+    """What only a run on shared devices pays."""
     environment: SimulatedEnvironmentConfig = field(default_factory=SimulatedEnvironmentConfig)
     """Environments."""
     reward: SimulatedRewardConfig = field(default_factory=SimulatedRewardConfig)

@@ -103,6 +103,10 @@ def _make_speed_rows(report: RunReport) -> list[tuple[str, str]]:
         ("seconds per step", format_number(speed.step_mean_s)),
         ("p50, p95", f"{format_number(speed.step_p50_s)}, {format_number(speed.step_p95_s)}"),
         ("of which training", format_number(speed.train_mean_s)),
+        ("generation", format_number(report.phases.generation_s)),
+        ("log-probabilities", format_number(report.phases.logp_s)),
+        ("update", format_number(report.phases.update_s)),
+        ("weight sync", format_number(report.phases.sync_s)),
         ("samples/s", format_number(speed.samples_per_s)),
         ("actions/s", format_number(speed.actions_per_s)),
     ]

@@ -22,6 +22,7 @@ from headway.monitor.measured_window import EventHandler, MeasuredWindow, Window
 from headway.monitor.role_usage import UsageRecorder, UsageSummary
 from headway.monitor.sample_bias import BiasRecorder, BiasSummary
 from headway.monitor.sample_lag import LagRecorder, LagSummary, SampleEndCounts
+from headway.monitor.step_phases import PhaseRecorder, StepPhases
 from headway.monitor.throughput import ThroughputRecorder, ThroughputSummary
 
 FAULT_KINDS = tuple(kind for kind, event_type in EVENT_TYPES.items() if issubclass(event_type, FaultEvent))
@@ -66,6 +67,7 @@ class RunReport:
     events: int
     window: MeasuredWindow
     throughput: ThroughputSummary
+    phases: StepPhases
     lag: LagSummary
     ends: SampleEndCounts
     bias: BiasSummary | None
@@ -125,11 +127,13 @@ class RunMonitor:
         self.lag = LagRecorder(self.clock)
         self.throughput = ThroughputRecorder(self.clock)
         self.bias = BiasRecorder()
+        self.phases = PhaseRecorder(self.clock)
         self.incidents = IncidentRecorder()
         self.episodes = EpisodeRecorder()
         # The clock goes first, so that recorders find the window already moved.
         handlers: dict[type[Event], tuple[EventHandler, ...]] = {StepEnd: (self.clock.end_step,)}
-        for recorder in (self.usage, self.lag, self.bias, self.throughput, self.incidents, self.episodes):
+        measures = (self.usage, self.lag, self.bias, self.throughput, self.phases)
+        for recorder in (*measures, self.incidents, self.episodes):
             for event_type, handler in recorder.handlers.items():
                 handlers[event_type] = (*handlers.get(event_type, ()), handler)
         self._handlers = handlers
@@ -151,6 +155,7 @@ class RunMonitor:
             events=self.clock.events,
             window=self.clock.window(),
             throughput=self.throughput.throughput(),
+            phases=self.phases.phases(),
             lag=self.lag.lag(),
             ends=self.lag.ends(),
             bias=self.bias.bias(),

@@ -18,7 +18,8 @@ from headway.config import ReliabilityConfig
 from headway.engines.base import Engine, Progress, Request
 from headway.errors import BackendError, EngineCrashed, EngineError
 from headway.monitor.event_log import EventLog
-from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RequestEnd, RequestStart
+from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RequestEnd, RequestStart, SpanBegin, SpanEnd
+from headway.monitor.step_phases import HALTED_ENGINES
 from headway.monitor.wait_graph import WaitEdge
 from headway.rollout.concurrency import Signal
 from headway.rollout.replica import Replica, ReplicaHealth, RequestLane, RunningRequest
@@ -53,6 +54,7 @@ class InferenceHub:
         self._clock = clock
         self._router = RequestRouter(self.replicas)
         self._halted = False
+        self._halts = 0
         self._released = Signal()
         self._router.refresh_all()
 
@@ -281,6 +283,9 @@ class InferenceHub:
         if self._halted is halted:
             return
         self._halted = halted
+        self._halts += halted
+        event = SpanBegin if halted else SpanEnd
+        self._events.emit(event(who=HALTED_ENGINES, span=self._halts))
         for replica in self.replicas:
             replica.pause_count += 1 if halted else -1
             self._shift_deadlines(replica, halted)

@@ -198,6 +198,20 @@ class ContinuousBatch:
             queue.popleft()
         return tokens
 
+    def forget_cache(self, version: int) -> None:
+        """Send the running requests back to the front of the queue, in their order: new weights have no KV cache yet.
+
+        They join again at the next boundary, where their whole context is prefilled; shared prompts only once.
+        """
+        for sequence in reversed(list(self.running)):
+            sequence.flush(self.clock, version)
+            self._leave(sequence)
+            if sequence.state is SimulatedSequenceState.RUNNING:
+                sequence.state = SimulatedSequenceState.QUEUED
+                self.queue.appendleft(sequence)
+            elif sequence.state is SimulatedSequenceState.LEAVING:
+                self._end(sequence, FinishReason.ABORTED, version)
+
     def plan(self, slow: float) -> int:
         """Return the steps until a request ends or the context no longer fits, and set `pace`. Some request runs."""
         cost, batch = self._cost, len(self.running)

@@ -25,6 +25,40 @@ def make_sampler(distribution: DistributionConfig, *, key: str = "simulation") -
     return lambda rng: min(max(draw(rng), low), high)
 
 
+def make_score_sampler(
+    distribution: DistributionConfig, *, key: str = "simulation", least: int = 1
+) -> Callable[[float], int]:
+    """Return a function that turns a standard normal score into a count of the same distribution, never below `least`.
+
+    Scores that are correlated give correlated counts, whatever the distribution is.
+    """
+    _check_distribution(distribution, key)
+    at_score = _make_quantiles(distribution, key)
+    low, high = distribution.min, math.inf if distribution.max is None else distribution.max
+    return lambda score: max(round(min(max(at_score(score), low), high)), least)
+
+
+def _make_quantiles(distribution: DistributionConfig, key: str) -> Callable[[float], float]:
+    mean, std = distribution.mean, distribution.std
+    if distribution.kind == "lognormal":
+        mu, sigma = _compute_log_moments(mean, std)
+        return lambda score: math.exp(mu + sigma * score)
+    if distribution.kind == "empirical":
+        values = sorted(_read_numbers(distribution.file, key))
+        return lambda score: values[min(int(_compute_normal_cdf(score) * len(values)), len(values) - 1)]
+    return lambda score: mean + std * score if distribution.kind == "gaussian" else mean
+
+
+def _compute_normal_cdf(score: float) -> float:
+    return 0.5 * math.erfc(-score / math.sqrt(2.0))
+
+
+def _compute_log_moments(mean: float, std: float) -> tuple[float, float]:
+    """Return mean and deviation of the logarithm of a lognormal value."""
+    variance = math.log1p((std / mean) ** 2)
+    return math.log(mean) - variance / 2, math.sqrt(variance)
+
+
 def make_count_sampler(
     distribution: DistributionConfig, *, key: str = "simulation", least: int = 1
 ) -> Callable[[Rng], int]:
@@ -38,8 +72,7 @@ def _make_unclipped_sampler(distribution: DistributionConfig, key: str) -> Value
     if distribution.kind == "gaussian":
         return lambda rng: rng.gauss(mean, std)
     if distribution.kind == "lognormal":
-        variance = math.log1p((std / mean) ** 2)
-        mu, sigma = math.log(mean) - variance / 2, math.sqrt(variance)
+        mu, sigma = _compute_log_moments(mean, std)
         return lambda rng: math.exp(rng.gauss(mu, sigma))
     if distribution.kind == "empirical":
         values = _read_numbers(distribution.file, key)
@@ -57,18 +90,28 @@ def _check_distribution(distribution: DistributionConfig, key: str) -> None:
 
 
 def _read_numbers(file: str | None, key: str) -> tuple[float, ...]:
-    """Return the numbers of an `empirical` distribution, one per line; empty lines are skipped."""
-    key = f"{key}.file"
+    """Return the numbers of an `empirical` distribution."""
     if file is None:
-        raise ConfigError("an empirical distribution needs a file", key=key, hint="one number a line")
+        raise ConfigError("an empirical distribution needs a file", key=f"{key}.file", hint=_FILE_HINT)
+    return tuple(value for row in read_length_rows(file, f"{key}.file") for value in row)
+
+
+_FILE_HINT = "one number a line, or the numbers of one prompt a line"
+
+
+def read_length_rows(file: str, key: str) -> list[tuple[float, ...]]:
+    """Return the numbers of each line of a file; empty lines are skipped. Raises `ConfigError`, which names `key`."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", key=key, value=file) from error
-    values = tuple(_parse_number(line, f"line {row}", key, file) for row, line in enumerate(lines, 1) if line.strip())
-    if not values:
-        raise ConfigError("holds no numbers", key=key, value=file, hint="one number a line")
-    return values
+    rows = [
+        tuple(_parse_number(text, f"line {number}", key, file) for text in line.replace(",", " ").split())
+        for number, line in enumerate(lines, 1)
+    ]
+    if not any(rows):
+        raise ConfigError("holds no numbers", key=key, value=file, hint=_FILE_HINT)
+    return [row for row in rows if row]
 
 
 def _parse_number(text: str, where: str, key: str, file: str) -> float:

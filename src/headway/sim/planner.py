@@ -4,27 +4,27 @@
     plan.options[0].seconds_per_step
     recommend_split(plan)
 
-A coarse pass estimates all options, then the best few are simulated. The synchronous run on all GPUs (trainer and
-engines take turns, α = 0) is always among them, because asynchrony has to beat it. Faults, checkpoints and validation
-are left out. Large batches are simulated at a fraction of their size, on that fraction of the engines, which makes
-tails slightly too short.
+A coarse pass estimates all options, then the best few are simulated and ranked by trained tokens per second, so that
+short answers alone win nothing. The synchronous run on all GPUs (trainer and engines take turns, α = 0) is always among
+them, because asynchrony has to beat it. Faults, checkpoints and validation are left out. Large batches are folded
+(`folded_scenario`), which makes tails slightly too short.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, gcd
+from math import ceil
 
-from headway.config.simulation_config import SimulatedScorerConfig, SimulationConfig
 from headway.errors import ConfigError
 from headway.monitor.run_report import RunMonitor, RunReport
+from headway.sim.folded_scenario import choose_fold, fold_scenario
 from headway.sim.simulated_run import Scenario, run_scenario
 from headway.sim.step_estimate import StepEstimate, draw_workload, estimate_step, estimate_train_s
 
-_MOST_SIMULATIONS = 14
+_MOST_SIMULATIONS = 10
 _MOST_SPLITS = 16
-_LEAST_SAMPLES = 512
-"""A batch is not scaled down below this."""
 _MEASURED_STEPS = 4
+SplitCheck = Callable[[int, int], str]
+"""Takes the GPUs that train and those that generate (0: all are shared); returns why `train` refuses them, or \"\"."""
 _STALE_REASONS = ("stale_in_flight", "stale_in_queue")
 
 
@@ -49,6 +49,14 @@ class GpuSplitOption:
     """Share of the engines' slots that are in use."""
     stale_share: float
     """Share of samples dropped for being too old."""
+    drop_share: float
+    """Share of samples dropped for any reason."""
+    tokens_per_s: float
+    """Tokens trained per second, of the whole batch."""
+    trained_length: float
+    """Mean tokens of a trained sample."""
+    refused: str = ""
+    """Why `train` refuses it; only the synchronous run is shown nevertheless, to compare with."""
     finished: bool = True
 
     @property
@@ -59,11 +67,11 @@ class GpuSplitOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSplitPlan:
-    """Every simulated option, fastest first."""
+    """Every simulated option, the one that trains most tokens per second first."""
 
     gpus: int
     scale: int
-    """Batch and engines were simulated at 1/scale of their size."""
+    """Batch and engines were simulated at down to 1/scale of their size."""
     considered: int
     """Options that the coarse pass looked at."""
     options: tuple[GpuSplitOption, ...]
@@ -77,8 +85,8 @@ class GpuSplitPlan:
         return next((option for option in self.options if not option.colocated), None)
 
     def speed_up(self, option: GpuSplitOption) -> float:
-        """Return how many times faster an option is than the synchronous run on all GPUs."""
-        return self.synchronous.seconds_per_step / option.seconds_per_step
+        """Return how many times as many tokens per second an option trains as the synchronous run on all GPUs."""
+        return option.tokens_per_s / self.synchronous.tokens_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +100,24 @@ class _Search:
     """The candidates of one plan, and those that have been simulated."""
 
     def __init__(
-        self, base: Scenario, gpus: int, trainer_gpus: int, on_option: Callable[[GpuSplitOption], None]
+        self,
+        base: Scenario,
+        gpus: int,
+        trainer_gpus: int,
+        *,
+        check: SplitCheck,
+        on_option: Callable[[GpuSplitOption], None],
     ) -> None:
-        self.base, self.gpus, self.trainer_gpus = base, gpus, trainer_gpus
-        unit = base.simulation.engine.gpus
-        self.scale = choose_scale(base, gpus // unit)
-        self.unit = unit * self.scale * max(1, ceil(gpus / (unit * self.scale) / _MOST_SPLITS))
+        self.base, self.gpus, self._check, self._on_option = base, gpus, check, on_option
         self.work = draw_workload(base)
         self.options: dict[_Candidate, GpuSplitOption] = {}
-        self._on_option = on_option
-
-    def splits(self) -> list[int]:
-        """Return the numbers of GPUs that the engines may have; the rest is a whole number of trainer copies."""
-        steps = range(self.unit, self.gpus, self.unit)
-        return [infer for infer in steps if (self.gpus - infer) % self.trainer_gpus == 0]
+        self.scale = 1
+        """Largest fold of the scenarios simulated so far."""
+        unit = base.simulation.engine.gpus
+        whole = [infer for infer in range(unit, gpus, unit) if (gpus - infer) % trainer_gpus == 0]
+        accepted = [infer for infer in whole if not check(gpus - infer, infer)]
+        self.splits = accepted[:: ceil(len(accepted) / _MOST_SPLITS)] if accepted else []
+        """GPUs that the engines may have: the rest are whole copies of the trainer, and `train` accepts the split."""
 
     def scenario(self, candidate: _Candidate) -> Scenario:
         """Return the scenario of a candidate at full size."""
@@ -134,15 +146,18 @@ class _Search:
         if candidate in self.options or len(self.options) >= _MOST_SIMULATIONS:
             return
         full = self.scenario(candidate)
-        monitor = RunMonitor(full.settings.max_steps - _MEASURED_STEPS)
-        summary = run_scenario(scale_scenario(full, self.scale), sinks=[monitor])
-        option = _make_option(full, monitor.report(), self.estimate(candidate).step_s, self.scale, summary.finished)
+        monitor, fold = RunMonitor(full.settings.max_steps - _MEASURED_STEPS), choose_fold(full)
+        summary = run_scenario(fold_scenario(full, fold), sinks=[monitor])
+        option = _make_option(full, monitor.report(), self.estimate(candidate).step_s, fold, summary.finished)
+        if not candidate.infer_gpus:
+            option = replace(option, refused=self._check(self.gpus, 0))
         self.options[candidate] = option
+        self.scale = max(self.scale, fold)
         self._on_option(option)
 
     def neighbours(self, candidate: _Candidate, alphas: Sequence[float]) -> Iterator[_Candidate]:
         """Yield the splits to either side, then the other values of α."""
-        splits = self.splits()
+        splits = self.splits
         at = splits.index(candidate.infer_gpus)
         for infer in splits[max(at - 1, 0) : at + 2]:
             yield replace(candidate, infer_gpus=infer)
@@ -156,21 +171,22 @@ def plan_gpu_split(
     gpus: int,
     alphas: Sequence[float] = (0.0, 1.0, 2.0, 4.0),
     trainer_gpus: int = 1,
+    check: SplitCheck = lambda train, infer: "",
     on_option: Callable[[GpuSplitOption], None] = lambda option: None,
 ) -> GpuSplitPlan:
     """Rank the ways to use `gpus` GPUs. `on_option` is called with each as soon as it is simulated."""
-    _check(scenario, gpus, alphas, trainer_gpus)
-    search = _Search(scenario, gpus, trainer_gpus, on_option)
+    _check_request(scenario, gpus, alphas, trainer_gpus)
+    search = _Search(scenario, gpus, trainer_gpus, check=check, on_option=on_option)
     synchronous = _Candidate(0.0, 0)
     ahead = sorted({alpha for alpha in alphas if alpha > 0})
-    candidates = [_Candidate(alpha, infer) for alpha in ahead for infer in search.splits()]
+    candidates = [_Candidate(alpha, infer) for alpha in ahead for infer in search.splits]
     search.simulate(synchronous)
     for alpha in ahead:
         same = [candidate for candidate in candidates if candidate.alpha == alpha]
         if same:
             search.simulate(min(same, key=lambda candidate: search.estimate(candidate).step_s))
     _search_neighbours(search, ahead)
-    options = sorted(search.options.values(), key=lambda option: (round(option.seconds_per_step, 3), option.alpha))
+    options = sorted(search.options.values(), key=lambda option: (-round(option.tokens_per_s, 3), option.alpha))
     return GpuSplitPlan(
         gpus=gpus,
         scale=search.scale,
@@ -187,7 +203,7 @@ def _search_neighbours(search: _Search, alphas: Sequence[float]) -> None:
         split = [candidate for candidate in search.options if candidate.infer_gpus]
         if not split:
             return
-        best = min(split, key=lambda candidate: search.options[candidate].seconds_per_step)
+        best = max(split, key=lambda candidate: search.options[candidate].tokens_per_s)
         before = len(search.options)
         for neighbour in search.neighbours(best, alphas):
             search.simulate(neighbour)
@@ -195,7 +211,7 @@ def _search_neighbours(search: _Search, alphas: Sequence[float]) -> None:
             return
 
 
-def _check(scenario: Scenario, gpus: int, alphas: Sequence[float], trainer_gpus: int) -> None:
+def _check_request(scenario: Scenario, gpus: int, alphas: Sequence[float], trainer_gpus: int) -> None:
     engine = scenario.simulation.engine.gpus
     if gpus < max(engine, trainer_gpus) or gpus % trainer_gpus:
         hint = f"one engine takes {engine}, one copy of the trainer {trainer_gpus}"
@@ -205,59 +221,16 @@ def _check(scenario: Scenario, gpus: int, alphas: Sequence[float], trainer_gpus:
             raise ConfigError("must not be negative", key="--alpha", value=alpha)
 
 
-# -- a smaller scenario that behaves like the large one
-
-
-def choose_scale(scenario: Scenario, engines: int) -> int:
-    """Return the largest divisor of batch and engines that leaves enough of both."""
-    groups, size = scenario.settings.groups_per_step, scenario.settings.group_size
-    common = gcd(engines, groups)
-    fits = [n for n in range(1, common + 1) if common % n == 0 and groups // n * size >= _LEAST_SAMPLES]
-    return max((n for n in fits if engines // n >= _MOST_SPLITS // 2), default=1)
-
-
-def scale_scenario(scenario: Scenario, scale: int) -> Scenario:
-    """Return the scenario with 1/scale of the batch and the engines, whose training takes as long as before."""
-    if scale == 1:
-        return scenario
-    settings, unit = scenario.settings, scenario.simulation.engine.gpus
-    colocated = scenario.infer_devices == scenario.train_devices
-    gpus = scenario.engines // scale * unit
-    first = scenario.infer_devices[0]
-    devices = tuple(range(first, first + gpus))
-    work = len(devices) / len(scenario.train_devices) if colocated else 1.0
-    return replace(
-        scenario,
-        settings=replace(
-            settings,
-            groups_per_step=settings.groups_per_step // scale,
-            additional_groups=ceil(settings.additional_groups / scale),
-            staleness_window=ceil(settings.staleness_window / scale),
-        ),
-        simulation=_scale_costs(scenario.simulation, scale * work, scale),
-        train_devices=devices if colocated else scenario.train_devices,
-        infer_devices=devices,
-    )
-
-
-def _scale_costs(costs: SimulationConfig, work: float, groups: float) -> SimulationConfig:
-    def scorer(cost: SimulatedScorerConfig) -> SimulatedScorerConfig:
-        return replace(cost, gpu_s_per_token=cost.gpu_s_per_token * work, fixed_s=cost.fixed_s * groups)
-
-    per_token, per_sample = costs.trainer.gpu_s_per_token * work, costs.trainer.gpu_s_per_sample * work
-    trainer = replace(costs.trainer, gpu_s_per_token=per_token, gpu_s_per_sample=per_sample)
-    logp, ref_logp, critic = scorer(costs.logp), scorer(costs.ref_logp), scorer(costs.critic)
-    return replace(costs, trainer=trainer, logp=logp, ref_logp=ref_logp, critic=critic)
-
-
 def _make_option(full: Scenario, report: RunReport, estimated_s: float, scale: int, finished: bool) -> GpuSplitOption:
     speed, ends, pool = report.throughput, report.ends, report.usage.pool
     seconds = speed.step_mean_s if finished else float("inf")
     samples = full.settings.groups_per_step * full.settings.group_size
-    actions = speed.actions / max(speed.samples, 1) * samples
+    measured = speed.steps[-report.window.steps :] if report.window.steps else ()
+    length = sum(step.actions for step in measured) / max(sum(step.samples for step in measured), 1)
+    actions = length * samples
     train_s = estimate_train_s(full, actions, samples, full.settings.groups_per_step)
     ended = max(ends.trained + ends.dropped, 1)
-    slots = full.engines // scale * full.simulation.engine.slots
+    slots = full.engines / scale * full.simulation.engine.slots
     return GpuSplitOption(
         alpha=full.settings.async_generation_ratio,
         train_gpus=len(full.train_devices),
@@ -270,6 +243,9 @@ def _make_option(full: Scenario, report: RunReport, estimated_s: float, scale: i
         generate_busy=pool.busy if pool else 0.0,
         slots_filled=min(pool.concurrency / slots, 1.0) if pool else 0.0,
         stale_share=sum(ends.drops.get(reason, 0) for reason in _STALE_REASONS) / ended,
+        drop_share=ends.dropped / ended,
+        tokens_per_s=actions / seconds if seconds else 0.0,
+        trained_length=length,
         finished=finished,
     )
 
@@ -286,20 +262,21 @@ def recommend_split(plan: GpuSplitPlan) -> str:
     """Return one or two sentences that name the best option and the reason."""
     best, sync = plan.best_asynchronous, plan.synchronous
     if best is None:
-        return f"Synchronous on all {plan.gpus} GPUs is the only way here: they cannot be split into two pools."
+        why = f", and train refuses it: {sync.refused}" if sync.refused else ""
+        return f"Synchronous on all {plan.gpus} GPUs is the only way here: they cannot be split into two pools{why}."
     gain = plan.speed_up(best)
     why = "; ".join(_explain_split(plan, best))
-    if gain < 1:
+    if gain < 1 and not sync.refused:
         loss = f"{best.name}, the best split, takes {best.seconds_per_step:.4g} s a step"
         return f"Synchronous on all {plan.gpus} GPUs wins here: {sync.seconds_per_step:.4g} s; {loss}. Why: {why}."
-    if gain < _WORTHWHILE_SPEED_UP:
+    if gain < _WORTHWHILE_SPEED_UP and not sync.refused:
         return (
             f"Stay synchronous on all {plan.gpus} GPUs: {best.name} is only {gain - 1:.1%} faster, "
             f"which does not pay for older samples. Why: {why}."
         )
     chosen = _choose_freshest_split(plan, best)
-    seconds, gain = chosen.seconds_per_step, plan.speed_up(chosen)
-    text = f"Take {chosen.name}: {seconds:.4g} s a step, {gain:.2f}× the synchronous run"
+    speed = f"{chosen.tokens_per_s:,.0f} trained tokens/s ({chosen.seconds_per_step:.4g} s a step)"
+    text = f"Take {chosen.name}: {speed}, {plan.speed_up(chosen):.2f}× the synchronous run"
     if chosen is not best:
         text += f"; {best.name} is less than {_EQUAL_SPEED - 1:.0%} faster and older"
     return text + "."
@@ -307,7 +284,7 @@ def recommend_split(plan: GpuSplitPlan) -> str:
 
 def _choose_freshest_split(plan: GpuSplitPlan, best: GpuSplitOption) -> GpuSplitOption:
     """Return the option with the smallest lag among those about as fast as the best."""
-    close = [o for o in plan.options if not o.colocated and o.seconds_per_step <= best.seconds_per_step * _EQUAL_SPEED]
+    close = [o for o in plan.options if not o.colocated and o.tokens_per_s * _EQUAL_SPEED >= best.tokens_per_s]
     return min(close, key=lambda option: (option.alpha, option.lag_mean))
 
 

@@ -10,7 +10,7 @@ two such boundaries are a *stretch*, whose end has a closed form (`continuous_ba
   weights. Each counts in full against `kv_tokens`; nothing is cached beyond the last member's end.
 * Actions are written to `Progress` at boundaries that matter (end, abort, pause, flip, preemption) and, without the
   step in progress, at a cancellation or crash.
-* A flip of weights keeps the KV cache.
+* A flip of weights keeps the KV cache, unless `weights.recompute_cache` says that it is prefilled again.
 """
 
 import asyncio
@@ -52,7 +52,8 @@ class SimulatedEngine:
         self.name = name
         self._cost = cost or costs.SimulatedEngineConfig()
         self.slots = self._cost.slots
-        self._flip_s = (weights or costs.SimulatedWeightsConfig()).flip_s
+        weights = weights or costs.SimulatedWeightsConfig()
+        self._flip_s, self._recomputes = weights.flip_s, bool(weights.recompute_cache)
         self._health = health or BackendHealth(name)
         self._health.listen(self._on_health_change)
         self._receiver = SimulatedReceiver(self._switch_version, weights, health=self._health)
@@ -158,6 +159,8 @@ class SimulatedEngine:
             await self._health.spend(self._flip_s, EngineCrashed)
             self._check_up()
             self._receiver.version = version
+            if self._recomputes:
+                self._batch.forget_cache(version)
         finally:
             self._release(hold)
 

@@ -10,12 +10,13 @@ is, so the order in which the scheduler happens to run episodes changes nothing.
 from __future__ import annotations
 
 import asyncio
+import math
 
 from headway.config import simulation_config as costs
 from headway.environments.base import Observation
 from headway.errors import EnvironmentFailed, RewardError
 from headway.seeding import Rng, make_rng
-from headway.sim.distributions import make_count_sampler, make_sampler
+from headway.sim.distributions import make_count_sampler, make_sampler, make_score_sampler
 from headway.sim.fault_injection import BackendHealth
 from headway.types import Episode, Generation, RepeatedValue, Score, Task
 
@@ -45,7 +46,9 @@ class SimulatedEnvironments:
         self.turns = make_count_sampler(cost.turns, key="simulation.environment.turns")
         self.reset_s = make_sampler(cost.reset_s, key="simulation.environment.reset_s")
         self.step_s = make_sampler(cost.step_s, key="simulation.environment.step_s")
-        self.response = make_count_sampler(simulation.response_tokens, key="simulation.response_tokens")
+        self._response = make_count_sampler(simulation.response_tokens, key="simulation.response_tokens")
+        self._at_score = make_score_sampler(simulation.response_tokens, key="simulation.response_tokens")
+        self._correlation = simulation.response_correlation
         self.prompt = make_count_sampler(simulation.prompt_tokens, key="simulation.prompt_tokens", least=0)
         self._seed = seed
         self._episodes: dict[int, int] = {}
@@ -53,7 +56,15 @@ class SimulatedEnvironments:
     def __call__(self, task: Task) -> SimulatedEnvironment:
         episode = self._episodes.get(task.position, 0)
         self._episodes[task.position] = episode + 1
-        return SimulatedEnvironment(self, make_rng(self._seed, "environment", task.position, episode))
+        return SimulatedEnvironment(self, task.position, make_rng(self._seed, "environment", task.position, episode))
+
+    def draw_response(self, position: int, rng: Rng) -> int:
+        """Draw the length of a turn; answers to the same task share a part of what they are drawn from."""
+        shared = self._correlation
+        if not shared:
+            return self._response(rng)
+        prompt = make_rng(self._seed, "length", position).gauss(0.0, 1.0)
+        return self._at_score(math.sqrt(shared) * prompt + math.sqrt(1.0 - shared) * rng.gauss(0.0, 1.0))
 
     def make_prompt(self, task: Task) -> RepeatedValue:
         """Return the prompt of a task that came without one; the same for every episode of its position."""
@@ -63,10 +74,10 @@ class SimulatedEnvironments:
 class SimulatedEnvironment:
     """One episode."""
 
-    __slots__ = ("_rng", "_shared", "_slow_factor", "_turns_left")
+    __slots__ = ("_position", "_rng", "_shared", "_slow_factor", "_turns_left")
 
-    def __init__(self, shared: SimulatedEnvironments, rng: Rng) -> None:
-        self._shared = shared
+    def __init__(self, shared: SimulatedEnvironments, position: int, rng: Rng) -> None:
+        self._shared, self._position = shared, position
         self._rng = rng
         self._turns_left = 0
         self._slow_factor = 1.0
@@ -78,7 +89,8 @@ class SimulatedEnvironment:
             self._slow_factor = shared.cost.slow_factor
         await shared.health.deliver(EnvironmentFailed)
         await shared.health.spend(shared.reset_s(rng) * self._slow_factor, EnvironmentFailed)
-        return Observation(tokens=task.prompt or shared.make_prompt(task), hint=shared.response(rng))
+        length = shared.draw_response(self._position, rng)
+        return Observation(tokens=task.prompt or shared.make_prompt(task), hint=length)
 
     async def step(self, generation: Generation) -> Observation:
         shared, rng, cost = self._shared, self._rng, self._shared.cost
@@ -93,7 +105,7 @@ class SimulatedEnvironment:
         self._turns_left -= 1
         if self._turns_left <= 0:
             return Observation(done=True, reward=float(rng.random() < 0.5))
-        return Observation(hint=shared.response(rng))
+        return Observation(hint=shared.draw_response(self._position, rng))
 
     async def close(self) -> None: ...
 

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from headway.config import ResolvedConfig, SimulationConfig, StageConfig
 from headway.config.simulation_config import EngineChangeConfig, SimulatedScorerConfig
+from headway.config.strategies import SERVER_STRATEGIES
 from headway.errors import ConfigError
 from headway.flow.backends import Backends, EngineReserve, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
@@ -52,6 +53,26 @@ class Scenario:
     """Stages that the user adds."""
 
     @property
+    def shares_devices(self) -> bool:
+        """Whether trainer and engines take turns on the same devices."""
+        return self.train_devices == self.infer_devices
+
+    @property
+    def costs(self) -> SimulationConfig:
+        """Costs with those that only a run on shared devices pays, if this is one."""
+        costs, shared = self.simulation, self.simulation.colocated
+        if not self.shares_devices:
+            return costs
+        trainer, factor = costs.trainer, shared.trainer_factor
+        trainer = replace(
+            trainer,
+            gpu_s_per_token=trainer.gpu_s_per_token * factor,
+            gpu_s_per_sample=trainer.gpu_s_per_sample * factor,
+            fixed_s=trainer.fixed_s * factor + shared.switch_s,
+        )
+        return replace(costs, trainer=trainer, logp=costs.logp if shared.logp is None else shared.logp)
+
+    @property
     def engines(self) -> int:
         """Number of replicas on the inference devices."""
         return len(self.infer_devices) // self.simulation.engine.gpus
@@ -81,12 +102,6 @@ def make_scenario(resolved: ResolvedConfig) -> Scenario:
     )
 
 
-def count_gpus_per_trainer_copy(resolved: ResolvedConfig) -> int:
-    """Return the devices that one copy of the trained model needs; the trainer grows in steps of these."""
-    sizes = resolved.config.actor_train.strategy_args.strategy_config
-    return sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * sizes.context_parallel_size
-
-
 def _make_simulation(resolved: ResolvedConfig) -> SimulationConfig:
     """Return the costs, with replicas as large as the engine's parallel sizes unless the block says otherwise."""
     simulation, devices = resolved.config.simulation, resolved.derived.devices
@@ -102,15 +117,22 @@ def _make_simulation(resolved: ResolvedConfig) -> SimulationConfig:
         ratio = len(train_devices) / len(devices[role])
         return replace(cost, with_trainer=False, gpu_s_per_token=cost.gpu_s_per_token * ratio)
 
-    logp, critic = adjust(simulation.logp, "logp"), adjust(simulation.critic, "critic")
+    weights = simulation.weights
+    if weights.recompute_cache is None:
+        weights = replace(weights, recompute_cache=resolved.derived.strategies["actor_infer"] in SERVER_STRATEGIES)
     return replace(
-        simulation, engine=engine, logp=logp, ref_logp=adjust(simulation.ref_logp, "reference"), critic=critic
+        simulation,
+        engine=engine,
+        weights=weights,
+        logp=adjust(simulation.logp, "logp"),
+        ref_logp=adjust(simulation.ref_logp, "reference"),
+        critic=adjust(simulation.critic, "critic"),
     )
 
 
 def make_simulated_backends(scenario: Scenario, injector: FaultInjector) -> Backends:
     """Return the simulated back ends of a scenario. Raises `ConfigError`."""
-    costs, seed, gpus = scenario.simulation, scenario.seed, len(scenario.train_devices)
+    costs, seed, gpus = scenario.costs, scenario.seed, len(scenario.train_devices)
     if scenario.engines < 1:
         problem = f"{len(scenario.infer_devices)} devices do not make one replica of {costs.engine.gpus}"
         raise ConfigError(problem, key=_ENGINE_GPUS_KEY, value=costs.engine.gpus)

@@ -78,12 +78,12 @@ def draw_workload(scenario: Scenario) -> StepWorkload:
 
 def estimate_step(scenario: Scenario, work: StepWorkload) -> StepEstimate:
     """Estimate the seconds per step of a scenario with this workload."""
-    settings, costs = scenario.settings, scenario.simulation
+    settings, costs = scenario.settings, scenario.costs
     generate_s = _estimate_generate_s(scenario, work)
     tail_s = work.actions_most * (costs.engine.step_s + costs.engine.step_per_request_s) + work.environment_most_s
     train_s = estimate_train_s(scenario, work.actions_mean * work.samples, work.samples, work.groups)
     update_s = estimate_update_s(costs)
-    if scenario.train_devices == scenario.infer_devices:
+    if scenario.shares_devices:
         step_s = generate_s + tail_s / (settings.async_generation_ratio + 1) + train_s + update_s
     else:
         load_s = 0.0 if settings.enable_dual_buffer else costs.weights.send_s + costs.weights.load_s
@@ -112,7 +112,7 @@ def _estimate_generate_s(scenario: Scenario, work: StepWorkload) -> float:
 
 def estimate_train_s(scenario: Scenario, actions: float, samples: float, groups: float) -> float:
     """Return how long one step, and the scoring of its groups, hold the trainer's devices."""
-    costs, gpus = scenario.simulation, len(scenario.train_devices)
+    costs, gpus = scenario.costs, len(scenario.train_devices)
     trainer = costs.trainer
     seconds = (trainer.gpu_s_per_token * actions + trainer.gpu_s_per_sample * samples) / gpus + trainer.fixed_s
     for scorer in (costs.logp, costs.ref_logp, costs.critic):

@@ -7,6 +7,7 @@ from functools import partial
 from headway.errors import BackendError, ScoringError
 from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, register_stage
+from headway.monitor.events import SpanBegin, SpanEnd
 from headway.trainers.base import Scorer, TrainerScorer
 from headway.types import DropReason, Sample, SampleGroup, VersionedScores
 
@@ -37,6 +38,8 @@ class ScoringStage(Stage[SampleGroup, SampleGroup]):
         async with self.pipeline.devices.hold(self.role, reliability.lock_timeout_s):
             if not self.pipeline.is_live(item.group_id):
                 return None
+            emit, span = self.pipeline.events.emit, item.group_id
+            emit(SpanBegin(who=self.role, span=span, name=f"group {span}"))
             try:
                 what, limit = f"{self.role} of group {item.group_id}", reliability.train_timeout_s
                 call = partial(scorer.score, item)
@@ -48,6 +51,8 @@ class ScoringStage(Stage[SampleGroup, SampleGroup]):
                 self.pipeline.drop(item.group_id, DropReason.SCORING_FAILED, who=self.role)
                 self.degrade(error)
                 return None
+            finally:
+                emit(SpanEnd(who=self.role, span=span))
         version = rows.version if isinstance(rows, VersionedScores) else None
         samples = tuple(self.fill(sample, row, version) for sample, row in zip(item.samples, rows, strict=True))
         return replace(item, samples=samples)

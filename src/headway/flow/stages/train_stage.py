@@ -7,7 +7,7 @@ from headway.errors import BackendError, TrainerCrashed
 from headway.flow.checkpointing import save_checkpoint
 from headway.flow.stage import Stage, register_stage
 from headway.flow.staleness_controller import GroupSlot
-from headway.monitor.events import GroupTrain, StepBegin, StepEnd
+from headway.monitor.events import GroupTrain, SpanBegin, SpanEnd, StepBegin, StepEnd
 from headway.rollout.concurrency import OrderedTaskGroup
 from headway.types import Batch, SampleGroup, Snapshot
 
@@ -74,7 +74,11 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
         self._report(group_slots, batch)
         pipeline.versions_changed()
         async with pipeline.devices.hold(self.role, reliability.lock_timeout_s):
-            metrics = await self._train(batch)
+            pipeline.events.emit(SpanBegin(who=self.role, span=batch.trained, name=f"step {batch.trained + 1}"))
+            try:
+                metrics = await self._train(batch)
+            finally:
+                pipeline.events.emit(SpanEnd(who=self.role, span=batch.trained))
             # Nothing is awaited between the update and its record, so no cancellation can separate them.
             headway.end_step(group_slots)
             pipeline.recorder.train(groups, headway.trained)

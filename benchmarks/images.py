@@ -51,9 +51,9 @@ from benchmarks.pictures.scorers import start_server
 from headway.config import ResolvedConfig, load_config
 from headway.denoising.models.denoiser_storage import save_small_mmdit
 from headway.denoising.models.mmdit import MmditConfig, SmallMmdit, count_parameters
-from headway.launch.placement import count_usable_cores
 from headway.launch.training_session import open_run_directory, prepare_run, run_training
 from headway.monitor.event_log import LoggedEvent
+from headway.processes.child_process import count_usable_cores
 
 ROLES = ("actor_train", "actor_infer")
 

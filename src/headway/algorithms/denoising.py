@@ -1,13 +1,7 @@
 """The mathematics of denoising by flow matching: a denoising step is an action with a log-probability.
 
-    timesteps = make_timesteps(steps)                                  # noise levels from 1 to 0
-    transition = sampler.step(x, v, s, s_next, noisy)                  # FlowSdeSampler or CpsSampler
-    x_next = transition.draw(z)
-    behaviour = logp(x_next, *transition)                              # one number per sample, stored with the sample
-
-The trainer calls the same `step` and `logp` on the stored x and x_next, with the velocity of the weights being trained.
-Every policy loss of `headway.algorithms.losses` takes that log-probability. Log-densities are *means* over the
-dimensions of the latent, which is why clip ranges are near 1e-4.
+docs/denoising.md shows the calls of engine and trainer. Log-densities are *means* over the dimensions of the latent,
+which is why clip ranges are near 1e-4.
 
 Guarantees: with a = 0 both samplers are the Euler step of the ODE. A sample's result does not depend on the other
 samples of its batch nor on their noise levels, so that requests may join and leave between any two steps. A step

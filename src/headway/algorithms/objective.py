@@ -1,18 +1,12 @@
 """The policy objective: the function that a trainer calls for each micro-batch, and the metrics that it sums up.
 
-    objective = make_objective(resolved)
-    totals = BatchTotals.of(mask_N, sequence_N, sequences)        # once per optimizer step, over all of it
-    for part in micro_batches:
-        result = objective(part, totals)
-        result.loss.backward()                                    # gradients add up to those of the whole batch
-
     loss = agg(pg_variant · mismatch weight, over kept actions) + kl_loss_coef·agg(KL) − entropy_loss_coef·agg(entropy)
 
 Guarantees: the losses of all micro-batches add up to the loss of the batch, in any cut and any packing, over any number
 of ranks. A micro-batch without trained actions has loss 0 and gradient 0. A loss over sequences that is given a part of
 one raises. Ratios are against the behaviour policy unless a loss asks for the proximal one. Metrics are sums, so those
 of micro-batches and ranks add up exactly, and nothing leaves the device until `summary`: a micro-batch costs no host
-synchronisation.
+synchronisation. docs/algorithms.md shows the calls.
 """
 
 from __future__ import annotations

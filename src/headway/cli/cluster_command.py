@@ -25,7 +25,8 @@ from rich.table import Table
 from headway.cli.command_line import add_json_option, add_run_arguments, load_run_config, make_console, print_json
 from headway.config import ResolvedConfig
 from headway.launch.memory_needs import HOST, ComponentNeeds, estimate_component_needs, sum_by_memory
-from headway.launch.placement import Placement, count_usable_cores, plan_placement
+from headway.launch.placement import Placement, plan_placement
+from headway.processes.child_process import count_usable_cores
 from headway.version import VERSION
 
 HELP = "look at what there is to run on"
@@ -74,7 +75,7 @@ def collect_inventory(directory: Path) -> dict[str, Any]:
         "cores": count_usable_cores(),
         "memory": {"total": _read_meminfo("MemTotal"), "free": measure_free_memory().get("host")},
         "gpus": list_gpus(),
-        "packages": list_packages(),
+        "packages": {name: _find_version(name) for name in PACKAGES},
         "room": measure_free_space(directory),
         "bytes_per_s": measure_bandwidth(directory),
     }
@@ -125,6 +126,7 @@ def _make_inventory_table(facts: dict[str, Any]) -> Table:
 
 
 PACKAGES = ("torch", "transformers", "ray", "vllm", "sglang")
+"""Packages that Headway can use."""
 _MEMORY_BYTES, _DISK_BYTES, _CHUNK = 128 << 20, 64 << 20, 8 << 20
 _MEMINFO, _SHARED, _CONTROL_GROUP = Path("/proc/meminfo"), Path("/dev/shm"), Path("/sys/fs/cgroup")
 
@@ -167,11 +169,6 @@ def list_gpus() -> list[dict[str, Any]]:
         free, total = torch.cuda.mem_get_info(number)
         found.append({"name": torch.cuda.get_device_name(number), "total": total, "free": free})
     return found
-
-
-def list_packages() -> dict[str, str | None]:
-    """Return versions of packages that Headway can use, and `None` for those that are not installed."""
-    return {name: _find_version(name) for name in PACKAGES}
 
 
 def _find_version(name: str) -> str | None:

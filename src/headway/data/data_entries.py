@@ -21,7 +21,7 @@ DatasetPart = Literal["all", "train", "held_out"]
 
 SCHEMES = ("hf", "reasoning_gym")
 BUILT_IN = (*ARITHMETIC_TASKS, STRINGS_TASK)
-"""Tasks that are generated here."""
+"""Tasks that are generated here. They keep rows for validation without being told."""
 _HINT = (
     f"a {', '.join(READERS)} file, {', '.join(f'{scheme}:name' for scheme in SCHEMES)}, "
     f"{', '.join(BUILT_IN[:-1])} or {BUILT_IN[-1]}"
@@ -57,11 +57,6 @@ def open_entries(
         raise ConfigError("files take no options", key=f"{key}.options", value=dict(args.options))
     for name in args.file_name if names is None else names:
         yield _open_entry(name, args, key=key, seed=seed, part=part)
-
-
-def has_held_out_rows(name: str) -> bool:
-    """Return whether an entry keeps rows for validation without being told."""
-    return name in BUILT_IN
 
 
 def is_file_entry(name: str) -> bool:

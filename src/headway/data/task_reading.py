@@ -33,7 +33,8 @@ class TaskReader:
         self._tokenize_row = self._prompts.tokenize_row
         self._args, self._key, self._limit = args, key, limit
         self._rewards = rewards
-        self._rewarded = rewarded_domains(rewards)
+        self._rewarded = {label for name, reward in rewards.items() for label in reward.tag_included or (name,)}
+        """Domains and tags that some reward scores."""
         self._labels: set[tuple[str, str]] = set()
         self._seen = 0
         self._too_long: list[tuple[int, str]] = []
@@ -136,11 +137,6 @@ class TaskReader:
                 hint = "name it in rewards.<name>.tag_included, or call a reward default"
                 known = ", ".join(sorted(self._rewarded))
                 raise ConfigError(f"no reward judges the domain {domain!r} of {self._key}, only: {known}", hint=hint)
-
-
-def rewarded_domains(rewards: Mapping[str, RewardConfig]) -> frozenset[str]:
-    """Return the domains and tags that some reward scores."""
-    return frozenset(label for name, reward in rewards.items() for label in reward.tag_included or (name,))
 
 
 def _batches(rows: Iterator[T]) -> Iterator[list[T]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from headway.config import DataArgs, ResolvedConfig, TrainingDataArgs
-from headway.data.data_entries import DatasetPart, entry_options, has_held_out_rows, is_file_entry, open_entries
+from headway.data.data_entries import BUILT_IN, DatasetPart, entry_options, is_file_entry, open_entries
 from headway.data.prompts import PromptTokenizer
 from headway.data.task_reading import TaskReader
 from headway.data.task_sources import InterleavedSource, ListSource, SizedSource
@@ -73,7 +73,7 @@ def split_train_and_validation(
         return everything, TaskSelection(other, range(len(other)))
     if args.holdout:
         return _hold_out(table, args.holdout, resolved.config.seed, notes)
-    generated = [name for name in args.file_name if has_held_out_rows(name)] if args.holdout is None else []
+    generated = [name for name in args.file_name if name in BUILT_IN] if args.holdout is None else []
     if not generated:
         return everything, None
     other = read(args, _TRAIN_KEY, "held_out", generated)

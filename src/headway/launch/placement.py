@@ -16,7 +16,6 @@ ranks (`fsdp2_train`). On a CPU without `device_mapping` there are as many ranks
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +38,7 @@ from headway.launch.inference_servers import (
 )
 from headway.launch.transports import Device, TransportPlan, plan_transport, plan_transport_without_trainer
 from headway.processes.base import StartPeer
-from headway.processes.child_process import ChildProcess
+from headway.processes.child_process import ChildProcess, count_usable_cores
 from headway.trainers.sharded.rank_layout import RankLayout
 
 LENT_ENGINE = "engine/lent-0"
@@ -56,11 +55,6 @@ class Machine:
 
     cores: int
     gpus: int
-
-
-def count_usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_machine() -> Machine:

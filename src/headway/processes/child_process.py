@@ -161,6 +161,11 @@ class ChildProcess(CallingPeer):
         self._finish(f"process {self.pid}", how)
 
 
+def count_usable_cores() -> int:
+    """Return the number of cores that this process and its children may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def check_arguments(spec: ChildSpec) -> None:
     """Raise `ConfigError` if the arguments of a child cannot be sent to it."""
     try:

@@ -54,6 +54,12 @@ class Manifest:
             raise TransferError(f"bucket {index} of version {self.version}: {size} bytes do not fit into {total}")
         return slice(start, start + size)
 
+    def verify(self, bucket: Bucket, found: str) -> None:
+        """Raise `TransferError` unless `found` is the checksum of this bucket."""
+        expected = self.checksums[bucket.index]
+        if found != expected:
+            raise TransferError(f"{bucket.describe()}: checksum {found} instead of {expected}")
+
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON values."""
         tensors = [[entry.name, list(entry.shape), entry.dtype] for entry in self.tensors]

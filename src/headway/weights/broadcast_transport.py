@@ -5,16 +5,11 @@
     inbox = BroadcastInbox("engine/0", "10.0.0.1", transport.port)     in the engine's process
     DoubleBufferedReceiver(activate, open_payload=inbox.open)          opens a `ReceivedBuffer`
 
-The first engine that asks for a bucket has it broadcast to all that are present; the others find it in their inboxes.
-An engine that was not present (a late joiner), or that asks again (the bucket arrived damaged), gets it point to point:
-a broadcast among two. Groups are made over a store of their own, so that they never meet the default group of a sharded
-trainer or of a foreign engine.
+An engine that was not present when a bucket was broadcast (a late joiner), or that asks again (the bucket arrived
+damaged), gets it point to point: a broadcast among two.
 
-Guarantees: every `send` ends within `timeout_s`. An engine that does not answer in time is out of the group, which is a
-`TransferError` for its own receiver alone; it comes back with its next `BroadcastInbox`. Orders are JSON, weights are
-bytes; nothing is pickled. The receiver's checksums verify what arrives.
-
-There is no authentication: the port of the store must be in a private network.
+Guarantees: every `send` ends within `timeout_s`, even if an engine does not answer (docs/architecture.md). Orders are
+JSON, weights are bytes; nothing is pickled. There is no authentication: the port must be in a private network.
 """
 
 import asyncio

@@ -5,14 +5,8 @@
       manifest.json                   tensors, buckets, checksums, files; sealed by a checksum of its own
     .partial-…/                       a version that is being written; not read by anybody
 
-    store = DiskStore(WeightStore(), VersionDirectory("/shared/run/weights"))                    # the trainer's side
-    version = await load_newest_version(receiver, VersionDirectory("/shared/run/weights"))        # a late joiner
-
-Guarantees: a version gets its name only when all of it is written (one rename). What is damaged later is found by its
-seal, its sizes or the receiver's checksums, and never served. The newest is the one written last, not the one with the
-highest number: a trainer that went back to a checkpoint writes its numbers again, and then those of the lost branch are
-removed. Files that did not change since the version before are links to the same bytes. The newest `keep` versions
-stay.
+Guarantees: a version gets its name only when all of it is written. What is damaged later is found by its seal, its
+sizes or the receiver's checksums, and never served. docs/architecture.md says which versions stay.
 
 There must be only one writer (one run, one directory). A network file system may show a file late: a reader that sees
 less than all of it gets a `TransferError`, and succeeds at the next attempt.

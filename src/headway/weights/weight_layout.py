@@ -99,6 +99,14 @@ def compute_layout(entries: Sequence[TensorEntry]) -> tuple[tuple[TensorExtent, 
     return tuple(extents), start
 
 
+def compute_manifest_layout(manifest: Manifest) -> tuple[TensorExtent, ...]:
+    """Return where each tensor lies. Raises `TransferError` if the manifest says another number of bytes."""
+    extents, total = compute_layout(manifest.tensors)
+    if total != manifest.total_bytes:
+        raise TransferError(f"version {manifest.version}: {manifest.total_bytes} bytes, its tensors need {total}")
+    return extents
+
+
 def _get_dtype(entry: TensorEntry) -> torch.dtype:
     if entry.dtype not in DTYPES:
         raise TransferError(f"{entry.name}: unknown element type {entry.dtype!r}")

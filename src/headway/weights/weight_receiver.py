@@ -37,7 +37,7 @@ from headway.weights.weight_layout import (
     DTYPES,
     TensorExtent,
     TensorSpan,
-    compute_layout,
+    compute_manifest_layout,
     find_tensor_spans,
     locate_bucket,
 )
@@ -79,10 +79,9 @@ class IncomingTensors:
         self.spare.sums.pop(bucket.index, None)
         for span in find_tensor_spans(self.extents, place):
             _get_elements(self.spare, span).copy_(_view_span(data, span))
-        found, wanted = opened.checksum() if device else compute_checksum(data), self.manifest.checksums[bucket.index]
-        if found != wanted:
-            raise TransferError(f"{bucket.describe()}: {found} instead of {wanted}")
-        self.spare.sums[bucket.index] = wanted
+        found = opened.checksum() if device else compute_checksum(data)
+        self.manifest.verify(bucket, found)
+        self.spare.sums[bucket.index] = found
 
     def _copy_from_live(self, bucket: Bucket, size: int) -> None:
         """Copy what is served into the spare tensors, unless they hold it already."""
@@ -122,9 +121,7 @@ class DoubleBufferedReceiver(StagedReceiver[IncomingTensors]):
         self._open_payload = open_payload or self._reader.open
 
     async def _make_stage(self, manifest: Manifest) -> IncomingTensors:
-        extents, total = compute_layout(manifest.tensors)
-        if total != manifest.total_bytes:
-            raise TransferError(f"version {manifest.version}: {manifest.total_bytes} bytes, its tensors need {total}")
+        extents = compute_manifest_layout(manifest)
         self._prepare_spare(manifest)
         return IncomingTensors(
             manifest=manifest, extents=extents, spare=self._spare, live=self._live, open_payload=self._open_payload

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import ConfigError
+from headway.processes.child_process import count_usable_cores
 
 LOCAL, AUTO = "local", "auto"
 _KEY = "cluster.address"
@@ -129,7 +130,7 @@ def connect_to_ray(address: str, *, runtime_env: Mapping[str, Any], cpus: int = 
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
     if address == LOCAL:
-        options |= {"address": LOCAL, "num_cpus": max(cpus, _count_cores()), "include_dashboard": False}
+        options |= {"address": LOCAL, "num_cpus": max(cpus, count_usable_cores()), "include_dashboard": False}
     else:
         _check_reachable(address)
         options["address"] = address
@@ -169,7 +170,7 @@ def describe_this_machine() -> ClusterNode:
         gpus = torch.cuda.device_count()
     except ImportError:
         gpus = 0
-    return ClusterNode(name="this machine", cpus=float(_count_cores()), gpus=float(gpus))
+    return ClusterNode(name="this machine", cpus=float(count_usable_cores()), gpus=float(gpus))
 
 
 def disconnect_from_ray() -> None:
@@ -177,10 +178,6 @@ def disconnect_from_ray() -> None:
     import ray
 
     ray.shutdown()
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run_on_lasting_thread(start: Callable[[], object]) -> None:

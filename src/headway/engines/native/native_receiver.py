@@ -25,7 +25,7 @@ from headway.weights.base import (
     TensorEntry,
     compute_checksum,
 )
-from headway.weights.weight_layout import DTYPES, compute_layout
+from headway.weights.weight_layout import DTYPES, compute_manifest_layout
 
 
 class StagedVersion:
@@ -52,10 +52,7 @@ class StagedVersion:
     def load(self, bucket: Bucket) -> None:
         """Verify one bucket and take in the bytes that are next. Raises `TransferError`."""
         data, found = self._copy_payload(bucket.payload)
-        expected = self.manifest.checksums[bucket.index]
-        if found != expected:
-            where = f"bucket {bucket.index} of version {bucket.version}"
-            raise TransferError(f"{where}: checksum {found} instead of {expected}")
+        self.manifest.verify(bucket, found)
         if bucket.index in self._loaded:
             return
         self._loaded.add(bucket.index)
@@ -122,11 +119,7 @@ def _check_manifest(manifest: Manifest, parameters: ServedParameters) -> None:
         here.add(name)
     if missing := parameters.names - here:
         raise TransferError(f"version {manifest.version} lacks {len(missing)} tensors, {min(missing)!r} among them")
-    _, total = compute_layout(manifest.tensors)
-    if total != manifest.total_bytes:
-        raise TransferError(
-            f"version {manifest.version}: {manifest.total_bytes} bytes announced, its tensors have {total}"
-        )
+    compute_manifest_layout(manifest)
 
 
 class NativeReceiver(StagedReceiver[StagedVersion]):
@@ -157,9 +150,7 @@ class NativeReceiver(StagedReceiver[StagedVersion]):
         self._to_free, self._served = [self._served], values if stage.served_in_place else {}
 
     async def _release_previous(self) -> None:
-        if (
-            self._loader is not None
-        ):  # allocators return memory that its own thread frees, and keep what another one frees
+        if self._loader is not None:  # allocators return memory that its own thread frees, and keep other memory
             await self._run_on_thread(self._to_free.clear)
 
     def reset(self, *, gone: bool) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from headway.errors import TransferError
 from headway.weights.base import Bucket, DevicePayload, Manifest, OpenPayload, StagedReceiver, compute_checksum
-from headway.weights.weight_layout import SafetensorsShard, compute_layout
+from headway.weights.weight_layout import SafetensorsShard, compute_manifest_layout
 
 _MOST_NAMES = 4
 """Names that an error shows."""
@@ -57,10 +57,9 @@ class VersionDirectoryWriter:
         manifest, model_directory = self.manifest, self._model_directory
         if model_directory is not None:
             check_tensor_names(manifest, model_directory)
-        _, total = compute_layout(manifest.tensors)
-        if total != manifest.total_bytes:
-            raise TransferError(f"version {manifest.version}: {manifest.total_bytes} bytes, its tensors need {total}")
-        shard = SafetensorsShard(file=self._weights.name, tensors=manifest.tensors, start=0, size=total)
+        compute_manifest_layout(manifest)
+        size = manifest.total_bytes
+        shard = SafetensorsShard(file=self._weights.name, tensors=manifest.tensors, start=0, size=size)
         self._header = shard.head()
         try:
             shutil.rmtree(self._draft, ignore_errors=True)
@@ -77,7 +76,7 @@ class VersionDirectoryWriter:
 
     def load(self, bucket: Bucket) -> None:
         """Write a bucket to its place, then verify it. Raises `TransferError`."""
-        payload, where = bucket.payload, f"bucket {bucket.index} of version {bucket.version}"
+        payload = bucket.payload
         on_device = isinstance(payload, DevicePayload)
         data = memoryview(payload.data.cpu().numpy() if on_device else self._open_payload(payload)).cast("B")
         place = self.manifest.locate_bucket(bucket.index, data.nbytes)
@@ -88,11 +87,8 @@ class VersionDirectoryWriter:
                 while rest.nbytes:
                     rest = rest[weights.write(rest) :]
         except OSError as error:
-            raise TransferError(f"{where}: {error}") from error
-        found = payload.checksum() if on_device else compute_checksum(data)
-        expected = self.manifest.checksums[bucket.index]
-        if found != expected:
-            raise TransferError(f"{where}: {found} instead of {expected}")
+            raise TransferError(f"{bucket.describe()}: {error}") from error
+        self.manifest.verify(bucket, payload.checksum() if on_device else compute_checksum(data))
 
     def publish(self) -> None:
         """Give the directory its final name."""

@@ -1,18 +1,11 @@
-"""The protocol of SGLang's own HTTP API.
+"""The protocol of SGLang's own HTTP API. docs/servers.md has a table of its calls beside those of vLLM.
 
-Requests are `/generate` with `input_ids` and `return_logprob`. An event's `output_token_logprobs` holds pairs of
-log-probability and token: all of them so far, or only the new ones (`--incremental-streaming-output`); the number of
-tokens beside them says which. `meta_info.weight_version` names the weights in every event.
-
-Log-probabilities are after the temperature, unless the server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`; that is
-checked before the server is used. They are before top-k, top-p and min-p: with one of these, the reported behaviour
-policy is wider than the one that was drawn from, other than with vLLM and with the native engine.
+An event's `output_token_logprobs` holds pairs of log-probability and token: all of them so far, or only the new ones
+(`--incremental-streaming-output`); the number of tokens beside them says which. With top-k, top-p or min-p the reported
+behaviour policy is wider than the one that was drawn from, other than with vLLM and with the native engine.
 
 Its tokenizer's end of text ends an answer beside the tokens that are asked for: `ignore_eos` would ignore those, too.
-
-An update is `/abort_request` for all, which returns what running requests have, `/pause_generation`,
-`/update_weights_from_disk` with a label and a flush of the cache, `/continue_generation`. The abort goes first because
-a pause looks for running requests once a second only. `extra_key` keeps prefixes of different weights apart.
+An update aborts before it pauses, because a pause looks for running requests once a second only.
 """
 
 import sys

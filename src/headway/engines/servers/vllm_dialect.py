@@ -1,19 +1,12 @@
 """The protocol of vLLM's OpenAI server with its development endpoints (`VLLM_SERVER_DEV_MODE=1`).
 
-Requests are `/v1/completions` with token ids for a prompt; `return_token_ids` and `logprobs: 0` bring the ids and the
-log-probabilities of what was drawn in every event. Everything that a checkpoint's `generation_config` could change is
-set in each request, and its own end of text is ignored: what ends an answer is in `stop_token_ids`. No `seed` is sent:
-with one, vLLM on a CPU has been seen to die.
+docs/servers.md has a table of its calls, and what the real vLLM does otherwise than one would expect. Everything that a
+checkpoint's `generation_config` could change is set in each request, and its own end of text is ignored: what ends an
+answer is in `stop_token_ids`. No `seed` is sent: with one, vLLM on a CPU has been seen to die.
 
-Log-probabilities are those of `--logprobs-mode`. Its default, `raw_logprobs`, is before the temperature;
-`processed_logprobs` is after temperature, top-k, top-p and min-p: the log-probabilities of what was drawn from, as
-the native engine reports them. Servers that a run launches have it, others are checked before they are used.
-
-An update is `/pause?mode=abort`, which returns what running requests have, `/collective_rpc` with `reload_weights`,
-`/reset_prefix_cache`, `/update_weight_version`, `/resume`. `cache_salt` keeps prefixes of different weights apart.
-
-Servers that a run launches load with `WeightReloadExtension` (`engines/vllm/worker_path`): on a CPU `reload_weights`
-leaves the output layer as it was where that is tied to the embedding.
+Servers that a run launches have `--logprobs-mode processed_logprobs`, others are checked before they are used. They
+load with `WeightReloadExtension` (`engines/vllm/worker_path`): on a CPU `reload_weights` leaves the output layer as it
+was where that is tied to the embedding.
 """
 
 import os

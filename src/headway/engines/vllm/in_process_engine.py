@@ -19,7 +19,7 @@ from typing import Protocol
 from headway.engines.base import DecodeTokens
 from headway.engines.streaming_engine import BackendLost, StreamedRequest, StreamingEngine
 from headway.engines.vllm.vllm_core import AsyncLlmCore
-from headway.errors import EngineCrashed, TransferError
+from headway.errors import EngineCrashed
 from headway.types import FinishReason
 from headway.weights.base import Bucket, Manifest, OpenPayload, StagedReceiver, compute_checksum
 
@@ -136,12 +136,10 @@ class BufferedVersion:
 
     def load(self, bucket: Bucket) -> None:
         """Copy a bucket to its place, then verify it. Raises `TransferError`."""
-        data, expected = memoryview(self.open_payload(bucket.payload)).cast("B"), self.manifest.checksums[bucket.index]
+        data = memoryview(self.open_payload(bucket.payload)).cast("B")
         place = self.shared.buffer[self.manifest.locate_bucket(bucket.index, data.nbytes)]
         place[:] = data
-        found = compute_checksum(place)
-        if found != expected:
-            raise TransferError(f"bucket {bucket.index} of version {bucket.version}: {found} instead of {expected}")
+        self.manifest.verify(bucket, compute_checksum(place))
 
 
 class SharedBufferReceiver(StagedReceiver[BufferedVersion]):

@@ -124,9 +124,7 @@ def prepare_model(model: Any, settings: LocalSettings) -> Any:
     check_attention(model)
     tree_attention.register_tree_attention()
     model.to(device=settings.device)
-    for (
-        one
-    ) in model.parameters():  # buffers keep their type, because the angles of rotary embeddings must not be rounded
+    for one in model.parameters():  # buffers keep their type: angles of rotary embeddings must not be rounded
         one.data = one.data.to(COMPUTE_DTYPES[settings.precision])
     model.set_attn_implementation(tree_attention.TREE_ATTENTION)
     if torch.device(settings.device).type == "cuda":

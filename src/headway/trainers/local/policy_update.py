@@ -148,25 +148,16 @@ def update_policy(
     return update.report
 
 
+@dataclass(slots=True, eq=False)
 class _Update:
     """The gradients of one batch, mini-batch by mini-batch."""
 
-    def __init__(
-        self,
-        state: TrainableState,
-        batch: TokenBatch,
-        advantages: Advantages,
-        settings: LocalSettings,
-        gate: CommitGate,
-    ) -> None:
-        self._state, self._batch, self._advantages, self._settings, self._gate = (
-            state,
-            batch,
-            advantages,
-            settings,
-            gate,
-        )
-        self.report = UpdateReport()
+    _state: TrainableState
+    _batch: TokenBatch
+    _advantages: Advantages
+    _settings: LocalSettings
+    _gate: CommitGate
+    report: UpdateReport = field(default_factory=UpdateReport)
 
     def accumulate_gradients(self, rows: Sequence[TokenRow]) -> None:
         """Add up the gradients of one mini-batch."""

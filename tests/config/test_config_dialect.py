@@ -203,7 +203,6 @@ def test_a_mini_batch_that_does_not_divide_is_refused() -> None:
         (ROLLOUT + "name=trt", "one of vllm, sglang"),
         ("actor_rollout_ref.async_pipeline=perhaps", "true or false"),
         ("trainer.n_gpu_per_node=8", "did you mean trainer.n_gpus_per_node?"),
-        ("algorithm.nonsense.deeply=8", "neither translated nor known"),
     ],
 )
 def test_what_cannot_be_translated_is_refused(line: str, part: str) -> None:
@@ -275,3 +274,24 @@ def test_a_kl_target_counts_only_with_the_adaptive_controller() -> None:
     assert load_config(None, [target, "algorithm.kl_ctrl.type=fixed"]).config.target_kl is None
     assert load_config(None, [target, "algorithm.kl_ctrl.type=adaptive"]).config.target_kl == 0.1
     assert "one of fixed, adaptive" in only_problem(None, ["algorithm.kl_ctrl.type=strange"])
+
+
+def test_a_key_of_theirs_that_nothing_here_knows_is_named_once() -> None:
+    notes = load_config(None, ["algorithm.nonsense.deeply=8", "trainer.nnodes=1"]).notes
+    assert [note for note in notes if note == "algorithm.nonsense.deeply: changes nothing here; not known here"]
+
+
+def test_settings_of_a_back_end_are_named_and_not_refused() -> None:
+    config = {"actor_train.strategy_args.strategy_name": "megatron_train", "hydra.run.dir": "."}
+    more = {"actor_train.strategy_args.strategy_config.moe_grouped_gemm": True}
+    notes = load_config(None, {**config, **more}).notes
+    assert any("moe_grouped_gemm" in note and "kernels, memory and parallelism" in note for note in notes)
+
+
+def test_in_a_file_of_our_own_an_unknown_key_is_a_mistake() -> None:
+    assert "unknown key" in only_problem({"moe_grouped_gemm": True})
+
+
+@pytest.mark.parametrize("key", ["sft_train", "student", "chosen_key"])
+def test_pipelines_that_are_not_offered_are_named_in_one_line(key: str) -> None:
+    assert "which Headway does not offer" in only_problem({key: {"a": 1}, "nonsense": 1, "hydra": {"x": 1}})

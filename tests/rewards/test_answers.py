@@ -182,11 +182,11 @@ def test_numbers_are_found_however_they_are_grouped(number: int) -> None:
 
 
 def test_long_texts_cost_little() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     for text in ("1," * 50_000, "1.1" * 30_000, "-" * 100_000, "1/" * 50_000, "1e" * 50_000, "111," * 30_000):
         parse_number(text)
         parse_number(text, "only")
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize("wrong", [{"take": "middle"}, {"tolerance": -1}, {"relative_tolerance": float("nan")}])

@@ -116,11 +116,11 @@ def test_numeric_is_still_won_by_the_answer(options: dict[str, Any], text: str, 
 
 
 def test_texts_made_to_be_slow_are_not() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     for text in ("1 " * 50_000, "9" * 100_000, r"\frac{" * 20_000, "1^" * 50_000, "1or" * 30_000, "1" + " " * 100_000):
         parse_number(text)
         judged(make_numeric_reward(part="tag:a"), f"<a>{text}</a>", answer=1)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 REGEX: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -81,7 +81,7 @@ test-vllm: $(READY) $(VLLM_READY)
 	HEADWAY_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/pytest -p no:xdist --tb=native tests/vllm
 
 soak: $(READY)
-	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/flow/test_coverage.py tests/ledger tests/benchmarks
+	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/flow/test_coverage.py tests/ledger tests/runs/test_corruption.py tests/benchmarks
 
 chaos: $(READY)
 	$(BIN)/python benchmarks/chaos.py

@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from headway.config import ResolvedConfig, load_config
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError
 from headway.launch.run_changes import hash_reward_code
 from headway.launch.run_directory import RunDirectory, check_disk_space, find_checkpoint_of_run
 from headway.ledger import Ledger
 from headway.monitor.event_files import LOG_FILE
 from headway.monitor.event_log import LoggedEvent, encode_event, read_events
 from headway.monitor.events import StateChange
+from headway.trainers.checkpoint_mark import write_completion_mark
 
 
 def configuration(**options: Any) -> ResolvedConfig:
@@ -132,9 +133,50 @@ def test_the_log_goes_on_where_a_killed_process_left_it(tmp_path: Path, torn: st
 def test_the_newest_checkpoint_is_the_one_that_the_ledger_names(tmp_path: Path) -> None:
     assert find_checkpoint_of_run(tmp_path) is None
     begin(tmp_path, trained=12)
-    assert find_checkpoint_of_run(tmp_path) == tmp_path / "checkpoints" / "step-00000012"
+    newest = tmp_path / "checkpoints" / "step-00000012"
+    newest.mkdir(parents=True)
+    (newest / "model.safetensors").write_bytes(b"weights")
+    write_completion_mark(newest, version=12, kl={})
+    assert find_checkpoint_of_run(tmp_path) == newest
     with RunDirectory(tmp_path) as directory:
         assert directory.started and directory.count_trained_steps() == 12
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for step in (4, 8):
+        directory = tmp_path / "checkpoints" / f"step-{step:08d}"
+        directory.mkdir(parents=True)
+        (directory / "model.safetensors").write_bytes(b"weights")
+        write_completion_mark(directory, version=step, kl={})
+        ledger.checkpoint(step, f"checkpoints/{directory.name}")
+    ledger.close()
+    (directory / "model.safetensors").write_bytes(b"weight\0")
+    assert find_checkpoint_of_run(tmp_path, told.append) == tmp_path / "checkpoints" / "step-00000004"
+    assert len(told) == 1 and "model.safetensors is damaged: its checksum differs" in told[0]
+    (tmp_path / "checkpoints" / "step-00000004" / "trainer.json").write_bytes(b"")
+    with pytest.raises(HeadwayError, match=r"none of the checkpoints of .* can be read; the newest: .*step-00000008"):
+        find_checkpoint_of_run(tmp_path)
+
+
+@pytest.mark.parametrize("ledger", ["missing", "empty", "without a write-ahead log"])
+def test_checkpoints_without_their_ledger_are_never_overwritten(tmp_path: Path, ledger: str) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step-00000004"
+    checkpoint.mkdir(parents=True)
+    write_completion_mark(checkpoint, version=4, kl={})
+    if ledger == "empty":
+        (tmp_path / "ledger.sqlite").write_bytes(b"")
+    elif ledger != "missing":
+        Ledger(tmp_path / "ledger.sqlite").close()
+    with RunDirectory(tmp_path) as directory:
+        what = r"has checkpoints of a run, and .*ledger.sqlite is (missing|empty)"
+        with pytest.raises(ConfigError, match=what) as told:
+            directory.refuse_lost_ledger(tmp_path / "checkpoints")
+        assert f"resume={checkpoint}" in str(told.value)
+        directory.refuse_lost_ledger(tmp_path / "elsewhere")
+        begin(tmp_path, trained=4)
+        directory.refuse_lost_ledger(tmp_path / "checkpoints")
 
 
 def test_a_checkpoint_of_another_run_can_be_a_beginning(tmp_path: Path) -> None:

@@ -66,8 +66,13 @@ def resolve_source(source: Source, overrides: Sequence[str]) -> ResolvedConfig:
 
 def make_policy_override(source: str, model: str | None = None) -> list[str]:
     """Return the override that selects `model`, or the newest checkpoint where `source` is a run directory."""
-    policy = model or (find_checkpoint_of_run(Path(source)) if Path(source).is_dir() else None)
+    policy = model or (find_checkpoint_of_run(Path(source), print_warning) if Path(source).is_dir() else None)
     return [] if policy is None else [f"pretrain={policy}"]
+
+
+def print_warning(line: str) -> None:
+    """Print a line on standard error, where it does not mix with results."""
+    print(line, file=sys.stderr)
 
 
 def make_console(pipe_width: int = 160) -> Console:

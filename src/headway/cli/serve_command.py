@@ -14,7 +14,7 @@ import os
 import signal
 from pathlib import Path
 
-from headway.cli.command_line import at_least_one
+from headway.cli.command_line import at_least_one, print_warning
 from headway.errors import ConfigError
 from headway.launch.inference_session import PreparedServing, open_completion_server, prepare_serving
 from headway.launch.run_directory import find_checkpoint_of_run
@@ -73,7 +73,7 @@ def find_model(name: str) -> str:
     path = Path(name)
     if not path.is_dir() or (path / "config.json").is_file():
         return name
-    checkpoint = find_checkpoint_of_run(path)
+    checkpoint = find_checkpoint_of_run(path, print_warning)
     if checkpoint is None:
         hint = "a model has config.json, a run has checkpoints"
         raise ConfigError("is neither a model nor a run with a checkpoint", key="MODEL", value=name, hint=hint)

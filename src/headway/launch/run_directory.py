@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ import yaml
 
 from headway.config import ResolvedConfig
 from headway.config.resolved_config import get_at_key
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError, HeadwayError, TrainerError
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.launch.run_changes import (
     OptionChange,
@@ -39,9 +39,10 @@ from headway.launch.run_changes import (
     make_config_tree,
     refuse_changed_reward,
 )
-from headway.ledger import Ledger, find_newest_checkpoint
+from headway.ledger import Ledger, is_unused_ledger, list_recorded_checkpoints
 from headway.monitor.event_files import LOG_FILE, read_last_event_s
 from headway.processes.control_socket import ControlHandler
+from headway.trainers.checkpoint_mark import MARK_FILE, read_completion_mark, verify_model
 
 CONFIG_FILE, LEDGER_FILE, IDENTITY_FILE = "config.yaml", "ledger.sqlite", "identity.json"
 _FIXED_OPTIONS = (
@@ -108,13 +109,22 @@ class RunDirectory:
             _truncate_torn_line(self.path / LOG_FILE)
         return read_last_event_s(self.path)
 
+    def refuse_lost_ledger(self, checkpoints: Path) -> None:
+        """Raise `ConfigError` if there are checkpoints of a run and no ledger: a new run would overwrite them."""
+        newest = _find_newest_complete(checkpoints)
+        if newest is not None and is_unused_ledger(self.path / LEDGER_FILE):
+            what = "is empty" if self.started else "is missing"
+            problem = f"{checkpoints} has checkpoints of a run, and {self.path / LEDGER_FILE} {what}"
+            hint = f"put the ledger back, or begin in another output_dir with resume={newest}"
+            raise ConfigError(problem, key="output_dir", value=str(self.path), hint=hint)
+
     def start_from_checkpoint(self, checkpoint: Path) -> None:
         """Start a new run from a checkpoint of another one. Raises `ConfigError`."""
         try:
-            version = int(json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))["version"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            version = read_completion_mark(checkpoint).version
+        except TrainerError as error:
             raise ConfigError(
-                "is no checkpoint of a run",
+                f"is no checkpoint of a run: {error}",
                 key="resume",
                 value=str(checkpoint),
                 hint="auto, never, or a directory such as output/checkpoints/step-00000050",
@@ -136,7 +146,7 @@ class RunDirectory:
         wanted = {**identity, **{key: get_at_key(resolved.config, key) for key in _FIXED_OPTIONS}}
         path = self.path / IDENTITY_FILE
         if self.started and path.exists():
-            written = json.loads(path.read_text(encoding="utf-8"))
+            written = _read_identity(path)
             changes = find_option_changes(self.path / CONFIG_FILE, resolved)
             for key, value in wanted.items():
                 if key in written and written[key] != json.loads(json.dumps(value)):
@@ -150,6 +160,15 @@ class RunDirectory:
         _write_atomically(self.path / CONFIG_FILE, config)
 
 
+def _read_identity(path: Path) -> dict[str, Any]:
+    """Return what identifies the run. Raise `ConfigError` if the file is damaged."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        problem = f"cannot be read, so nobody knows whether model and tasks are the same: {error}"
+        raise ConfigError(problem, key=str(path), hint="put it back from a copy, or remove it") from error
+
+
 def _make_identity_error(
     path: Path, key: str, value: object, before: object, changes: Sequence[OptionChange]
 ) -> ConfigError:
@@ -161,10 +180,28 @@ def _make_identity_error(
     return ConfigError(problem, key=key, value=value, hint="go on as it was, or choose another output_dir")
 
 
-def find_checkpoint_of_run(path: Path) -> Path | None:
-    """Return the newest checkpoint of the run in `path`, which may be running."""
-    last = find_newest_checkpoint(path / LEDGER_FILE)
-    return None if last is None else path / last[1]
+def find_checkpoint_of_run(path: Path, tell: Callable[[str], None] = lambda line: None) -> Path | None:
+    """Return the newest whole checkpoint of the run in `path`, which may be running; `tell` about damaged ones.
+
+    Raise `HeadwayError` if all are damaged.
+    """
+    problem = ""
+    for _, name in list_recorded_checkpoints(path / LEDGER_FILE):
+        try:
+            verify_model(path / name)
+            return path / name
+        except TrainerError as error:
+            problem = problem or str(error)
+            tell(f"{error}; the one before it is used")
+    if problem:
+        raise HeadwayError(f"none of the checkpoints of {path} can be read; the newest: {problem}")
+    return None
+
+
+def _find_newest_complete(checkpoints: Path) -> Path | None:
+    """Return the newest complete checkpoint among the directories there, whether a ledger knows it or not."""
+    found = [path for path in checkpoints.glob("step-*") if not path.suffix and (path / MARK_FILE).is_file()]
+    return max(found, default=None)
 
 
 def _read_last_checkpoint(path: Path) -> tuple[int, str] | None:

@@ -129,6 +129,7 @@ def open_run_directory(prepared: PreparedRun) -> Iterator[RunDirectory]:
     """Lock the run's directory, check its space and identity, and write the configuration. Raises `ConfigError`."""
     with RunDirectory(prepared.directory) as directory:
         resume = prepared.resolved.config.resume
+        directory.refuse_lost_ledger(prepared.checkpoints)
         if directory.started and resume == "never":
             problem, hint = "holds a run already, and resume is never", "choose another output_dir, or resume: auto"
             raise ConfigError(problem, key="output_dir", value=str(directory.path), hint=hint)

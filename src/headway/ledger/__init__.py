@@ -2,6 +2,14 @@
 
 from headway.ledger.ledger import Ledger
 from headway.ledger.ledger_restore import RestoredGroup, RestoredRun, rebase_generation, rebase_version
-from headway.ledger.ledger_store import find_newest_checkpoint
+from headway.ledger.ledger_store import is_unused_ledger, list_recorded_checkpoints
 
-__all__ = ["Ledger", "RestoredGroup", "RestoredRun", "find_newest_checkpoint", "rebase_generation", "rebase_version"]
+__all__ = [
+    "Ledger",
+    "RestoredGroup",
+    "RestoredRun",
+    "is_unused_ledger",
+    "list_recorded_checkpoints",
+    "rebase_generation",
+    "rebase_version",
+]

@@ -121,18 +121,30 @@ def report_damage(path: Path | str) -> Iterator[None]:
         raise LedgerError(f"{path} is damaged: {error}; {hint}") from error
 
 
-def find_newest_checkpoint(path: Path) -> tuple[int, str] | None:
-    """Return version and directory of the newest checkpoint in the ledger at `path`, which may be in use."""
+def list_recorded_checkpoints(path: Path) -> list[tuple[int, str]]:
+    """Return version and directory of the checkpoints in the ledger at `path`, which may be in use; newest first."""
+    return [(int(version), str(name)) for version, name in _query(path, f"{_CHECKPOINTS} ORDER BY version DESC")]
+
+
+def is_unused_ledger(path: Path) -> bool:
+    """Return whether no run has written anything to the ledger at `path`; there may be none."""
+    return not _query(path, f"SELECT 1 FROM (SELECT group_id, position FROM groups UNION ALL {_CHECKPOINTS}) LIMIT 1")
+
+
+_CHECKPOINTS = "SELECT version, directory FROM checkpoints"
+
+
+def _query(path: Path, statement: str) -> list[Any]:
     if not path.exists():
-        return None
+        return []
     db = sqlite3.connect(path)
     try:
-        row = db.execute("SELECT version, directory FROM checkpoints ORDER BY version DESC LIMIT 1").fetchone()
+        has_tables = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'checkpoints'").fetchone()
+        return db.execute(statement).fetchall() if has_tables else []
     except sqlite3.Error as error:
         raise LedgerError(f"{path}: {error}; it is not a ledger") from error
     finally:
         db.close()
-    return None if row is None else (int(row[0]), str(row[1]))
 
 
 class RunLock:

@@ -105,7 +105,7 @@ def read_event_log(path: Path) -> Iterator[LoggedEvent]:
 def read_event_lines(path: Path) -> Iterator[str]:
     """Yield the lines of the log, oldest first, also while a run writes to it. Raises `FileNotFoundError`.
 
-    A compressed stretch that is damaged yields the whole lines before the damage.
+    A compressed stretch that is damaged yields the whole lines before the damage, and a line that says so.
     """
     plain = path / LOG_FILE if path.is_dir() else path
     directory = plain.parent / _STRETCHES if plain.name == LOG_FILE else None
@@ -169,8 +169,10 @@ def _read_lines(path: Path) -> Iterator[str]:
             for line in lines:
                 if line.endswith("\n"):
                     yield line
-    except (OSError, EOFError, zlib.error):
+    except FileNotFoundError:
         return
+    except (OSError, EOFError, zlib.error) as error:
+        yield f"{path.name} is damaged: {error}\n"
 
 
 def _pack_stretches(directory: Path) -> None:

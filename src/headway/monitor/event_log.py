@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import IO, Any, NamedTuple
 
-from headway.errors import HeadwayError
-from headway.monitor.events import EVENT_TYPES, Event, GenericEvent, StepEnd
+from headway.monitor.events import EVENT_TYPES, ErrorReport, Event, GenericEvent, StepEnd
 
 
 class LoggedEvent(NamedTuple):
@@ -58,6 +57,10 @@ _make_tuple = tuple.__new__
 """Makes a named tuple without the Python function that calling its class goes through."""
 _ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _LINES_PER_CHUNK = 512
+_NOT_AN_EVENT = (ValueError, TypeError, OverflowError, RecursionError)
+"""What decoding raises for a line that is damaged."""
+DAMAGED_LOG = "DamagedLog"
+"""Names the error that stands in place of damaged lines."""
 _FLUSHED_EVENTS = frozenset({"step.end", "validate.end", "checkpoint", "run.begin", "run.end"})
 
 
@@ -113,7 +116,10 @@ def parse_event(kind: str, who: str, data: Mapping[str, Any]) -> Event:
 
 
 def read_events(lines: Iterable[str]) -> Iterator[LoggedEvent]:
-    """Yield the events of a log. A torn last line, which a killed process leaves behind, ends the log."""
+    """Yield the events of a log. Lines that are no events are left out, and an `ErrorReport` stands in their place.
+
+    A torn last line, which a killed process leaves behind, ends the log.
+    """
     rest, number = iter(lines), 0
     while chunk := list(islice(rest, _LINES_PER_CHUNK)):
         events = _decode_chunk(chunk)
@@ -129,21 +135,30 @@ def _decode_chunk(lines: Sequence[str]) -> list[LoggedEvent] | None:
     try:
         rows = json.loads(f"[{','.join(lines)}]")
         events = [LoggedEvent(micros / 1e6, parse_event(kind, who, data)) for micros, kind, who, data in rows]
-    except (ValueError, TypeError):
+    except _NOT_AN_EVENT:
         return None
     return events if len(events) == len(lines) else None
 
 
 def _decode_line_by_line(lines: Iterable[str], lines_before: int) -> Iterator[LoggedEvent]:
-    torn: HeadwayError | None = None
+    first = damaged = 0
+    time_s = 0.0
     for number, line in enumerate(lines, start=lines_before + 1):
-        if torn:
-            raise torn
-        if not line.strip():
-            continue
         try:
             event = decode_event(line)
-        except (ValueError, TypeError) as error:
-            torn = HeadwayError(f"event log, line {number}: not an event ({error}): {line[:80]!r}")
+        except _NOT_AN_EVENT:
+            if line.strip():
+                first, damaged = first or number, damaged + 1
             continue
+        if damaged:
+            yield _report_damage(event.time_s, first, damaged)
+            first = damaged = 0
         yield event
+        time_s = event.time_s
+    if damaged > 1:
+        yield _report_damage(time_s, first, damaged)
+
+
+def _report_damage(time_s: float, first: int, lines: int) -> LoggedEvent:
+    message = f"line {first} is damaged" if lines == 1 else f"{lines} lines from line {first} on are damaged"
+    return LoggedEvent(time_s, ErrorReport(who="log", error=DAMAGED_LOG, message=f"{message} and left out"))

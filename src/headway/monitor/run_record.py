@@ -10,7 +10,7 @@ The log is read in one pass and nothing is kept per event, so a log of a million
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ import yaml
 
 from headway.errors import HeadwayError
 from headway.monitor.event_files import LOG_FILE, last_written_s, read_event_log
-from headway.monitor.event_log import LoggedEvent
-from headway.monitor.events import RunBegin, RunEnd
+from headway.monitor.event_log import DAMAGED_LOG, LoggedEvent
+from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.run_report import RunMonitor, RunReport
 from headway.monitor.sample_excerpts import AnswerExcerpts, ImageExcerpts, read_answers, read_images
 from headway.monitor.scalar_series import ScalarMeter, ScalarPoint
@@ -102,7 +102,8 @@ def read_run_record(path: Path, *, warmup_steps: int = 1) -> RunRecord:
     """Return the record of a run's directory, or of an event log alone. Raises `HeadwayError`."""
     directory, log = (path, path / LOG_FILE) if path.is_dir() else (path.parent, path)
     try:
-        record = make_run_record(read_event_log(log), name=directory.resolve().name, warmup_steps=warmup_steps)
+        events = _refuse_foreign_file(read_event_log(log), log)
+        record = make_run_record(events, name=directory.resolve().name, warmup_steps=warmup_steps)
         age_s = time.time() - last_written_s(log)
     except OSError as error:
         raise HeadwayError(f"{path}: no run to report on ({error.strerror}: {log.name})") from error
@@ -113,6 +114,20 @@ def read_run_record(path: Path, *, warmup_steps: int = 1) -> RunRecord:
         images=read_images(directory / IMAGES_FILE),
         is_alive=age_s < _ALIVE_S and bool(record.segments) and record.segments[-1].end is None,
     )
+
+
+def _refuse_foreign_file(events: Iterable[LoggedEvent], path: Path) -> Iterator[LoggedEvent]:
+    """Yield the events. Raise `HeadwayError` if there is none among many lines."""
+    damaged: LoggedEvent | None = None
+    whole = False
+    for logged in events:
+        if isinstance(logged.event, ErrorReport) and logged.event.error == DAMAGED_LOG:
+            damaged = logged
+        else:
+            whole = True
+        yield logged
+    if damaged is not None and not whole:
+        raise HeadwayError(f"{path}: holds no events: {damaged.data['message']}")
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:

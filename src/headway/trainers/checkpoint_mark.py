@@ -20,6 +20,8 @@ from headway.weights.base import compute_checksum
 MARK_FILE = "trainer.json"
 _LISTING_FILE = "files.json"
 """Belongs to whoever keeps the checkpoint, and is written later."""
+_TRAINER_ONLY = frozenset({"optimizer.safetensors", "critic.safetensors"})
+"""Files that a model is used without."""
 _FORMAT = 1
 _PART_BYTES = 32 << 20
 _MOST_THREADS = 8
@@ -74,6 +76,15 @@ def verify_checkpoint(directory: Path, needed: Collection[str]) -> list[str]:
             raise TrainerError(f"{directory / name} is damaged: {problem}")
     others = {name: _find_damage(directory / name, mark.files[name]) for name in mark.files.keys() - set(needed)}
     return [f"{directory / name} is damaged: {problem}" for name, problem in sorted(others.items()) if problem]
+
+
+def verify_model(directory: Path) -> None:
+    """Check the files of a checkpoint that evaluating or serving its model needs. Raise `TrainerError` if damaged."""
+    mark = read_completion_mark(directory)
+    for name in sorted((mark.files or {}).keys() - _TRAINER_ONLY):
+        problem = _find_damage(directory / name, (mark.files or {})[name])
+        if problem:
+            raise TrainerError(f"{directory / name} is damaged: {problem}")
 
 
 def compute_file_checksum(path: Path) -> str:

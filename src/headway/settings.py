@@ -17,7 +17,7 @@ from headway.types import SamplingParams
 __all__ = ["RunSettings", "make_run_settings", "make_sampling_params"]
 
 _DEFAULTS = Config()
-_AT_LEAST_ONE = ("groups_per_step", "group_size", "max_steps")
+_AT_LEAST_ONE = ("groups_per_step", "group_size", "max_steps", "updates_per_sync")
 _NOT_NEGATIVE = (
     *("async_generation_ratio", "staleness_window", "additional_groups", "redundant_members", "max_num_gen_batches"),
     *("save_steps", "save_total_limit", "eval_steps"),
@@ -38,6 +38,8 @@ class RunSettings:
     """α: batches that rollout runs ahead. A sample is trained only while `trained − oldest ≤ ⌈α⌉`."""
     pipeline_depth: float | None = _DEFAULTS.pipeline_depth
     """Steps' worth of groups that rollout starts ahead. `None`: α."""
+    updates_per_sync: int = _DEFAULTS.updates_per_sync
+    """Training steps between two weight syncs."""
     staleness_policy: str = _DEFAULTS.staleness_policy
     """Name of the policy that decides which groups start, which are trained and which are dropped."""
     staleness_window: int = 0
@@ -101,6 +103,9 @@ class RunSettings:
         if self.pipeline_depth is not None and not 0 <= self.pipeline_depth <= self.async_generation_ratio:
             problem = f"must lie in [0, async_generation_ratio = {self.async_generation_ratio}]"
             raise ConfigError(problem, key="pipeline_depth", value=self.pipeline_depth)
+        if self.updates_per_sync - 1 > self.depth:
+            problem = f"needs a depth of {self.updates_per_sync - 1}: groups keep their slots until the sync"
+            raise ConfigError(f"{problem}, it is {self.depth:g}", key="updates_per_sync", value=self.updates_per_sync)
         if self.staleness_policy == "window" and self.staleness_window < self.groups_per_step:
             problem = f"smaller than one batch of {self.groups_per_step}"
             raise ConfigError(problem, key="staleness_window", value=self.staleness_window)
@@ -120,6 +125,11 @@ class RunSettings:
         """Return the number of groups that may be outstanding, `additional_groups` not counted."""
         return count_slots(self.depth, self.groups_per_step)
 
+    def is_sync_due(self, trained: int) -> bool:
+        """Return whether the engines get the version `trained`: every so-manieth, a validated one, and the last."""
+        validated = self.eval_steps and self.val_batch_size and trained % self.eval_steps == 0
+        return trained % self.updates_per_sync == 0 or bool(validated) or trained == self.max_steps
+
 
 def make_run_settings(resolved: ResolvedConfig, *, held_out: int = 0) -> RunSettings:
     """Make the settings of a configuration for which `held_out` validation tasks exist."""
@@ -130,6 +140,7 @@ def make_run_settings(resolved: ResolvedConfig, *, held_out: int = 0) -> RunSett
         max_steps=config.max_steps,
         async_generation_ratio=config.async_generation_ratio,
         pipeline_depth=config.pipeline_depth,
+        updates_per_sync=config.updates_per_sync,
         staleness_policy=config.staleness_policy,
         staleness_window=derived.staleness_window,
         selection_order=config.selection_order,

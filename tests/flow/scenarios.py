@@ -84,6 +84,12 @@ def random_settings(rng: Rng) -> RunSettings:
     )
 
 
+def synced_rarely(rng: Rng, settings: RunSettings) -> RunSettings:
+    """Some train several steps between two weight syncs, as many as their depth allows."""
+    most = int(settings.depth) + 1
+    return replace(settings, updates_per_sync=1 + rng.randrange(0, most))
+
+
 def zero_variance(rng: Rng, mean: float) -> DistributionConfig:
     kind = pick(rng, "fixed", "gaussian", "lognormal")
     return DistributionConfig(kind=kind, mean=mean, std=mean * rng.random(), max=mean * 8)  # type: ignore[arg-type]
@@ -150,6 +156,7 @@ def random_scenario(seed: int, *, faults: float = 3.0) -> Scenario:
     infer = tuple(range(engines)) if colocated else tuple(range(2, 2 + engines))
     elastic = make_rng(seed, "elastic")
     settings, simulation = bounded(make_rng(seed, "bounds"), random_settings(rng), simulation)
+    settings = synced_rarely(make_rng(seed, "syncs"), settings)
     return Scenario(
         settings=settings,
         simulation=replace(simulation, faults=broken, changes=random_changes(elastic)),

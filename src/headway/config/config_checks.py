@@ -100,6 +100,11 @@ def _check_headway(draft: ConfigDraft, derived: DerivedConfig) -> None:
     if derived.pipeline_depth > derived.async_generation_ratio:
         problem = f"{derived.pipeline_depth:g} > async_generation_ratio {derived.async_generation_ratio:g}"
         draft.refuse("pipeline_depth", problem, "rollout would start more groups than the bound lets it train")
+    if config.updates_per_sync - 1 > derived.pipeline_depth:
+        older = config.updates_per_sync - 1
+        problem = f"the last of {config.updates_per_sync} steps trains samples of weights that are {older} older"
+        hint = f"async_generation_ratio and pipeline_depth of at least {older}"
+        draft.refuse("updates_per_sync", f"{problem}, but pipeline_depth is {derived.pipeline_depth:g}", hint)
     if config.staleness_policy == "window" and derived.staleness_window > derived.slots:
         slots = f"{derived.slots} slots = ⌊(1 + {derived.pipeline_depth:g}) × {derived.groups_per_step}⌋"
         problem = f"{derived.staleness_window} groups > {slots}"

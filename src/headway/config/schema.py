@@ -104,6 +104,10 @@ class Config:
     """α: batches that rollout runs ahead, any number. 0: synchronous. Trained samples are at most ⌈α⌉ versions old."""
     pipeline_depth: Steps | None = None
     """Steps' worth of groups started ahead, at most α. null: α."""
+    updates_per_sync: Count = 1
+    """Training steps between two weight syncs, so that engines get every so-manieth version. Between two syncs the
+    engines make that many batches with the same weights, and training begins with the first of them. It needs
+    `pipeline_depth` of at least `updates_per_sync − 1`."""
     staleness_policy: StalenessPolicyName = "wait"
     """`wait`: all that starts is trained; training waits for a straggler at its deadline. `drop`: a sample that would
     break the bound is dropped and made again, which favours short answers. `window`: training waits for those among the

@@ -72,7 +72,7 @@ class AsyncTrainingFlow:
             raise ConfigError("there is no engine to generate with", key="actor_infer", value=[])
         self.context = trainer
         if not enable_async_rl:
-            settings = replace(settings, async_generation_ratio=0.0, pipeline_depth=None)
+            settings = replace(settings, async_generation_ratio=0.0, pipeline_depth=None, updates_per_sync=1)
         self.settings = settings
         self.backends, self.events, self.run_dir = backends, trainer.events, trainer.run_dir
         self.checkpoint_dir = trainer.checkpoint_dir or trainer.run_dir / "checkpoints"

@@ -114,11 +114,11 @@ def _make_synchronous(scenario: Scenario, phases: MeasuredPhases) -> Scenario:
     gpus = int(phases.gpus or len({*scenario.train_devices, *scenario.infer_devices}))
     free = SimulatedScorerConfig()
     settings = replace(
-        settings, async_generation_ratio=0.0, pipeline_depth=None, hybrid_engine=True, save_steps=0, eval_steps=0
+        settings, async_generation_ratio=0.0, pipeline_depth=None, updates_per_sync=1, save_steps=0, eval_steps=0
     )
     return replace(
         scenario,
-        settings=replace(settings, max_steps=2 if samples >= _MANY_SAMPLES else 4),
+        settings=replace(settings, hybrid_engine=True, max_steps=2 if samples >= _MANY_SAMPLES else 4),
         simulation=replace(
             scenario.simulation,
             trainer=SimulatedTrainerConfig(save_s=0.0),

@@ -123,10 +123,13 @@ class _Search:
         """Return the scenario of a candidate at full size."""
         every = tuple(range(self.gpus))
         train = every[: self.gpus - candidate.infer_gpus]
-        settings = replace(self.base.settings, pipeline_depth=None, save_steps=0, eval_steps=0)
         settings = replace(
-            settings,
+            self.base.settings,
+            pipeline_depth=None,
+            save_steps=0,
+            eval_steps=0,
             async_generation_ratio=candidate.alpha,
+            updates_per_sync=self.base.settings.updates_per_sync if candidate.infer_gpus else 1,
             hybrid_engine=not candidate.infer_gpus,
             max_steps=ceil(candidate.alpha) + 2 + _MEASURED_STEPS,
         )
@@ -178,7 +181,8 @@ def plan_gpu_split(
     _check_request(scenario, gpus, alphas, trainer_gpus)
     search = _Search(scenario, gpus, trainer_gpus, check=check, on_option=on_option)
     synchronous = _Candidate(0.0, 0)
-    ahead = sorted({alpha for alpha in alphas if alpha > 0})
+    least = scenario.settings.updates_per_sync - 1  # train refuses less
+    ahead = sorted({alpha for alpha in alphas if alpha > 0 and alpha >= least})
     candidates = [_Candidate(alpha, infer) for alpha in ahead for infer in search.splits]
     search.simulate(synchronous)
     for alpha in ahead:

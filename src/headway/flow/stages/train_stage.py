@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from headway.errors import BackendError, TrainerCrashed
 from headway.flow.checkpointing import save_checkpoint
+from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, register_stage
 from headway.flow.staleness_controller import GroupSlot
 from headway.monitor.events import GroupTrain, SpanBegin, SpanEnd, StepBegin, StepEnd
@@ -20,6 +21,11 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
     consumes = SampleGroup
     produces = Snapshot
 
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self._synced = pipeline.headway.trained
+        """Newest version that went on to the engines, or that they were seeded with."""
+
     async def loop(self) -> None:
         async with OrderedTaskGroup() as tasks:
             intake = tasks.create_task(self._intake(), name="train/intake")
@@ -30,11 +36,17 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
                 self.settle(running=1)
                 snapshot = await self._step(batch)
                 self.settle(running=-1, emitting=1)
-                assert self.outbound is not None
-                await self.outbound.send(snapshot)
+                if self.pipeline.settings.is_sync_due(snapshot.version):
+                    await self._sync(snapshot)
                 self.settle(emitting=-1)
                 await self._after_step()
             intake.cancel()
+
+    async def _sync(self, snapshot: Snapshot) -> None:
+        """Send a version on to the engines."""
+        assert self.outbound is not None
+        self._synced = snapshot.version
+        await self.outbound.send(snapshot)
 
     async def _intake(self) -> None:
         """Move groups from the channel into the buffer as they come, also during a training step."""
@@ -50,6 +62,8 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
         self.settle(listening=1)
         try:
             while (batch := headway.choose_batch()) is None:
+                if headway.degraded and self._synced < headway.trained:
+                    await self._sync(Snapshot(version=headway.trained))  # a synchronous run starts with these weights
                 if self.pipeline.cannot_fill_batch():
                     return None
                 with self.pipeline.waits.waiting(self.role, self._describe_batch, self.inbound.producer):

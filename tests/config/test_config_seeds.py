@@ -61,6 +61,18 @@ def test_an_environment_manager_turns_trajectories_into_groups() -> None:
     assert (derived.samples_per_step, derived.slots) == (1024, 256)
 
 
+def test_groups_of_environments_beyond_the_slots_are_redundant_and_said_to_be() -> None:
+    manager = {"train_env_manager.group_size": 16, "train_env_manager.group_size_redundancy": 1}
+    sizes = {"rollout_batch_size": 128, "async_generation_ratio": 0, "train_env_manager.num_env_groups": 9}
+    sizes["actor_train.training_args.gradient_accumulation_steps"] = 16
+    resolved = load_config(CONFIGS / "frozen_lake_async.yaml", {**manager, **sizes})
+    assert (resolved.derived.slots, resolved.derived.additional_groups) == (8, 1)
+    assert resolved.derived.members_started == 17
+    assert [note for note in resolved.notes if "1 more than the 8 slots" in note]
+    ahead = load_config(CONFIGS / "frozen_lake_async.yaml", {**manager, **sizes, "async_generation_ratio": 1})
+    assert ahead.derived.additional_groups == 0, "nine groups play at once; the sixteen slots take turns"
+
+
 def test_stand_ins_foreign_keys_and_unread_ones_are_noted_once_each() -> None:
     notes = load_config(CONFIGS / "rlvr_async.yaml").notes
     assert len([note for note in notes if "megatron_train" in note and "fsdp2_train" in note]) == 1

@@ -245,16 +245,16 @@ def test_the_moment_a_batch_is_chosen_whatever_can_be_in_no_later_one_is_let_go(
     assert sorted(number for number, _ in evicted) == [waiting.number, in_flight.number, late.number, 4]
 
 
-def test_the_reason_says_where_the_group_was_and_whether_it_was_a_spare() -> None:
+def test_the_reason_says_where_the_group_was_and_that_as_many_as_were_redundant_are_surplus() -> None:
     headway, evicted = make_headway(groups_per_step=3, additional_groups=1)
-    in_flight, queued, first, spare = start_all(headway)
+    surplus, queued, first, in_flight = start_all(headway)
     queued.finished_at = 0
     make_ready(headway, first, queued, start(headway, 8), start(headway, 9))
     headway.begin_step([first, headway.group_slots[8], headway.group_slots[9]])
     assert evicted == [
-        (in_flight.number, DropReason.STALE_IN_FLIGHT),
+        (surplus.number, DropReason.SURPLUS_GROUP),
         (queued.number, DropReason.STALE_IN_QUEUE),
-        (spare.number, DropReason.SURPLUS_GROUP),
+        (in_flight.number, DropReason.STALE_IN_FLIGHT),
     ]
 
 

@@ -164,7 +164,8 @@ def test_drop_trains_shorter_answers_and_the_measured_bias_is_the_true_one(tmp_p
     measured = played.of("step.end")[-1].data
     assert true < -0.05
     assert measured["bias/length"] == pytest.approx(true, abs=0.03)
-    assert measured["length/dropped"] > measured["length/trained"]
+    dropped = [event.data for event in played.of("step.end") if "length/dropped" in event.data]
+    assert sum(step["length/dropped"] - step["length/trained"] for step in dropped) > 0
 
 
 def test_every_step_reports_what_was_started_dropped_and_trained(tmp_path: Path) -> None:
@@ -182,6 +183,17 @@ def test_groups_that_are_filtered_for_what_they_contain_are_no_bias(tmp_path: Pa
     played = play(tmp_path, async_generation_ratio=1, filter_zero_variance=True, reward=reward)
     assert played.of("group.drop", reason="zero_variance")
     assert all("length/dropped" not in event.data for event in played.of("step.end"))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_of_redundant_groups_the_slowest_are_given_up_and_no_more_than_were_redundant(
+    alpha: float, tmp_path: Path
+) -> None:
+    plain = measure(play(tmp_path / "plain", async_generation_ratio=alpha))
+    found = measure(play(tmp_path / "redundant", async_generation_ratio=alpha, additional_groups=2))
+    assert set(found.drops) == {"surplus_group"}
+    assert 0 < found.drops["surplus_group"] <= 2 * 12
+    assert found.seconds < plain.seconds
 
 
 def test_redundant_members_are_a_bias_that_is_measured(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ class EnvManagerConfig:
     """How many environments run, and which."""
 
     num_env_groups: Count | None = None
-    """Groups of environments that run at once. null: as many as there are slots."""
+    """Groups of environments that run at once. null: as many as there are slots. Those beyond the slots are redundant:
+    the first groups to end are trained, the others are dropped."""
     group_size: Count = 1
     """Members of a group: episodes that start from the same state."""
     group_size_redundancy: Amount = 0

@@ -51,16 +51,17 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None) -> Derived
     strategies = _choose_strategies(draft)
     config, correction = draft.config, draft.config.train_infer_correction
     depth = config.pipeline_depth or 0.0
+    slots = count_slots(depth, groups.per_step)
     return DerivedConfig(
         pipeline=pipeline,
         async_generation_ratio=config.async_generation_ratio,
         bound=compute_bound(config.async_generation_ratio),
         pipeline_depth=depth,
-        slots=count_slots(depth, groups.per_step),
+        slots=slots,
         groups_per_step=groups.per_step,
         group_size=groups.size,
         members_started=groups.members_started,
-        additional_groups=groups.additional,
+        additional_groups=_derive_redundant_groups(draft, groups.additional, slots),
         samples_per_step=groups.samples,
         staleness_window=config.staleness_window or groups.per_step,
         prompt_length=config.prompt_length or 1,
@@ -171,6 +172,20 @@ def _derive_additional(draft: ConfigDraft) -> int:
     if config.is_use_additional_prompts is None:
         draft.derive("is_use_additional_prompts", prompts > 0, f"max_additional_running_prompts is {prompts}")
     return prompts if draft.config.is_use_additional_prompts else 0
+
+
+def _derive_redundant_groups(draft: ConfigDraft, additional: int, slots: int) -> int:
+    """Return the number of redundant groups: groups of environments beyond the slots are redundant, too."""
+    manager, key = draft.config.train_env_manager, "train_env_manager.num_env_groups"
+    if manager is None or manager.num_env_groups is None or not draft.given(key):
+        return additional
+    surplus = manager.num_env_groups - slots
+    if surplus > additional:
+        draft.notes.append(
+            f"{key} = {manager.num_env_groups}: {surplus} more than the {slots} slots, so {surplus} groups are "
+            "redundant: the first to end are trained, the others are dropped and their tasks played again"
+        )
+    return max(additional, surplus)
 
 
 def _derive_headway(draft: ConfigDraft, per_step: int) -> None:

@@ -36,18 +36,15 @@ class GroupSlot:
     """One taken slot and the group that holds it."""
 
     __slots__ = (
-        "_in_flight_oldest", "finished_at", "group", "number", "served_at_start", "spare", "state", "task",
-        "trained_version",
+        "_in_flight_oldest", "finished_at", "group", "number", "served_at_start", "state", "task", "trained_version",
     )  # fmt: skip
 
-    def __init__(self, number: int, task: Task, *, served_at_start: int, spare: bool) -> None:
+    def __init__(self, number: int, task: Task, *, served_at_start: int) -> None:
         self.number = number
         """Id of the group; ids grow in the order in which groups start."""
         self.task = task
         self.served_at_start = served_at_start
         """Version that was served when the group started."""
-        self.spare = spare
-        """Whether the slot was taken beyond the ordinary slots, for a redundant group."""
         self.state = GroupState.IN_FLIGHT
         self.group: SampleGroup | None = None
         self.finished_at = -1
@@ -100,6 +97,8 @@ class Headway:
         self.ready_count = 0
         """Number of groups in the buffer."""
         self._on_evict = on_evict
+        self._surplus = 0
+        """Groups that the batch under way may still leave behind because they were started redundantly."""
 
     # -- queries
 
@@ -140,9 +139,8 @@ class Headway:
 
     def open(self, number: int, task: Task, *, served_at_start: int | None = None) -> GroupSlot:
         """Take a slot for the group `number`."""
-        ordinary = self.slots - self.settings.additional_groups
         version = self.served if served_at_start is None else served_at_start
-        slot = GroupSlot(number, task, served_at_start=version, spare=self.outstanding >= ordinary)
+        slot = GroupSlot(number, task, served_at_start=version)
         self.group_slots[number] = slot
         self.in_flight += 1
         return slot
@@ -190,6 +188,7 @@ class Headway:
             slot.state = GroupState.TRAINING
             self.ready_count -= 1
         self.stepping = True
+        self._surplus = self.settings.additional_groups
         self.evict()
         self.changed.notify()
 
@@ -223,13 +222,13 @@ class Headway:
         for candidate in self.policy.evict(groups, self.take_snapshot(self.settings.bound)):
             slot = self.group_slots.get(candidate.number)
             if slot is not None and slot.is_live:
-                self._on_evict(slot, _eviction_reason(slot))
+                self._on_evict(slot, self._get_eviction_reason(slot))
+
+    def _get_eviction_reason(self, slot: GroupSlot) -> DropReason:
+        if self._surplus > 0:
+            self._surplus -= 1
+            return DropReason.SURPLUS_GROUP
+        return DropReason.STALE_IN_FLIGHT if slot.finished_at < 0 else DropReason.STALE_IN_QUEUE
 
     def _live(self) -> list[CandidateGroup]:
         return [slot for slot in self.group_slots.values() if slot.is_live]
-
-
-def _eviction_reason(slot: GroupSlot) -> DropReason:
-    if slot.spare:
-        return DropReason.SURPLUS_GROUP
-    return DropReason.STALE_IN_FLIGHT if slot.finished_at < 0 else DropReason.STALE_IN_QUEUE

@@ -87,7 +87,7 @@ class EnvironmentSpec:
     custom: CustomEnvConfig
     traits: EnvironmentTraits
     share: int
-    """Groups that are played at once, without redundant ones; the tag's share of the tasks."""
+    """Groups that are played at once, without `max_additional_running_prompts`; the tag's share of the tasks."""
     max_episodes: int
     """Episodes that are played at once."""
     penalty: float
@@ -110,7 +110,8 @@ def make_environment_specs(resolved: ResolvedConfig, *, held_out: bool = False) 
     shares = manager.num_groups_partition or tuple(max(1, groups // len(tags)) for _ in tags)
     members, spare = manager.group_size, 0
     if not held_out:
-        members, spare = resolved.derived.members_started, resolved.derived.additional_groups
+        derived = resolved.derived
+        members, spare = derived.members_started, derived.additional_groups - max(0, groups - derived.slots)
     penalty = abs(manager.format_penalty)
     return [
         _make_spec(resolved, tag, share=share, max_episodes=(share + spare) * members, penalty=penalty)

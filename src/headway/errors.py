@@ -115,6 +115,10 @@ class RewardError(BackendError):
     """A reward function failed, so the sample has no reward. That is not a reward of zero."""
 
 
+class PluginError(HeadwayError):
+    """Code of a plugin failed; the message names it and the line. `SystemExit` of a plugin is such a failure too."""
+
+
 class RunStopped(HeadwayError):
     """The run ended early and cleanly, with a checkpoint; the message says why."""
 

@@ -15,9 +15,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError, PluginError
 
 
 def import_object(path: str, *, key: str, kind: str) -> Any:
@@ -114,6 +114,17 @@ def locate_user_code(error: BaseException) -> str:
     return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
+def raise_plugin_error(kind: str, name: str, definition: object, error: BaseException) -> NoReturn:
+    """Raise a `PluginError` that names a plugin by what it raised, or the error itself if it is Headway's own doing."""
+    module = getattr(definition, "__module__", "") or ""
+    if isinstance(error, HeadwayError | BaseExceptionGroup) or module.split(".")[0] == "headway":
+        raise error
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    what = f"{type(error).__name__}: {error}".removesuffix(": ")
+    raise PluginError(f"the {kind} {name!r} raised {what}{where}") from error
+
+
 def _import_module(module: str, written: str, key: str, hint: str) -> ModuleType:
     try:
         with preserve_working_directory():
@@ -158,6 +169,7 @@ def _has_main_guard(file: Path) -> bool:
     return False
 
 
+_PACKAGE = str(Path(__file__).parent)
 _FILE_PREFIX = "headway_user_"
 """Names of the modules of imported files begin with this."""
 _IMPORTED_FILES: dict[Path, tuple[int, ModuleType]] = {}

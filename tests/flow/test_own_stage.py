@@ -14,12 +14,13 @@ import yaml
 
 from headway.config import StageConfig
 from headway.config.simulation_config import DistributionConfig, SimulatedScorerConfig
-from headway.errors import ConfigError
+from headway.errors import ConfigError, PluginError
 from headway.flow import stage as stage_module
 from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, register_stage
+from headway.flow.staleness_policies import DropPolicy
 from headway.flow.training_flow import ROLES, AsyncTrainingFlow, order_stages
-from headway.registry import STAGES
+from headway.registry import STAGES, STALENESS_POLICIES
 from headway.types import DropReason, SampleGroup, Task
 from tests.flow.factory import audit, make_costs, make_scenario, own_stages, play_through
 
@@ -115,11 +116,42 @@ def test_a_stage_that_breaks_ends_the_run_with_its_error_and_everything_saved(tm
 
     scenario = make_scenario(max_steps=9, world={"stages": (StageConfig(name="broken", after="reward"),)})
     flows: list[AsyncTrainingFlow] = []
-    with pytest.raises(ZeroDivisionError, match="the user's own bug"):
+    said = r"the stage 'broken' raised ZeroDivisionError: the user's own bug at .*test_own_stage.py:\d+"
+    with pytest.raises(PluginError, match=said):
         play_through(scenario, tmp_path, prepare=flows.append)
     assert str(flows[0].stages["broken"].state) == "failed"
     counts = audit(tmp_path)
     assert (counts["trained"], counts["saved"], counts["open"]) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_stage_that_leaves_is_not_taken_for_the_user(tmp_path: Path, raised: BaseException, width: int) -> None:
+    @register_stage("leaving")
+    class Leaving(Stage[SampleGroup, SampleGroup]):
+        consumes = produces = SampleGroup
+
+        async def process(self, item: SampleGroup) -> SampleGroup:
+            raise raised
+
+    Leaving.width = width
+    stages = (StageConfig(name="leaving", after="reward"),)
+    with pytest.raises(PluginError, match=f"the stage 'leaving' raised {type(raised).__name__}"):
+        play_through(make_scenario(max_steps=2, world={"stages": stages}), tmp_path)
+    assert audit(tmp_path)["open"] == 0
+
+
+def test_a_policy_that_leaves_is_not_taken_for_the_user(tmp_path: Path) -> None:
+    class LeavingPolicy(DropPolicy):
+        def select(self, groups: Any, snapshot: Any) -> Any:
+            raise SystemExit
+
+    with STALENESS_POLICIES.isolate():
+        STALENESS_POLICIES.register("leaving", LeavingPolicy)
+        said = r"the staleness policy 'leaving' raised SystemExit at .*test_own_stage.py:\d+"
+        with pytest.raises(PluginError, match=said):
+            play_through(make_scenario(max_steps=2, staleness_policy="leaving"), tmp_path)
+    assert audit(tmp_path)["open"] == 0
 
 
 @pytest.mark.parametrize(

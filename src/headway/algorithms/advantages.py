@@ -38,6 +38,7 @@ from headway.algorithms.returns import (
 from headway.config import ResolvedConfig
 from headway.errors import InvariantBroken
 from headway.registry import ADVANTAGE_ESTIMATORS
+from headway.user_code import raise_plugin_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -239,7 +240,10 @@ def estimate_advantages(batch: RewardBatch, settings: AdvantageSettings, *, kl_c
     """Apply every step that the module's docstring lists. `kl_coef` is the KL controller's current coefficient."""
     function: EstimatorFunction = ADVANTAGE_ESTIMATORS.get(settings.adv_estimator, key="adv_estimator")
     inputs, kl = _prepare_inputs(batch, settings, kl_coef)
-    found = function(inputs)
+    try:
+        found = function(inputs)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise_plugin_error("advantage estimator", settings.adv_estimator, function, error)
     estimate = Estimate(advantage_N=found) if isinstance(found, Tensor) else found
     advantage_N = torch.where(inputs.mask_N, estimate.advantage_N, torch.zeros_like(estimate.advantage_N))
     if settings.whiten_advantages:

@@ -23,6 +23,7 @@ from torch import Tensor
 from headway.algorithms.actions import Actions, require_input
 from headway.algorithms.packed_sequences import importance_ratio, importance_ratio_at
 from headway.registry import POLICY_LOSSES
+from headway.user_code import raise_plugin_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,10 @@ LossFunction = Callable[[Actions, LossSettings], Tensor | ActionLoss]
 def compute_action_loss(name: str, actions: Actions, settings: LossSettings) -> ActionLoss:
     """Call the loss registered under `name`. Raise `ConfigError` if there is none."""
     function: LossFunction = POLICY_LOSSES.get(name, key="pg_variant")
-    found = function(actions, settings)
+    try:
+        found = function(actions, settings)
+    except (SystemExit, KeyboardInterrupt) as error:  # the trainer's process goes on; any other error names its line
+        raise_plugin_error("policy loss", name, function, error)
     return _unclipped(found) if isinstance(found, Tensor) else found
 
 

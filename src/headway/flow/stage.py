@@ -40,6 +40,7 @@ from headway.monitor.events import OperationRetry, StateChange
 from headway.monitor.wait_graph import WaitEdge
 from headway.registry import STAGES
 from headway.rollout.concurrency import OrderedTaskGroup
+from headway.user_code import raise_plugin_error
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -98,9 +99,9 @@ class Stage(Generic[In, Out]):
         except asyncio.CancelledError:
             self.change_state(StageState.STOPPED)
             raise
-        except BaseException:
+        except BaseException as error:
             self.change_state(StageState.FAILED)
-            raise
+            raise_plugin_error("stage", self.role, type(self), error)
 
     def change_state(self, state: StageState) -> None:
         """Change the state and emit an event. Raise `IllegalTransition` if the change is not legal."""
@@ -148,6 +149,8 @@ class Stage(Generic[In, Out]):
         try:
             with self.pipeline.waits.waiting(self.role, lambda: describe_item(item), f"{self.role}.process"):
                 made = await self.process(item)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            raise_plugin_error("stage", self.role, type(self), error)
         finally:
             self._running -= 1
         if made is None:

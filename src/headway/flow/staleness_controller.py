@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from headway.errors import InvariantBroken
-from headway.flow.staleness_policies import CandidateGroup, SchedulerSnapshot, StalenessPolicy
-from headway.registry import STALENESS_POLICIES
+from headway.flow.staleness_policies import CandidateGroup, SchedulerSnapshot, make_policy
 from headway.rollout.concurrency import Signal
 from headway.settings import RunSettings
 from headway.types import DropReason, SampleGroup, Task
@@ -79,7 +78,7 @@ class Headway:
         self, settings: RunSettings, *, on_evict: Callable[[GroupSlot, DropReason], None], trained: int = 0
     ) -> None:
         self.settings = settings
-        self.policy: StalenessPolicy = STALENESS_POLICIES.get(settings.staleness_policy)(settings)
+        self.policy = make_policy(settings)
         self.trained = trained
         self.served = -1
         self.stepping = False

@@ -13,10 +13,11 @@ with `headway.register_policy("name")`; subclassing `DropPolicy` saves most of t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from headway.registry import STALENESS_POLICIES
 from headway.settings import RunSettings
+from headway.user_code import raise_plugin_error
 
 
 class CandidateGroup(Protocol):
@@ -144,3 +145,28 @@ class WindowPolicy(DropPolicy):
 STALENESS_POLICIES.register("drop", DropPolicy)
 STALENESS_POLICIES.register("wait", WaitPolicy)
 STALENESS_POLICIES.register("window", WindowPolicy)
+
+
+class PluginPolicy:
+    """A policy of a user, whose errors name it."""
+
+    def __init__(self, name: str, policy: Any) -> None:
+        self._name, self._policy = name, policy
+
+    def __getattr__(self, attribute: str) -> Any:
+        method = getattr(self._policy, attribute)
+
+        def call(*args: Any) -> Any:
+            try:
+                return method(*args)
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                raise_plugin_error("staleness policy", self._name, type(self._policy), error)
+
+        return call if callable(method) else method
+
+
+def make_policy(settings: RunSettings) -> StalenessPolicy:
+    """Make the policy that the settings name."""
+    policy: StalenessPolicy = STALENESS_POLICIES.get(settings.staleness_policy)(settings)
+    is_ours = type(policy).__module__.split(".")[0] == "headway"
+    return policy if is_ours else cast(StalenessPolicy, PluginPolicy(settings.staleness_policy, policy))

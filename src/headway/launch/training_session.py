@@ -36,6 +36,7 @@ from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.machine_facts import describe_machine
 from headway.monitor.sample_excerpts import ImageLog
 from headway.processes.control_socket import serve_control_socket
+from headway.processes.loop_watchdog import LoopWatchdog
 from headway.rewards.images.image_reward import downscale_image, image_to_png_base64
 from headway.rewards.reward_registry import RoutedReward, make_run_rewards, open_reward_workers
 from headway.rollout.sample_evaluation import EvaluatedSample
@@ -166,17 +167,23 @@ async def run_training(
     """Train to the end, or until an interrupt. `tick` is called twice a second with the time of the event log.
 
     The first SIGINT or SIGTERM stops the run cleanly and calls `on_interrupt` with its name. The second, or one before
-    all components are up, raises `CancelledError` as soon as everything is released.
+    all components are up, raises `CancelledError` as soon as everything is released. Code that blocks the event loop is
+    named, and gets a `KeyboardInterrupt` instead.
     """
     with _InterruptHandler(on_interrupt) as interrupts:  # installed before the first event is visible
         async with open_run_context(prepared, directory, sinks=sinks, tick=tick) as context:
             flow = AsyncTrainingFlow(trainer=context)
             interrupts.stop_cleanly_with(context.stop_request)
-            async with _open_control_socket(directory, flow, context.events):
-                summary = await flow.run()
+            with LoopWatchdog(lambda message: _report_block(context.events, message)) as interrupts.watchdog:
+                async with _open_control_socket(directory, flow, context.events):
+                    summary = await flow.run()
             trained, finished, reason = summary.trained, summary.finished, summary.reason
             context.events.emit(RunEnd(who="run", trained=trained, finished=finished, reason=reason))
             return summary
+
+
+def _report_block(events: EventLog, message: str) -> None:
+    events.emit(ErrorReport(who="run", error="LoopBlocked", message=message))
 
 
 @asynccontextmanager
@@ -258,6 +265,8 @@ class _InterruptHandler:
         self._stop_request: StopRequest | None = None
         self._on_interrupt, self._stopping = on_interrupt, False
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self.watchdog: LoopWatchdog | None = None
+        """Knows whether the loop can handle a signal. `None`: it can."""
 
     def stop_cleanly_with(self, stop_request: StopRequest) -> None:
         """Let the first interrupt make `stop_request`; until then an interrupt cancels the run."""
@@ -266,11 +275,16 @@ class _InterruptHandler:
     def __enter__(self) -> _InterruptHandler:
         for number in _SIGNALS:
             self._loop.add_signal_handler(number, self._interrupt, number)
+            signal.signal(number, self._interrupt_blocked_loop)  # called as well, and at once
         return self
 
     def __exit__(self, *exception: object) -> None:
         for number in _SIGNALS:
             self._loop.remove_signal_handler(number)
+
+    def _interrupt_blocked_loop(self, number: int, frame: object) -> None:
+        if self.watchdog is not None and self.watchdog.is_blocked:
+            raise KeyboardInterrupt
 
     def _interrupt(self, number: int) -> None:
         assert self._task is not None

@@ -49,11 +49,16 @@ def summarise_end(text: str) -> str:
     return how + (where or (f": {lines[-1].strip()}" if lines else ""))
 
 
-def describe_thread(ident: int | None) -> str:
-    """Return ` in function at file:line` for what a thread of this process does now, or nothing."""
+def describe_thread(ident: int | None, *, libraries: bool = False) -> str:
+    """Return ` in function at file:line` for what a thread of this process does now, or nothing.
+
+    Where no code of a user is at work, `libraries` names the innermost line of whatever is.
+    """
     frame = sys._current_frames().get(ident or -1)
     stack = [] if frame is None else traceback.extract_stack(frame)
-    return describe_users_frame([(one.filename, one.lineno or 0, one.name) for one in reversed(stack)])
+    frames = [(one.filename, one.lineno or 0, one.name) for one in reversed(stack)]
+    inner = "".join(f" in {function} at {file}:{line}" for file, line, function in frames[:1])
+    return describe_users_frame(frames) or (inner if libraries else "")
 
 
 def describe_coroutine(awaited: Any) -> str:

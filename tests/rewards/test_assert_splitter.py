@@ -19,6 +19,8 @@ from headway.rewards.assert_splitter import AssertTest, CallTest, split_assert, 
         ("assert 3 == f(g(1)).total[0]", ["f(g(1)).total[0]"], "assert 3 == _headway_0"),
         ("assert sum(1, 2) < 4", ["sum(1, 2)"], "assert _headway_0 < 4"),
         ("import math\nassert math.isclose(f(1), 2)", ["f(1)"], "import math\nassert math.isclose(_headway_0, 2)"),
+        ("assert math.isclose(f(1), 2)", ["f(1)"], "import math\nassert math.isclose(_headway_0, 2)"),
+        ("assert np.allclose(f(1), [2])", ["f(1)"], "import numpy as np\nassert np.allclose(_headway_0, [2])"),
         ("x = [1]\nassert f(x) == sorted(x)", ["f(x)"], "x = [1]\nassert _headway_0 == sorted(x)"),
         (
             "x = [2, 1]\nsort(x)\nassert x == sorted(x)",

@@ -104,6 +104,10 @@ ATTACKS: dict[str, tuple[str, Any]] = {
         [{"call": "f(1)", "expected": [41]}],
     ),
     "another isclose": ("import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 0", ASSERTS[2:3]),
+    "a math of its own": (
+        "class math:\n    isclose = staticmethod(lambda *a, **k: True)\ndef f(x): return 0",
+        ["assert math.isclose(f(1), 41)"],
+    ),
     "another abs and other builtins": (
         "import builtins\nbuiltins.abs = lambda x: 0\nbuiltins.bool = lambda x: True\n"
         "builtins.isinstance = lambda *a: True\nbuiltins.str = lambda x: '45'\ndef f(x): return 0",

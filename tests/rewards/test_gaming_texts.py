@@ -106,6 +106,7 @@ def test_numeric_is_not_won_by(attack: str) -> None:
         (BOXED, r"\boxed{\frac{3}{4}}", 0.75),
         (BOXED, r"\boxed{42\,\text{cm}^2}", 42),
         (TAGGED, "<answer>6 * 7 = 42</answer>", 42),
+        (TAGGED, "<answer>50 - 8 = 42</answer>", 42),
         (TAGGED, "<answer>-$5</answer>", -5),
         ({"part": "after:####"}, "so 6 and 7 give\n#### 42 eggs", 42),
         ({}, "**42**", 42),

@@ -25,6 +25,8 @@ _PREDICATES = frozenset({"all", "any", "bool", "callable", "hasattr", "isinstanc
 _CONTROL = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.While, ast.Try, ast.Match, ast.Assert)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _BUILTINS = frozenset(dir(builtins))
+_MODULES = {"math": "math", "cmath": "cmath", "statistics": "statistics", "re": "re", "np": "numpy", "numpy": "numpy"}
+"""Modules that asserts use without an import, because the data set's own solutions import them."""
 _PROGRAM_MODULES = frozenset({"solution", "main", "__main__"})
 
 
@@ -75,7 +77,10 @@ def _parse(text: str) -> list[ast.stmt]:
 
 
 def _split(body: Sequence[ast.stmt], text: str) -> CallTest | AssertTest:
-    for known in (_BUILTINS, frozenset[str]()):  # a program may be about a function with the name of a builtin
+    for known in (
+        _BUILTINS | _MODULES.keys(),
+        frozenset[str](),
+    ):  # a program may be about a function with the name of a builtin
         splitter = _AssertSplitter(known, text)
         for statement in deepcopy(body):
             splitter.add(statement)
@@ -155,6 +160,9 @@ class _AssertSplitter:
     def make_test(self) -> AssertTest:
         names = ", ".join(f"_headway_{number}" for number in range(len(self.values)))
         inside, outside = ("\n".join(map(ast.unparse, part)) for part in (self._inside, self._outside))
+        used = set[str]().union(*map(_all_names, self._outside)) & _MODULES.keys()
+        missing = sorted(used - set[str]().union(*map(_stored_names, self._outside)))
+        outside = "\n".join([*(_import_text(name) for name in missing), outside])
         return AssertTest(setup=inside, expression=f"[{names}]", check=outside)
 
 
@@ -215,6 +223,11 @@ class _CallHoister(ast.NodeTransformer):
         self.generic_visit(node)
         self._bound, self._generators = outer
         return node
+
+
+def _import_text(name: str) -> str:
+    module = _MODULES[name]
+    return f"import {module}" if module == name else f"import {module} as {name}"
 
 
 def _decides(node: ast.AST) -> bool:

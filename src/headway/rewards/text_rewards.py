@@ -121,7 +121,7 @@ def make_numeric_reward(
 
     def score(text: str, data: Mapping[str, Any]) -> float:
         expected, extracted = parse_expected_number(get_expected_answer(data, answer)), extract(text)
-        if extracted is None or (is_marked and lists_candidates(extracted)):
+        if extracted is None or (is_marked and lists_candidates(extracted, take)):
             return 0.0
         found = parse_number(extracted, take)
         if found is None:
@@ -151,8 +151,9 @@ def parse_number(text: str, take: str = "last") -> Decimal | None:
     return _to_decimal(match.group())
 
 
-def lists_candidates(text: str) -> bool:
-    """Return whether a text that should hold one number holds a list or a range of them."""
+def lists_candidates(text: str, take: str = "last") -> bool:
+    """Return whether a text that should hold one number lists several, on the side of an equation that is taken."""
+    text = text.partition("=")[0] if take == "first" else text.rpartition("=")[2]
     plain = re.sub(r"\\[dt]?frac\{[^{}]*\}\{[^{}]*\}|\d{1,3}(?:(?:,|\{,\}|,\\!)\d{3})+|(?<!\d)\d+\s?/\s?\d+", "0", text)
     return _CANDIDATES.search(plain) is not None
 

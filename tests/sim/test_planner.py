@@ -98,9 +98,9 @@ def test_the_ranking_is_by_trained_tokens_per_second_and_shares_are_shares(kind:
 
 
 @pytest.mark.parametrize("kind", ["wins", "loses"])
-def test_the_estimate_is_within_a_factor_of_two_of_the_simulation(kind: str) -> None:
+def test_the_estimate_is_within_a_factor_of_two_and_a_half_of_the_simulation(kind: str) -> None:
     for option in planned(kind).options:
-        assert 0.5 < option.estimated_s / option.seconds_per_step < 2.0, option
+        assert 0.4 < option.estimated_s / option.seconds_per_step < 2.5, option
 
 
 def test_gpus_that_cannot_be_split_leave_the_synchronous_run() -> None:

@@ -91,7 +91,7 @@ def test_a_stall_that_ends_is_only_reported(tmp_path: Path) -> None:
 
 
 def test_progress_counts_what_means_that_the_run_gets_somewhere() -> None:
-    progress = ProgressWatch()
+    progress = ProgressWatch(lambda: 0.0)
     progress(LoggedEvent(0.0, ErrorReport(who="x", error="EngineError")))
     progress(LoggedEvent(0.0, StateChange(who="train", old="idle", new="waiting")))
     assert progress.count == 0

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from headway.monitor.event_log import EventLog, JsonlSink, LoggedEvent, decode_event, encode_event, read_events
-from headway.monitor.events import EVENT_TYPES, Event, GenericEvent, GroupReady, RequestEnd, SampleEnd, StepEnd
+from headway.monitor.event_record import EVENT_TYPES, Event, GenericEvent
+from headway.monitor.events import GroupReady, RequestEnd, SampleEnd, StepEnd
 from tests.monitor.factory import toy_run
 
 

@@ -45,6 +45,7 @@ def test_every_number_of_a_step_is_what_its_name_says() -> None:
             "time/wait_s": 6,
             "lag/mean": 1.5,
             "lag/max": 2,
+            "lag/served_behind": 0,
             "response/length": 10,
             "throughput/samples_per_s": 0.8,
             "throughput/tokens_per_s": 8,

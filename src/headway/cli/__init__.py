@@ -1,5 +1,5 @@
-"""The command line: `headway train`, `scale`, `eval`, `play`, `serve`, `report`, `config`, `simulate`, `plan`,
-`pretrain` and `cluster`.
+"""The command line: `headway train`, `status`, `scale`, `eval`, `play`, `serve`, `report`, `config`, `simulate`,
+`plan`, `pretrain` and `cluster`.
 
 Each command is a module with `HELP`, `add_arguments` and `run_command`; its docstring is the help text. Exit codes:
 0 done, 1 the run ended before its last step, 2 the input is wrong (said on standard error, without a traceback),
@@ -16,7 +16,8 @@ from importlib import import_module
 from headway.errors import HeadwayError
 from headway.version import VERSION
 
-_NAMES = ["train", "scale", "eval", "play", "serve", "report", "config", "simulate", "plan", "pretrain", "cluster"]
+_NAMES = ["train", "status", "scale", "eval", "play", "serve", "report"]
+_NAMES += ["config", "simulate", "plan", "pretrain", "cluster"]
 COMMANDS = {name: import_module(f"headway.cli.{name}_command") for name in _NAMES}
 """The modules of all commands, in the order in which `headway --help` lists them."""
 

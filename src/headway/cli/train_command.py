@@ -119,6 +119,7 @@ async def train_with_display(prepared: PreparedRun, directory: RunDirectory, con
             directory,
             sinks=[monitor, *trackers, live],
             tick=live.tick,
+            show=live.show if live.is_panel else None,
             on_interrupt=lambda name: console.print(f"{name}: {_STOPPING}", markup=False),
         )
 

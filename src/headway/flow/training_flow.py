@@ -90,8 +90,8 @@ class AsyncTrainingFlow:
         """Highest version at which the trainer was lost."""
         self._losses = 0
         """How often the trainer was lost without getting further."""
-        self._progress = ProgressWatch()
-        self.events.attach(self._progress)
+        self.progress = ProgressWatch(trainer.clock)
+        self.events.attach(self.progress)
 
     def stop(self, reason: str = "asked to stop") -> None:
         """End the run cleanly at the next opportunity, with a checkpoint."""
@@ -189,7 +189,7 @@ class AsyncTrainingFlow:
     async def _conduct(self, pipeline: Pipeline) -> None:
         """Seed the engines, start the stages, and end the pipeline when training is done or a stop is requested."""
         await pipeline.hub.continue_engines()
-        pipeline.tasks.create_task(watch_for_stalls(pipeline, self._progress), name="watchdog")
+        pipeline.tasks.create_task(watch_for_stalls(pipeline, self.progress), name="watchdog")
         await self._seed(pipeline)
         pipeline.tasks.create_task(check_replicas(pipeline), name="health")
         stop = pipeline.tasks.create_task(self._stop.wait(), name="stop")

@@ -1,6 +1,7 @@
 """The watchdog reports who waits for whom when a run makes no progress, and stops a run that stays stalled."""
 
 import asyncio
+from collections.abc import Callable
 
 from headway.errors import RunStopped, Stalled
 from headway.flow.pipeline import Pipeline
@@ -17,14 +18,21 @@ PROGRESS_EVENTS = frozenset(
 
 
 class ProgressWatch:
-    """Counts the events that show progress."""
+    """Counts the events that show progress, and knows how long ago the last one was."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.count = 0
+        self._clock, self._last_s = clock, clock()
+
+    @property
+    def quiet_s(self) -> float:
+        """Time since the last event that shows progress."""
+        return max(0.0, self._clock() - self._last_s)
 
     def __call__(self, event: LoggedEvent) -> None:
         if type(event.event) in PROGRESS_EVENTS:
             self.count += 1
+            self._last_s = self._clock()
 
 
 async def watch_for_stalls(pipeline: Pipeline, progress: ProgressWatch) -> None:

@@ -8,7 +8,8 @@
     checkpoints/      what `transformers` loads, and what `headway train` resumes from
     logs/             standard output and error of trainer and engines
     run.lock          held by the process that runs here
-    control.sock      takes requests to that process (`headway scale`)
+    control.sock      takes requests to that process (`headway status`, `headway scale`)
+    status.json       what each stage was doing a few seconds ago, and at the end how the run ended
 
 Guarantees: two processes never run in one directory. A directory that cannot be written, or has no space for a
 checkpoint, is rejected before anything starts; so is a run that would resume with another model, data or group size, or
@@ -41,6 +42,7 @@ from headway.launch.run_changes import (
 )
 from headway.ledger import Ledger, is_unused_ledger, list_recorded_checkpoints
 from headway.monitor.event_files import LOG_FILE, read_last_event_s
+from headway.monitor.run_status import RunStatus
 from headway.processes.control_socket import ControlHandler
 from headway.trainers.checkpoint_mark import MARK_FILE, read_completion_mark, verify_model
 
@@ -254,10 +256,12 @@ def _truncate_torn_line(path: Path) -> None:
             end = start
 
 
-def make_scale_handler(flow: AsyncTrainingFlow) -> ControlHandler:
-    """Return the handler of `{"engines": n}`, which changes the number of engines."""
+def make_control_handler(flow: AsyncTrainingFlow, take_status: Callable[[], RunStatus]) -> ControlHandler:
+    """Return the handler of `{"engines": n}`, which changes the number of engines, and of `{"status": true}`."""
 
-    def scale(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def handle(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "status" in request:
+            return take_status().to_json()
         wanted = request.get("engines")
         if not isinstance(wanted, int) or isinstance(wanted, bool):
             raise ConfigError("how many?", key="engines", value=wanted, hint="a whole number")
@@ -266,4 +270,4 @@ def make_scale_handler(flow: AsyncTrainingFlow) -> ControlHandler:
         joined, left = flow.fleet.scale(wanted)
         return {"joined": joined, "left": left}
 
-    return scale
+    return handle

@@ -11,7 +11,7 @@ import gc
 import json
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,15 @@ from headway.launch.environment_pool import make_environment_pool, make_episode_
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import Placement, plan_placement
 from headway.launch.run_changes import hash_reward_code
-from headway.launch.run_directory import RunDirectory, check_disk_space, make_scale_handler
+from headway.launch.run_directory import RunDirectory, check_disk_space
+from headway.launch.run_observer import RunObserver
 from headway.launch.transports import VERSIONS_ON_DISK
 from headway.monitor.event_files import EventFileWriter
 from headway.monitor.event_log import EventLog, EventSink
 from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.machine_facts import describe_machine
+from headway.monitor.run_status import RunStatus
 from headway.monitor.sample_excerpts import ImageLog
-from headway.processes.control_socket import serve_control_socket
 from headway.processes.loop_watchdog import LoopWatchdog
 from headway.rewards.images.image_reward import downscale_image, image_to_png_base64
 from headway.rewards.reward_registry import RoutedReward, make_run_rewards, open_reward_workers
@@ -162,21 +163,25 @@ async def run_training(
     *,
     sinks: Sequence[EventSink] = (),
     tick: Callable[[float], None] | None = None,
+    show: Callable[[RunStatus], None] | None = None,
     on_interrupt: Callable[[str], None] = lambda how: None,
 ) -> RunSummary:
-    """Train to the end, or until an interrupt. `tick` is called twice a second with the time of the event log.
+    """Train to the end, or until an interrupt. `tick` is called twice a second with the time of the event log, and
+    `show` every second with the status of the run.
 
     The first SIGINT or SIGTERM stops the run cleanly and calls `on_interrupt` with its name. The second, or one before
     all components are up, raises `CancelledError` as soon as everything is released. Code that blocks the event loop is
     named, and gets a `KeyboardInterrupt` instead.
     """
-    with _InterruptHandler(on_interrupt) as interrupts:  # installed before the first event is visible
+    trained, steps = directory.count_trained_steps(), prepared.resolved.config.max_steps
+    observer = RunObserver(directory.path, trained=trained, steps=steps, show=show)
+    with _InterruptHandler(on_interrupt) as interrupts, observer:  # installed before the first event is visible
         async with open_run_context(prepared, directory, sinks=sinks, tick=tick) as context:
             flow = AsyncTrainingFlow(trainer=context)
             interrupts.stop_cleanly_with(context.stop_request)
             with LoopWatchdog(lambda message: _report_block(context.events, message)) as interrupts.watchdog:
-                async with _open_control_socket(directory, flow, context.events):
-                    summary = await flow.run()
+                async with observer.watch(flow, context.events):
+                    observer.summary = summary = await flow.run()
             trained, finished, reason = summary.trained, summary.finished, summary.reason
             context.events.emit(RunEnd(who="run", trained=trained, finished=finished, reason=reason))
             return summary
@@ -225,19 +230,6 @@ async def open_run_context(
                 await components.close()
             finally:
                 await environments.close()  # kills every process that is left, so it comes last
-
-
-@asynccontextmanager
-async def _open_control_socket(
-    directory: RunDirectory, flow: AsyncTrainingFlow, events: EventLog
-) -> AsyncIterator[None]:
-    """Serve the control socket; a run whose file system has no sockets goes on without it."""
-    async with AsyncExitStack() as stack:
-        try:
-            await stack.enter_async_context(serve_control_socket(directory.path, make_scale_handler(flow)))
-        except OSError as error:
-            events.emit(ErrorReport(who="control", error="OSError", message=f"cannot be spoken to: {error.strerror}"))
-        yield
 
 
 def _make_run_context(

@@ -7,7 +7,8 @@ validation the numbers are those of `ValidateEnd`. A run without environments ha
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headway.monitor.events import Event, RunBegin, SampleFinish, StepEnd, ValidateEnd
+from headway.monitor.event_record import Event
+from headway.monitor.events import RunBegin, SampleFinish, StepEnd, ValidateEnd
 from headway.monitor.measured_window import EventHandler
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import IO, Any, NamedTuple
 
-from headway.monitor.events import EVENT_TYPES, ErrorReport, Event, GenericEvent, StepEnd
+from headway.monitor.event_record import EVENT_TYPES, Event, GenericEvent
+from headway.monitor.events import ErrorReport, StepEnd
 
 
 class LoggedEvent(NamedTuple):

@@ -9,73 +9,14 @@ A run that is resumed appends to its log, with times that go on; every process b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
 
-E = TypeVar("E")
-EventT = TypeVar("EventT", bound="Event")
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-def _record(cls: type[E]) -> type[E]:
-    """Make a class a record with slots that the type checker treats as frozen.
-
-    It is not frozen at run time: every sample emits several events, and a frozen one takes four times as long to make.
-    """
-    return dataclass(slots=True, kw_only=True)(cls)
+from headway.monitor.event_record import Event, event_kind, record_type
 
 
-@_record
-class Event:
-    """One thing that happened; `EventLog` adds the time."""
-
-    kind: ClassVar[str]
-    """Name of this kind of event in the log file."""
-    field_names: ClassVar[tuple[str, ...]]
-    """Fields that are written to the log, in this order."""
-    required_names: ClassVar[frozenset[str]]
-    """Fields without a default, which an event in a log must have."""
-    who: str
-    """Role, engine or component that the event is about."""
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the fields as the JSON object that the log file holds."""
-        return {name: value for name in self.field_names if (value := getattr(self, name)) is not None}
-
-
-EVENT_TYPES: dict[str, type[Event]] = {}
-"""Every known class of events by its kind."""
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-def _event_kind(kind: str) -> Callable[[type[EventT]], type[EventT]]:
-    """Return a decorator that makes a class the record of a kind of event and registers it."""
-
-    def decorate(cls: type[EventT]) -> type[EventT]:
-        event_type = _record(cls)
-        written = [item for item in fields(event_type) if item.name not in ("who", "metrics")]
-        event_type.kind, event_type.field_names = kind, tuple(item.name for item in written)
-        event_type.required_names = frozenset(item.name for item in written if item.default is MISSING)
-        EVENT_TYPES[kind] = event_type
-        return event_type
-
-    return decorate
-
-
-@_record
-class GenericEvent(Event):
-    """An event of a kind that this version does not know, kept as the log has it."""
-
-    kind: str  # type: ignore[misc]  # every other class has one kind for all of its records
-    data: Mapping[str, Any]
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the JSON object of the log unchanged."""
-        return dict(self.data)
-
-
-@_event_kind("state")
+@event_kind("state")
 class StateChange(Event):
     """A stage went from one state of its state machine to another."""
 
@@ -83,7 +24,7 @@ class StateChange(Event):
     new: str
 
 
-@_event_kind("group.start")
+@event_kind("group.start")
 class GroupStart(Event):
     """A group of samples of one task began."""
 
@@ -93,7 +34,7 @@ class GroupStart(Event):
     """Oldest version that the engines served at that time."""
 
 
-@_event_kind("group.ready")
+@event_kind("group.ready")
 class GroupReady(Event):
     """All members of a group have a reward and the group waits to be trained on."""
 
@@ -103,7 +44,7 @@ class GroupReady(Event):
     """True if all rewards are equal and the group is kept to fill a batch."""
 
 
-@_event_kind("group.drop")
+@event_kind("group.drop")
 class GroupDrop(Event):
     """A group was given up."""
 
@@ -111,7 +52,7 @@ class GroupDrop(Event):
     reason: str | None = None
 
 
-@_event_kind("group.train")
+@event_kind("group.train")
 class GroupTrain(Event):
     """A group went into a training step."""
 
@@ -128,14 +69,14 @@ class GroupTrain(Event):
     actions: int = 0
 
 
-@_event_kind("sample.start")
+@event_kind("sample.start")
 class SampleStart(Event):
     """An episode began."""
 
     sample: str
 
 
-@_event_kind("sample.finish")
+@event_kind("sample.finish")
 class SampleFinish(Event):
     """An episode came to its end; environments also report how it went."""
 
@@ -149,7 +90,7 @@ class SampleFinish(Event):
     """Turns that the environment could not parse."""
 
 
-@_event_kind("sample.end")
+@event_kind("sample.end")
 class SampleEnd(Event):
     """A sample was trained on, dropped (with the reason), or saved for the next process of the run."""
 
@@ -159,35 +100,35 @@ class SampleEnd(Event):
     reason: str | None = None
 
 
-@_event_kind("sample.reopen")
+@event_kind("sample.reopen")
 class SampleReopen(Event):
     """A sample of an earlier process continues; an end that it had is undone."""
 
     sample: str
 
 
-@_event_kind("score.start")
+@event_kind("score.start")
 class ScoreStart(Event):
     """The reward of a sample is being computed."""
 
     sample: str
 
 
-@_event_kind("score.end")
+@event_kind("score.end")
 class ScoreEnd(Event):
     """The reward of a sample was computed, or scoring it failed for good."""
 
     sample: str
 
 
-@_event_kind("request.start")
+@event_kind("request.start")
 class RequestStart(Event):
     """An engine (`who`) took a request."""
 
     request: str
 
 
-@_event_kind("request.end")
+@event_kind("request.end")
 class RequestEnd(Event):
     """A request left its engine."""
 
@@ -198,7 +139,7 @@ class RequestEnd(Event):
     """A `FinishReason`, or `failed`."""
 
 
-@_event_kind("served")
+@event_kind("served")
 class WeightsServed(Event):
     """An engine (`who`) serves a version from now on."""
 
@@ -207,7 +148,7 @@ class WeightsServed(Event):
     """Version that the trainer held at that time."""
 
 
-@_event_kind("span.begin")
+@event_kind("span.begin")
 class SpanBegin(Event):
     """A worker pool such as `param_update` began a piece of work, which has a unique number."""
 
@@ -215,7 +156,7 @@ class SpanBegin(Event):
     name: str = ""
 
 
-@_event_kind("span.end")
+@event_kind("span.end")
 class SpanEnd(Event):
     """A worker pool finished a piece of work."""
 
@@ -223,7 +164,7 @@ class SpanEnd(Event):
     name: str = ""
 
 
-@_event_kind("step.begin")
+@event_kind("step.begin")
 class StepBegin(Event):
     """A training step began."""
 
@@ -232,7 +173,7 @@ class StepBegin(Event):
     groups: int = 0
 
 
-@_event_kind("step.end")
+@event_kind("step.end")
 class StepEnd(Event):
     """A training step ended."""
 
@@ -255,14 +196,14 @@ class StepEnd(Event):
         return {**Event.to_data(self), **self.metrics}
 
 
-@_event_kind("validate.begin")
+@event_kind("validate.begin")
 class ValidateBegin(Event):
     """A validation of the version `trained` began."""
 
     trained: int
 
 
-@_event_kind("validate.end")
+@event_kind("validate.end")
 class ValidateEnd(Event):
     """A validation ended: `reward` is the mean over `samples`; `failed` have no score, mostly because of `fault`."""
 
@@ -278,26 +219,26 @@ class ValidateEnd(Event):
     invalid: float | None = None
 
 
-@_event_kind("checkpoint")
+@event_kind("checkpoint")
 class CheckpointSave(Event):
     """A checkpoint was written."""
 
     trained: int
 
 
-@_event_kind("checkpoint.remove")
+@event_kind("checkpoint.remove")
 class CheckpointRemove(Event):
     """A checkpoint was deleted to keep within the configured number."""
 
     trained: int
 
 
-@_record
+@record_type
 class FaultEvent(Event):
     """Reports a fault, or a change of what the run has to work with."""
 
 
-@_event_kind("error")
+@event_kind("error")
 class ErrorReport(FaultEvent):
     """Something failed."""
 
@@ -310,35 +251,35 @@ class ErrorReport(FaultEvent):
         return cls(who=who, error=type(error).__name__, message=str(error))
 
 
-@_event_kind("retry")
+@event_kind("retry")
 class OperationRetry(FaultEvent):
     """An operation is tried again."""
 
     attempt: int
 
 
-@_event_kind("restart")
+@event_kind("restart")
 class BackendRestart(FaultEvent):
     """An engine or the trainer is being restarted."""
 
     attempt: int
 
 
-@_event_kind("down")
+@event_kind("down")
 class BackendDown(FaultEvent):
     """An engine is out of service."""
 
     reason: str = ""
 
 
-@_event_kind("up")
+@event_kind("up")
 class BackendUp(FaultEvent):
     """An engine or the trainer is in service again."""
 
     version: int | None = None
 
 
-@_event_kind("join")
+@event_kind("join")
 class EngineJoin(FaultEvent):
     """An engine was added to the run; it serves once it is up."""
 
@@ -346,7 +287,7 @@ class EngineJoin(FaultEvent):
     """Engines of the run, with this one."""
 
 
-@_event_kind("leave")
+@event_kind("leave")
 class EngineLeave(FaultEvent):
     """An engine was removed from the run."""
 
@@ -354,21 +295,21 @@ class EngineLeave(FaultEvent):
     """Engines of the run, without this one."""
 
 
-@_event_kind("degrade")
+@event_kind("degrade")
 class RunDegrade(FaultEvent):
     """The run continues in a more careful mode."""
 
     level: str
 
 
-@_event_kind("restore")
+@event_kind("restore")
 class RunRestore(FaultEvent):
     """The run went back to a less careful mode."""
 
     level: str
 
 
-@_event_kind("stall")
+@event_kind("stall")
 class RunStall(FaultEvent):
     """Nothing has moved for the configured time."""
 
@@ -378,7 +319,15 @@ class RunStall(FaultEvent):
     """Time without any progress."""
 
 
-@_event_kind("run.begin")
+@event_kind("usage")
+class ResourceUsage(Event):
+    """Memory and GPUs were measured."""
+
+    values: Mapping[str, float]
+    """Numbers by name of the curve, such as `memory/controller_gb`."""
+
+
+@event_kind("run.begin")
 class RunBegin(Event):
     """A process of the run began; what an earlier process had under way ended without an event of its own."""
 
@@ -390,7 +339,7 @@ class RunBegin(Event):
     headway: str | None = None
 
 
-@_event_kind("run.end")
+@event_kind("run.end")
 class RunEnd(Event):
     """A process of the run ended."""
 

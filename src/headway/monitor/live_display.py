@@ -27,8 +27,10 @@ from rich.text import Text
 from headway.monitor import events
 from headway.monitor.episode_outcomes import EpisodeOutcomes
 from headway.monitor.event_log import LoggedEvent
+from headway.monitor.event_record import Event
 from headway.monitor.report_tables import format_duration, format_number
 from headway.monitor.run_report import RunMonitor, ValidationResult
+from headway.monitor.run_status import STATE_SIGNS, RunStatus, format_engines, format_usage, make_stage_table
 from headway.monitor.throughput import StepRecord
 
 _RECENT_STEPS = 8
@@ -39,7 +41,6 @@ _BAR_COLUMNS = 24
 _INCIDENT_EVENTS = (events.ErrorReport, events.BackendRestart, events.BackendDown, events.RunDegrade, events.RunStall)
 _REPEATS_SHOWN, _REPEAT_MILESTONES = 3, frozenset(10**power for power in range(1, 10))
 """How often incidents that differ only in numbers are printed; then only the tenth, the hundredth and so on."""
-_STATE_SIGNS = {"running": "●", "waiting": "○", "emitting": "◆", "idle": "·", "stopped": "■"}
 
 
 class LiveDisplay:
@@ -57,6 +58,7 @@ class LiveDisplay:
         self._repeats: Counter[str] = Counter()
         """Incidents so far, by what they have in common."""
         self._bias_shown = False
+        self._status: RunStatus | None = None
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -102,6 +104,15 @@ class LiveDisplay:
             self._next_s = now_s + self._refresh_s
             self._live.update(self.panel(now_s), refresh=True)
 
+    def show(self, status: RunStatus) -> None:
+        """Take the newest status of the run, which the panel shows with the next redrawing."""
+        self._status = status
+
+    @property
+    def is_panel(self) -> bool:
+        """Whether there is a panel, on a terminal."""
+        return self._live is not None
+
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -115,6 +126,10 @@ class LiveDisplay:
             rows.append(Text(_format_progress(monitor, steps[-_RECENT_STEPS:])))
         rows.append(Text(_format_current_step(monitor, now_s), style="dim"))
         rows.append(_make_role_grid(monitor))
+        if self._status is not None:
+            rows[-1] = make_stage_table(self._status.stages, width=max(20, self._console.width - 44))
+            lines = [*format_engines(self._status.engines), format_usage(self._status.usage)]
+            rows += [Text(line, style="dim") for line in lines if line]
         if difference := describe_bias(monitor):
             rows.append(Text(difference, style="yellow"))
         if self._incident:
@@ -188,7 +203,7 @@ def _keep_printable(line: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in line)[:300]
 
 
-def _make_incident_pattern(event: events.Event) -> str:
+def _make_incident_pattern(event: Event) -> str:
     """Return what incidents that differ only in numbers have in common."""
     message = event.message if isinstance(event, events.ErrorReport) else ""
     return re.sub(r"\d+", "#", f"{event.kind} {event.who} {message}")
@@ -278,7 +293,7 @@ def _format_current_step(monitor: RunMonitor, now_s: float) -> str:
 def _make_role_grid(monitor: RunMonitor) -> Table:
     """Return what each role is doing, a few to a row."""
     table = Table.grid(padding=(0, 3))
-    cells = [f"{_STATE_SIGNS.get(state, '!')} {who} {state}" for who, state in monitor.usage.states.items()]
+    cells = [f"{STATE_SIGNS.get(state, '!')} {who} {state}" for who, state in monitor.usage.states.items()]
     busy, engines = monitor.usage.engines_busy
     if engines:
         cells.append(f"● engines {busy} of {engines} busy, {monitor.usage.open_requests} requests")

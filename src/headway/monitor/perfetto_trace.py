@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from headway.monitor import events
 from headway.monitor.event_log import LoggedEvent
-from headway.monitor.events import Event
+from headway.monitor.event_record import Event
 from headway.monitor.run_report import to_plain_json
 from headway.monitor.sample_lag import VersionTracker
 from headway.monitor.timeline_lanes import MARKER_EVENTS

@@ -23,7 +23,7 @@ class Chart:
 
     title: str
     curves: tuple[tuple[str, str], ...]
-    """Name of the series, and its label on the page."""
+    """Name of the series, and its label on the page. A name that ends with a slash stands for all that begin so."""
     note: str = ""
     kind: str = "line"
     """`line`, `reward` (with the held-out points), `lag` (with the bound), or `bars`, stacked from every series that

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headway.monitor import events
-from headway.monitor.events import Event
+from headway.monitor.event_record import Event
 from headway.monitor.measured_window import EventHandler, MeasuredWindow, WindowClock
 
 STATES = ("idle", "waiting", "running", "emitting", "recovering", "degraded", "stopped", "failed")

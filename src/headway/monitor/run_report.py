@@ -17,7 +17,8 @@ from typing import Any
 
 from headway.monitor.episode_outcomes import EpisodeOutcomes, EpisodeRecorder
 from headway.monitor.event_log import LoggedEvent
-from headway.monitor.events import EVENT_TYPES, CheckpointSave, Event, FaultEvent, StepEnd, ValidateEnd
+from headway.monitor.event_record import EVENT_TYPES, Event
+from headway.monitor.events import CheckpointSave, FaultEvent, StepEnd, ValidateEnd
 from headway.monitor.measured_window import EventHandler, MeasuredWindow, WindowClock
 from headway.monitor.role_usage import UsageRecorder, UsageSummary
 from headway.monitor.sample_bias import BiasRecorder, BiasSummary

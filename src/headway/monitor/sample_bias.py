@@ -7,7 +7,8 @@ that drops stragglers trains shorter answers than the model gives; this is where
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.monitor.events import Event, StepEnd
+from headway.monitor.event_record import Event
+from headway.monitor.events import StepEnd
 from headway.monitor.measured_window import EventHandler
 
 BIAS_PREFIXES = ("length/", "reward/", "bias/")

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, TypeGuard
 from headway.monitor import events
 from headway.monitor.episode_outcomes import EpisodeOutcomeMeter, make_validation_outcomes
 from headway.monitor.event_log import LoggedEvent
-from headway.monitor.events import Event
+from headway.monitor.event_record import Event
 from headway.monitor.sample_bias import BIAS_PREFIXES
+from headway.monitor.sample_lag import VersionTracker
 
 HELD_OUT_REWARD = "reward/held_out"
 MIXED_HELD_OUT_REWARD = "reward/held_out_mixed"
@@ -20,6 +21,9 @@ MIXED_HELD_OUT_REWARD = "reward/held_out_mixed"
 _EQUAL_REWARDS_REASON = "zero_variance"
 _TRUNCATED_FINISH = "length"
 _METRIC_PREFIXES = ("train/", *BIAS_PREFIXES)
+
+
+_VERSION_EVENTS = (events.WeightsServed, events.BackendUp, events.BackendDown, events.EngineLeave)
 
 
 class ScalarPoint(NamedTuple):
@@ -47,7 +51,10 @@ class ScalarMeter:
         self._drops: Counter[str] = Counter()
         self._episodes = EpisodeOutcomeMeter()
         self._reset_counts()
+        self._versions, self._behind_s, self._behind_since_s = VersionTracker(), 0.0, 0.0
+        follow = dict.fromkeys(_VERSION_EVENTS, self._follow_versions)
         self._handlers: dict[type[Event], Callable[[float, Any], ScalarPoint | None]] = {
+            **follow,
             events.RunBegin: self._begin_run,
             events.RequestEnd: self._end_request,
             events.GroupReady: self._make_group_ready,
@@ -58,6 +65,7 @@ class ScalarMeter:
             events.StepEnd: self._end_step,
             events.SampleFinish: lambda time_s, event: self._episodes.add(event),
             events.ValidateEnd: self._end_validation,
+            events.ResourceUsage: self._note_usage,
         }
 
     def _reset_counts(self) -> None:
@@ -65,6 +73,7 @@ class ScalarMeter:
         self._generated = self._requests = self._truncated = self._ready = self._equal = 0
         self._samples = self._actions = self._lag = self._lag_max = 0
         self._episodes.clear()
+        self._usage: dict[str, list[float]] = {}
         self._drops = Counter(dict.fromkeys(self._drops, 0))
 
     def __call__(self, logged: LoggedEvent) -> ScalarPoint | None:
@@ -77,7 +86,8 @@ class ScalarMeter:
     def _begin_run(self, time_s: float, event: events.RunBegin) -> ScalarPoint:
         """Void every point that the new process does not go on from; it cannot know what the one before it wrote."""
         self._reset_counts()
-        self._step_s, self._begun_s = time_s, None
+        self._follow_versions(time_s, event)
+        self._step_s, self._begun_s, self._behind_s = time_s, None, 0.0
         first = event.trained + 1 if event.resumed else 0
         self._last_step = first - 1
         return ScalarPoint(first, time_s, {}, rewind=True)
@@ -99,6 +109,7 @@ class ScalarMeter:
             self._drops[event.reason or "unknown"] += 1
 
     def _begin_step(self, time_s: float, event: events.StepBegin) -> None:
+        self._follow_versions(time_s, event)
         self._begun_s = time_s
         self._samples = self._actions = self._lag = self._lag_max = 0
 
@@ -108,6 +119,16 @@ class ScalarMeter:
         self._actions += event.actions
         self._lag += event.samples * lag
         self._lag_max = max(self._lag_max, lag)
+
+    def _follow_versions(self, time_s: float, event: Event) -> None:
+        """Follow trained and served versions, and add up how far apart they were."""
+        self._behind_s += self._versions.behind * (time_s - self._behind_since_s)
+        self._behind_since_s = time_s
+        self._versions.observe(event)
+
+    def _note_usage(self, time_s: float, event: events.ResourceUsage) -> None:
+        for name, value in event.values.items():
+            self._usage.setdefault(name, []).append(value)
 
     def _end_step(self, time_s: float, event: events.StepEnd) -> ScalarPoint:
         step, before_s = event.trained, self._step_s if self._step_s is not None else time_s
@@ -120,6 +141,11 @@ class ScalarMeter:
             values["time/wait_s"] = max(0.0, self._begun_s - before_s)
             values |= self._training_values(spent_s)
         values |= self._generation_values(spent_s)
+        values |= {name: sum(found) / len(found) for name, found in self._usage.items()}
+        self._follow_versions(time_s, event)
+        if self._versions.served is not None and spent_s:
+            values["lag/served_behind"] = self._behind_s / spent_s
+        self._behind_s = 0.0
         counts = {"groups/replaced": event.replaced, "groups/filled": event.filled}
         values |= {name: count for name, count in counts.items() if count is not None}
         metrics = event.metrics.items()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headway.monitor import events
-from headway.monitor.events import Event
+from headway.monitor.event_record import Event
 from headway.monitor.measured_window import EventHandler, WindowClock
 
 HALTED_ENGINES = "halted engines"

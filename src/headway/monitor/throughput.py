@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.monitor.events import Event, GroupDrop, GroupReady, GroupTrain, RequestEnd, RunBegin, StepBegin, StepEnd
+from headway.monitor.event_record import Event
+from headway.monitor.events import GroupDrop, GroupReady, GroupTrain, RequestEnd, RunBegin, StepBegin, StepEnd
 from headway.monitor.measured_window import EventHandler, WindowClock
 
 MISMATCH_LIMIT = 0.02

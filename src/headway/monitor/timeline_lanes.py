@@ -14,7 +14,7 @@ from typing import Any
 
 from headway.monitor import events
 from headway.monitor.event_log import LoggedEvent
-from headway.monitor.events import Event
+from headway.monitor.event_record import Event
 from headway.monitor.role_usage import SCORING, STATES, natural_sort_key
 from headway.monitor.sample_lag import VersionTracker
 

@@ -1,5 +1,6 @@
 """A socket in the directory of a run at work, for requests from other processes: a line of JSON each way.
 
+    {"status": true} →  {"phase": "training", …}
     {"engines": 3}  →  {"joined": ["engine/1", "engine/2"], "left": []}   or   {"error": "engines = 0: …"}
 
 Guarantees: only the owner of the run may connect (the socket has mode 600). A wrong request is answered with what is
@@ -20,6 +21,7 @@ from headway.errors import HeadwayError
 
 CONTROL_SOCKET = "control.sock"
 _MAX_REQUEST_BYTES = 4096
+_MAX_REPLY_BYTES = 1 << 22
 _REPLY_TIMEOUT_S = 10.0
 
 ControlHandler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -48,16 +50,18 @@ async def serve_control_socket(directory: Path, handler: ControlHandler) -> Asyn
         (directory / CONTROL_SOCKET).unlink(missing_ok=True)
 
 
-def send_control_request(directory: Path, request: Mapping[str, Any]) -> Mapping[str, Any]:
+def send_control_request(
+    directory: Path, request: Mapping[str, Any], *, timeout_s: float = _REPLY_TIMEOUT_S
+) -> Mapping[str, Any]:
     """Return the reply of the run in `directory`. Raises `HeadwayError` where none is running, or where it refuses."""
     if not directory.is_dir():
         raise HeadwayError(f"{directory}: there is no such directory")
     try:
         with socket.socket(socket.AF_UNIX) as connection, _shorten_socket_path(directory) as address:
-            connection.settimeout(_REPLY_TIMEOUT_S)
+            connection.settimeout(timeout_s)
             connection.connect(address)
             connection.sendall(json.dumps(request).encode() + b"\n")
-            reply = json.loads(connection.makefile("rb").readline(_MAX_REQUEST_BYTES) or b"{}")
+            reply = json.loads(connection.makefile("rb").readline(_MAX_REPLY_BYTES) or b"{}")
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise HeadwayError(f"{directory}: no run is at work there") from error
     except TimeoutError as error:

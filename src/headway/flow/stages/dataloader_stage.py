@@ -18,7 +18,12 @@ class DataloaderStage(Stage[Task, Task]):
     async def loop(self) -> None:
         assert self.outbound is not None
         while True:
-            await self.outbound.wait_for_room()
+            if not self.outbound.has_room:
+                self.settle(emitting=1)
+                try:
+                    await self.outbound.wait_for_room()
+                finally:
+                    self._emitting -= 1
             item = await self.next_item()
             assert item is not None, "the tasks never end here: a position may always be put back"
             await self._handle(item)

@@ -1,0 +1,99 @@
+"""`headway status`: what each stage of a run is doing now, what it waits for and since when.
+
+    headway status runs/mine
+    headway status runs/mine --json --timeout 2
+
+A run at work answers itself. Where it cannot be asked (another user or machine, a run that has ended or was killed),
+the last status that it wrote to its directory is shown, with its age. Exit codes: 0 the run is at work or has done all
+its steps; 1 it ended early, was killed, or does not answer; 2 there is no run.
+"""
+
+import argparse
+import os
+import socket
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from headway.cli.command_line import add_json_option, make_console, print_json
+from headway.errors import HeadwayError
+from headway.launch.status_file import WRITE_EVERY_S, read_status
+from headway.monitor.report_tables import format_duration
+from headway.monitor.run_status import RunStatus, format_engines, format_usage, make_stage_table
+from headway.processes.control_socket import send_control_request
+
+HELP = "show what a run is doing, and what it waits for"
+_QUIET_S = 60.0
+"""Time without progress after which the culprits are named."""
+_SILENT_S = 4 * WRITE_EVERY_S
+"""A run that has written its status this recently is at work."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="RUN", help="directory of the run")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds to wait for an answer")
+    add_json_option(parser)
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Ask the run, or read what it has written, and print it."""
+    if not args.directory.is_dir():
+        raise HeadwayError(f"{args.directory}: there is no such directory")
+    try:
+        status = RunStatus.from_json(send_control_request(args.directory, {"status": True}, timeout_s=args.timeout))
+        condition, is_well = "at work", True
+    except HeadwayError as unanswered:
+        status = read_status(args.directory)
+        condition, is_well = _judge_condition(status, unanswered.__cause__)
+    if args.json:
+        print_json({"condition": condition, **status.to_json()})
+    else:
+        print_status(args.directory, status, condition, make_console())
+    return 0 if is_well else 1
+
+
+def _judge_condition(status: RunStatus, problem: BaseException | None) -> tuple[str, bool]:
+    """Return in words what became of a run that does not answer, and whether all is well."""
+    age_s = max(0.0, time.time() - status.time_s)
+    if status.phase == "ended":
+        ended = f"ended {format_duration(age_s)} ago"
+        how = f"{ended}: all steps are done" if status.finished else f"{ended}, early: {status.reason}"
+        return how, bool(status.finished)
+    is_here = status.host == socket.gethostname()
+    if isinstance(problem, TimeoutError):
+        return f"does not answer: process {status.process} is stopped, or something blocks its event loop", False
+    if is_here and (isinstance(problem, ConnectionRefusedError) or not _process_exists(status.process)):
+        return f"was killed, or its machine went down: process {status.process} is gone", False
+    if age_s < _SILENT_S:
+        return f"at work on {status.host}", True
+    return f"has not been heard of for {format_duration(age_s)} (process {status.process} on {status.host})", False
+
+
+def _process_exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # it belongs to somebody else
+    return True
+
+
+def print_status(directory: Path, status: RunStatus, condition: str, console: Console) -> None:
+    """Print the status of a run."""
+    age_s = max(0.0, time.time() - status.time_s)
+    degraded = "" if status.level == "normal" else f", degraded: {status.level}"
+    line = f"{directory}: {condition}; {status.phase}, step {status.trained} of {status.steps}, served {status.served}"
+    console.print(f"{line}{degraded}", markup=False, soft_wrap=True)
+    if condition != "at work":
+        console.print(f"last known state, {format_duration(age_s)} old:", markup=False)
+    console.print(make_stage_table(status.stages))
+    for engine in format_engines(status.engines):
+        console.print(engine, markup=False, soft_wrap=True)
+    if status.usage:
+        console.print(format_usage(status.usage), markup=False, soft_wrap=True)
+    if status.quiet_s > _QUIET_S and status.phase != "ended":
+        console.print(f"nothing has moved for {format_duration(status.quiet_s)}", markup=False)
+        for culprit in status.culprits:
+            console.print(f"  culprit: {culprit}", markup=False, soft_wrap=True)

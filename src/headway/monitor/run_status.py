@@ -1,0 +1,149 @@
+"""The status of a run at one moment: each stage with its state, its queue and its waits, each engine, and memory.
+
+`flow.flow_status` takes it. It travels as JSON through the control socket and the status file of a run directory; the
+panel of `headway train` and `headway status` draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from headway.errors import HeadwayError
+from headway.monitor.report_tables import format_duration
+
+STATE_SIGNS = {"running": "●", "waiting": "○", "emitting": "◆", "idle": "·", "stopped": "■"}
+_MOST_WAITS = 4
+"""Waits of a stage that a table shows; the wait-for graph has all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitStatus:
+    """One wait of a stage."""
+
+    on: str
+    what: str
+    seconds: float
+
+    def describe(self) -> str:
+        return f"{self.on}: {self.what}, {format_duration(self.seconds)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStatus:
+    """One stage."""
+
+    role: str
+    state: str
+    seconds: float
+    """Time in this state."""
+    queue: int = 0
+    """Items in its inbound channel."""
+    waits: tuple[WaitStatus, ...] = ()
+    """Its waits, oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """One engine."""
+
+    name: str
+    health: str
+    version: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """A run at one moment."""
+
+    phase: str
+    """`starting`, `training`, or `ended`."""
+    trained: int = 0
+    served: int = 0
+    steps: int = 0
+    """Number of steps of the whole run."""
+    level: str = "normal"
+    """How far the run is degraded."""
+    stages: tuple[StageStatus, ...] = ()
+    engines: tuple[EngineStatus, ...] = ()
+    quiet_s: float = 0.0
+    """Time since the last event that shows progress."""
+    culprits: tuple[str, ...] = ()
+    """Whoever is waited for and waits for nobody, oldest first."""
+    usage: Mapping[str, float] = field(default_factory=dict)
+    """Use of memory and GPUs, by name of the curve."""
+    finished: bool | None = None
+    """Whether an ended run has done all its steps."""
+    reason: str = ""
+    """Why it ended early."""
+    process: int = 0
+    host: str = ""
+    time_s: float = 0.0
+    """When it was taken, as seconds since 1970."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: object) -> RunStatus:
+        """Return the status that `to_json` was called on. Raise `HeadwayError` for anything else."""
+        try:
+            assert isinstance(data, Mapping)
+            stages = tuple(
+                StageStatus(**{**stage, "waits": tuple(WaitStatus(**wait) for wait in stage["waits"])})
+                for stage in data["stages"]
+            )
+            engines = tuple(EngineStatus(**engine) for engine in data["engines"])
+            rest = {"stages": stages, "engines": engines, "culprits": tuple(data["culprits"])}
+            status = RunStatus(**{**data, **rest})
+            assert isinstance(status.usage, Mapping) and isinstance(status.time_s, int | float)
+            return status
+        except (AssertionError, KeyError, TypeError) as error:
+            raise HeadwayError(f"not the status of a run: {error!r}") from error
+
+
+def make_stage_table(stages: Sequence[StageStatus], *, width: int | None = None) -> Table:
+    """Return a row for each stage: state, since when, items in its queue, and its oldest waits.
+
+    With `width`, only the oldest wait is shown, cut at that width, so that each row is one line.
+    """
+    table = Table.grid(padding=(0, 2))
+    for stage in stages:
+        sign = STATE_SIGNS.get(stage.state, "!")
+        lines = [f"waits for {wait.describe()}" for wait in stage.waits[:_MOST_WAITS]]
+        waits = "\n".join(lines) if width is None else "".join(lines[:1])[:width]
+        queue = f"{stage.queue} queued" if stage.queue else ""
+        state = f"{stage.state} {format_duration(stage.seconds)}"
+        table.add_row(*(Text(cell) for cell in (f"{sign} {stage.role}", state, queue, waits)))
+    return table
+
+
+def format_engines(engines: Sequence[EngineStatus], most: int = 8) -> list[str]:
+    """Return a line for each engine; many healthy ones that serve the same version share a line."""
+    alike: dict[tuple[str, int], list[EngineStatus]] = {}
+    for engine in engines:
+        alike.setdefault((engine.health, engine.version), []).append(engine)
+    lines = []
+    for (health, version), members in alike.items():
+        requests = sum(engine.requests for engine in members)
+        names = ", ".join(engine.name for engine in members[:most])
+        more = f" and {len(members) - most} more" if len(members) > most else ""
+        lines.append(f"{names}{more}: {health}, version {version}, {requests} requests")
+    return lines
+
+
+def format_usage(usage: Mapping[str, float]) -> str:
+    """Return the use of memory and GPUs as one line."""
+    memory = [f"{key.partition('/')[2][:-3]} {value:.1f}" for key, value in usage.items() if key.startswith("memory/")]
+    parts = [f"memory in GB: {', '.join(memory)}"] if memory else []
+    for key, used_gb in usage.items():
+        kind, _, number = key.partition("/")
+        if kind == "gpu_memory_gb":
+            busy = usage.get(f"gpu_utilization/{number}")
+            parts.append(f"GPU {number}: {used_gb:.1f} GB" + ("" if busy is None else f", {busy:.0%} busy"))
+    return "; ".join(parts)

@@ -14,10 +14,13 @@ import pytest
 pytest.importorskip("aiohttp")
 pytest.importorskip("safetensors")
 
+from headway.config import ReliabilityConfig
 from headway.engines.base import Progress
 from headway.engines.servers.directory_receiver import VersionDirectoryWriter
 from headway.engines.servers.server_engine import ServerEngine
 from headway.errors import ConfigError, EngineCrashed, EngineError, TransferError
+from headway.monitor.event_log import EventLog
+from headway.rollout.inference_hub import InferenceHub
 from headway.types import FinishReason, VersionRun
 from tests.engine_servers.fake_decoding import random_rows
 from tests.engine_servers.fake_servers import FakeSglangServer
@@ -99,6 +102,26 @@ def test_a_server_that_goes_silent_is_down_for_everybody_even_if_it_says_that_it
         calls = [engine.generate(factory.request(str(n)), part) for n, part in enumerate(parts)]
         ends = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(end) for end in ends] == [EngineCrashed, EngineCrashed]
+
+    on_a_site(kind, scenario)
+
+
+@both
+def test_a_server_that_does_not_answer_is_named_in_the_wait_for_graph_with_its_request(kind: str) -> None:
+    async def scenario(site: Site) -> None:
+        engine, standin = await begun(site)
+        clock = asyncio.get_running_loop().time
+        hub = InferenceHub([engine], events=EventLog(clock), reliability=ReliabilityConfig(), clock=clock)
+        hub.version_changed(hub.replicas[0])
+        standin.faults = ["hang"]
+        asking = asyncio.ensure_future(hub.generate(factory.request("7.1/0"), Progress()))
+        await asyncio.sleep(0.2)
+        (edge,) = hub.waits()
+        assert (edge.owner, edge.on) == ("generate", "engine/0") and edge.what.startswith("request 7.1/0, 0 tokens")
+        assert clock() - edge.since_s >= 0.2
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert hub.waits() == []
 
     on_a_site(kind, scenario)
 

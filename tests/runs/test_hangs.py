@@ -111,6 +111,17 @@ def test_a_trainer_that_is_stopped_is_named_with_its_step(runs: Runs, tmp_path: 
     )
 
 
+def test_of_several_ranks_the_one_that_is_stopped_is_named(runs: Runs, tmp_path: Path) -> None:
+    devices = {"num_gpus_per_node": 3, "actor_train__device_mapping": "[0,1]", "actor_infer__device_mapping": "[2]"}
+    sizes = {"actor_train__training_args__per_device_train_batch_size": 2, "processes": True}
+    run = runs.train(tmp_path / "run", **devices, **sizes, **SOON)
+    assert run.until(lambda: count(run.directory, "step.end") >= 1), run.text
+    stopped = parts(run)["trainer-1"]
+    os.kill(stopped, signal.SIGSTOP)
+    first = first_graph(run).splitlines()[0]
+    assert "culprit: trainer waits for trainer/1: " in first and f" in process {stopped}, which is stopped" in first
+
+
 @pytest.mark.parametrize(
     ("stage", "words"),
     [

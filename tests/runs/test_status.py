@@ -77,6 +77,32 @@ def test_where_no_run_is_that_is_said(runs: Runs, tmp_path: Path) -> None:
     assert code == 2 and "no run has written its status there" in said
 
 
+def test_a_run_whose_event_loop_is_blocked_names_the_culprit(runs: Runs, tmp_path: Path) -> None:
+    blocking = """
+import time
+from headway.flow.stage import Stage, register_stage
+from headway.types import SampleGroup
+
+@register_stage("rock")
+class Rock(Stage):
+    consumes = produces = SampleGroup
+
+    async def process(self, group):
+        time.sleep(3600)
+"""
+    (tmp_path / "rock.py").write_text(blocking)
+    own = {"plugins": f"[{tmp_path / 'rock.py'}]", "stages": "[{name: rock, after: rollout}]"}
+    run = runs.train(tmp_path / "run", max_steps=5000, **own)
+    try:
+        told = run.directory / STATUS_FILE
+        assert run.until(lambda: told.exists() and "event loop is blocked" in told.read_text()), run.text
+        code, said = ask(runs, tmp_path, str(run.directory), "--timeout", "0.5")
+        assert code == 1 and "does not answer" in said and "rock.py" in said, said
+    finally:
+        run.kill()
+        run.end()
+
+
 def test_a_run_whose_process_is_stopped_does_not_answer(runs: Runs, tmp_path: Path) -> None:
     run = runs.train(tmp_path / "run", max_steps=5000)
     assert run.until(lambda: count(run.directory, "step.end") >= 1), run.text

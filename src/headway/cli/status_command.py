@@ -93,7 +93,7 @@ def print_status(directory: Path, status: RunStatus, condition: str, console: Co
         console.print(engine, markup=False, soft_wrap=True)
     if status.usage:
         console.print(format_usage(status.usage), markup=False, soft_wrap=True)
-    if status.quiet_s > _QUIET_S and status.phase != "ended":
+    if status.phase != "ended" and (status.quiet_s > _QUIET_S or "does not answer" in condition):
         console.print(f"nothing has moved for {format_duration(status.quiet_s)}", markup=False)
         for culprit in status.culprits:
             console.print(f"  culprit: {culprit}", markup=False, soft_wrap=True)

@@ -32,7 +32,7 @@ from headway.flow.validation_flow import ValidationFlow
 from headway.flow.watchdog import ProgressWatch, check_replicas, watch_for_stalls
 from headway.ledger import Ledger
 from headway.monitor.events import BackendRestart, BackendUp, ErrorReport, SampleEnd
-from headway.monitor.wait_graph import WaitEdge, WaitGraph
+from headway.monitor.wait_graph import WaitEdge, WaitGraph, WaitingBackend
 from headway.registry import STAGES
 from headway.rollout.concurrency import OrderedTaskGroup
 from headway.rollout.inference_hub import InferenceHub
@@ -184,6 +184,8 @@ class AsyncTrainingFlow:
     def _report_waits(self) -> list[WaitEdge]:
         """Return the waits of the pipeline that runs now."""
         found = [] if self.pipeline is None else self.pipeline.loop.waits()
+        if isinstance(self.backends.trainer, WaitingBackend):
+            found += self.backends.trainer.waits()
         return [*found, *(edge for stage in self.stages.values() for edge in stage.waits())]
 
     async def _conduct(self, pipeline: Pipeline) -> None:

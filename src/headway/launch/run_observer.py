@@ -49,6 +49,10 @@ class RunObserver:
             last = replace(last, reason=f"{type(error).__name__}: {error}")
         write_status(self._directory, last)
 
+    def note_block(self, culprit: str) -> None:
+        """Write what blocks the event loop, which keeps the run from answering. Called on another thread."""
+        write_status(self._directory, replace(self._last, culprits=(culprit,)))
+
     @asynccontextmanager
     async def watch(self, flow: AsyncTrainingFlow, events: EventLog) -> AsyncIterator[None]:
         """Answer requests and report for the length of the block. A file system without sockets only loses those."""

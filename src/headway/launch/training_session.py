@@ -13,6 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,8 @@ async def run_training(
         async with open_run_context(prepared, directory, sinks=sinks, tick=tick) as context:
             flow = AsyncTrainingFlow(trainer=context)
             interrupts.stop_cleanly_with(context.stop_request)
-            with LoopWatchdog(lambda message: _report_block(context.events, message)) as interrupts.watchdog:
+            watchdog = LoopWatchdog(partial(_report_block, context.events), on_block=observer.note_block)
+            with watchdog as interrupts.watchdog:
                 async with observer.watch(flow, context.events):
                     observer.summary = summary = await flow.run()
             trained, finished, reason = summary.trained, summary.finished, summary.reason

@@ -11,7 +11,7 @@ trainer. A ring is a deadlock only if none of its members also waits for somebod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 MOST_CULPRITS = 3
 """Culprits that the text names first; all of them are among the waits below."""
@@ -38,6 +38,14 @@ class WaitEdge(NamedTuple):
 
 WaitReporter = Callable[[], Iterable[WaitEdge]]
 """Returns the waits of a component at this moment."""
+
+
+@runtime_checkable
+class WaitingBackend(Protocol):
+    """A back end that knows what it waits for."""
+
+    def waits(self) -> Iterable[WaitEdge]:
+        """Return its waits at this moment."""
 
 
 class RegisteredWait:

@@ -14,10 +14,15 @@ from headway.processes.stack_dumps import describe_thread
 
 
 class LoopWatchdog:
-    """Watches the running event loop inside a `with` block. `report` gets a sentence after every long block."""
+    """Watches the running event loop inside a `with` block. `report` gets a sentence after every long block.
 
-    def __init__(self, report: Callable[[str], None], *, limit_s: float = 5.0) -> None:
-        self._report, self._limit_s = report, limit_s
+    `on_block` is called on the thread of the watchdog while the loop is blocked.
+    """
+
+    def __init__(
+        self, report: Callable[[str], None], *, on_block: Callable[[str], None] | None = None, limit_s: float = 5.0
+    ) -> None:
+        self._report, self._on_block, self._limit_s = report, on_block, limit_s
         self._loop, self._ident = asyncio.get_running_loop(), threading.get_ident()
         self._stopped = threading.Event()
         self._answered = threading.Event()
@@ -44,6 +49,8 @@ class LoopWatchdog:
         began_s, where = time.monotonic() - self._limit_s, describe_thread(self._ident, libraries=True)
         self.is_blocked = True
         print(f"the run stands still: its event loop is blocked{where}", file=sys.stderr, flush=True)
+        if self._on_block is not None:
+            self._on_block(f"the event loop is blocked{where}")
         self._answered.wait()
         self.is_blocked = False
         blocked_s = time.monotonic() - began_s

@@ -150,3 +150,12 @@ def _find_causes(output: IO[bytes], begin: int) -> list[str]:
         found = (match[1][:_LONGEST_CAUSE].decode("utf-8", "replace").strip() for match in _CAUSE.finditer(data))
         return list(dict.fromkeys(found))[:_MOST_CAUSES]
     return []
+
+
+def read_process_state(process: int) -> str:
+    """Return in words why a process does not run, with a leading comma; an empty text if it runs or merely sleeps."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return ", which is gone"
+    return {"T": ", which is stopped", "D": ", which waits for a disk", "Z": ", which has ended"}.get(state, "")

@@ -16,10 +16,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headway.errors import BackendError, TrainerCrashed
+from headway.monitor.wait_graph import WaitEdge
 from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeers, StartPeer
+from headway.processes.process_output import read_process_state
 from headway.trainers.remote_trainer import RemoteTrainer
 
 RANK_HOST = "headway.trainers.sharded.rank_host:RankHost"
@@ -56,6 +59,14 @@ class MultiRankTrainer(RemoteTrainer):
             spec.name, specs, start, on_note=self._set_version, join_s=self._join_s, grace_s=self._grace_s
         )
 
+    def waits(self) -> list[WaitEdge]:
+        """Return edges of the wait-for graph: ranks that have not answered; if some do not run, only those.
+
+        A rank that waits for another one in a collective has not answered either.
+        """
+        assert isinstance(self._child, RankProcesses)
+        return self._child.describe_unanswered()
+
 
 class RankProcesses(RestartablePeers):
     """One peer for each of `specs`, all up or all down."""
@@ -73,6 +84,8 @@ class RankProcesses(RestartablePeers):
         super().__init__(name, crashed=TrainerCrashed)
         self._specs, self._start, self._on_note = list(specs), start, on_note
         self._join_s, self._grace_s = join_s, grace_s
+        self._unanswered: dict[tuple[str, int], tuple[Peer, float]] = {}
+        """Calls that ranks have not answered, by method and rank: whom, and since when."""
         self._pending: set[asyncio.Future[Any]] = set()
         """Calls that go on after their caller was cancelled."""
 
@@ -80,10 +93,26 @@ class RankProcesses(RestartablePeers):
         peers = await self._ensure_up()
         called = peers[:1] if method in _RANK_0_METHODS else peers
         calls = [asyncio.ensure_future(peer.call(method, *args)) for peer in called]
+        for rank, (peer, call) in enumerate(zip(called, calls, strict=True)):
+            self._unanswered[method, rank] = peer, asyncio.get_running_loop().time()
+            call.add_done_callback(partial(self._forget_call, (method, rank)))
         answer = asyncio.ensure_future(self._collect_answer(method, calls, failure))
         self._pending.add(answer)
         answer.add_done_callback(self._on_answer)
         return await asyncio.shield(answer)
+
+    def _forget_call(self, key: tuple[str, int], call: asyncio.Future[Any]) -> None:
+        self._unanswered.pop(key, None)
+
+    def describe_unanswered(self) -> list[WaitEdge]:
+        edges = []
+        for (method, rank), (peer, since_s) in self._unanswered.items():
+            process = getattr(peer, "pid", None)  # a rank on another machine has none
+            state = "" if process is None else read_process_state(process)
+            what = f"{method} in process {process}{state}" if process else method
+            edges.append((bool(state), WaitEdge(self.name, what, f"{self.name}/{rank}", since_s)))
+        halted = [edge for is_halted, edge in edges if is_halted]
+        return halted or [edge for _, edge in edges]
 
     async def _start_peers(self) -> None:
         self._peers = await _start_all([self._start(spec) for spec in self._specs])

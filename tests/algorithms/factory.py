@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -87,6 +87,13 @@ def world(seed: int, *, sequences: int = 7, longest: int = 6, drift: float = 0.7
             "sequences": sequences,
         },
     )
+
+
+def select(actions: Actions, index: Tensor) -> Actions:
+    """Return the actions at `index` as a micro-batch of these."""
+    tensors = {one.name: getattr(actions, one.name) for one in fields(actions)}
+    picked: dict[str, Any] = {name: value[index] for name, value in tensors.items() if isinstance(value, Tensor)}
+    return replace(actions, **picked)
 
 
 def gradient(objective: PolicyObjective, place: World, **changes: Any) -> Tensor:

@@ -36,13 +36,6 @@ def test_each_mode_is_what_its_name_says(mode: str, expected: float) -> None:
     assert aggregated(mode) == pytest.approx(expected, rel=1e-14)
 
 
-def test_ranks_share_their_counts_and_keep_their_own_lengths() -> None:
-    other = BatchTotals.of(bits("111"), whole(0, 0, 0), 1)
-    joint = TOTALS.among([TOTALS, other])
-    assert (joint.actions, joint.sequences) == (7, 4)
-    assert torch.equal(joint.length_S, TOTALS.length_S)
-
-
 def test_masks_apply_to_the_numerator_even_of_what_is_not_a_number() -> None:
     weight = make_action_weights("token-mean", SEQUENCE, TOTALS, norm_length=1, dtype=torch.float64)
     spoilt = torch.where(MASK, LOSS, torch.full_like(LOSS, torch.nan))

@@ -13,6 +13,7 @@ from headway.algorithms.denoising import DenoisingSampler, StepWindow, logp, mak
 from headway.algorithms.losses import LossSettings, ppo
 from headway.algorithms.objective import PolicyObjective
 from headway.registry import POLICY_LOSSES
+from tests.algorithms.factory import select
 from tests.denoising_algorithms.factory import SAMPLERS, SHAPE, ReferenceStep, Toy, draw_window_steps, normal
 
 both = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
@@ -129,5 +130,5 @@ def test_micro_batches_of_denoising_steps_add_up_to_the_batch() -> None:
     whole = actions_of(logps(policy, sampler, made).detach(), packed(made)[-1])
     totals = BatchTotals.of(whole.mask_N, whole.sequence_N, whole.sequences)
     objective = PolicyObjective(pg_variant="ppo", settings=LossSettings())
-    parts = [objective(whole.select(torch.arange(i, 12, 3)), totals).loss for i in range(3)]
+    parts = [objective(select(whole, torch.arange(i, 12, 3)), totals).loss for i in range(3)]
     torch.testing.assert_close(sum(parts), objective(replace(whole), totals).loss, rtol=1e-12, atol=1e-12)

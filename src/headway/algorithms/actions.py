@@ -14,7 +14,6 @@ Legend: N packed actions, S sequences of the batch (of this rank).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -50,11 +49,6 @@ class Actions:
     """Reward of the action's sample before any normalisation. Read by `topr`."""
     entropy_N: Tensor | None = None
     """Entropy of the policy at the action, with gradient where it has a coefficient."""
-
-    def select(self, index: Tensor) -> Actions:
-        """Return the actions at `index` (numbers or booleans) as a micro-batch of this one."""
-        picked: dict[str, Any] = {name: value[index] for name, value in self._tensors().items()}
-        return replace(self, **picked)
 
     def cleaned(self) -> Actions:
         """Return a copy with zeros where the mask is off, constants detached and at least float32 throughout."""
@@ -103,11 +97,6 @@ class BatchTotals:
         """Count a whole batch, before it is cut into micro-batches."""
         length_S = count_by_sequence(mask_N.bool(), sequence_N, sequences)
         return cls(actions=int(length_S.sum()), sequences=int((length_S > 0).sum()), length_S=length_S)
-
-    def among(self, ranks: Iterable[BatchTotals]) -> BatchTotals:
-        """Return this rank's totals with the counts of all `ranks` (itself included)."""
-        totals = list(ranks)
-        return replace(self, actions=sum(one.actions for one in totals), sequences=sum(one.sequences for one in totals))
 
     def require_whole(self, mask_N: Tensor, sequence_N: Tensor) -> None:
         """Raise `InvariantBroken` if the micro-batch holds only a part of some sequence."""

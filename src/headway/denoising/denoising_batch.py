@@ -9,15 +9,17 @@ Legend: N trained steps of the batch, S samples, C channels, H and W of a latent
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from headway.denoising.denoising_runner import bytes_to_latent
 from headway.errors import TrainerError
-from headway.trainers.local.token_batch import ScoredBatch
+from headway.trainers.local.token_batch import ScoredBatch, read_per_action, read_versions
 from headway.types import DenoisingStep, Sample, SampleGroup
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,10 @@ class SampleSteps:
     def end(self) -> int:
         """Position in the batch after its last trained step."""
         return self.first + len(self.trained)
+
+    def select(self, values: Sequence[T]) -> list[T]:
+        """Return the values of the trained steps."""
+        return [values[number] for number in self.trained]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,6 +100,7 @@ def make_denoising_batch(
     behaviour_N = _pack_per_step(
         rows, lambda sample: sample.episode.turns[0].generation.logps, "behaviour log-probabilities", device
     )
+    versions = [version for row in rows for version in row.select(read_versions(row.sample))]
     empty = torch.zeros(0, *shape)
     sequence_N = torch.arange(len(rows)).repeat_interleave(lengths).to(device)
     return DenoisingBatch(
@@ -104,7 +111,7 @@ def make_denoising_batch(
         behaviour_N=torch.zeros(0, device=device) if behaviour_N is None else behaviour_N,
         sequence_N=sequence_N,
         mask_N=torch.ones_like(sequence_N, dtype=torch.bool),
-        lag_N=torch.tensor([float(trained - version) for row in rows for version in _step_versions(row)]),
+        lag_N=torch.tensor([float(trained - version) for version in versions]),
         reward_S=torch.tensor(scores, device=device) if scores and len(scores) == len(samples) else None,
         advantage_S=torch.tensor([sample.advantage for sample in samples], device=device),
         group_S=torch.tensor([row.group for row in rows], dtype=torch.long, device=device),
@@ -132,27 +139,12 @@ def _read_latents(row: SampleSteps, shape: Sequence[int], ends_only: bool) -> It
             raise TrainerError(f"{name}: {error}") from error
 
 
-def _step_versions(row: SampleSteps) -> list[int]:
-    """Return the policy version that made each trained step."""
-    versions = [run.version for run in row.sample.episode.runs for _ in range(run.count)]
-    if len(versions) != row.path_length:
-        raise TrainerError(f"sample {row.sample.sample_id}: {len(versions)} versions for {row.path_length} steps")
-    return [versions[number] for number in row.trained]
-
-
 def _pack_per_step(
     rows: Sequence[SampleSteps], read: Callable[[Sample], Sequence[float] | None], name: str, device: str
 ) -> Tensor | None:
     """Pack one number per trained step, [N]; None unless `read` finds numbers for every sample."""
-    packed: list[float] = []
-    for row in rows:
-        found = read(row.sample)
-        if found is None:
-            return None
-        if len(found) != row.path_length:
-            raise TrainerError(f"sample {row.sample.sample_id}: {len(found)} {name} for {row.path_length} steps")
-        values = [float(found[number]) for number in row.trained]
-        if not all(isfinite(value) for value in values):
-            raise TrainerError(f"sample {row.sample.sample_id}: {name} that are not finite")
-        packed += values
-    return torch.tensor(packed, device=device) if rows else None
+    found = read_per_action([row.sample for row in rows], read, name)
+    if not found:
+        return None
+    packed = [value for row, values in zip(rows, found, strict=True) for value in row.select(values)]
+    return torch.tensor(packed, device=device)

@@ -23,51 +23,34 @@ from headway.algorithms.actions import Actions, BatchTotals, make_action_weights
 from headway.algorithms.advantages import Advantages
 from headway.algorithms.denoising import LatentTransition, add_noise, kl_compatible, kl_exact, logp
 from headway.algorithms.diffusion_nft import DiffusionNftParams, nft_loss, old_policy_decay, update_old_policy
-from headway.algorithms.objective import PolicyMetricSums
 from headway.denoising.denoising_batch import DenoisingBatch, SampleSteps
 from headway.denoising.denoising_policy import DenoisingPolicy
 from headway.denoising.settings import DenoisingTrainerSettings
 from headway.errors import TrainerError
 from headway.trainers.local.local_optimizer import Optimizer, copy_tensors
+from headway.trainers.local.optimizer_steps import OptimizerStepReport
 from headway.trainers.local.settings import OptimizerSettings
 from headway.trainers.local.training_thread import CommitGate
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class DenoisingUpdateReport:
-    """Sums over one update, gathered while it runs."""
+class DenoisingUpdateReport(OptimizerStepReport):
+    """Metrics of an update of a denoising model."""
 
-    sums: PolicyMetricSums | None = None
     loss: float = 0.0
     kl_loss: float = 0.0
-    grad_norm: float = 0.0
-    learning_rate: float = 0.0
-    steps: int = 0
-    micro_batches: int = 0
     denoiser_rows: int = 0
     """Rows that the model computed a velocity with gradients for."""
-    skipped: set[int] = field(default_factory=set)
-    """First steps of samples whose advantages are all 0."""
 
     def metrics(self, batch: DenoisingBatch) -> dict[str, float]:
         """Return the metrics by the names they are logged under."""
-        found = {} if self.sums is None else self.sums.summary()
         steps = max(self.steps, 1)
         return {
-            **found,
+            **self.common_metrics(batch, len(batch.rows)),
             "loss": self.loss / steps,
             "pg_loss": (self.loss - self.kl_loss) / steps,
             "kl_loss": self.kl_loss / steps,
-            "grad_norm": self.grad_norm / steps,
-            "learning_rate": self.learning_rate,
-            "optimizer_steps": float(self.steps),
-            "micro_batches": float(self.micro_batches),
             "denoiser_rows": float(self.denoiser_rows),
-            "samples": float(len(batch.rows)),
-            "skipped_samples": float(len(self.skipped)),
-            "lag_mean": float(batch.lag_N.mean()),
-            "lag_max": float(batch.lag_N.max()),
-            "reward": 0.0 if batch.reward_S is None else float(batch.reward_S.mean()),
         }
 
 

@@ -9,17 +9,20 @@ steps. Where a batch makes several steps, a copy from before the first is restor
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from headway.algorithms.kl import KlController
+from headway.algorithms.objective import PolicyMetricSums
 from headway.errors import ScoringError, TrainerError
 from headway.trainers.base import ScoreKind
 from headway.trainers.local.local_optimizer import Optimizer, copy_tensors, overwrite_tensors
 from headway.trainers.local.settings import LocalSettings
+from headway.trainers.local.token_batch import ScoredBatch
 from headway.trainers.local.training_thread import CommitGate, JobAbandoned
 from headway.types import Batch, SampleGroup
 from headway.user_code import locate_user_code
@@ -79,12 +82,32 @@ class StepLearner(ABC):
     def _score(self, kind: ScoreKind, group: SampleGroup, gate: CommitGate) -> list[list[float]]: ...
 
 
-class OptimizerStepReport(Protocol):
-    """Metrics that `apply_optimizer_steps` fills in."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class OptimizerStepReport:
+    """Metrics of an update, collected while it runs. `apply_optimizer_steps` fills in the first three."""
 
-    steps: int
-    grad_norm: float
-    learning_rate: float
+    steps: int = 0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+    micro_batches: int = 0
+    sums: PolicyMetricSums | None = None
+    skipped: set[int] = field(default_factory=set)
+    """Samples that were left out because they had no gradient, by their first action."""
+
+    def common_metrics(self, batch: ScoredBatch, samples: int) -> dict[str, float]:
+        """Return the metrics of any model by the names they are logged under."""
+        return {
+            **({} if self.sums is None else self.sums.summary()),
+            "grad_norm": self.grad_norm / max(self.steps, 1),
+            "learning_rate": self.learning_rate,
+            "optimizer_steps": float(self.steps),
+            "micro_batches": float(self.micro_batches),
+            "samples": float(samples),
+            "skipped_samples": float(len(self.skipped)),
+            "lag_mean": float(batch.lag_N.mean()),
+            "lag_max": float(batch.lag_N.max()),
+            "reward": 0.0 if batch.reward_S is None else float(batch.reward_S.mean()),
+        }
 
 
 def retry_on_oom(work: Callable[[], T], reduce_memory: Callable[[str], None], device: str) -> T:

@@ -19,7 +19,7 @@ from headway.algorithms.objective import PolicyMetricSums
 from headway.algorithms.returns import compute_value_loss
 from headway.errors import TrainerError
 from headway.trainers.local.local_optimizer import Optimizer
-from headway.trainers.local.optimizer_steps import apply_optimizer_steps, iterate_mini_batches
+from headway.trainers.local.optimizer_steps import OptimizerStepReport, apply_optimizer_steps, iterate_mini_batches
 from headway.trainers.local.policy_model import CriticModel, PolicyModel
 from headway.trainers.local.rank_group import SINGLE_RANK, RankGroup
 from headway.trainers.local.settings import LocalSettings
@@ -44,20 +44,13 @@ class TrainableState:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class UpdateReport:
-    """Metrics of an update, collected while it runs."""
+class UpdateReport(OptimizerStepReport):
+    """Metrics of an update of a language model."""
 
-    sums: PolicyMetricSums | None = None
-    steps: int = 0
-    grad_norm: float = 0.0
-    learning_rate: float = 0.0
     value_loss: float = 0.0
     entropy: Tensor | float = 0.0
     """Sum over all actions of all micro-batches."""
     packed_tokens: int = 0
-    micro_batches: int = 0
-    skipped: set[int] = field(default_factory=set)
-    """Rows that were left out because they had no gradient, by their first action."""
 
     def all_reduce(self, ranks: RankGroup) -> None:
         """Add the counts of the other ranks."""
@@ -77,27 +70,17 @@ class UpdateReport:
 
     def metrics(self, batch: TokenBatch) -> dict[str, float]:
         """Return all metrics by the names they are logged under."""
-        found = {} if self.sums is None else self.sums.summary()
-        steps = max(self.steps, 1)
+        found, steps = self.common_metrics(batch, len(batch.rows)), max(self.steps, 1)
         for name in ("loss", "pg_loss", "kl_loss"):
             found[name] = found.get(name, 0.0) / steps
         return {
             **found,
             "entropy": float(self.entropy) / max(found.get("actions", 0.0), 1.0),
-            "grad_norm": self.grad_norm / steps,
-            "learning_rate": self.learning_rate,
             "value_loss": self.value_loss / steps,
-            "optimizer_steps": float(self.steps),
-            "micro_batches": float(self.micro_batches),
-            "samples": float(len(batch.rows)),
             "tokens": float(batch.sequence_N.numel()),
             "packed_tokens": float(self.packed_tokens),
             "unpacked_tokens": float(sum(len(row.tokens) for row in batch.rows)),
-            "skipped_samples": float(len(self.skipped)),
             "masked_samples": float(len(batch.rows) - len(_select_rows(batch.rows, batch.mask_N))),
-            "lag_mean": float(batch.lag_N.mean()),
-            "lag_max": float(batch.lag_N.max()),
-            "reward": 0.0 if batch.reward_S is None else float(batch.reward_S.mean()),
         }
 
 

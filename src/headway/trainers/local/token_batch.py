@@ -147,7 +147,8 @@ def make_token_batch(
     samples = [sample for group in groups for sample in group.samples if sample.actions]
 
     def packed(read: Callable[[Sample], Sequence[float] | None], name: str) -> Tensor | None:
-        return _pack_per_action(samples, read, name, dtype, device)
+        found = read_per_action(samples, read, name)
+        return torch.tensor([value for row in found for value in row], dtype=dtype, device=device) if found else None
 
     def proximal(sample: Sample) -> Sequence[float]:
         current = sample.logps is not None and sample.logps_version == trained
@@ -164,7 +165,7 @@ def make_token_batch(
         groups=len(groups),
         behaviour_N=torch.zeros(0, dtype=dtype, device=device) if behaviour_N is None else behaviour_N,
         sequence_N=sequence_N.to(device),
-        lag_N=torch.tensor([trained - version for sample in samples for version in _versions(sample)]).to(dtype),
+        lag_N=torch.tensor([trained - version for sample in samples for version in read_versions(sample)]).to(dtype),
         reward_S=torch.tensor(scores, dtype=dtype, device=device) if len(scores) == len(samples) else None,
         advantage_S=torch.tensor([sample.advantage for sample in samples], dtype=dtype, device=device),
         group_S=torch.tensor([row.group for row in rows], dtype=torch.long, device=device),
@@ -181,7 +182,7 @@ def _behaviour(sample: Sample) -> Sequence[float]:
     return [float(logp) for turn in sample.episode.turns for logp in turn.generation.logps]
 
 
-def _versions(sample: Sample) -> list[int]:
+def read_versions(sample: Sample) -> list[int]:
     """Return the policy version that made each action."""
     versions = [run.version for run in sample.episode.runs for _ in range(run.count)]
     if len(versions) != sample.actions:
@@ -189,15 +190,11 @@ def _versions(sample: Sample) -> list[int]:
     return versions
 
 
-def _pack_per_action(
-    samples: Sequence[Sample],
-    read: Callable[[Sample], Sequence[float] | None],
-    name: str,
-    dtype: torch.dtype,
-    device: str,
-) -> Tensor | None:
-    """Return one number per action, or None unless every sample has them."""
-    numbers: list[float] = []
+def read_per_action(
+    samples: Sequence[Sample], read: Callable[[Sample], Sequence[float] | None], name: str
+) -> list[list[float]] | None:
+    """Return one number per action of each sample, or None unless every sample has them."""
+    numbers: list[list[float]] = []
     for sample in samples:
         found = read(sample)
         if found is None:
@@ -207,8 +204,8 @@ def _pack_per_action(
             raise TrainerError(f"sample {sample.sample_id}: {len(values)} {name} for {sample.actions} actions")
         if not all(isfinite(value) for value in values):
             raise TrainerError(f"sample {sample.sample_id}: {name} that are not finite")
-        numbers += values
-    return torch.tensor(numbers, dtype=dtype, device=device) if samples else None
+        numbers.append(values)
+    return numbers
 
 
 def _make_turn_rewards(

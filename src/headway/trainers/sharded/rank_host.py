@@ -49,15 +49,7 @@ class Rendezvous:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         server = socket.create_server((host, 0), family=family)
         port = int(server.getsockname()[1])
-        self._store = TCPStore(
-            host,
-            port,
-            self._ranks,
-            is_master=True,
-            timeout=_TIMEOUT,
-            wait_for_workers=False,
-            master_listen_fd=server.detach(),
-        )
+        self._store = self._make_store(host, port, is_master=True, master_listen_fd=server.detach())
         return f"{host}:{port}"
 
     def join(self, address: str, host: str, device: str) -> None:
@@ -65,24 +57,22 @@ class Rendezvous:
         name = find_network_interface(host)
         if name:
             os.environ.setdefault(_INTERFACE, name)
-        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
-            logging.ERROR
-        )  # gathers in two steps are intended
+        # Gathers in two steps are intended, and need no warning.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         cuda = torch.device(device).type == "cuda"
         if cuda:
             torch.cuda.set_device(device)
+        meeting_host, _, port = address.rpartition(":")
         dist.init_process_group(
             "nccl" if cuda else "gloo",
-            store=self._store or _connect_store(address, self._ranks),
+            store=self._store or self._make_store(meeting_host, int(port), is_master=False),
             rank=self._rank,
             world_size=self._ranks,
             timeout=_TIMEOUT,
         )
 
-
-def _connect_store(address: str, ranks: int) -> Store:
-    host, _, port = address.rpartition(":")
-    return TCPStore(host, int(port), ranks, is_master=False, timeout=_TIMEOUT, wait_for_workers=False)
+    def _make_store(self, host: str, port: int, **options: Any) -> Store:
+        return TCPStore(host, port, self._ranks, timeout=_TIMEOUT, wait_for_workers=False, **options)
 
 
 def find_network_interface(host: str) -> str:

@@ -28,11 +28,6 @@ class TensorShard:
     sharded: Any
     """The sharded tensor, with the full shape, the mesh and the placements."""
 
-    @property
-    def holders(self) -> int:
-        """Number of ranks that hold different shards."""
-        return int(self.sharded.device_mesh.size())
-
     def with_local(self, local: Tensor) -> DTensor:
         """Return `local` as a shard of a tensor that is cut in the same way, such as a moment."""
         sharded = self.sharded
@@ -97,7 +92,7 @@ class ShardedOptimizer(Optimizer):
 
     def _count_copies(self, name: str) -> int:
         """Return the number of ranks that hold the same shard."""
-        return dist.get_world_size() // self.shards[name].holders
+        return dist.get_world_size() // int(self.shards[name].sharded.device_mesh.size())
 
     def clear_gradients(self) -> None:
         super().clear_gradients()

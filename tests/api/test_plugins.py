@@ -242,6 +242,19 @@ def test_every_trait_of_the_documentation_can_be_given() -> None:
         headway.load_config({"adv_estimator": "own_estimator", "num_return_sequences_in_group": 1})
 
 
+def test_an_estimator_that_needs_several_members_refuses_groups_of_one(tmp_path: Path) -> None:
+    plugin = tmp_path / "pairs.py"
+    plugin.write_text(
+        "import headway\n\n\n@headway.register_advantage('pairs', needs_several_members=True)\n"
+        "def pairs(inputs):\n    return inputs.normalised_rewards()[inputs.batch.sequence_N]\n"
+    )
+    given = {"plugins": [str(plugin)], "adv_estimator": "pairs"}
+    problem = r"adv_estimator = 'pairs': needs groups of several members, but the group size is 1.*in_group: 2 or more"
+    with pytest.raises(ConfigErrors, match=problem):
+        headway.load_config({**given, "num_return_sequences_in_group": 1})
+    assert headway.load_config({**given, "num_return_sequences_in_group": 2}).derived.group_size == 2
+
+
 def test_an_error_in_a_plugin_is_located(tmp_path: Path) -> None:
     file = tmp_path / "raising.py"
     file.write_text("def fail():\n    raise KeyError('x')\n")

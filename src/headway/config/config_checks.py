@@ -139,14 +139,14 @@ def _check_groups(draft: ConfigDraft, derived: DerivedConfig) -> None:
             f"{derived.replicas} replicas × {seats} requests = {seats * derived.replicas}: members will queue"
         )
     estimator = ADVANTAGE_TRAITS.get(config.adv_estimator)
-    if derived.group_size == 1 and estimator.compares_group_members:
-        if estimator.needs_several_members:
-            draft.refuse("adv_estimator", "compares members of a group, but the group size is 1", "at least 2 members")
-        else:
-            draft.notes.append(
-                f"adv_estimator: {config.adv_estimator} with groups of one compares with the batch; "
-                "set num_return_sequences_in_group or train_env_manager.group_size to compare within a group"
-            )
+    size_key = "train_env_manager.group_size" if derived.pipeline == "agentic" else "num_return_sequences_in_group"
+    if derived.group_size == 1 and estimator.needs_several_members:
+        draft.refuse(
+            "adv_estimator", "needs groups of several members, but the group size is 1", f"{size_key}: 2 or more"
+        )
+    elif derived.group_size == 1 and estimator.compares_group_members:
+        compares = f"{config.adv_estimator} with groups of one compares with the batch"
+        draft.notes.append(f"adv_estimator: {compares}; set {size_key} to compare within a group")
 
 
 def _check_sampling(draft: ConfigDraft, derived: DerivedConfig) -> None:

@@ -54,7 +54,7 @@ async def _write(pipeline: Pipeline, trained: int, final: Path) -> None:
     """Write the trainer's state under its final name, completely or not at all."""
     trainer, limit_s = pipeline.backends.trainer, pipeline.settings.reliability.train_timeout_s
     if trainer.version != trained:  # a cancelled step went through after all, and its samples are unknown
-        raise TrainerCrashed(f"the trainer is at version {trainer.version}, the line at {trained}")
+        raise TrainerCrashed(f"the trainer is at version {trainer.version}, the scheduler at {trained}")
     draft = final.with_name(final.name + ".partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)

@@ -11,6 +11,7 @@ import torch
 from headway.algorithms.advantages import AdvantageSettings
 from headway.algorithms.losses import LossSettings
 from headway.algorithms.objective import PolicyObjective
+from headway.algorithms.sample_weights import SampleSelection
 from headway.config import load_config
 from headway.errors import ConfigError
 from headway.trainers.local.local_learner import LocalLearner
@@ -68,9 +69,9 @@ def test_the_gradient_is_that_of_the_others_with_advantages_of_the_whole_group(m
     clip = LossSettings(clip_low=5.0, clip_high=5.0)
     objective = PolicyObjective(pg_variant="ppo", settings=clip, mode=mode, norm_length=50, entropy_coef=entropy)
     data = cut(batch(0))
-    masked = gradients(data, objective=objective, mask_truncated=True)
+    masked = gradients(data, objective=objective, selection=SampleSelection(mask_truncated=True))
     same(gradients(by_hand(data), objective=objective, advantages=None), masked)
-    small = gradients(data, objective=objective, mask_truncated=True, micro_batch_tokens=25)
+    small = gradients(data, objective=objective, selection=SampleSelection(mask_truncated=True), micro_batch_tokens=25)
     same(masked, small)
     with pytest.raises(AssertionError):
         same(gradients(data, objective=objective), masked)
@@ -91,7 +92,9 @@ def test_a_batch_in_which_everything_was_cut_off_is_a_step_that_moves_nothing(cr
     data = batch(0, groups=2)
     groups = tuple(replace(g, samples=tuple(out_of_tokens(s) for s in g.samples)) for g in data.groups)
     estimator = AdvantageSettings(adv_estimator="grpo" if critic is None else "gae")
-    learner = LocalLearner(exact(), LocalSettings(advantages=estimator, critic=critic, mask_truncated=True))
+    learner = LocalLearner(
+        exact(), LocalSettings(advantages=estimator, critic=critic, selection=SampleSelection(mask_truncated=True))
+    )
     before = {name: one.clone() for name, one in learner.policy.weights().items()}
     metrics = learner.learn(replace(data, groups=groups), CommitGate())
     assert learner.version == 1 and metrics["masked_samples"] == metrics["skipped_samples"] == 8
@@ -102,7 +105,7 @@ def test_a_batch_in_which_everything_was_cut_off_is_a_step_that_moves_nothing(cr
 
 @pytest.mark.parametrize("key", ["mask_truncated_samples", "max_len_mask"])
 def test_a_configuration_asks_for_it(key: str) -> None:
-    assert make_local_settings(load_config(None, [f"{key}=true"])).mask_truncated
-    assert not make_local_settings(load_config(None)).mask_truncated
+    assert make_local_settings(load_config(None, [f"{key}=true"])).selection.mask_truncated
+    assert not make_local_settings(load_config(None)).selection.mask_truncated
     with pytest.raises(ConfigError, match="mask_truncated_samples"):
         load_config({key: True, "flow": {}})

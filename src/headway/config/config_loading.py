@@ -54,7 +54,7 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
     config, provenance = build_tree(Config, _without_unknown_dialect_keys(entries, problems), problems)
     if problems:
         raise ConfigErrors(problems)
-    draft = ConfigDraft(config, provenance, notes)
+    draft = ConfigDraft(config, provenance, notes, dialect)
     derived = derive_config(draft, translation.mini_batch_groups)
     check_config(draft, derived)
     if draft.problems:

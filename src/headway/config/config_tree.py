@@ -241,7 +241,13 @@ def _convert_number(whole: bool, value: Any) -> Any:
 
 
 def parse_devices(text: str) -> tuple[int, ...] | None:
-    """Parse `list(range(a,b))`, `range(a,b,step)` or `[0, 1]` without evaluating anything."""
+    """Parse `list(range(a,b))`, `range(a,b,step)`, `[0, 1]`, `list([0, 1])` and sums of them, evaluating nothing."""
+    if "+" in text:
+        parts = [parse_devices(part) for part in text.split("+")]
+        return None if None in parts else tuple(number for part in parts for number in part or ())
+    text = text.strip()
+    if text.startswith("list") and text.endswith(")") and text[4:].lstrip().startswith("(["):
+        text = text[4:].strip()[1:-1].strip()
     match = _RANGE_TEXT.fullmatch(text.strip())
     if match and text.count("(") == text.count(")"):
         parts = [part.strip() for part in match.group(1).split(",")]

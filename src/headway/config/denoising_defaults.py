@@ -101,5 +101,8 @@ def check_denoising(draft: ConfigDraft) -> None:
         draft.refuse("adv_estimator", "is for language", "grpo")
     if config.mask_truncated_samples:
         draft.refuse("mask_truncated_samples", "an image always has all of its steps", "false")
+    for key in ("difficulty_mask", "difficulty_loss_weight", "length_loss_weight"):
+        if get_at_key(config, key):
+            draft.refuse(key, "is for language", "false")
     if config.entropy_loss_coef:
         draft.refuse("entropy_loss_coef", "the noise of a step is given, its entropy cannot be raised", "0")

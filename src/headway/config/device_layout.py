@@ -115,6 +115,8 @@ def _derive_hybrid(draft: ConfigDraft, placed: dict[str, DeviceIds]) -> None:
             draft.derive("hybrid_engine", False, "actor_train and actor_infer have devices of their own")
         elif train == infer and draft.config.async_generation_ratio == 0:
             draft.derive("hybrid_engine", True, "actor_train and actor_infer have the same devices")
+        elif draft.config.async_generation_ratio == 0:
+            draft.derive("hybrid_engine", True, "actor_train and actor_infer share devices, and α is 0")
         elif train == infer and not mapped:
             draft.derive("hybrid_engine", False, "rollout runs ahead, beside training on the same devices")
         else:
@@ -182,7 +184,7 @@ def compute_step_sizes(
         if mini_batch is not None:
             samples, reason = _convert_mini_batch(draft, mini_batch, groups, micro * ways)
         draft.derive(_ACCUMULATION, max(1, samples // (micro * ways)), reason)
-    accumulation = draft.config.actor_train.training_args.gradient_accumulation_steps or 1
+    accumulation = _fit_accumulation(draft, groups.samples, micro * ways)
     one_step = micro * accumulation * ways
     if groups.samples % one_step:
         batch = f"{groups.per_step} groups × {groups.size} members = {groups.samples} samples"
@@ -195,6 +197,17 @@ def compute_step_sizes(
         mini_batch_samples=one_step,
         optimizer_steps=max(1, groups.samples // one_step) * draft.config.ppo_epochs,
     )
+
+
+def _fit_accumulation(draft: ConfigDraft, samples: int, unit: int) -> int:
+    """Return gradient_accumulation_steps, lowered to the batch in a file of ROLL, which adjusts batches instead."""
+    given = draft.config.actor_train.training_args.gradient_accumulation_steps or 1
+    if draft.dialect != "roll" or samples % unit or given * unit <= samples:
+        return given
+    fitting = samples // unit
+    draft.derive(_ACCUMULATION, fitting, f"{given} × {unit} samples are more than the batch of {samples}")
+    draft.notes.append(f"{_ACCUMULATION}: {given} is more than a batch of {samples} samples has; {fitting} is used")
+    return fitting
 
 
 def _count_copies(draft: ConfigDraft, role: str, devices: Mapping[str, tuple[int, ...]]) -> int:

@@ -70,7 +70,7 @@ def set_unknown_keys_aside(entries: ConfigEntries, dialect: str, notes: list[str
     kept: ConfigEntries = {}
     unknown: dict[str, list[str]] = {}
     for path, entry in entries.items():
-        if _is_known(path) or not (_is_open(path) or _is_far_from_known(path)):
+        if _is_known(path) or not (entry.value is None or _is_open(path) or _is_far_from_known(path)):
             kept[path] = entry
         elif entry.value is not None:
             reason = "kernels, memory and parallelism are chosen here" if _is_open(path) else "not known here"

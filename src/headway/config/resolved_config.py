@@ -151,8 +151,12 @@ def to_plain_value(value: Any) -> Any:
 class ConfigDraft:
     """A configuration while values are derived: keeps the reason of each, and collects notes and problems."""
 
-    def __init__(self, config: Config, provenance: Mapping[str, str], notes: list[str]) -> None:
+    def __init__(
+        self, config: Config, provenance: Mapping[str, str], notes: list[str], dialect: str | None = None
+    ) -> None:
         self.config = config
+        self.dialect = dialect
+        """Project that the configuration was written for; None for one of our own."""
         self.provenance = dict(provenance)
         self.notes = notes
         self.problems: list[ConfigError] = []

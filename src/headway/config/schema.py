@@ -33,6 +33,7 @@ from headway.config.field_types import (
     Positive,
     Probability,
     Real,
+    Signed,
     StalenessPolicyName,
     Steps,
 )
@@ -218,6 +219,16 @@ class Config:
     """Entropy bonus."""
     mask_truncated_samples: bool = False
     """Do not train answers and episodes that a length limit cut off; their rewards still count for their group."""
+    difficulty_mask: bool = False
+    """Do not train groups whose mean score is outside the two thresholds; they still fill the batch."""
+    difficulty_low_threshold: Signed = 0.1
+    """difficulty_mask: groups with a mean score at or below it are left out."""
+    difficulty_high_threshold: Signed = 0.95
+    """difficulty_mask: groups with a mean score at or above it are left out."""
+    difficulty_loss_weight: bool = False
+    """Weigh samples by 0.5 + 1.5 · the field `difficulty` (0 to 1) of their task."""
+    length_loss_weight: bool = False
+    """Weigh samples from 1.5 for the shortest answer of a batch to 0.5 for the longest."""
     value_clip: Positive | None = None
     """Clip of the critic's change. null: off."""
     train_infer_correction: TrainInferCorrectionConfig = field(default_factory=TrainInferCorrectionConfig)

@@ -22,7 +22,9 @@ from headway.config.dialect_tables import (
 from headway.config.document import DOTTED_ROOTS, ConfigEntries, ConfigEntry, KeyPath, join_key
 from headway.errors import ConfigError
 
-_MAPPING_KEYS = frozenset({"data.apply_chat_template_kwargs", *EARLIER_NAMES})
+_MAPPING_KEYS = frozenset(
+    {"data.apply_chat_template_kwargs", "train_env_manager.generating_args", "val_env_manager.generating_args"}
+) | frozenset(EARLIER_NAMES)
 """Foreign keys whose values have names of their own: what is below them is below what they set."""
 _ROLES = frozenset({"actor_train", "actor_infer", "reference", "critic", "validation", "reward"})
 """First segments for which a leading `*` stands; below `rewards` it stands for two segments."""
@@ -247,10 +249,10 @@ def _translate_normalization(given: dict[str, ConfigEntry], problems: list[Confi
     if method is None:
         return []
     grouping = given.get(_GROUPING, ConfigEntry("state", method.origin))
-    over = {"traj_group_id": "group", "state": "group", "batch": "batch"}.get(str(grouping.value))
+    over = {"traj_group_id": "group", "state": "group", "batch": "batch", "tags": "batch"}.get(str(grouping.value))
     parts = {"identity": (0, 0), "mean": (1, 0), "mean_std": (1, 1)}.get(str(method.value))
     if over is None:
-        problems.append(_make_problem(_GROUPING, grouping, "one of traj_group_id, state, batch"))
+        problems.append(_make_problem(_GROUPING, grouping, "one of traj_group_id, state, tags, batch"))
     if parts is None:
         problems.append(_make_problem(_METHOD, method, "one of identity, mean, mean_std"))
     if over is None or parts is None:

@@ -92,7 +92,7 @@ class LocalLearner(StepLearner):
             vocabulary=self.policy.vocabulary,
             dtype=accumulation_dtype(settings),
             device=settings.device,
-            mask_truncated=settings.mask_truncated,
+            selection=settings.selection,
         )
         if not tokens.rows:
             raise TrainerError(f"step {batch.trained + 1}: a batch without a single action")
@@ -106,6 +106,9 @@ class LocalLearner(StepLearner):
             value_N=tokens.value_N,
             steps=tokens.steps,
         )
+        if tokens.weight_S is not None:  # every policy loss is proportional to the advantage
+            weighted_N = advantages.advantage_N * tokens.weight_S[tokens.sequence_N]
+            advantages = replace(advantages, advantage_N=weighted_N)
         report = self._retry_on_oom(
             tokens.rows, lambda: update_policy(self.state, tokens, advantages, self.settings, self.version, gate)
         )

@@ -9,7 +9,8 @@ from typing import Literal
 from headway.algorithm_traits import ADVANTAGE_TRAITS
 from headway.algorithms.advantages import AdvantageSettings, make_advantage_settings
 from headway.algorithms.objective import PolicyObjective, make_objective
-from headway.config import OptimizerArgs, ResolvedConfig, TrainedModelArgs
+from headway.algorithms.sample_weights import TRAIN_EVERYTHING, SampleSelection
+from headway.config import Config, OptimizerArgs, ResolvedConfig, TrainedModelArgs
 from headway.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp64"]
@@ -66,8 +67,8 @@ class LocalSettings:
     critic: OptimizerSettings | None = None
     """Optimizer of the critic; None means that there is no critic."""
     value_clip: float | None = None
-    mask_truncated: bool = False
-    """Leave truncated samples out of the loss; they stay in the statistics of their group."""
+    selection: SampleSelection = TRAIN_EVERYTHING
+    """Which samples are trained, and how much each counts."""
     temperature: float = 1.0
     """Sampling temperature of the engines; log-probabilities are computed after it."""
     epochs: int = 1
@@ -117,7 +118,7 @@ def make_local_settings(
         if derived.needs_critic
         else None,
         value_clip=config.value_clip,
-        mask_truncated=config.mask_truncated_samples,
+        selection=_make_selection(config),
         temperature=sampling.temperature or 1.0,
         epochs=config.ppo_epochs,
         mini_batch_samples=derived.mini_batch_samples,
@@ -129,6 +130,16 @@ def make_local_settings(
         lora=_make_lora_settings(train.model_args, config.seed),
         reference=derived.needs_reference,
         proximal=derived.needs_proximal,
+    )
+
+
+def _make_selection(config: Config) -> SampleSelection:
+    thresholds = config.difficulty_low_threshold, config.difficulty_high_threshold
+    return SampleSelection(
+        mask_truncated=config.mask_truncated_samples,
+        score_range=thresholds if config.difficulty_mask else None,
+        by_difficulty=config.difficulty_loss_weight,
+        by_length=config.length_loss_weight,
     )
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from headway.algorithms.advantages import TurnRewards
+from headway.algorithms.sample_weights import TRAIN_EVERYTHING, SampleSelection
 from headway.errors import TrainerError
 from headway.types import RepeatedValue, Sample, SampleGroup
 
@@ -88,6 +89,8 @@ class TokenBatch(ScoredBatch):
     reference_N: Tensor | None
     value_N: Tensor | None
     steps: TurnRewards
+    weight_S: Tensor | None = None
+    """How much each sample counts in the policy loss; None if all count the same."""
 
 
 def make_token_rows(groups: Sequence[SampleGroup], vocabulary: int) -> tuple[TokenRow, ...]:
@@ -140,9 +143,9 @@ def make_token_batch(
     vocabulary: int,
     dtype: torch.dtype,
     device: str,
-    mask_truncated: bool = False,
+    selection: SampleSelection = TRAIN_EVERYTHING,
 ) -> TokenBatch:
-    """Return everything that training on `groups` reads. With `mask_truncated`, truncated samples are not trained."""
+    """Return everything that training on `groups` reads."""
     rows = make_token_rows(groups, vocabulary)
     samples = [sample for group in groups for sample in group.samples if sample.actions]
 
@@ -158,7 +161,7 @@ def make_token_batch(
     current = [sample.logps is not None and sample.logps_version == trained for sample in samples]
     lengths = torch.tensor([sample.actions for sample in samples], dtype=torch.long)
     sequence_N = torch.arange(len(samples)).repeat_interleave(lengths)
-    trained_S = torch.tensor([not (mask_truncated and sample.episode.cut_off) for sample in samples], dtype=torch.bool)
+    trained_S, weights = torch.tensor(selection.select(groups), dtype=torch.bool), selection.weigh(samples)
     scores = [sample.score.value for sample in samples if sample.score is not None]
     return TokenBatch(
         rows=rows,
@@ -175,6 +178,7 @@ def make_token_batch(
         value_N=packed(lambda sample: sample.values, "values"),
         steps=_make_turn_rewards(samples, [row.group for row in rows], dtype, device),
         mask_N=trained_S[sequence_N].to(device),
+        weight_S=None if weights is None else torch.tensor(weights, dtype=dtype, device=device),
     )
 
 

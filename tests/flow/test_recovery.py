@@ -161,6 +161,9 @@ def test_a_run_climbs_back_up_when_the_cause_is_gone(tmp_path: Path) -> None:
     assert played.summary.finished
     assert changes(played.events) == [("degrade", "synchronous"), ("restore", "normal")]
     down, up = played.first("degrade").time_s, played.first("restore").time_s
+    degraded = [event.time_s for event in played.of("state", who="train", new="degraded")]
+    assert degraded and down <= min(degraded) and max(degraded) <= up, "the stage that failed says so while it works"
+    assert not played.of("state", who="reward", new="degraded")
     last_error = played.of("error")[-1].time_s
     assert up == pytest.approx(max(down, last_error) + RELIABILITY.quiet_s)
     before = [

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from headway.monitor.live_display import LiveDisplay, make_sparkline
 from headway.monitor.run_report import RunMonitor
+from headway.monitor.run_status import EngineStatus, RunStatus, StageStatus, WaitStatus
 from tests.monitor.factory import ev, step, toy_run, training_run
 
 
@@ -67,6 +68,30 @@ def test_the_panel_says_what_everybody_does() -> None:
     assert "train stopped" in text
     assert "of 8 busy" in text
     assert "samples/s" in text
+
+
+def test_the_panel_of_a_run_at_work_has_each_stage_with_its_queue_and_its_wait() -> None:
+    live = LiveDisplay(RunMonitor(), Console(file=io.StringIO(), force_terminal=False, width=100))
+    waits = (WaitStatus(on="rewards.mine", what="reward of sample 3.1, task 7", seconds=61.0),)
+    stage = StageStatus(role="reward", state="running", seconds=61.0, queue=2, waits=waits)
+    engine = EngineStatus(name="engine/0", health="up", version=4, requests=3)
+    usage = {"memory/controller_gb": 1.0, "gpu_memory_gb/0": 70.0}
+    live.show(RunStatus(phase="training", stages=(stage,), engines=(engine,), usage=usage))
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(live.panel(60.0))
+    text = stream.getvalue()
+    assert "● reward  running 1 min 01 s  2 queued  waits for rewards.mine: reward of sample 3.1" in text
+    assert "engine/0: up, version 4, 3 requests" in text and "GPU 0: 70.0 GB" in text
+
+
+def test_a_stall_is_printed_with_its_culprit_first_and_every_wait() -> None:
+    stream = io.StringIO()
+    live = LiveDisplay(RunMonitor(), Console(file=stream, force_terminal=False))
+    graph = "  culprit: scores waits for math: sample 3.1 (for 9.0 s)\n  train waits for reward: a batch (for 8.0 s)"
+    live(ev(70.0, "stall", "flow", graph=graph, quiet_s=60.0))
+    first, second = stream.getvalue().splitlines()
+    assert first == "[1 min 10 s] nothing has moved for 60 s; culprit: scores waits for math: sample 3.1 (for 9.0 s)"
+    assert second == "  train waits for reward: a batch (for 8.0 s)"
 
 
 def panel_text(monitor: RunMonitor, now_s: float, steps: int | None = None) -> str:

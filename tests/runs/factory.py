@@ -126,7 +126,7 @@ def events(directory: Path, *kinds: str) -> list[LoggedEvent]:
 
 def count(directory: Path, kind: str) -> int:
     """Events of a kind so far, counted without reading them."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, IsADirectoryError):  # it may be made at this moment
         return sum(f'"{kind}",' in line for line in read_event_lines(directory))
     return 0
 

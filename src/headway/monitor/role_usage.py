@@ -22,7 +22,7 @@ from headway.monitor.event_record import Event
 from headway.monitor.measured_window import EventHandler, MeasuredWindow, WindowClock
 
 STATES = ("idle", "waiting", "running", "emitting", "recovering", "degraded", "stopped", "failed")
-BUSY_STATE = "running"
+BUSY_STATES = ("running", "degraded")
 SCORING = "scoring"
 
 
@@ -253,14 +253,14 @@ class UsageRecorder:
         before_s = start.states.get(name, {})
         states = {state: total_s - before_s.get(state, 0.0) for state, total_s in end.states.get(name, {}).items()}
         share = {state: seconds / length_s for state, seconds in states.items()}
-        spans = self._spans.get(name)
+        spans, busy = self._spans.get(name), sum(share.get(state, 0.0) for state in BUSY_STATES)
         before, after = start.spans.get(name, _OccupancyTotals()), end.spans.get(name, _OccupancyTotals())
         return RoleUsage(
             role=name,
             states=states,
             spans=spans.done if spans else 0,
             concurrency=(after.area_s - before.area_s) / length_s,
-            busy=(after.busy_s - before.busy_s) / length_s if spans else share.get(BUSY_STATE, 0.0),
+            busy=(after.busy_s - before.busy_s) / length_s if spans else busy,
             waiting=share.get("waiting", 0.0) + share.get("idle", 0.0),
             blocked=share.get("emitting", 0.0),
         )

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from headway.monitor.event_log import LoggedEvent
 from headway.monitor.report_tables import format_duration, format_number, format_percent
-from headway.monitor.role_usage import STATES
+from headway.monitor.role_usage import BUSY_STATES, STATES
 from headway.monitor.run_report import RunMonitor, RunReport, to_plain_json
 from headway.monitor.timeline_lanes import MOST_MARKERS, LaneCollector, TimelineLanes, bin_drops, thin_lanes
 
@@ -109,7 +109,8 @@ def _add_busy_shares(drawn: list[dict[str, Any]], report: RunReport) -> list[dic
     for lane in drawn:
         name = lane["name"]
         if lane["kind"] == "state" and name in roles:
-            lane["busy"] = roles[name].states.get("running", 0.0) / (report.window.seconds or 1.0)
+            busy_s = sum(roles[name].states.get(state, 0.0) for state in BUSY_STATES)
+            lane["busy"] = busy_s / (report.window.seconds or 1.0)
         elif lane["kind"] == "pool" and name in roles:
             lane["busy"] = roles[name].busy
         elif lane["kind"] in ("engine", "heat"):

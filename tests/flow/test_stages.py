@@ -59,6 +59,39 @@ def test_scoring_overlaps_with_the_generation_of_siblings_or_waits_for_the_group
     assert starts == {True: pytest.approx(1.0), False: pytest.approx(3.0)}
 
 
+def test_without_with_reward_scoring_starts_when_the_whole_batch_was_drawn(tmp_path: Path) -> None:
+    for alpha in (0, 1, 2):
+        settings = {"groups_per_step": 3, "group_size": 2, "max_steps": 4, "async_generation_ratio": alpha}
+        spread = DistributionConfig(kind="lognormal", mean=100, std=80, min=1, max=400)
+        costs = replace(SLOW_VERDICT, response_tokens=spread)
+        scenario = make_scenario(costs=costs, with_reward=False, **settings)
+        played = play_through(scenario, tmp_path / str(alpha))
+        assert played.summary.finished
+        ends = {e.data["sample"]: e.time_s for e in played.of("sample.finish")}
+        begun: dict[float, set[str]] = {}
+        for event in played.of("score.start"):
+            begun.setdefault(event.time_s, set()).add(event.data["sample"].split(".")[0])
+        assert all(len(groups) == 3 for groups in begun.values()), "three groups at a time"
+        for event in played.of("score.start"):
+            batch = begun[event.time_s]
+            assert max(ends[f"{group}.{member}"] for group in batch for member in (0, 1)) <= event.time_s
+
+
+def test_a_batch_is_also_filled_by_groups_that_replace_others(tmp_path: Path) -> None:
+    judge = Judge(s0_0=1.0, s0_1=1.0, s1_0=ValueError("no idea"))
+    settings = {"groups_per_step": 3, "group_size": 2, "max_steps": 2, "filter_zero_variance": True}
+    played = play_through(make_scenario(with_reward=False, **settings), tmp_path, prepare=judge.use)
+    assert played.summary.finished
+    assert [len(played.of("group.train", trained=step)) for step in (0, 1)] == [3, 3]
+
+
+def test_the_last_groups_of_a_source_are_scored_although_they_fill_no_batch(tmp_path: Path) -> None:
+    settings = {"groups_per_step": 3, "max_steps": 9, "with_reward": False}
+    played = play_through(make_scenario(world={"tasks": 5}, **settings), tmp_path)
+    assert "the tasks ran out after 1 of 9 steps" in played.summary.reason
+    assert {event.data["sample"].split(".")[0] for event in played.of("score.start")} == {"0", "1", "2", "3", "4"}
+
+
 def test_a_member_without_a_verdict_is_replaced_and_the_group_is_trained_whole(tmp_path: Path) -> None:
     judge = Judge(s0_0=ValueError("no idea"))
     played = play_through(make_scenario(group_size=2, max_steps=1), tmp_path, prepare=judge.use)

@@ -12,7 +12,7 @@ from tests.seeds.factory import duration_s, lags, play, starts_inside, step_wind
 
 SLOW_REWARD = make_costs(
     engine=make_engine_cost(slots=2),
-    reward=SimulatedRewardConfig(latency_s=DistributionConfig(kind="lognormal", mean=2.0, std=2.0)),
+    reward=SimulatedRewardConfig(latency_s=DistributionConfig(kind="lognormal", mean=2.0, std=2.0, max=7.0)),
 )
 
 

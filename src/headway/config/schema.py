@@ -138,7 +138,7 @@ class Config:
     env_scheduling: Literal["async", "barrier"] = "async"
     """`async`: episodes step independently. `barrier`: all episodes of a batch step together."""
     with_reward: bool = True
-    """Score a sample when it ends instead of when its group has ended."""
+    """Score a sample when it ends. false: score when the whole batch was drawn, the synchronous baseline."""
     filter_zero_variance: bool | None = None
     """Drop and replace groups whose rewards are all equal. null: true where members are compared only with each other,
     so that such groups have no gradient."""

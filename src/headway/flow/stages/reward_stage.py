@@ -1,28 +1,44 @@
-"""The reward stage: waits for outstanding scores, drops groups that teach nothing, computes advantages."""
+"""The reward stage: waits for outstanding scores, drops groups that teach nothing, computes advantages.
+
+With `with_reward: false` scoring starts here, and only when the whole batch was drawn.
+"""
 
 import asyncio
 from dataclasses import replace
 
 from headway.errors import RewardError
+from headway.flow.batch_gate import BatchGate
 from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, register_stage
 from headway.monitor.events import GroupReady
 from headway.rewards.base import has_zero_variance
+from headway.rollout.concurrency import OrderedTaskGroup
 from headway.rollout.rollout_loop import SCORES
 from headway.types import DropReason, SampleGroup, Score
 
 
 @register_stage("reward")
 class RewardStage(Stage[SampleGroup, SampleGroup]):
-    """Consumes and produces: sample groups. Waits for: scores. Ends when: the stage before it ends."""
+    """Consumes and produces: sample groups. Waits for: scores; without `with_reward` for a whole batch first. Ends
+    when: the stage before it ends."""
 
     consumes = produces = SampleGroup
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
         self.width = pipeline.capacity
+        self._gate = None if pipeline.settings.with_reward else BatchGate(pipeline)
+
+    async def loop(self) -> None:
+        async with OrderedTaskGroup() as tasks:
+            watch = None if self._gate is None else tasks.create_task(self._gate.watch(), name="reward/batches")
+            await super().loop()
+            if watch is not None:
+                watch.cancel()
 
     async def process(self, item: SampleGroup) -> SampleGroup | None:
+        if self._gate is not None:
+            await self._wait_for_batch(self._gate, item.group_id)
         scores = await self._scores(item)
         if scores is None:
             return None
@@ -40,6 +56,14 @@ class RewardStage(Stage[SampleGroup, SampleGroup]):
         reward = sum(rewards) / len(rewards)
         self.pipeline.events.emit(GroupReady(who=self.role, group=item.group_id, reward=reward, equal=equal or None))
         return graded
+
+    async def _wait_for_batch(self, gate: BatchGate, group_id: int) -> None:
+        self.settle(running=-1, listening=1)
+        try:
+            with self.pipeline.waits.waiting(self.role, "the whole batch to be drawn", "generate"):
+                await gate.wait(group_id)
+        finally:
+            self.settle(running=1, listening=-1)
 
     async def _scores(self, group: SampleGroup) -> list[Score] | None:
         """Return a score for every member; `None` if the group was dropped or a member is generated again."""

@@ -218,10 +218,11 @@ def simulate(scenario: Scenario, parts: int) -> RunReport:
     """Return the report of some whole cycles after the pipeline has filled."""
     alpha = scenario.settings.async_generation_ratio
     warmup = parts * ceil((alpha + 2) / parts)
-    steps = warmup + max(parts * 3, 5)
+    steps = warmup + max(parts * 2, 4)
     scenario = replace(scenario, settings=replace(scenario.settings, max_steps=steps, save_steps=0))
     monitor = RunMonitor(warmup)
-    summary = run_scenario(fold_scenario(scenario, choose_fold(scenario)), sinks=[monitor])
+    fold = 4 if scenario.engines == 4 else choose_fold(scenario)
+    summary = run_scenario(fold_scenario(scenario, fold), sinks=[monitor])
     if not summary.finished:
         raise RuntimeError(summary.reason)
     return monitor.report()

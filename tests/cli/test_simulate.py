@@ -73,3 +73,20 @@ def test_the_bad_day_is_survived(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ends = report["ends"]
     assert ends["trained"] == 12 * 32 * 4
     assert ends["started"] == ends["trained"] + ends["dropped"] + ends["saved"]
+
+
+def test_measured_phases_and_lengths_set_the_costs_and_are_printed_as_overrides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("100 120 90\n900 800 1000\n300 350 280\n", encoding="utf-8")
+    measured = ["--calibrate", "gen=20,update=8,sync=1", "--lengths", str(lengths)]
+    assert main(["simulate", *TINY, "--steps", "3", "--json", "--out", str(tmp_path / "out"), *measured]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["phases"]["sync_s"] == pytest.approx(1.0)
+    said = dict(line.split("=", 1) for line in printed.err.splitlines() if line.startswith("simulation."))
+    assert said["simulation.response_tokens.file"] == str(lengths)
+    assert float(said["simulation.response_correlation"]) > 0.9
+    assert float(said["simulation.engine.step_s"]) > 0 and said["simulation.weights.send_s"] == "1.0"
+    assert main(["simulate", *TINY, "--calibrate", "speed=3"]) == 2
+    assert "--calibrate" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from headway.sim.folded_scenario import scale_decoding
 from headway.sim.simulated_run import Scenario, run_scenario
 
 _KEY = "--calibrate"
-_MANY_SAMPLES = 2048
+_MANY_SAMPLES = 4096
 _ROUNDS = 4
 _CLOSE_ENOUGH = 0.002
 
@@ -118,7 +118,7 @@ def _make_synchronous(scenario: Scenario, phases: MeasuredPhases) -> Scenario:
     )
     return replace(
         scenario,
-        settings=replace(settings, hybrid_engine=True, max_steps=2 if samples >= _MANY_SAMPLES else 4),
+        settings=replace(settings, hybrid_engine=True, max_steps=1 if samples >= _MANY_SAMPLES else 4),
         simulation=replace(
             scenario.simulation,
             trainer=SimulatedTrainerConfig(save_s=0.0),
@@ -138,18 +138,27 @@ def _make_synchronous(scenario: Scenario, phases: MeasuredPhases) -> Scenario:
 
 def _fit_generation(shared: Scenario, wanted_s: float) -> tuple[Scenario, float]:
     """Return the scenario whose generation takes `wanted_s` a step, and the tokens of a step."""
-    for _ in range(_ROUNDS):  # one is enough unless environments take time of their own
+    for _ in range(_ROUNDS):
         measured_s, tokens = _measure_generation(shared)
         if abs(measured_s - wanted_s) <= _CLOSE_ENOUGH * wanted_s:
             break
         engine = scale_decoding(shared.simulation.engine, max(wanted_s, 1e-9) / measured_s)
         shared = replace(shared, simulation=replace(shared.simulation, engine=engine))
+        if not _has_latencies(shared):
+            break  # everything was scaled
     else:
         measured_s, tokens = _measure_generation(shared)
         if abs(measured_s - wanted_s) > 0.02 * wanted_s:
             problem = f"gen = {wanted_s:g} cannot be met: environments and rewards alone leave {measured_s:.4g} s"
             raise ConfigError(problem, key=_KEY, value=wanted_s)
     return shared, tokens
+
+
+def _has_latencies(scenario: Scenario) -> bool:
+    """Return whether environments or rewards take time, which no engine makes shorter."""
+    environment, reward = scenario.simulation.environment, scenario.simulation.reward
+    waits = (environment.reset_s, environment.step_s, reward.latency_s)
+    return any(one.mean or one.std or one.min or one.file for one in waits)
 
 
 def _measure_generation(shared: Scenario) -> tuple[float, float]:

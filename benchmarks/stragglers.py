@@ -1,18 +1,18 @@
 """Who pays for a straggler? Real runs: seconds per step, lag, length bias and time to reward of each staleness policy.
 
-    python benchmarks/stragglers.py --device cuda --out stragglers.jsonl          # one GPU, 8 minutes
-    python benchmarks/stragglers.py --device cpu --shape tiny --length 96 --prompts 4 --steps 12 --cells 0 1:wait 1:drop
+    python benchmarks/stragglers.py --device cuda --out stragglers.jsonl                      # one GPU, 25M parameters
+    python benchmarks/stragglers.py --device cpu --shape tiny --median 8 --prompts 4 --steps 8 --cells 0 1:wait 1:drop
 
-The task has a long tail that matters. A prompt is one of ten letters. Each letter has a length, from 8 tokens to half
-of `--length` in equal ratios, and a symbol out of four that it wants. A model is first trained to answer with symbols
-drawn by lot and to end after that length on average, so that lengths are geometric with ten different means. The
-reward is the share of wanted symbols. Which symbol a letter wants is learned from answers to that letter alone: a
-policy that drops long answers learns the long letters late or never.
+The task has a long tail that matters. A prompt is one of 24 letters. Each letter has a length, a quantile of a
+log-normal distribution (σ = 1.3, so that the longest is seven times the mean), and a symbol out of four that it wants.
+A model is first trained to answer with symbols drawn by lot and never to end, so that an answer is as long as the
+environment of its letter allows. The reward is the share of wanted symbols. Which symbol a letter wants is learned from
+answers to that letter alone: a policy that drops long answers learns the long letters late or never.
 
-*Reward* is the mean over the ten letters of the newest reward of each, so that it does not depend on which letters are
-trained more often; *to 0.8* is when its mean over ten steps gets there. *Held-out* is the last policy's reward on all
+*Reward* is the mean over the letters of the newest reward of each, so that it does not depend on which letters are
+trained more often; *to goal* is when its mean over five steps gets there. *Held out* is the last policy's reward on all
 letters. *Bias* is what the run reports: length of trained answers against started ones. Cells are `α:policy` or
-`α:policy:order`; the first seconds, until step 2, are left out of seconds per step.
+`α:policy:order`. Seconds per step leave out the first two steps and the last ones, which start nothing.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import platform
 import random
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import NormalDist, mean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from headway.config import load_config
+from headway.environments.text_environment import Reply
 from headway.launch.training_session import open_run_directory, prepare_run, run_training
 from headway.monitor.event_log import LoggedEvent
 
@@ -42,25 +44,36 @@ SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4},
     "25M": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8},
 }
-LETTERS, SYMBOLS = "abcdefghij", "wxyz"
-CELLS = ("0", "0.5:wait", "1:wait", "1:drop", "1:window", "1.25:wait", "2:wait", "2:drop", "2:drop:freshest")
+LETTERS, SYMBOLS = "ABCDEFGHIJKLMNOPQRSTUVWX", "wxyz"
+SIGMA = 1.3
+CELLS = ("1:wait", "1:drop", "0", "2:wait", "2:drop", "0.5:wait", "1.25:wait", "1:window", "2:drop:freshest")
 WARMUP = 2
-GOAL = 0.8
+GOAL = 0.5
 
 
-def share(text: str, task_data: Mapping[str, Any]) -> float:
-    """Return the share of the symbols that the letter of the prompt wants."""
-    return text.count(task_data["answer"]) / max(len(text), 1)
+class WantedSymbol:
+    """An environment of one turn: shows its letter, and rewards the share of the symbol that it wants."""
+
+    max_steps = 1
+
+    def __init__(self, letter: str, wanted: str) -> None:
+        self.letter, self.wanted = letter, wanted
+
+    def reset(self, seed: int, data: Any) -> str:
+        return self.letter
+
+    def step(self, action: str) -> Reply:
+        return Reply("", reward=action.count(self.wanted) / max(len(action), 1), done=True)
 
 
-def get_mean_lengths(longest: int) -> list[float]:
-    """Return the mean length of each letter."""
-    ratio = (longest / 2 / 8) ** (1 / (len(LETTERS) - 1))
-    return [8 * ratio**place for place in range(len(LETTERS))]
+def get_lengths(median: int) -> list[int]:
+    """Return the length of each letter's answers."""
+    quantiles = [NormalDist().inv_cdf((place + 0.5) / len(LETTERS)) for place in range(len(LETTERS))]
+    return [max(1, round(median * math.exp(SIGMA * quantile))) for quantile in quantiles]
 
 
 def make_model(directory: Path, args: argparse.Namespace) -> None:
-    """Make a model whose answers are symbols by lot and as long as the letter says on average."""
+    """Make a model whose answers are symbols by lot that never end."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -71,7 +84,7 @@ def make_model(directory: Path, args: argparse.Namespace) -> None:
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         num_key_value_heads=2,
-        max_position_embeddings=4 * args.length,
+        max_position_embeddings=2 * max(get_lengths(args.median)),
         tie_word_embeddings=True,
         initializer_range=0.05,
         bos_token_id=tokenizer.bos_token_id,
@@ -81,9 +94,9 @@ def make_model(directory: Path, args: argparse.Namespace) -> None:
     )
     model = Qwen2ForCausalLM(config).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    rng, lengths = random.Random(0), get_mean_lengths(args.length)
+    rng = random.Random(0)
     for _ in range(args.pretraining_steps):
-        rows = [_draw_chat(rng, lengths, args.length, tokenizer) for _ in range(64)]
+        rows = [_draw_chat(rng, tokenizer) for _ in range(64)]
         width = max(len(ids) for ids, _ in rows)
         ids = torch.tensor([ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in rows], device=args.device)
         labels = torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in rows], device=args.device)
@@ -97,28 +110,16 @@ def make_model(directory: Path, args: argparse.Namespace) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def _draw_chat(rng: random.Random, lengths: list[float], longest: int, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the tokens of a prompt with an answer, and the labels, which are those of the answer."""
-    place = rng.randrange(len(LETTERS))
-    length = min(max(round(rng.expovariate(1 / lengths[place])), 1), longest)
-    chat = [{"role": "user", "content": LETTERS[place]}]
-    prompt = tokenizer.encode(
-        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True), add_special_tokens=False
-    )
-    answer = tokenizer.encode("".join(rng.choices(SYMBOLS, k=length)), add_special_tokens=False)
-    answer = [*answer, tokenizer.eos_token_id]
+def _draw_chat(rng: random.Random, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the tokens of a prompt with the beginning of an answer, and the labels, which are those of the answer."""
+    chat = [{"role": "user", "content": rng.choice(LETTERS)}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.encode(text, add_special_tokens=False)
+    answer = tokenizer.encode("".join(rng.choices(SYMBOLS, k=64)), add_special_tokens=False)
     return [*prompt, *answer], [-100] * len(prompt) + answer
 
 
-def write_data(directory: Path) -> Path:
-    """Write the prompts: every letter as often as every other."""
-    rows = [{"prompt": letter, "answer": SYMBOLS[place % len(SYMBOLS)]} for place, letter in enumerate(LETTERS)]
-    path = directory / "letters.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def make_configuration(args: argparse.Namespace, cell: str, model: Path, data: Path, run_dir: Path) -> dict[str, Any]:
+def make_configuration(args: argparse.Namespace, cell: str, model: Path, run_dir: Path) -> dict[str, Any]:
     """Return the configuration of one cell; only α and the policy differ between cells."""
     alpha, _, policy = cell.partition(":")
     policy, _, order = (policy or "wait").partition(":")
@@ -127,17 +128,16 @@ def make_configuration(args: argparse.Namespace, cell: str, model: Path, data: P
         "output_dir": str(run_dir),
         "pretrain": str(model),
         "device": args.device,
-        "processes": False,
+        "processes": args.processes,
         "async_generation_ratio": float(alpha),
         "staleness_policy": policy,
         "selection_order": order or "oldest",
         "pg_variant": "tis",
         "adv_estimator": "grpo",
         "filter_zero_variance": False,
-        "rollout_batch_size": args.prompts,
-        "num_return_sequences_in_group": args.group,
+        "rollout_batch_size": args.prompts * args.group,
         "prompt_length": 16,
-        "response_length": args.length,
+        "response_length": max(get_lengths(args.median)),
         "max_steps": args.steps,
         "save_steps": 0,
         "eval_steps": args.steps,
@@ -146,31 +146,39 @@ def make_configuration(args: argparse.Namespace, cell: str, model: Path, data: P
         "actor_train": {
             "model_args": {"disable_gradient_checkpointing": True},
             "training_args": {"learning_rate": args.learning_rate, "per_device_train_batch_size": args.group},
-            "data_args": {"file_name": str(data), "shuffle": False},
         },
-        "validation": {"data_args": {"file_name": str(data)}, "generating_args": {"num_return_sequences": 8}},
-        "rewards": {"letters": {"reward_fn": f"{__file__}:share"}},
+        "val_batch_size": 2 * len(LETTERS),
+        "train_env_manager": {"tags": list(LETTERS), "group_size": args.group},
+        "custom_envs": {
+            letter: {
+                "env_type": f"{Path(__file__).resolve()}:WantedSymbol",
+                "max_tokens_per_step": length,
+                "env_config": {"letter": letter, "wanted": SYMBOLS[place % len(SYMBOLS)]},
+            }
+            for place, (letter, length) in enumerate(zip(LETTERS, get_lengths(args.median), strict=True))
+        },
     }
 
 
-def run_cell(args: argparse.Namespace, cell: str, model: Path, data: Path, scratch: Path) -> dict[str, Any]:
+def run_cell(args: argparse.Namespace, cell: str, model: Path, scratch: Path) -> dict[str, Any]:
     """Train one cell and return its numbers."""
     run_dir = scratch / cell.replace(":", "-")
     events: list[LoggedEvent] = []
-    prepared = prepare_run(load_config(make_configuration(args, cell, model, data, run_dir)))
+    prepared = prepare_run(load_config(make_configuration(args, cell, model, run_dir)))
     with open_run_directory(prepared) as directory:
         summary = asyncio.run(run_training(prepared, directory, sinks=[events.append]))
     if not summary.finished:
         raise RuntimeError(f"{cell} ended early: {summary.reason}")
-    return {"cell": cell, "seed": 0, **measure(events, args)}
+    tasks = prepared.sources.train
+    return {"cell": cell, **measure(events, lambda position: getattr(tasks.task(position), "domain", ""))}
 
 
-def measure(events: list[LoggedEvent], args: argparse.Namespace) -> dict[str, Any]:
+def measure(events: list[LoggedEvent], get_letter: Callable[[int], str]) -> dict[str, Any]:
     """Return the numbers of a run from its events."""
     ends = [event for event in events if event.kind == "step.end"]
     served_s = next(event.time_s for event in events if event.kind == "served")
     lags = [event.data["trained"] - event.data["oldest"] for event in events if event.kind == "group.train"]
-    curve = make_reward_curve(events, served_s)
+    curve = make_reward_curve(events, served_s, get_letter)
     reached = next((time_s for time_s, _, smooth in curve if smooth >= GOAL), None)
     held_out = [event.data["reward"] for event in events if event.kind == "validate.end"]
     bound = max(lags)
@@ -191,17 +199,19 @@ def measure(events: list[LoggedEvent], args: argparse.Namespace) -> dict[str, An
     }
 
 
-def make_reward_curve(events: list[LoggedEvent], served_s: float) -> list[tuple[float, float, float]]:
-    """Return, for each step, its time, the mean over the letters of their newest rewards, and its mean of ten steps."""
+def make_reward_curve(
+    events: list[LoggedEvent], served_s: float, get_letter: Callable[[int], str]
+) -> list[tuple[float, float, float]]:
+    """Return for each step its time, the mean over the letters of their newest rewards, and its mean of five steps."""
     position = {event.data["group"]: event.data["position"] for event in events if event.kind == "group.start"}
-    newest = dict.fromkeys(range(len(LETTERS)), 1 / len(SYMBOLS))
+    newest = dict.fromkeys(LETTERS, 1 / len(SYMBOLS))
     found: list[tuple[float, float, float]] = []
     for event in events:
         if event.kind == "group.ready" and event.data.get("reward") is not None:
-            newest[position[event.data["group"]] % len(LETTERS)] = event.data["reward"]
+            newest[get_letter(position[event.data["group"]])] = event.data["reward"]
         elif event.kind == "step.end":
             reward = mean(newest.values())
-            found.append((event.time_s - served_s, reward, mean([reward, *(before for _, before, _ in found[-9:])])))
+            found.append((event.time_s - served_s, reward, mean([reward, *(before for _, before, _ in found[-4:])])))
     return found
 
 
@@ -213,12 +223,11 @@ def main() -> None:
     began_s = time.monotonic()
     try:
         make_model(scratch / "model", args)
-        data = write_data(scratch)
         for cell in args.cells:
             if rows and time.monotonic() - began_s > args.budget_s:
                 print(f"{cell}: left out, {args.budget_s:.0f} s are over", flush=True)
                 continue
-            rows.append(run_cell(args, cell, scratch / "model", data, scratch))
+            rows.append(run_cell(args, cell, scratch / "model", scratch))
             print(json.dumps({key: value for key, value in rows[-1].items() if key != "curve"}), flush=True)
             if args.out:
                 args.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -229,7 +238,9 @@ def main() -> None:
 
 def print_table(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Print all cells."""
-    what = f"{args.shape}, {args.prompts} × {args.group} × ≤ {args.length} tokens, {args.steps} steps"
+    lengths = get_lengths(args.median)
+    what = f"{args.shape}, {args.prompts} × {args.group} answers, {args.steps} steps, "
+    what += f"lengths {min(lengths)} to {max(lengths)}, mean {mean(lengths):.0f}"
     columns = (
         "α:policy",
         "s/step",
@@ -274,7 +285,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--cells", nargs="+", default=list(CELLS))
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--median", type=int, default=90, help="median length of an answer in tokens")
+    parser.add_argument("--processes", action=argparse.BooleanOptionalAction, help="trainer and engine as processes")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--pretraining-steps", type=int, default=300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from headway.config import load_config
 
 from .factory import only_problem, problems_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 TRAIN, INFER = "actor_train.device_mapping", "actor_infer.device_mapping"
 SIZES = "actor_train.strategy_args.strategy_config."
@@ -240,6 +243,13 @@ def test_a_fraction_of_alpha_is_a_fraction_of_a_batch(alpha: float, prompts: int
     resolved = load_config({"async_generation_ratio": alpha, "rollout_batch_size": prompts})
     assert resolved.derived.slots == slots
     assert not [note for note in resolved.notes if "pipeline_depth" in note]
+
+
+@pytest.mark.parametrize("example", ["arithmetic", "frozen_lake", "images"])
+def test_alpha_means_the_same_for_answers_agents_and_pictures(example: str) -> None:
+    derived = load_config(EXAMPLES / f"{example}.yaml", {"async_generation_ratio": 0.5}).derived
+    assert derived.bound == 1
+    assert derived.slots == math.floor(1.5 * derived.groups_per_step) > derived.groups_per_step
 
 
 def test_a_fraction_of_less_than_one_group_is_said_to_have_no_effect() -> None:

@@ -34,6 +34,9 @@ def to_the_end(seed: int, tmp: Path) -> None:
     check_slots(witness.flow)
     if not scenario.simulation.faults and scenario.tasks is None:
         assert summary.finished, summary
+    if not scenario.simulation.faults and scenario.settings.staleness_policy == "wait":
+        reasons = {event.data["reason"] for event in witness.events if event.kind == "group.drop"}
+        assert not {reason for reason in reasons if reason.startswith("stale")}, "everything started has its place"
     if summary.finished:
         assert summary.trained == scenario.settings.max_steps == len(witness.lineage)
         trained = sum(len(ids) for ids in witness.lineage.values())

@@ -102,6 +102,33 @@ def test_wait_makes_training_wait_for_a_group_at_its_deadline() -> None:
     assert numbers(policy.select(groups, make_view(trained=1))) == [0, 1]
 
 
+def test_wait_holds_a_place_for_every_straggler_before_its_deadline() -> None:
+    """Of four groups of version 0, two must be trained at 1 or before, because only two can be trained at 2."""
+    policy = make_policy("wait", async_generation_ratio=2)
+    old = [Group(number, oldest=0, is_ready=False) for number in range(4)]
+    fresh = [Group(number, oldest=1) for number in range(4, 6)]
+    assert policy.select([*old, *fresh], make_view(trained=1, bound=2)) is None
+    old[3] = Group(3, oldest=0)
+    assert policy.select([*old, *fresh], make_view(trained=1, bound=2)) is None, "one more is needed"
+    old[1] = Group(1, oldest=0)
+    assert numbers(policy.select([*old, *fresh], make_view(trained=1, bound=2))) == [1, 3]
+
+
+def test_wait_goes_on_when_a_straggler_is_dropped_for_another_reason() -> None:
+    policy = make_policy("wait", async_generation_ratio=1)
+    straggler, fresh = Group(0, oldest=0, is_ready=False), [Group(number, oldest=1) for number in (1, 2)]
+    assert policy.select([straggler, *fresh], make_view(trained=1)) is None
+    assert numbers(policy.select(fresh, make_view(trained=1))) == [1, 2]
+
+
+def test_wait_gives_up_as_many_groups_as_are_redundant() -> None:
+    policy = make_policy("wait", additional_groups=1)
+    straggler, ready = Group(0, oldest=0, is_ready=False), [Group(number, oldest=0) for number in (1, 2)]
+    assert numbers(policy.select([straggler, *ready], make_view(bound=0))) == [1, 2]
+    assert policy.admit(make_view(untrained=2, outstanding=2, slots=3, bound=0))
+    assert not policy.admit(make_view(untrained=3, outstanding=3, slots=3, bound=0))
+
+
 def test_wait_lets_a_straggler_be_overtaken_while_it_has_time() -> None:
     policy = make_policy("wait", async_generation_ratio=2)
     groups = [Group(0, oldest=0, is_ready=False), Group(1, oldest=1), Group(2, oldest=1)]

@@ -104,6 +104,12 @@ class WaitPolicy(DropPolicy):
     def __init__(self, settings: RunSettings) -> None:
         super().__init__(settings)
         self._redundant = settings.additional_groups
+        self._blocked_at: tuple[int, int] | None = None
+        """Versions, trained and served, at which no batch could be made."""
+        self._stragglers: frozenset[int] = frozenset()
+        """Numbers of the groups that were not ready then, though a batch needs some of them."""
+        self._may_remain = 0
+        """Number of these groups without which a batch can be made."""
 
     def admit(self, snapshot: SchedulerSnapshot) -> bool:
         if snapshot.outstanding >= snapshot.slots or not snapshot.is_usable(snapshot.served):
@@ -112,6 +118,8 @@ class WaitPolicy(DropPolicy):
         return snapshot.untrained < batches * self._size + self._redundant
 
     def select(self, groups: Sequence[CandidateGroup], snapshot: SchedulerSnapshot) -> list[CandidateGroup] | None:
+        if self._is_still_blocked(groups, snapshot):
+            return None
         lags = sorted(((snapshot.trained - group.oldest, group) for group in groups), key=lambda pair: -pair[0])
         chosen: dict[int, CandidateGroup] = {}
         for later in range(snapshot.bound + 1):  # batches after this one that may take a group of this lag
@@ -120,12 +128,25 @@ class WaitPolicy(DropPolicy):
             if needed > 0:
                 ready = [group for group in due if group.is_ready and group.number not in chosen]
                 if len(ready) < needed:
+                    self._stragglers = frozenset(group.number for group in due if not group.is_ready)
+                    self._may_remain = len(self._stragglers) - (needed - len(ready))
+                    self._blocked_at = (snapshot.trained, snapshot.served)
                     return None
                 chosen.update((group.number, group) for group in ready[:needed])
         ready = [group for lag, group in lags if group.is_ready and lag <= snapshot.bound]
         others = self.sort_by_freshness([group for group in ready if group.number not in chosen])
         batch = [*chosen.values(), *others][: self._size]
         return batch if len(batch) == self._size else None
+
+    def _is_still_blocked(self, groups: Sequence[CandidateGroup], snapshot: SchedulerSnapshot) -> bool:
+        """Return whether too many of the stragglers that blocked the last choice are missing still.
+
+        The question comes with every group that gets ready, and this answer costs much less than a new choice.
+        """
+        if self._blocked_at != (snapshot.trained, snapshot.served):
+            return False
+        missing = self._stragglers.intersection(group.number for group in groups if not group.is_ready)
+        return len(missing) > self._may_remain
 
 
 class WindowPolicy(DropPolicy):

@@ -79,7 +79,7 @@ REFUSALS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("too few shares", {"use_nodes_ratios": [0.5, 0.5]}, ["2 shares", "[train, logp, ref_logp, generate]"]),
     (
         "partly overlapping devices",
-        {TRAIN: [0, 1], INFER: [1, 2]},
+        {TRAIN: [0, 1], INFER: [1, 2], "async_generation_ratio": 1},
         ["actor_infer.device_mapping = (1, 2)", "devices [1] are also in", "hybrid_engine: true"],
     ),
     (
@@ -345,3 +345,9 @@ def test_groups_with_equal_rewards_are_replaced_by_default_where_they_teach_noth
 def test_fewer_engine_seats_than_members_is_a_note() -> None:
     given = {"num_return_sequences_in_group": 8, "actor_infer.strategy_args.strategy_config.max_num_seqs": 4}
     assert any("8 members" in note and "= 4" in note for note in load_config(None, given).notes)
+
+
+def test_devices_that_overlap_in_a_synchronous_run_are_the_hybrid_engine() -> None:
+    derived = load_config({TRAIN: "list(range(0,4))", INFER: "list([0,1]) + list([2,3])"}).derived
+    assert derived.hybrid_engine and derived.devices["actor_infer"] == (0, 1, 2, 3)
+    assert load_config({TRAIN: [0, 1], INFER: [1, 2]}).derived.hybrid_engine

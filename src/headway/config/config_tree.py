@@ -243,8 +243,8 @@ def _convert_number(whole: bool, value: Any) -> Any:
 def parse_devices(text: str) -> tuple[int, ...] | None:
     """Parse `list(range(a,b))`, `range(a,b,step)`, `[0, 1]`, `list([0, 1])` and sums of them, evaluating nothing."""
     if "+" in text:
-        parts = [parse_devices(part) for part in text.split("+")]
-        return None if None in parts else tuple(number for part in parts for number in part or ())
+        lists = [parse_devices(part) for part in text.split("+")]
+        return None if None in lists else tuple(number for part in lists for number in part or ())
     text = text.strip()
     if text.startswith("list") and text.endswith(")") and text[4:].lstrip().startswith("(["):
         text = text[4:].strip()[1:-1].strip()

@@ -5,9 +5,10 @@
 
 The task has a long tail that matters. A prompt is one of 24 letters. Each letter has a length, a quantile of a
 log-normal distribution (σ = 1.3, so that the longest is seven times the mean), and a symbol out of four that it wants.
-A model is first trained to answer with symbols drawn by lot and never to end, so that an answer is as long as the
-environment of its letter allows. The reward is the share of wanted symbols. Which symbol a letter wants is learned from
-answers to that letter alone: a policy that drops long answers learns the long letters late or never.
+A model is first trained to answer with symbols drawn by lot, every second one a symbol that the letter does not want,
+and never to end, so that an answer is as long as the environment of its letter allows. The reward is the share of
+wanted symbols. Which symbol a letter wants is learned from answers to that letter alone: a policy that drops long
+answers learns the long letters late or never.
 
 *Reward* is the mean over the letters of the newest reward of each, so that it does not depend on which letters are
 trained more often; *to goal* is when its mean over five steps gets there. *Held out* is the last policy's reward on all
@@ -73,7 +74,7 @@ def get_lengths(median: int) -> list[int]:
 
 
 def make_model(directory: Path, args: argparse.Namespace) -> None:
-    """Make a model whose answers are symbols by lot that never end."""
+    """Make a model that prefers another symbol than the wanted one for each letter and never ends an answer."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -112,10 +113,12 @@ def make_model(directory: Path, args: argparse.Namespace) -> None:
 
 def _draw_chat(rng: random.Random, tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the tokens of a prompt with the beginning of an answer, and the labels, which are those of the answer."""
-    chat = [{"role": "user", "content": rng.choice(LETTERS)}]
+    place = rng.randrange(len(LETTERS))
+    chat = [{"role": "user", "content": LETTERS[place]}]
+    weights = [3 if index == (place + 1) % len(SYMBOLS) else 1 for index in range(len(SYMBOLS))]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     prompt = tokenizer.encode(text, add_special_tokens=False)
-    answer = tokenizer.encode("".join(rng.choices(SYMBOLS, k=64)), add_special_tokens=False)
+    answer = tokenizer.encode("".join(rng.choices(SYMBOLS, weights, k=64)), add_special_tokens=False)
     return [*prompt, *answer], [-100] * len(prompt) + answer
 
 

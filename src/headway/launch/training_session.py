@@ -72,14 +72,14 @@ class PreparedRun:
 
     @property
     def directory(self) -> Path:
-        """Directory of the run."""
-        return Path(self.resolved.config.output_dir)
+        """Directory of the run. Its path is absolute, since code of a user may change the working directory."""
+        return Path(self.resolved.config.output_dir).absolute()
 
     @property
     def checkpoints(self) -> Path:
         """Directory of the checkpoints."""
         given = self.resolved.config.checkpoint_dir
-        return Path(given) if given else self.directory / "checkpoints"
+        return Path(given).absolute() if given else self.directory / "checkpoints"
 
     def make_context(self, logs: Path | None) -> LaunchContext:
         """Return what the components of the run are made from; their output goes to `logs`."""

@@ -43,10 +43,10 @@ from headway.user_code import WorkingDirectory, import_object
 START_TIMEOUT_S = 300.0
 """How long a worker may take to start and to load what it judges with."""
 MAX_PRINTED_BYTES = 16 << 20
-_ANSWER_S = 2.0
+_ANSWER_S = 1.0
 """How long a worker that is not blocked may take to answer."""
 _MAX_COROUTINES = 256
-_MAX_ALONE = 2
+_MAX_ALONE = 4
 """Workers that judge one sample alone, at a time."""
 
 

@@ -14,7 +14,13 @@ import pytest
 from headway.errors import ConfigError, RewardError
 from headway.registry import REWARDS
 from headway.rewards.base import Reward
-from headway.rewards.reward_registry import RewardTerm, RoutedReward, UserRewardLimits, make_reward
+from headway.rewards.reward_registry import (
+    RewardTerm,
+    RoutedReward,
+    UserRewardLimits,
+    make_reward,
+    open_reward_workers,
+)
 from headway.rewards.user_function import FunctionReward
 from headway.rewards.user_reward_workers import WorkerReward
 from headway.types import Score
@@ -136,7 +142,8 @@ def test_what_cannot_be_loaded_is_refused_when_the_worker_starts(tmp_path: Path)
     async def scenario() -> None:
         reward = RoutedReward([RewardTerm(name="mine", reward=make_reward(f"{class_file}:Mine"))])
         with pytest.raises(ConfigError, match=r"rewards\.mine: .*mine.py:Mine: SystemExit: no model here"):
-            await reward.start()
+            async with open_reward_workers(reward):
+                pass
 
     run(scenario)
 
@@ -170,7 +177,7 @@ def test_a_closure_runs_here_on_a_thread_and_is_said_to(kind: str, tmp_path: Pat
             said = await complain(reward, what)
             assert re.search(COMPLAINTS[what], said) and said.endswith("(7.0)"), said
         said = await complain(reward, "sleep")
-        assert "no verdict after 0.5 s" in said and "misbehaviour.py" in said and said.endswith("(7.0)")
+        assert "no verdict after 0.5 s" in said and "in <lambda> at " in said and said.endswith("(7.0)")
         assert (await reward.score(episode("chdir"))).value == 1.0
         assert Path.cwd() == tmp_path
         assert (await reward.score(episode("good"))).value == 1.0

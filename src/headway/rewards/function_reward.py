@@ -1,7 +1,7 @@
 """Rewards from functions `(text, task_data) -> float | dict`: built-in ones, users' own, and those of verl or TRL.
 
 Guarantees: if a function raises, or returns something that is not a finite number, that becomes a `RewardError` that
-names the function and the value. Where users' functions run is decided elsewhere (`user_reward`).
+names the function and the value. `reward_registry` decides where users' functions run.
 
 Functions that were written for verl or TRL are recognised by the names of their parameters and called as they expect:
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from headway.config import ResolvedConfig
 from headway.data import DataSources, make_sources
-from headway.environments.text_episode import SEED_KEY
 from headway.errors import ConfigError
 from headway.flow.backends import Backends, RunContext, StopRequest
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary, order_stages
@@ -31,19 +28,16 @@ from headway.launch.placement import Placement, plan_placement
 from headway.launch.run_changes import hash_reward_code
 from headway.launch.run_directory import RunDirectory, check_disk_space
 from headway.launch.run_observer import RunObserver
+from headway.launch.sample_logs import SampleLog
 from headway.launch.transports import VERSIONS_ON_DISK
 from headway.monitor.event_files import EventFileWriter
 from headway.monitor.event_log import EventLog, EventSink
 from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.machine_facts import describe_machine
 from headway.monitor.run_status import RunStatus
-from headway.monitor.sample_excerpts import ImageLog
 from headway.processes.loop_watchdog import LoopWatchdog
-from headway.rewards.images.image_reward import downscale_image, image_to_png_base64
 from headway.rewards.reward_registry import RoutedReward, make_run_rewards, open_reward_workers
-from headway.rollout.sample_evaluation import EvaluatedSample
 from headway.settings import make_run_settings
-from headway.types import Batch, Image, Sample, SampleGroup
 from headway.version import VERSION
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -51,10 +45,6 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 _VERSION_BYTES_PER_PARAMETER = 4
 """Largest size of a version of the weights."""
 _TICK_S = 0.5
-_GROUPS_PER_STEP = 2
-_IMAGES_PER_VALIDATION = 24
-_LONGEST_SIDE = 256
-"""Longest side of a logged image in pixels."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -239,6 +229,7 @@ def _make_run_context(
 ) -> RunContext:
     config, validation = prepared.resolved.config, prepared.sources.validation
     data = config.actor_train.data_args
+    samples = SampleLog(directory.path, prompt=data.prompt, answer=data.answer)
     return RunContext(
         backends=backends,
         settings=make_run_settings(prepared.resolved, held_out=0 if validation is None else len(validation)),
@@ -246,8 +237,8 @@ def _make_run_context(
         run_dir=directory.path,
         checkpoint_dir=prepared.checkpoints,
         clock=asyncio.get_running_loop().time,
-        on_trained=SampleLog(directory.path / "samples.jsonl", prompt=data.prompt, answer=data.answer),
-        on_validated=ImageSampleLog(directory.path / "images.jsonl", prompt=data.prompt),
+        on_trained=samples.write_batch,
+        on_validated=samples.write_validation,
         stages=config.stages,
     )
 
@@ -294,69 +285,3 @@ async def _call_periodically(tick: Callable[[float], None], clock: Callable[[], 
     while True:
         await asyncio.sleep(_TICK_S)
         tick(clock())
-
-
-class SampleLog:
-    """Writes a few answers of every step to `samples.jsonl`, so that people can watch the policy change.
-
-    Each line has step, prompt, answer, expected, reward and finish. Of each step it has the best and the worst answer
-    of the first groups; the turns of an episode are joined. Batches of images write nothing. A full disk stops this
-    log, not the run.
-    """
-
-    def __init__(self, path: Path, *, prompt: str = "prompt", answer: str | None = "answer") -> None:
-        self._path, self._prompt, self._answer = path, prompt, answer
-
-    def __call__(self, batch: Batch, trained: int) -> None:
-        lines = [
-            json.dumps(self._row(sample, trained), ensure_ascii=False)
-            for group in batch.groups[:_GROUPS_PER_STEP]
-            for sample in _best_and_worst(group)
-            if sample.episode.turns[-1].generation.image is None
-        ]
-        if not lines:
-            return
-        try:
-            with self._path.open("a", encoding="utf-8") as log:
-                log.write("".join(f"{line}\n" for line in lines))
-        except OSError:
-            return  # the ledger and the event log report the problem of the disk
-
-    def _row(self, sample: Sample, trained: int) -> dict[str, Any]:
-        task, last = sample.episode.task, sample.episode.turns[-1].generation
-        start = f"{task.domain}, seed {task.data[SEED_KEY]}" if SEED_KEY in task.data else ""
-        answers = [turn.generation.text for turn in sample.episode.turns]
-        return {
-            "step": trained,
-            "prompt": task.data.get(self._prompt, start),
-            "answer": answers[0] if len(answers) == 1 else " → ".join(text.strip() for text in answers),
-            "expected": task.data.get(self._answer) if self._answer else None,
-            "reward": None if sample.score is None else sample.score.value,
-            "finish": str(last.finish),
-        }
-
-
-def _best_and_worst(group: SampleGroup) -> list[Sample]:
-    ranked = sorted(group.samples, key=lambda sample: -(sample.score.value if sample.score else 0.0))
-    return ranked[:1] + ranked[1:][-1:]
-
-
-class ImageSampleLog:
-    """Writes the first images of every validation to `images.jsonl`: always the same prompts and the same noise."""
-
-    def __init__(self, path: Path, *, prompt: str = "prompt") -> None:
-        self._log, self._prompt = ImageLog(path, prompts=_IMAGES_PER_VALIDATION), prompt
-
-    def __call__(self, trained: int, judged: Sequence[EvaluatedSample]) -> None:
-        images = [
-            (str(one.task.data.get(self._prompt, "")), _encode_image(image), score.value)
-            for one in judged[:_IMAGES_PER_VALIDATION]
-            for episode, score in one.answers[:1]
-            if (image := episode.turns[-1].generation.image) is not None
-        ]
-        if images:
-            self._log(trained, images)
-
-
-def _encode_image(image: Image) -> str:
-    return image_to_png_base64(downscale_image(image, _LONGEST_SIDE))

@@ -1,7 +1,9 @@
 """A few samples to look at: what the policy answered (`samples.jsonl`) and drew (`images.jsonl`), early and late.
 
 A prompt that came at different steps shows best what was learned, so answers are shown as pairs of one prompt; a run
-without such a prompt shows its first and its last answers. Images always come in pairs: validation draws the same
+without such a prompt shows its first and its last answers. Early and late answers are of the same kind: first answers
+to held-out tasks, or if there are none, first members of trained groups, never a best one beside a worst. Images always
+come in pairs: validation draws the same
 prompts from the same noise, and `ImageLog` writes a line with `step`, `prompt`, `reward` and `png` (base64) for each of
 its first images. Lines that are torn or incomplete are skipped. Only a few samples are kept, however long the file is.
 """
@@ -42,6 +44,8 @@ class AnswerExcerpts:
     early: tuple[AnswerExcerpt, ...] = ()
     late: tuple[AnswerExcerpt, ...] = ()
     """First and last answers, if no prompt was answered at two steps."""
+    kind: str = "first"
+    """How they were chosen: `held_out` or `first`."""
 
 
 def read_answers(path: Path) -> AnswerExcerpts:
@@ -50,35 +54,56 @@ def read_answers(path: Path) -> AnswerExcerpts:
 
 
 def select_answers(lines: Iterable[str]) -> AnswerExcerpts:
-    first: list[AnswerExcerpt] = []
-    last: deque[AnswerExcerpt] = deque(maxlen=_SHOWN_ANSWERS)
-    by_prompt: dict[str, tuple[AnswerExcerpt, AnswerExcerpt]] = {}
+    """Return answers to held-out tasks where a prompt has two of them, else first members of trained groups."""
+    choices = {kind: _AnswerChoice() for kind in ("held_out", "first")}
     for line in lines:
-        answer = _parse_answer(line)
-        if answer is None:
-            continue
-        if len(first) < _SHOWN_ANSWERS:
-            first.append(answer)
-        last.append(answer)
-        if answer.prompt in by_prompt:
-            by_prompt[answer.prompt] = (by_prompt[answer.prompt][0], answer)
-        elif len(by_prompt) < _MOST_ANSWERED_PROMPTS:
-            by_prompt[answer.prompt] = (answer, answer)
-    pairs = [pair for pair in by_prompt.values() if pair[0].step < pair[1].step]
-    if pairs:
-        newest = max(pair[1].step for pair in pairs)
-        pairs.sort(key=lambda pair: (newest - pair[1].step, pair[0].step))
-        return AnswerExcerpts(pairs=tuple(pairs[:_SHOWN_ANSWERS]))
-    return AnswerExcerpts(early=tuple(first), late=tuple(answer for answer in last if answer not in first))
+        kind, answer = _parse_answer(line)
+        if answer is not None and kind in choices:
+            choices[kind].add(answer)
+    kind = "held_out" if choices["held_out"].pairs or not choices["first"].first else "first"
+    return choices[kind].make_excerpts(kind)
 
 
-def _parse_answer(line: str) -> AnswerExcerpt | None:
+class _AnswerChoice:
+    """Keeps a few answers of one kind, however many come."""
+
+    def __init__(self) -> None:
+        self.first: list[AnswerExcerpt] = []
+        self._last: deque[AnswerExcerpt] = deque(maxlen=_SHOWN_ANSWERS)
+        self._by_prompt: dict[str, tuple[AnswerExcerpt, AnswerExcerpt]] = {}
+
+    def add(self, answer: AnswerExcerpt) -> None:
+        if len(self.first) < _SHOWN_ANSWERS:
+            self.first.append(answer)
+        self._last.append(answer)
+        if answer.prompt not in self._by_prompt and len(self._by_prompt) < _MOST_ANSWERED_PROMPTS:
+            self._by_prompt[answer.prompt] = (answer, answer)
+        elif answer.prompt in self._by_prompt and answer.step > self._by_prompt[answer.prompt][1].step:
+            self._by_prompt[answer.prompt] = (self._by_prompt[answer.prompt][0], answer)
+
+    @property
+    def pairs(self) -> list[tuple[AnswerExcerpt, AnswerExcerpt]]:
+        """Answers to one prompt at two steps: the latest first, of those the one with the earliest beginning."""
+        pairs = [pair for pair in self._by_prompt.values() if pair[0].step < pair[1].step]
+        return sorted(pairs, key=lambda pair: (-pair[1].step, pair[0].step))
+
+    def make_excerpts(self, kind: str) -> AnswerExcerpts:
+        if self.pairs:
+            return AnswerExcerpts(pairs=tuple(self.pairs[:_SHOWN_ANSWERS]), kind=kind)
+        late = tuple(answer for answer in self._last if answer not in self.first)
+        return AnswerExcerpts(early=tuple(self.first), late=late, kind=kind)
+
+
+def _parse_answer(line: str) -> tuple[str, AnswerExcerpt | None]:
+    """Return the kind of an answer and the answer; lines without a kind count as first members."""
     try:
         row = json.loads(line)
         prompt, answer, step = _shorten(row.get("prompt", "")), _shorten(row["answer"]), int(row.get("step", 0))
-        return AnswerExcerpt(prompt=prompt, answer=answer, reward=_parse_reward(row), step=step)
+        return str(row.get("kind", "first")), AnswerExcerpt(
+            prompt=prompt, answer=answer, reward=_parse_reward(row), step=step
+        )
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+        return "", None
 
 
 def _shorten(value: Any) -> str:

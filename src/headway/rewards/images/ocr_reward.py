@@ -48,7 +48,7 @@ _RECOGNITION_MODEL, _DETECTION_MODEL = "models/ch_PP-OCRv4_rec_infer.onnx", "mod
 _TALLEST_LINE = 64
 """Height up to which a picture is taken for one line."""
 _LEAST_CONFIDENCE = 0.5
-"""On a page, a line or word that a reader believes in less than this is a pattern and no text."""
+"""A line or word on a page that a reader is less sure of than this is a pattern and no text."""
 _LINE_MODE, _PAGE_MODES = "7", ("3", "11")
 """Tesseract's page segmentation modes: a single line; a page with columns and paragraphs, and sparse text."""
 _LINE_HEIGHT, _MAX_LINE_WIDTH = 48, 2400

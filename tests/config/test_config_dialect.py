@@ -223,7 +223,7 @@ def test_foreign_keys_are_noted_once_per_block() -> None:
     notes = load_config(
         {"system_envs": {"A": 1, "B": 2}, "tracker_kwargs": {"mode": "offline"}, "num_return_sequences_in_group": 2}
     ).notes
-    assert [note.partition(":")[0] for note in notes] == ["system_envs", "tracker_kwargs"]
+    assert [note.partition(":")[0] for note in notes] == ["system_envs", "tracker_kwargs", "pg_variant"]
 
 
 def test_beams_are_refused_unless_there_is_one() -> None:

@@ -105,7 +105,7 @@ def test_explain_as_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None
     assert shown["derived"]["slots"] == 128
     assert shown["options"]["seed"] == {"value": 9, "from": "override"}
     assert len(shown["options"]) == len(load_config(RLVR).provenance)
-    assert len(shown["notes"]) == 5
+    assert len(shown["notes"]) == 6
 
 
 def test_the_command_does_not_import_torch() -> None:

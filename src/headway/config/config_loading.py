@@ -50,7 +50,7 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
     translation = translate(entries, notes, problems)
     entries = translation.entries
     if dialect is not None:
-        entries = apply_dialect_defaults(set_unknown_keys_aside(entries, dialect, notes), dialect)
+        entries = apply_dialect_defaults(set_unknown_keys_aside(entries, notes), dialect, notes)
     config, provenance = build_tree(Config, _without_unknown_dialect_keys(entries, problems), problems)
     if problems:
         raise ConfigErrors(problems)

@@ -56,16 +56,30 @@ def find_other_pipeline(entries: ConfigEntries) -> ConfigError | None:
     return None
 
 
-def apply_dialect_defaults(entries: ConfigEntries, dialect: str) -> ConfigEntries:
-    """Return the entries with the defaults of the project for what they do not give."""
-    defaults = DIALECT_DEFAULTS.get(dialect, {})
-    given = {join_key(path) for path in entries}
-    origin = f"default of {DIALECT_NAMES[dialect]}"
-    more = {tuple(key.split(".")): ConfigEntry(value, origin) for key, value in defaults.items() if key not in given}
+def apply_dialect_defaults(entries: ConfigEntries, dialect: str, notes: list[str]) -> ConfigEntries:
+    """Return the entries with the defaults of the project for what they do not give, and its meaning for the rest."""
+    name, values = DIALECT_NAMES[dialect], {join_key(path): entry.value for path, entry in entries.items()}
+    defaults = dict(DIALECT_DEFAULTS.get(dialect, {}))
+    clip = values.get("pg_clip", 0.2)
+    if dialect == "roll" and isinstance(clip, int | float):
+        defaults["dual_clip_c"] = 1.0 + 2.0 * clip
+    if dialect != "gerl" and values.get("pg_variant", "ppo") == "ppo":
+        notes.append(
+            "pg_variant: the ratio is taken against the log-probabilities of the engine, which drew the samples; "
+            f"{name} recomputes them with the trainer (decoupled_ppo reads both)"
+        )
+    if values.get("val_batch_size") is not None and not any(path[0] == "train_env_manager" for path in entries):
+        notes.append(f"val_batch_size: changes nothing here; in {name} it is the batch size of a loader")
+        entries = {path: entry for path, entry in entries.items() if path != ("val_batch_size",)}
+    more = {
+        tuple(key.split(".")): ConfigEntry(value, f"default of {name}")
+        for key, value in defaults.items()
+        if key not in values
+    }
     return {**entries, **more}
 
 
-def set_unknown_keys_aside(entries: ConfigEntries, dialect: str, notes: list[str]) -> ConfigEntries:
+def set_unknown_keys_aside(entries: ConfigEntries, notes: list[str]) -> ConfigEntries:
     """Return the entries that are known or may be mistakes; all others are named in one note for each reason."""
     kept: ConfigEntries = {}
     unknown: dict[str, list[str]] = {}

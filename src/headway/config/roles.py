@@ -70,7 +70,9 @@ class OptimizerArgs:
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the learning rate after the warm-up."""
     warmup_steps: Amount = 0
-    """Training steps over which the learning rate rises from zero."""
+    """Steps over which the learning rate rises from zero."""
+    warmup_unit: Literal["training_steps", "optimizer_steps"] = "training_steps"
+    """What `warmup_steps` counts; a training step may have several optimizer steps."""
     offload_optimizer: bool = False
     """Keep AdamW's moments in host memory: 8 bytes per parameter less on the GPU, and a slower step."""
 

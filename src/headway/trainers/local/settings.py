@@ -113,8 +113,8 @@ def make_local_settings(
     return LocalSettings(
         objective=make_objective(resolved),
         advantages=make_advantage_settings(resolved),
-        optimizer=_make_optimizer_settings(train.training_args, config.max_steps),
-        critic=_make_optimizer_settings(config.critic.training_args, config.max_steps)
+        optimizer=_make_optimizer_settings(train.training_args, config.max_steps, derived.optimizer_steps),
+        critic=_make_optimizer_settings(config.critic.training_args, config.max_steps, derived.optimizer_steps)
         if derived.needs_critic
         else None,
         value_clip=config.value_clip,
@@ -150,7 +150,8 @@ def _make_lora_settings(args: TrainedModelArgs, seed: int) -> LoraSettings | Non
     return LoraSettings(rank=args.lora_rank, alpha=alpha, targets=args.lora_target, seed=seed)
 
 
-def _make_optimizer_settings(args: OptimizerArgs, max_steps: int) -> OptimizerSettings:
+def _make_optimizer_settings(args: OptimizerArgs, max_steps: int, optimizer_steps: int) -> OptimizerSettings:
+    per_step = optimizer_steps if args.warmup_unit == "optimizer_steps" else 1
     return OptimizerSettings(
         learning_rate=args.learning_rate,
         weight_decay=args.weight_decay,
@@ -158,7 +159,7 @@ def _make_optimizer_settings(args: OptimizerArgs, max_steps: int) -> OptimizerSe
         epsilon=args.adam_epsilon,
         max_grad_norm=args.max_grad_norm,
         schedule=args.lr_scheduler_type,
-        warmup_steps=args.warmup_steps,
+        warmup_steps=-(-args.warmup_steps // per_step),
         max_steps=max_steps,
         offload=args.offload_optimizer,
     )

@@ -49,7 +49,7 @@ def test_a_run_says_what_each_stage_does_and_waits_for_until_it_is_killed(
 
     (run.directory / STATUS_FILE).write_text('{"phase": "tra')
     code, said = ask(runs, tmp_path, str(run.directory))
-    assert code == 2 and "cannot be read" in said and "Traceback" not in said
+    assert code == 1 and "by its event log" in said and "cannot be read" in said and "Traceback" not in said
 
 
 def test_how_a_run_ended_is_told(runs: Runs, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import argparse
 import os
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +20,9 @@ from rich.console import Console
 from headway.cli.command_line import add_json_option, make_console, print_json
 from headway.errors import HeadwayError
 from headway.launch.status_file import WRITE_EVERY_S, read_status
+from headway.monitor.report_page import describe_run_state
 from headway.monitor.report_tables import format_duration
+from headway.monitor.run_record import read_run_record
 from headway.monitor.run_status import RunStatus, format_engines, format_usage, make_stage_table
 from headway.processes.control_socket import send_control_request
 
@@ -44,13 +47,29 @@ def run_command(args: argparse.Namespace) -> int:
         status = RunStatus.from_json(send_control_request(args.directory, {"status": True}, timeout_s=args.timeout))
         condition, is_well = "at work", True
     except HeadwayError as unanswered:
-        status = read_status(args.directory)
-        condition, is_well = _judge_condition(status, unanswered.__cause__)
+        try:
+            status = read_status(args.directory)
+            condition, is_well = _judge_condition(status, unanswered.__cause__)
+        except HeadwayError as unreadable:
+            is_gone = isinstance(unanswered.__cause__, ConnectionRefusedError)
+            status, condition, is_well = _read_from_log(args.directory, unreadable, is_gone=is_gone)
     if args.json:
         print_json({"condition": condition, **status.to_json()})
     else:
         print_status(args.directory, status, condition, make_console())
     return 0 if is_well else 1
+
+
+def _read_from_log(directory: Path, unreadable: HeadwayError, *, is_gone: bool) -> tuple[RunStatus, str, bool]:
+    """Return what the event log says of a run without a readable status. Raise `unreadable` if there is no log."""
+    try:
+        record = read_run_record(directory)
+    except HeadwayError:
+        raise unreadable from None
+    state, words = describe_run_state(replace(record, is_alive=record.is_alive and not is_gone))
+    trained = max(record.curves.steps, default=0)
+    status = RunStatus(phase="training" if state == "going" else "ended", trained=trained, served=trained)
+    return status, f"{words or 'unknown'}, by its event log ({unreadable})", state in ("going", "done")
 
 
 def _judge_condition(status: RunStatus, problem: BaseException | None) -> tuple[str, bool]:
@@ -82,11 +101,12 @@ def _process_exists(process: int) -> bool:
 
 def print_status(directory: Path, status: RunStatus, condition: str, console: Console) -> None:
     """Print the status of a run."""
-    age_s = max(0.0, time.time() - status.time_s)
+    age_s = time.time() - status.time_s
     degraded = "" if status.level == "normal" else f", degraded: {status.level}"
-    line = f"{directory}: {condition}; {status.phase}, step {status.trained} of {status.steps}, served {status.served}"
+    steps = f" of {status.steps}" if status.steps else ""
+    line = f"{directory}: {condition}; {status.phase}, step {status.trained}{steps}, served {status.served}"
     console.print(f"{line}{degraded}", markup=False, soft_wrap=True)
-    if condition != "at work":
+    if condition != "at work" and status.time_s:
         console.print(f"last known state, {format_duration(age_s)} old:", markup=False)
     console.print(make_stage_table(status.stages))
     for engine in format_engines(status.engines):

@@ -119,6 +119,7 @@ class LocalLearner(StepLearner):
             "kl_coef": float(self.kl.coef),
             "kl": float(advantages.kl),
             "micro_batch_tokens": float(self.settings.micro_batch_tokens),
+            **measure_allocator(self.settings.device),
             "tflop": 6e-12 * self._active_weights * report.packed_tokens,
             **({} if self._peak_tflops is None else {"peak_tflops": self._peak_tflops * self.ranks.size}),
         }
@@ -212,3 +213,11 @@ def accumulation_dtype(settings: LocalSettings) -> torch.dtype:
 def _make_reference(model: Any, settings: LocalSettings, ranks: RankGroup) -> PolicyModel:
     model.requires_grad_(False)
     return ranks.make_policy(model, replace(settings, gradient_checkpointing=False), adapters=False)
+
+
+def measure_allocator(device: torch.device | str) -> dict[str, float]:
+    """Return how much of a GPU torch has allocated at most and holds now, in GB; nothing for a CPU."""
+    if torch.device(device).type != "cuda":
+        return {}
+    peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
+    return {"peak_allocated_gb": peak / 1e9, "reserved_gb": reserved / 1e9}

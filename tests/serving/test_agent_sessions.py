@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -239,14 +239,18 @@ def test_agents_that_fail_are_failed_episodes(stage: Stage, what: str, said: str
 
 def test_an_answer_that_got_lost_is_given_again_without_another_turn(stage: Stage) -> None:
     async def main() -> None:
+        loop_of_run = asyncio.get_running_loop()
         async with episodes(stage) as world:
+
+            async def ask_the_run(call: Coroutine[Any, Any, Any]) -> None:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, loop_of_run))
 
             async def impatient(base_url: str, api_key: str, model: str, task: dict[str, Any]) -> float:
                 first = asyncio.ensure_future(ask(base_url, api_key, [user("a")]))
-                await world.started.wait()
+                await ask_the_run(world.started.wait())
                 first.cancel()
                 await asyncio.wait([first])
-                await world.hub.continue_engines()
+                await ask_the_run(world.hub.continue_engines())
                 found = await ask(base_url, api_key, [user("a")])
                 return float(found.usage.completion_tokens)
 

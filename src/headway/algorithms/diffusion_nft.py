@@ -1,14 +1,8 @@
 """DiffusionNFT: reinforcement on the forward process. It needs clean images and rewards, no log-probabilities.
 
 An image that was made and scored is noised again to a level s, and the model's velocity is regressed in two ways at
-once. With v_old of the slowly following old policy,
-
-    v⁺ = (1 − β)·v_old + β·v      is fitted to the paths of good images,
-    v⁻ = (1 + β)·v_old − β·v      is fitted to the paths of bad images,
-    loss = r·‖v⁺ − (e − x₀)‖² + (1 − r)·‖v⁻ − (e − x₀)‖²,        r in [0, 1]: how likely the image is a good one.
-
-The minimum is v = v_old + (2/β)·E[r·(e − x₀ − v_old)]: from the old policy in the direction of its good images. The
-solver and the weights that made an image enter only through the image, which suits asynchronous training.
+once: towards the paths of good images, and away from those of bad ones. docs/denoising.md has the formulas. The solver
+and the weights that made an image enter only through the image, which suits asynchronous training.
 
 Guarantees: the gradient flows through v alone; results are at least float32. The trainer samples s and the noise.
 

@@ -81,13 +81,8 @@ class DenoisingModelFamily(ModelFamily):
                 "holds no denoising model, but `denoising` is given", key="pretrain", value=wanted, hint=hint
             )
         weights = path / "transformer" if (path / "transformer").is_dir() else path
-        return PolicyInfo(
-            path=path.resolve(),
-            critic=None,
-            tokenizer=Utf8PromptTokenizer(),
-            parameters=_count_parameters(weights),
-            positions=None,
-        )
+        tokenizer, parameters = Utf8PromptTokenizer(), _count_parameters(weights)
+        return PolicyInfo(path=path.resolve(), critic=None, tokenizer=tokenizer, parameters=parameters, positions=None)
 
     def check_sources(self, policy: PolicyInfo, sources: DataSources) -> None:
         """Raise `ConfigError` for the first prompt that the model cannot read."""

@@ -315,11 +315,8 @@ def make_llm(args: Mapping[str, Any]) -> AsyncLlmCore:
 
     begin = os.fstat(sys.stdout.fileno()).st_size
     try:
-        return AsyncLlmCore(
-            LaunchSettings(**args["launch"]),
-            f"{__name__}.{SharedBufferReloadExtension.__name__}",
-            partial(_read_vllm_output, begin),
-        )
+        extension = f"{__name__}.{SharedBufferReloadExtension.__name__}"
+        return AsyncLlmCore(LaunchSettings(**args["launch"]), extension, partial(_read_vllm_output, begin))
     except HeadwayError:
         raise
     except Exception as error:

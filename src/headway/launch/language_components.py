@@ -207,13 +207,8 @@ def make_rank_trainer(args: ComponentArgs, store: PublishingStore | None, ranks:
     resolved = args.load_config()
     group = ShardedRankGroup(make_rank_layout(resolved, ranks), args.device)
     own_store = NonPublishingStore(select_wire_dtype(resolved, args.device)) if store is None else store
-    return RankTrainer(
-        _make_model_loader(args.model),
-        _make_local_settings(args),
-        own_store,
-        ranks=group,
-        **_make_trainer_options(args),
-    )
+    model, options = _make_model_loader(args.model), _make_trainer_options(args)
+    return RankTrainer(model, _make_local_settings(args), own_store, ranks=group, **options)
 
 
 def make_policy_scorer(args: ComponentArgs, end: ReceiverEnd | None = None) -> PolicyScorer:

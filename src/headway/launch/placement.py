@@ -1,17 +1,10 @@
 """Plan where the components of a run live: device, processes, threads, trainer ranks, resources on a cluster.
 
 `plan_placement` maps a configuration and a machine to a `Placement`. It starts nothing, and rejects what cannot run.
-
-On a CPU, trainer and engines are separate processes. With few cores each of them gets one thread per core, and an idle
-process leaves its cores to the other: a step of the example took 13 s on two cores instead of 20 s with one core each.
-Idle threads must then sleep, not spin (`OMP_WAIT_POLICY`, set for every child). Many cores are divided: half for the
-engines, the rest for the trainer. Roles that take turns (hybrid) get all of them. On one GPU the roles are threads of
-one process, because two processes on one GPU hardly overlap. Where `device_mapping` gives trainer and engines different
-GPUs, each is a process that sees its own GPU alone. On a Ray cluster each component is an actor with resources.
-
-The trainer has one rank (a process) for each device of `actor_train.device_mapping`: a GPU, or a share of the cores.
-Layers are split over `tensor_model_parallel_size` ranks, sequences over `context_parallel_size`, weights over all other
-ranks (`fsdp2_train`). On a CPU without `device_mapping` there are as many ranks as these sizes need.
+docs/architecture.md says how components share a machine, docs/sharding.md which ranks a trainer has. Idle processes
+leave their cores to others: a step of the example took 13 s on two cores instead of 20 s with one core each. Idle
+threads must then sleep, not spin (`OMP_WAIT_POLICY`, set for every child). On one GPU the roles are threads of one
+process, because two processes on one GPU hardly overlap.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """GGUF files as ordinary model directories: bf16 safetensors, tokenizer, chat template.
 
-Guarantees: weights are dequantised. The head is tied to the embedding unless the file has a separate head. A tokenizer
-that splits digits one by one still does so. The tokens that end a turn are in `generation_config.json`, and padding is
-not one of them where any other token will do. Quantised weights stay as coarse as they were. A file that is not GGUF,
-or ends in the middle of its header, raises `GgufFormatError` with the reason.
+Guarantees: weights are dequantised, and tokenizer, head and padding become what docs/models.md says. A file that is not
+GGUF, or ends in the middle of its header, raises `GgufFormatError` with the reason.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Models on this machine: our cache of models that are made once, and the Hugging Face hub with its cache.
 
-Our cache is `$HEADWAY_CACHE`, else `~/.cache/headway`. An entry is there whole or not at all, whatever is killed when.
-Of several processes that want the same entry, one makes it and the others wait. The next process that makes an entry
-removes what a killed one left behind.
-
-A model in the hub's cache is used without asking the network, so that every process of a run and every later run gets
-the same one; a newer revision is downloaded only if the cached one is deleted. `HF_HUB_OFFLINE`, `HF_HOME`,
-`HF_ENDPOINT` and `HF_TOKEN` have their usual meaning. A hub that does not answer is an error after `PROBE_TIMEOUT_S`
-seconds, before anything is downloaded.
+docs/models.md says where the caches are and which variables count. Of several processes that want the same entry, one
+makes it and the others wait. The next process that makes an entry removes what a killed one left behind. A model in the
+hub's cache is used without asking the network, so that every process of a run and every later run gets the same one.
 """
 
 from __future__ import annotations

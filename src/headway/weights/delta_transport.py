@@ -3,17 +3,13 @@
     transport = DeltaTransport(SharedMemoryTransport())        around any other transport
     receiver = RetainingReceiver(engine.receiver)              around an engine's; `DoubleBufferedReceiver` needs none
 
-Where parts of a model are frozen, or only adapters are trained, most buckets of a version are those of the version
-before. Such a bucket travels as an `UnchangedBucket`, and its receiver takes the bytes from what it serves. So buckets
-should be small here (16 MB rather than 512): one changed number sends its whole bucket.
+docs/architecture.md says where that pays. Buckets should be small here (16 MB rather than 512), because one changed
+number sends its whole bucket.
 
 Guarantees: a receiver that serves nothing, or something that this transport did not send, gets the full version. It
-accepts an unchanged bucket only if the checksum of what it has is the one in the manifest; otherwise it raises
-`TransferError`, and a bucket that is sent a second time is sent in full. A version is flipped to when every checksum of
-its manifest is accounted for, as without delta.
-
-A bucket that changed and has the old CRC-32 all the same (one in four thousand million) is taken for unchanged until it
-changes again.
+accepts an `UnchangedBucket` only if the checksum of what it has is the one in the manifest; otherwise it raises
+`TransferError`, and a bucket that is sent a second time is sent in full. A bucket that changed and has the old CRC-32
+all the same (one in four thousand million) is taken for unchanged until it changes again.
 """
 
 import asyncio

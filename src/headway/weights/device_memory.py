@@ -7,13 +7,9 @@
     DoubleBufferedReceiver(activate, device="cuda", open_payload=open_payload)
 
 A version is one flat buffer on the device. A bucket is a part of it, and its checksum is computed there. A published
-version is complete when `publish` returns, whatever stream its reader works on.
-
-With CUDA IPC, a handle of the buffer travels as numbers and bytes. An engine opens the buffer by it and copies out of
-it. Buffers are used again: each is exported once, and opened once by each engine. Guarantees: a buffer is overwritten
-only when no process reads it. A reader holds its lease, a lock on a file without a name, until it reads the next
-version, which is after the flip; the kernel releases the lease of a dead reader. A reader that comes too late, or on
-another machine, gets a `TransferError`. Only `CudaMemory` uses CUDA; any memory that can be opened by a handle will do.
+version is complete when `publish` returns, whatever stream its reader works on. docs/architecture.md describes leases:
+a buffer is overwritten only when no process reads it. A reader that comes too late, or on another machine, gets a
+`TransferError`. Only `CudaMemory` uses CUDA; any memory that can be opened by a handle will do.
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,11 @@
 """Connects this process to a Ray cluster: an existing one, or one that is started on this machine for the run.
 
-An address is `host:port` of the head, `auto` for the cluster that this machine is a node of, or `local` for a cluster
-of our own. If it is left out, `RAY_ADDRESS` counts, which Ray sets inside a submitted job, else `local`. If this
-process is connected already, that connection is used as it is and left open.
+docs/cluster.md says which cluster an address names, and how devices are numbered over its nodes. If this process is
+connected already, that connection is used as it is and left open. A cluster of our own ends with this process, however
+it ends; Ray sees to that.
 
-A cluster of our own ends with this process, however it ends; Ray sees to that.
-
-What each part of a run asks of a cluster is a `ResourceRequest`. Devices are numbered over the nodes of a run: node n
-holds those from n·num_gpus_per_node. The requests of all parts on one node of the run form one bundle, so that they
-always share a machine. Different nodes are on different machines where there are enough of them.
+What each part of a run asks of a cluster is a `ResourceRequest`. The requests of all parts on one node of the run form
+one bundle, so that they always share a machine.
 """
 
 import logging

@@ -84,15 +84,9 @@ def make_vllm_options(launch: LaunchSettings) -> dict[str, Any]:
 
 def make_vllm_environment(launch: LaunchSettings) -> dict[str, str]:
     """Return environment variables that limit vLLM to its threads; by itself it takes all cores but one."""
-    always = {"VLLM_NO_USAGE_STATS": "1"}
-    if not launch.threads:
-        return always
-    return {
-        **always,
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(launch.threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
+    threads = {"OMP_NUM_THREADS": str(launch.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    limits = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **threads} if launch.threads else {}
+    return {"VLLM_NO_USAGE_STATS": "1", **limits}
 
 
 def make_flags(options: Mapping[str, Any]) -> list[str]:

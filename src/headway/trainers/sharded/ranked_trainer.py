@@ -2,14 +2,12 @@
 
     trainer = MultiRankTrainer(ChildSpec(name="trainer", target="package.module:make_rank", …), start=…, ranks=4)
 
-Each rank gets its number (`rank`) and the number of ranks (`ranks`). Rank 0 opens an address on its machine, and all
-ranks join there. From then on every call that ranks compute together goes to all of them at once, in one order, and
-rank 0 answers.
+Each rank gets its number (`rank`) and the number of ranks (`ranks`). Every call that ranks compute together goes to all
+of them at once, in one order, and rank 0 answers. docs/sharding.md says how they meet.
 
-Guarantees: ranks live and die together. When one ends, the others, which may wait for it in the middle of a step, are
-killed at once, and everybody who waits here gets `TrainerCrashed` with how it ended. The same happens if one fails and
-the others do not within `grace_s`, or if a call succeeds on some ranks only. A failure that all ranks report is raised.
-A call that was sent is completed even if it is cancelled here, and `version` follows.
+Guarantees: ranks live and die together. When one ends, the others are killed at once, and everybody who waits here gets
+`TrainerCrashed` with how it ended. The same happens if one fails and the others do not within `grace_s`, or if a call
+succeeds on some ranks only. A call that was sent is completed even if it is cancelled here, and `version` follows.
 """
 
 import asyncio

@@ -1,13 +1,10 @@
 """Models that are cut over ranks: layers by columns and rows, weights by `fully_shard`, sequences by context.
 
-Tensor parallelism cuts queries, keys, values, gate and up projections by columns (heads stay whole) and the projections
-after them by rows, and sums over ranks. Embeddings, norms and the head are whole on every rank of the tensor mesh. A
-layer that has a matrix under any other name is refused.
+docs/sharding.md has a table of what is cut how. A layer that has a matrix under an unknown name is refused.
 
 Guarantees: numbers and gradients are those of the whole model, up to rounding, and the same on every rank that computes
 the same pack. Weights are held in float32, like the masters of a single process, and gathered layer by layer in the
-precision of computation. A frozen model is held in that precision. Each rank reads the whole model into host memory
-first and puts its shards onto its device.
+precision of computation. A frozen model is held in that precision.
 
 Legend: N actions of a pack, n those that follow a token of this rank, H hidden size.
 """

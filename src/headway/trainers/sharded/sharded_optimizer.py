@@ -30,15 +30,9 @@ class TensorShard:
 
     def with_local(self, local: Tensor) -> DTensor:
         """Return `local` as a shard of a tensor that is cut in the same way, such as a moment."""
-        sharded = self.sharded
-        return DTensor.from_local(
-            local,
-            sharded.device_mesh,
-            sharded.placements,
-            run_check=False,
-            shape=sharded.shape,
-            stride=sharded.stride(),
-        )
+        like = self.sharded
+        mesh, placements, shape, stride = like.device_mesh, like.placements, like.shape, like.stride()
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def local_shard(tensor: Tensor) -> TensorShard:

@@ -186,3 +186,16 @@ def test_a_sparkline_has_the_shape_of_its_values() -> None:
     assert make_sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
     assert make_sparkline([3, 3]) == "▄▄"
     assert len(make_sparkline(list(range(1000)), columns=20)) == 20
+
+
+def test_a_line_says_once_that_trained_samples_are_not_like_started_ones() -> None:
+    out = io.StringIO()
+    monitor = RunMonitor()
+    display = LiveDisplay(monitor, Console(file=out, width=200))
+    for event in training_run(steps=6):
+        monitor(event)
+        display(event)
+    lines = [line for line in out.getvalue().splitlines() if "shorter than the samples that were started" in line]
+    assert len(lines) == 1 and "trained samples are 2.4% shorter" in lines[0]
+    text = panel_text(monitor, 100.0)
+    assert "length 400.0 of 410.0 started" in text and "trained samples are 2.4% shorter" in text

@@ -98,6 +98,8 @@ class SamplePopulation:
         self._rewards: dict[str, float] = {}
         self._cancelled: dict[str, bool] = {}
         """Samples dropped in flight whose length is not final yet, and whether they are of a first attempt."""
+        self._overdue: set[str] = set()
+        """Those of them that were cancelled before the last step ended. A task that never began never reports."""
         self._step, self._run = _Counts(), _Counts()
 
     def start_group(self, group_id: int, position: int) -> None:
@@ -158,7 +160,9 @@ class SamplePopulation:
             rewards["trained"].mean(), rewards["started"].mean(), least=rewards["started"].spread()
         )
         self._step = _Counts()
-        self._cancelled.clear()  # their tasks were cancelled before they had begun
+        for sample_id in self._overdue:
+            self._cancelled.pop(sample_id, None)
+        self._overdue = set(self._cancelled)
         return {name: value for name, value in found.items() if value is not None}
 
     def _forget(self, sample_id: str) -> tuple[int | None, float | None, bool]:

@@ -270,16 +270,15 @@ def _format_progress(monitor: RunMonitor, recent: Sequence[StepRecord]) -> str:
         f"{format_number(sum(step.generated for step in recent) / spent_s)} generated",
         f"lag {format_number(recent[-1].lag)}",
         f"dropped {format_number(monitor.lag.dropped)}",
-        _format_lengths(monitor),
     )
-    return "   ".join(filter(None, parts))
+    return "   ".join(parts)
 
 
 def _format_lengths(monitor: RunMonitor) -> str:
     bias = monitor.bias.bias()
     if bias is None or bias.length_trained is None or bias.length_started is None:
         return ""
-    return f"length {format_number(bias.length_trained)} of {format_number(bias.length_started)} started"
+    return f"   length {format_number(bias.length_trained)} of {format_number(bias.length_started)} started"
 
 
 def _format_current_step(monitor: RunMonitor, now_s: float) -> str:
@@ -287,7 +286,7 @@ def _format_current_step(monitor: RunMonitor, now_s: float) -> str:
     steps = monitor.throughput.steps
     since_s = steps[-1].end_s if steps else monitor.clock.first_s or 0.0
     made = format_number(monitor.throughput.generated)
-    return f"this step {format_duration(max(0.0, now_s - since_s))}   {made} tokens of finished requests"
+    return f"this step {format_duration(max(0.0, now_s - since_s))}   {made} tokens of finished requests{_format_lengths(monitor)}"
 
 
 def _make_role_grid(monitor: RunMonitor) -> Table:

@@ -64,3 +64,12 @@ def test_what_one_has_started_is_gone_after_the_run(runs: Runs, tmp_path: Path, 
     run = world(runs, tmp_path / "run", "Bad", custom_envs__lake__workers=workers, **options, **SHORT)
     assert run.end() == 0, run.text
     assert not Path(f"/proc/{note.read_text()}").exists() and not processes_in(tmp_path)
+
+
+def test_one_that_always_exits_ends_the_run_in_one_line_that_names_it(runs: Runs, tmp_path: Path) -> None:
+    run = world(runs, tmp_path / "run", "Bad", custom_envs__lake__env_config__what="dies", **SHORT)
+    assert run.end() == 1, run.text
+    (ending,) = [line for line in run.text.splitlines() if line.startswith("ended early after step 0")]
+    assert "sample_environments:Bad: its worker process" in ending and "ended with exit code 3: last words" in ending
+    assert "Traceback" not in run.text and "environment_failed" in dropped(run)
+    audit(run.directory)

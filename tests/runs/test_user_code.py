@@ -50,7 +50,7 @@ def train(runs: Runs, tmp_path: Path, function: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("function", ["plain", "coroutine"])
 def test_a_run_survives_a_reward_that_does_everything_wrong(runs: Runs, tmp_path: Path, function: str) -> None:
-    run = train(runs, tmp_path, function, **{"reliability.sample_retries": 0, "max_steps": 3})
+    run = train(runs, tmp_path, function, **{"reliability.sample_retries": 1, "max_steps": 4})
     assert run.end() == 0, run.text
     assert "Traceback" not in run.text and "judged" not in run.text, "it has a log of its own"
     said = "\n".join(str(event.data["message"]) for event in events(run.directory, "error"))

@@ -286,7 +286,8 @@ def _format_current_step(monitor: RunMonitor, now_s: float) -> str:
     steps = monitor.throughput.steps
     since_s = steps[-1].end_s if steps else monitor.clock.first_s or 0.0
     made = format_number(monitor.throughput.generated)
-    return f"this step {format_duration(max(0.0, now_s - since_s))}   {made} tokens of finished requests{_format_lengths(monitor)}"
+    spent = format_duration(max(0.0, now_s - since_s))
+    return f"this step {spent}   {made} tokens of finished requests{_format_lengths(monitor)}"
 
 
 def _make_role_grid(monitor: RunMonitor) -> Table:

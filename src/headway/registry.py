@@ -115,7 +115,7 @@ REWARDS: Registry[Any] = Registry(
     "reward",
     built_in=(
         *("code", "compressibility", "environment", "exact", "format", "ifeval", "image_server", "judge"),
-        *("math", "numeric", "ocr", "reasoning_gym", "regex", "vision_judge"),
+        *("math", "numeric", "ocr", "overlong", "reasoning_gym", "regex", "vision_judge"),
     ),
 )
 """Values of `rewards.*.reward_fn`: functions `(text, task_data, **reward_args)`, or classes with `score(episode)`."""

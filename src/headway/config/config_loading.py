@@ -23,11 +23,14 @@ from headway.config.dialect_recognition import (
 )
 from headway.config.document import DOTTED_ROOTS, ConfigEntries, KeyPath, Source, join_key
 from headway.config.field_types import get_fields
+from headway.config.gerl_translation import translate_gerl
+from headway.config.launch_arguments import split_launch_arguments
 from headway.config.overrides import apply_overrides, read_source
 from headway.config.references import resolve_references
 from headway.config.resolved_config import ConfigDraft, ResolvedConfig, get_at_key, list_leaves
 from headway.config.schema import Config
 from headway.config.translation import is_foreign_key, set_foreign_keys_aside, suggest_dialect_key, translate
+from headway.config.verl_translation import find_missing_feature, translate_verl
 from headway.errors import ConfigError, ConfigErrors
 from headway.plugins import find_plugin, load_plugins
 
@@ -39,13 +42,21 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
     """
     problems: list[ConfigError] = []
     notes: list[str] = []
-    entries = apply_overrides(read_source(source, problems), overrides, problems)
+    overrides, launch = split_launch_arguments(overrides)
+    if other := launch.find_other_pipeline():
+        raise ConfigErrors([other])
+    source = launch.choose_source(source, notes, problems)
+    entries = launch.add_to(apply_overrides(read_source(source, problems), overrides, problems))
     entries, used = resolve_references(entries, _get_default, problems, unread=_is_unread)
     _load_plugins(entries, source, problems)
     entries = _without_variables(entries, used)
-    if other := find_other_pipeline(entries):
-        raise ConfigErrors([other])
     dialect = recognize_dialect(entries)
+    if other := find_other_pipeline(entries) or (find_missing_feature(entries) if dialect == "verl" else None):
+        raise ConfigErrors([other])
+    if dialect in ("verl", "gerl"):
+        entries = translate_verl(entries, launch, notes, problems)
+    if dialect == "gerl":
+        entries = translate_gerl(entries, notes, problems)
     entries = set_foreign_keys_aside(entries, notes, problems)
     translation = translate(entries, notes, problems)
     entries = translation.entries

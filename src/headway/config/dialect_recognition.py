@@ -19,6 +19,7 @@ DIALECT_NAMES = {"roll": "ROLL", "verl": "verl", "gerl": "GeRL"}
 """Dialects with the names of their projects."""
 _OPEN_SECTIONS = frozenset(
     {"strategy_config", "engine_kwargs", "megatron", "fsdp_config", "override_transformer_config"}
+    | {"override_optimizer_config", "async_training", "rollout_correction"}
 )
 """Sections of settings for kernels, memory and parallelism, of which back ends have hundreds."""
 _OTHER_PIPELINES = {
@@ -35,7 +36,7 @@ _NEAR = 0.8
 def recognize_dialect(entries: ConfigEntries) -> str | None:
     """Return `roll`, `verl` or `gerl` for a configuration that was written for that project, else `None`."""
     values = {join_key(path): entry.value for path, entry in entries.items()}
-    if any(path[0] in DOTTED_ROOTS for path in entries):
+    if any(path[0] in DOTTED_ROOTS or path[0] == "async_training" for path in entries):
         diffusers = values.get("actor_rollout_ref.rollout.name") == "diffusers"
         return "gerl" if diffusers or values.get("algorithm.adv_estimator") == "flow_grpo" else "verl"
     for path, entry in entries.items():
@@ -68,7 +69,11 @@ def apply_dialect_defaults(entries: ConfigEntries, dialect: str, notes: list[str
             "pg_variant: the ratio is taken against the log-probabilities of the engine, which drew the samples; "
             f"{name} recomputes them with the trainer (decoupled_ppo reads both)"
         )
-    if values.get("val_batch_size") is not None and not any(path[0] == "train_env_manager" for path in entries):
+    if (
+        dialect == "roll"
+        and values.get("val_batch_size") is not None
+        and not any(path[0] == "train_env_manager" for path in entries)
+    ):
         notes.append(f"val_batch_size: changes nothing here; in {name} it is the batch size of a loader")
         entries = {path: entry for path, entry in entries.items() if path != ("val_batch_size",)}
     more = {

@@ -101,3 +101,8 @@ class MergedEntries:
                 del self.entries[other]
             self._sections = {section for section in self._sections if section[: len(path)] != path}
         self.entries[path] = entry
+
+    def remove(self, path: KeyPath) -> None:
+        """Take away an entry and those below it."""
+        for other in [other for other in self.entries if other[: len(path)] == path]:
+            del self.entries[other]

@@ -51,6 +51,9 @@ def apply_overrides(
         lines = [overrides] if isinstance(overrides, str) else overrides
         given = [pair for text in lines for pair in parse_override(text, problems)]
     for key, value in given:
+        if key.startswith("~"):
+            merged.remove(tuple(key[1:].split(".")))
+            continue
         path = tuple(key.split("."))
         children = _walk_values(value, path, "override") if isinstance(value, Mapping) and value else None
         for child_path, entry in children or [(path, ConfigEntry(value, "override"))]:
@@ -59,7 +62,10 @@ def apply_overrides(
 
 
 def parse_override(text: str, problems: list[ConfigError]) -> list[tuple[str, Any]]:
-    """Parse `key=value` text as people paste it: with a leading `+`, a trailing ` \\`, comments and several lines."""
+    """Parse `key=value` text as people paste it: with a leading `+`, a trailing ` \\`, comments and several lines.
+
+    `~key` removes what was given for the key before.
+    """
     pairs = []
     for raw in text.splitlines():
         line = raw.strip().removesuffix("\\").strip()
@@ -69,6 +75,9 @@ def parse_override(text: str, problems: list[ConfigError]) -> list[tuple[str, An
             line = line[1:-1]
         key, equals, value = line.lstrip("+").partition("=")
         key = key.strip()
+        if key.startswith("~") and _KEY.fullmatch(key[1:]):
+            pairs.append((key, None))
+            continue
         if not equals or not _KEY.fullmatch(key) or ".." in key or key.endswith("."):
             problems.append(ConfigError(f"override {line!r} is not of the form key=value", hint="such as seed=7"))
             continue

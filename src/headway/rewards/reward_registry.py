@@ -26,6 +26,7 @@ from headway.rewards.images.image_reward import make_compressibility_reward
 from headway.rewards.images.image_server_reward import make_image_server_reward
 from headway.rewards.images.ocr_reward import make_ocr_reward
 from headway.rewards.judge_rewards import JudgeReward, VisionJudgeReward
+from headway.rewards.overlong_penalty import OverlongPenalty
 from headway.rewards.solver_rewards import make_math_reward, make_reasoning_gym_reward
 from headway.rewards.text_rewards import make_exact_reward, make_format_reward, make_numeric_reward, make_regex_reward
 from headway.rewards.user_function import FunctionReward, load_function, read_function_traits
@@ -45,6 +46,7 @@ BUILT_IN_REWARDS: dict[str, Callable[..., Reward]] = {
     "math": make_math_reward,
     "numeric": make_numeric_reward,
     "ocr": make_ocr_reward,
+    "overlong": OverlongPenalty,
     "reasoning_gym": make_reasoning_gym_reward,
     "regex": make_regex_reward,
     "vision_judge": VisionJudgeReward,
@@ -56,6 +58,8 @@ _RUNS_HERE = (
 )
 FALLBACK_REWARD = "default"
 """The reward of this name also scores tasks that no other reward claims."""
+EVERY_TASK = "*"
+"""A reward with this tag scores every task, beside the reward that the task has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +252,7 @@ class RoutedReward:
         if not terms:
             known = ", ".join(sorted(term.name for term in self._terms))
             raise RewardError(f"no reward for the domain {episode.task.domain!r}, only for: {known}")
+        terms += [term for term in self._terms if EVERY_TASK in term.domains]
         unfinished = self._unfinished[episode.sample_id] = [term.label for term in terms]
         try:
             scores = await _score_together(terms, episode, unfinished)

@@ -1,0 +1,114 @@
+"""Reads the command line of another project's trainer: the module, the named file, and the overrides.
+
+    python3 -m verl.trainer.main_ppo --config-path=config --config-name=ppo_trainer data.train_batch_size=256 …
+
+The words may be given as they stand, from the interpreter or from `-m` on. A named file that exists is read; one of the
+files that come with the project stands for its defaults, which the tables of dialects have.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.config.document import ConfigEntries, ConfigEntry, Source
+from headway.errors import ConfigError
+
+_OPTIONS = {
+    "--config-path": "path",
+    "-cp": "path",
+    "--config-dir": "path",
+    "-cd": "path",
+    "--config-name": "name",
+    "-cn": "name",
+}
+_PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|.*\.py)")
+_OWN_FILE = re.compile(r"\w*(?:ppo|grpo)\w*trainer(?:\.ya?ml)?")
+_OTHER_MODULES = {
+    "sft": "supervised fine-tuning",
+    "vla": "vision-language-action models",
+    "generation": "generation alone",
+    "main_eval": "evaluation alone",
+    "distill": "distillation",
+    "dpo": "preference optimisation (DPO)",
+    "spin": "preference optimisation (SPIN)",
+}
+"""Part of a module's name → what it trains or does."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchArguments:
+    """How the trainer of another project is started."""
+
+    module: str = ""
+    path: str = ""
+    name: str = ""
+
+    @property
+    def is_fully_async(self) -> bool:
+        """Return whether the trainer streams samples past several weight syncs."""
+        return "fully_async" in self.module
+
+    def find_other_pipeline(self) -> ConfigError | None:
+        """Return the problem of a module, or of a named file, for a kind of training that is not offered."""
+        for part, pipeline in _OTHER_MODULES.items():
+            if part in re.split(r"[./]", self.module) or f"{part}_trainer" in self.module:
+                return ConfigError(f"{self.module}: this starts {pipeline}, which Headway does not offer")
+        if "multiturn" in self.name and self._find_file() is None:
+            problem = f"--config-name={self.name}: multi-turn rollout with tools of verl, which Headway does not offer"
+            return ConfigError(problem, hint="environments below custom_envs have turns and tools")
+        return None
+
+    def choose_source(self, source: Source, notes: list[str], problems: list[ConfigError]) -> Source:
+        """Return the file that the command line names, or `source` if it names none that is there."""
+        if not self.name:
+            return source
+        if (file := self._find_file()) is not None and source is None:
+            return file
+        if _OWN_FILE.fullmatch(self.name):
+            notes.append(f"--config-name={self.name}: the defaults of that project are used for what is not given")
+        elif file is None:
+            hint = "the file has values of the run; --config-path names its directory"
+            problems.append(ConfigError(f"--config-name={self.name}: no such file in {self.path or '.'}", hint=hint))
+        return source
+
+    def add_to(self, entries: ConfigEntries) -> ConfigEntries:
+        """Return the entries with what the module itself means."""
+        key = ("actor_rollout_ref", "rollout", "async_strategy")
+        if "one_step_off" not in self.module or key in entries:
+            return entries
+        return {**entries, key: ConfigEntry("one-step-off", f"-m {self.module}")}
+
+    def _find_file(self) -> Path | None:
+        name = self.name if self.name.endswith((".yaml", ".yml")) else f"{self.name}.yaml"
+        file = Path(self.path) / name
+        return file if self.name and file.is_file() else None
+
+
+def split_launch_arguments(
+    overrides: Iterable[str] | Mapping[str, Any],
+) -> tuple[Iterable[str] | Mapping[str, Any], LaunchArguments]:
+    """Return the overrides without the words that start a trainer, and what those words say."""
+    if isinstance(overrides, Mapping | str):
+        return overrides, LaunchArguments()
+    words, rest = list(overrides), list[str]()
+    begin = next((i for i, word in enumerate(words) if word == "-m" or _PROGRAM.fullmatch(word)), None)
+    if begin is None and not any(word.partition("=")[0] in _OPTIONS for word in words):
+        return words, LaunchArguments()
+    found, wanted, started = {"module": "", "path": "", "name": ""}, "", begin is None
+    for word in words:
+        option, equals, value = word.partition("=")
+        if wanted:
+            found[wanted], wanted, started = word, "", True
+        elif option in _OPTIONS and equals:
+            found[_OPTIONS[option]] = value.strip("\"'")
+        elif option in _OPTIONS:
+            wanted = _OPTIONS[option]
+        elif word == "-m":
+            wanted = "module"
+        elif word.endswith(".py") and "=" not in word:
+            found["module"], started = word, True
+        elif started or ("=" in word and not word.startswith("-")):
+            rest.append(word)
+    return rest, LaunchArguments(**found)

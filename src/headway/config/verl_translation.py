@@ -1,0 +1,266 @@
+"""Translates what several keys of verl say together, before single keys are translated by their table.
+
+Devices of trainer and rollout, asynchrony, how long prompts are treated, the warm-up, rewards, the correction of the
+mismatch between engine and trainer. A value that follows from such keys gives way to one of our own keys.
+"""
+
+import re
+from typing import Any
+
+from headway.config.document import ConfigEntries, ConfigEntry, join_key
+from headway.config.launch_arguments import LaunchArguments
+from headway.errors import ConfigError
+
+_ROLLOUT, _ACTOR, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
+_MINI_BATCH, _STEPS = f"{_ACTOR}.ppo_mini_batch_size", "trainer.total_training_steps"
+_VISION = re.compile(r"(?i)(?:^|[-_/.])(?:vl|omni|llava|internvl|glm-?4\.?1v|glm-?4v)(?:$|[-_/.\d])")
+_NODE = 8
+_DEFAULT_STEPS = 500
+
+
+class VerlEntries:
+    """Entries of a command line of verl, some of which are replaced by entries under our own keys."""
+
+    def __init__(self, entries: ConfigEntries, notes: list[str], problems: list[ConfigError]) -> None:
+        self.entries = dict(entries)
+        self.notes = notes
+        self.problems = problems
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key, `None` if it is not given."""
+        entry = self.entries.get(tuple(key.split(".")))
+        return None if entry is None else entry.value
+
+    def take(self, key: str) -> Any:
+        """Return the value of a key and remove it."""
+        entry = self.entries.pop(tuple(key.split(".")), None)
+        return None if entry is None else entry.value
+
+    def has_below(self, root: str) -> bool:
+        """Return whether any key below `root` is given."""
+        parts = tuple(root.split("."))
+        return any(path[: len(parts)] == parts for path in self.entries)
+
+    def give(self, target: str, value: Any, source: str) -> None:
+        """Set one of our keys unless it is given."""
+        self.entries.setdefault(tuple(target.split(".")), ConfigEntry(value, f"translated from {source}"))
+
+    def take_number(self, key: str, default: float, least: float) -> float:
+        """Return a number and remove its key; one that is none or too small is a problem."""
+        entry = self.entries.pop(tuple(key.split(".")), None)
+        if entry is None or entry.value is None:
+            return default
+        if isinstance(entry.value, bool) or not isinstance(entry.value, int | float) or entry.value < least:
+            hint = f"expected a number ≥ {least:g}"
+            self.problems.append(
+                ConfigError(f"is out of range [{entry.origin}]", key=key, value=entry.value, hint=hint)
+            )
+            return default
+        return entry.value
+
+
+def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
+    """Return the problem of a command line that asks for a kind of rollout or reward that is not offered."""
+    values = {join_key(path): entry.value for path, entry in entries.items()}
+    model = str(values.get(f"{_MODEL}.path") or "")
+    for key in ("data.image_key", "data.video_key", "data.audio_key"):
+        if values.get(key):
+            return _refuse(key, values[key], "vision and audio in prompts")
+    if _VISION.search(model):
+        return _refuse(f"{_MODEL}.path", model, "vision-language models")
+    for key in ("reward_model.enable", "reward.reward_model.enable"):
+        if values.get(key) is True:
+            alternative = "rewards.<domain>.reward_fn: judge asks a model behind a URL"
+            return _refuse(key, True, "learned reward models", alternative)
+    turns = f"{_ROLLOUT}.multi_turn"
+    if values.get(f"{turns}.enable") is True or values.get(f"{turns}.tool_config_path"):
+        key = f"{turns}.enable" if values.get(f"{turns}.enable") is True else f"{turns}.tool_config_path"
+        return _refuse(key, values[key], "multi-turn rollout with verl's tools", "custom_envs has turns and tools")
+    if any(path[0] == "env" for path in entries):
+        return _refuse("env", "…", "robots and their simulators")
+    return None
+
+
+def _refuse(key: str, value: Any, feature: str, hint: str = "") -> ConfigError:
+    return ConfigError(f"asks for {feature}, not offered here", key=key, value=value, hint=hint)
+
+
+def translate_verl(
+    entries: ConfigEntries, launch: LaunchArguments, notes: list[str], problems: list[ConfigError]
+) -> ConfigEntries:
+    """Return the entries with joint keys of verl replaced by ours."""
+    given = VerlEntries(entries, notes, problems)
+    _translate_fully_async(given, launch)
+    _translate_pools(given)
+    _translate_correction(given)
+    _translate_long_prompts(given)
+    _translate_overlong_penalty(given)
+    _translate_adapters(given)
+    _note_steps(given)
+    for role, key in (("actor_train", _ACTOR), ("critic", "critic")):
+        _translate_warmup(given, role, key)
+    return given.entries
+
+
+def _translate_fully_async(given: VerlEntries, launch: LaunchArguments) -> None:
+    """Translate the streaming trainer: k updates of `require_batches` mini-batches between two weight syncs.
+
+    Rollout may have (1 + staleness_threshold) · k batches under way, which are 1 + pipeline_depth batches here.
+    """
+    base = "async_training"
+    if not launch.is_fully_async and not given.has_below(base):
+        return
+    staleness = given.take_number(f"{base}.staleness_threshold", 0.1, 0)
+    updates = int(given.take_number(f"{base}.trigger_parameter_sync_step", 4, 1))
+    batches = int(given.take_number(f"{base}.require_batches", 1, 1))
+    mini_batch = given.get(_MINI_BATCH) or 256
+    batch = batches * mini_batch if isinstance(mini_batch, int) else 1
+    given.take("data.train_batch_size")
+    given.give("rollout_batch_size", batch, f"{base}.require_batches × {_MINI_BATCH}")
+    given.give("updates_per_sync", updates, f"{base}.trigger_parameter_sync_step")
+    ahead = round((1 + staleness) * updates - 1, 6)
+    given.give("async_generation_ratio", ahead, f"(1 + {base}.staleness_threshold) × trigger_parameter_sync_step − 1")
+    given.give("hybrid_engine", False, base)
+    if (total := given.take_number("rollout.total_rollout_steps", 0, 0)) and given.get(_STEPS) is None:
+        given.give("max_steps", max(1, int(total // batch)), f"rollout.total_rollout_steps / {batch} prompts")
+    if "test_freq" in {path[-1] for path in given.entries if path[0] == "rollout"}:
+        frequency = given.take_number("rollout.test_freq", 0, -1)
+        given.take("trainer.test_freq")
+        given.give("eval_steps", int(max(0, frequency) * updates), "rollout.test_freq × trigger_parameter_sync_step")
+    if given.take(f"{base}.partial_rollout") is False:
+        given.notes.append(f"{base}.partial_rollout: requests in flight go on with the new weights, as with true")
+    if given.take(f"{base}.use_rollout_log_probs") is False:
+        given.notes.append(f"{base}.use_rollout_log_probs: the engine's are used; pg_variant: decoupled_ppo has both")
+
+
+def _translate_pools(given: VerlEntries) -> None:
+    """Translate devices that rollout has beside those of the trainer."""
+    sources = ("rollout", _ROLLOUT)
+    rollout = next((root for root in sources if given.get(f"{root}.n_gpus_per_node")), None)
+    if rollout is None or given.get("actor_rollout_ref.hybrid_engine") is True:
+        for root in sources:
+            given.take(f"{root}.nnodes"), given.take(f"{root}.n_gpus_per_node")
+        return
+    actor = f"{_ACTOR}.n_gpus_per_node"
+    trainer = _ACTOR if given.get(actor) else "trainer"
+    sizes = [int(given.take_number(f"{root}.n_gpus_per_node", _NODE, 1)) for root in (trainer, rollout)]
+    nodes = [int(given.take_number(f"{root}.nnodes", 1, 1)) for root in (trainer, rollout)]
+    for root in ("trainer", _ACTOR, *sources):
+        given.take(f"{root}.nnodes"), given.take(f"{root}.n_gpus_per_node")
+    train, infer = (size * count for size, count in zip(sizes, nodes, strict=True))
+    together = nodes[0] == nodes[1] and sum(sizes) <= _NODE
+    per_node = sum(sizes) if together else max(sizes)
+    why = f"{trainer} and {rollout}, nnodes × n_gpus_per_node"
+    given.give("actor_train.device_mapping", list(range(train)), why)
+    given.give("actor_infer.device_mapping", list(range(train, train + infer)), why)
+    given.give("num_gpus_per_node", per_node, why)
+    given.give("num_nodes", -(-(train + infer) // per_node), why)
+
+
+def _translate_correction(given: VerlEntries) -> None:
+    """Translate the weight exp(recomputed − engine) and the masks on it."""
+    base = "algorithm.rollout_correction"
+    weight, cap = given.take(f"{base}.rollout_is"), given.take_number(f"{base}.rollout_is_threshold", 2.0, 0)
+    masks, bounds = given.take(f"{base}.rollout_rs"), given.take(f"{base}.rollout_rs_threshold")
+    lower = given.take(f"{base}.rollout_rs_threshold_lower")
+    bypass = given.take(f"{base}.bypass_mode") is True
+    given.take("async_training.compute_prox_log_prob")
+    if weight == "token" and not bypass and given.get(f"{_ACTOR}.policy_loss.loss_mode") in (None, "vanilla"):
+        given.take(f"{_ACTOR}.policy_loss.loss_mode")
+        given.give("pg_variant", "decoupled_ppo", f"{base}.rollout_is")
+        given.give("decoupled_weight_cap", cap, f"{base}.rollout_is_threshold")
+    elif weight in ("token", "sequence"):
+        given.give("train_infer_correction.is_weight.enabled", True, f"{base}.rollout_is")
+        given.give("train_infer_correction.is_weight.weight_type", weight, f"{base}.rollout_is")
+        given.give("train_infer_correction.is_weight.upper_bound", cap, f"{base}.rollout_is_threshold")
+    elif weight:
+        given.problems.append(
+            ConfigError("is not known", key=f"{base}.rollout_is", value=weight, hint="token, sequence")
+        )
+    if masks:
+        _translate_masks(given, base, str(masks).strip("'\""), str(bounds).strip("'\""), lower)
+
+
+def _translate_masks(given: VerlEntries, base: str, masks: str, bounds: str, lower: Any) -> None:
+    kinds = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
+    kinds |= {name: name for name in ("token", "sequence", "geometric")}
+    filters, unknown = [], []
+    for name, bound in zip(masks.split(","), [*bounds.split(","), *[""] * masks.count(",")], strict=False):
+        low, _, high = bound.strip().partition("_")
+        try:
+            upper = float(high or low)
+            below = float(low) if high else float(lower) if lower is not None else 1 / upper
+            filters.append({"agg_type": kinds[name.strip()], "ratio_low": below, "ratio_high": upper})
+        except (KeyError, ValueError, ZeroDivisionError):
+            unknown.append(name.strip())
+    if filters:
+        given.give("train_infer_correction.filters", filters, f"{base}.rollout_rs")
+    if unknown:
+        known = "token_k1, seq_sum_k1 and seq_mean_k1 are"
+        given.notes.append(f"{base}.rollout_rs: {', '.join(unknown)} changes nothing here; {known} known")
+
+
+def _translate_long_prompts(given: VerlEntries) -> None:
+    """Translate whether prompts over the length are left out, cut or refused; verl refuses them unless told."""
+    cut, keys = given.take("data.truncation"), ("actor_train.data_args.too_long", "validation.data_args.too_long")
+    drop = given.take("data.filter_overlong_prompts")
+    if cut in ("right", "middle") and not drop:
+        given.notes.append(f"data.truncation: {cut} is not offered; the beginning of a long prompt is cut, as by left")
+    choice = "drop" if drop is True else "error" if cut in (None, "error") else "truncate"
+    if cut is not None or drop is not None:
+        for key in keys:
+            given.give(key, choice, "data.filter_overlong_prompts" if drop is True else "data.truncation")
+
+
+def _translate_overlong_penalty(given: VerlEntries) -> None:
+    """Translate the penalty of DAPO for answers that come near the longest length."""
+    base = "reward.reward_kwargs" if given.has_below("reward.reward_kwargs") else "reward_model.reward_kwargs"
+    buffer = f"{base}.overlong_buffer_cfg"
+    enabled, size = given.take(f"{buffer}.enable"), given.take(f"{buffer}.len")
+    factor, longest = given.take(f"{buffer}.penalty_factor"), given.take(f"{base}.max_resp_len")
+    given.take(f"{buffer}.log")
+    if enabled is not True or not size:
+        return
+    longest = longest or given.get("data.max_response_length")
+    arguments = {"buffer": size, "penalty": 1.0 if factor is None else factor, "longest": longest}
+    given.give("rewards.overlong.reward_fn", "overlong", buffer)
+    given.give("rewards.overlong.tag_included", ["*"], buffer)
+    for name, value in arguments.items():
+        given.give(f"rewards.overlong.reward_args.{name}", value, buffer)
+
+
+def _translate_adapters(given: VerlEntries) -> None:
+    rank, base = given.get(f"{_MODEL}.lora_rank"), "actor_train.model_args"
+    if rank is None and (rank := given.take(f"{_MODEL}.lora.rank")) is not None and rank != 0:
+        given.give(f"{base}.lora_rank", rank, f"{_MODEL}.lora.rank")
+    if alpha := given.take(f"{_MODEL}.lora.alpha"):
+        given.give(f"{base}.lora_alpha", alpha, f"{_MODEL}.lora.alpha")
+    targets = given.take(f"{_MODEL}.target_modules")
+    if not rank:
+        for key in ("lora_rank", "lora_alpha"):
+            given.take(f"{_MODEL}.{key}")
+    elif targets and targets != "all-linear":
+        names = targets if isinstance(targets, list) else [name.strip() for name in str(targets).split(",")]
+        given.give(f"{base}.lora_target", names, f"{_MODEL}.target_modules")
+
+
+def _note_steps(given: VerlEntries) -> None:
+    """Say what ends the run where only passes over the data are given."""
+    epochs = given.take("trainer.total_epochs")
+    given.take("rollout.total_epochs")
+    if given.get(_STEPS) is None and given.get("max_steps") is None:
+        passes = "30 (their default)" if epochs is None else epochs
+        given.notes.append(
+            f"trainer.total_epochs: {passes} passes are not counted here; max_steps = {_DEFAULT_STEPS} ends the run, "
+            f"{_STEPS} sets it"
+        )
+
+
+def _translate_warmup(given: VerlEntries, role: str, key: str) -> None:
+    ratio = given.take_number(f"{key}.optim.lr_warmup_steps_ratio", 0, 0)
+    steps = given.get(_STEPS) or given.get("max_steps") or _DEFAULT_STEPS
+    warmup = given.get(f"{key}.optim.lr_warmup_steps")
+    if ratio and isinstance(steps, int) and (not isinstance(warmup, int) or warmup <= 0):
+        given.take(f"{key}.optim.lr_warmup_steps")
+        source = f"{key}.optim.lr_warmup_steps_ratio × {steps} steps"
+        given.give(f"{role}.training_args.warmup_steps", int(ratio * steps), source)

@@ -91,6 +91,25 @@ def test_positions_that_were_passed_over_are_given_out_again() -> None:
     assert ledger.restore(0).pending == (1,) and ledger.audit() == []
 
 
+@pytest.mark.parametrize("table", ["payloads", "partials", "grades"])
+def test_a_damaged_record_costs_its_group_which_is_generated_again(tmp_path: Path, table: str) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    for group_id in range(2):
+        first, second = start_group(ledger, group_id, 2)
+        ledger.finish_sample(make_episode(first, 1))
+        ledger.grade_group(group_id, [(first, Score(value=1.0), 0.5)])
+        ledger.store_partials({second: make_generation(1, 1)})
+    key = "group_id" if table == "grades" else "row"
+    db = ledger._journal.db
+    (body,) = db.execute(f"SELECT body FROM {table} ORDER BY {key} LIMIT 1").fetchone()
+    damaged = body.replace("0.5", "9.5") if table == "grades" else body[:20] + b"\x55" + body[21:]
+    db.execute(f"UPDATE {table} SET body = ? WHERE {key} = (SELECT min({key}) FROM {table})", (damaged,))
+    restored = ledger.restore(1)
+    assert restored.damaged == (0,) and restored.pending == (0,)
+    assert [group.group_id for group in restored.groups] == [1]
+    assert ledger.counts()["dropped:damaged_record"] == 2 and ledger.audit() == []
+
+
 def test_a_file_in_which_two_groups_have_one_position_is_refused_untouched(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.db")
     start_group(ledger, 0)

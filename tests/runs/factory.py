@@ -72,12 +72,12 @@ class Runs:
         words = ["train", *self.words(directory, **changed), *more]
         return self.start(directory, *words, largest_file=largest_file)
 
-    def start(self, directory: Path, *words: str, largest_file: int = 0) -> Run:
-        """Any command; what it prints goes beside `directory`."""
+    def start(self, directory: Path, *words: str, largest_file: int = 0, cwd: Path | None = None) -> Run:
+        """Any command, run in `cwd`; what it prints goes beside `directory`."""
         directory.parent.mkdir(parents=True, exist_ok=True)
         output = directory.with_name(directory.name + ".out")
         output.unlink(missing_ok=True)
-        forked = self.template.command(*words, output=output, largest_file=largest_file)
+        forked = self.template.command(*words, output=output, largest_file=largest_file, cwd=cwd)
         return Run(forked, directory, output)
 
 

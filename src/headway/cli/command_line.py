@@ -12,7 +12,8 @@ from rich.console import Console
 from headway.config import ResolvedConfig, load_config
 from headway.config.document import Source
 from headway.errors import ConfigError
-from headway.launch.run_directory import CONFIG_FILE, find_checkpoint_of_run
+from headway.launch.run_changes import CONFIG_FILE
+from headway.launch.run_directory import find_checkpoint_of_run, read_stored_options
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +62,9 @@ def resolve_source(source: Source, overrides: Sequence[str]) -> ResolvedConfig:
     models = [word.partition("=")[2] for word in overrides if word.startswith("pretrain=")]
     roles = ("actor_train", "actor_infer", "reference")
     policy = [f"{role}.model_args.model_name_or_path={model}" for model in models for role in roles]
-    return load_config(str(saved), [*overrides, *policy, f"output_dir={source}"])
+    where = [f"output_dir={Path(source).absolute()}"]
+    stored = read_stored_options(Path(source))
+    return load_config(stored or str(saved), [*overrides, *policy, *where])
 
 
 def make_policy_override(source: str, model: str | None = None) -> list[str]:

@@ -21,9 +21,11 @@ from headway.config import Config, ResolvedConfig
 from headway.config.document import nest_values
 from headway.config.resolved_config import list_leaves
 from headway.errors import ConfigError
+from headway.launch.stored_paths import make_paths_absolute
 from headway.monitor.run_record import flatten_mapping
 from headway.rewards.reward_registry import find_reward_function
 
+CONFIG_FILE = "config.yaml"
 ACCEPT_KEY = "accept_changed_reward"
 _UNIMPORTANT = frozenset({ACCEPT_KEY, "resume", "output_dir"})
 """Options that say where and how to go on, not what to do."""
@@ -54,20 +56,24 @@ def make_config_tree(resolved: ResolvedConfig) -> dict[str, Any]:
     return tree
 
 
-def find_option_changes(config_file: Path, resolved: ResolvedConfig) -> list[OptionChange]:
+def find_option_changes(run_dir: Path, resolved: ResolvedConfig, started_in: Path) -> list[OptionChange]:
     """Compare a configuration with the file that the process before wrote; a file that is not there changes nothing.
 
+    That process worked in `started_in`. Paths are equal if they mean the same file, also when the run was moved.
     Raises `ConfigError` if the file cannot be read.
     """
+    config_file = run_dir / CONFIG_FILE
     try:
         written = yaml.safe_load(config_file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, yaml.YAMLError) as error:
-        problem = f"cannot be read, so nobody knows what has changed: {error}"
+        problem = f"cannot be read, so nobody knows what has changed: {' '.join(str(error).split())}"
         raise ConfigError(problem, key=str(config_file), hint="put it back from a copy, or remove it") from error
-    before = flatten_mapping(written if isinstance(written, dict) else {})
-    after = flatten_mapping(yaml.safe_load(yaml.safe_dump(make_config_tree(resolved))))
+    written = written if isinstance(written, dict) else {}
+    before = flatten_mapping(make_paths_absolute(written, started_in, moved_to=run_dir))
+    given = yaml.safe_load(yaml.safe_dump(make_config_tree(resolved)))
+    after = flatten_mapping(make_paths_absolute(given, Path.cwd()))
     usual = {key: list(value) if isinstance(value, tuple) else value for key, value in list_leaves(Config())}
     changes = []
     for key in dict.fromkeys([*before, *after]):

@@ -34,19 +34,21 @@ from headway.config.resolved_config import get_at_key
 from headway.errors import ConfigError, HeadwayError, TrainerError
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.launch.run_changes import (
+    CONFIG_FILE,
     OptionChange,
     find_content_changes,
     find_option_changes,
     make_config_tree,
     refuse_changed_reward,
 )
+from headway.launch.stored_paths import WORKING_DIRECTORY, is_same_path, make_paths_absolute, read_working_directory
 from headway.ledger import Ledger, is_unused_ledger, list_recorded_checkpoints
 from headway.monitor.event_files import LOG_FILE, read_last_event_s
 from headway.monitor.run_status import RunStatus
 from headway.processes.control_socket import ControlHandler
 from headway.trainers.checkpoint_mark import MARK_FILE, read_completion_mark, verify_model
 
-CONFIG_FILE, LEDGER_FILE, IDENTITY_FILE = "config.yaml", "ledger.sqlite", "identity.json"
+LEDGER_FILE, IDENTITY_FILE = "ledger.sqlite", "identity.json"
 _FIXED_OPTIONS = (
     "num_return_sequences_in_group",
     "actor_train.model_args.lora_rank",
@@ -149,15 +151,18 @@ class RunDirectory:
         path = self.path / IDENTITY_FILE
         if self.started and path.exists():
             written = _read_identity(path)
-            changes = find_option_changes(self.path / CONFIG_FILE, resolved)
+            started_in = read_working_directory(path)
+            changes = find_option_changes(self.path, resolved, started_in)
             for key, value in wanted.items():
-                if key in written and written[key] != json.loads(json.dumps(value)):
+                same = key not in written or written[key] == json.loads(json.dumps(value))
+                if not same and not (key == "pretrain" and is_same_path(written[key], value, started_in)):
                     raise _make_identity_error(self.path, key, value, written[key], changes)
             changes += find_content_changes(written.get("contents", {}), contents)
             if not resolved.config.accept_changed_reward:
                 refuse_changed_reward(changes, self.path)
             self.changes, wanted = tuple(changes), {**wanted, **written}
-        _write_atomically(path, json.dumps({**wanted, "contents": contents}, indent=2) + "\n")
+        wanted |= {"contents": contents, WORKING_DIRECTORY: str(Path.cwd())}
+        _write_atomically(path, json.dumps(wanted, indent=2) + "\n")
         config = yaml.safe_dump(make_config_tree(resolved), sort_keys=False, allow_unicode=True)
         _write_atomically(self.path / CONFIG_FILE, config)
 
@@ -180,6 +185,24 @@ def _make_identity_error(
         told = "; ".join(str(change) for change in changes if "data_args" in change.key)
         problem, value = f"the run in {path} was begun with other tasks", told or "the contents of the files changed"
     return ConfigError(problem, key=key, value=value, hint="go on as it was, or choose another output_dir")
+
+
+def read_stored_options(path: Path) -> dict[str, Any] | None:
+    """Return the configuration of the run in `path` with paths that are right here and now; `None` if it has no others.
+
+    Its file is then read like any other, which has its own errors.
+    """
+    path = path.absolute()
+    try:
+        stored = yaml.safe_load((path / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    if not isinstance(stored, dict):
+        return None
+    started_in = read_working_directory(path / IDENTITY_FILE)
+    changed = make_paths_absolute(stored, started_in, moved_to=path)
+    is_same = started_in == Path.cwd() and started_in / str(stored.get("output_dir", "")) == path
+    return None if is_same or changed == stored else changed
 
 
 def find_checkpoint_of_run(path: Path, tell: Callable[[str], None] = lambda line: None) -> Path | None:

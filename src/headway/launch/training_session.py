@@ -11,7 +11,7 @@ import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -59,17 +59,19 @@ class PreparedRun:
     family: ModelFamily
     notes: Sequence[str] = ()
     """Sentences that a user should read before the run starts."""
+    working_directory: Path = field(default_factory=Path.cwd)
+    """Directory that relative paths of the configuration belong to."""
 
     @property
     def directory(self) -> Path:
-        """Directory of the run. Its path is absolute, since code of a user may change the working directory."""
-        return Path(self.resolved.config.output_dir).absolute()
+        """Directory of the run, absolute from the moment at which it was prepared."""
+        return self.working_directory / Path(self.resolved.config.output_dir).expanduser()
 
     @property
     def checkpoints(self) -> Path:
         """Directory of the checkpoints."""
         given = self.resolved.config.checkpoint_dir
-        return Path(given).absolute() if given else self.directory / "checkpoints"
+        return self.working_directory / Path(given).expanduser() if given else self.directory / "checkpoints"
 
     def make_context(self, logs: Path | None) -> LaunchContext:
         """Return what the components of the run are made from; their output goes to `logs`."""

@@ -63,7 +63,7 @@ def plan_transport(resolved: ResolvedConfig, *, device: str, processes: bool) ->
     """Plan the transport that the configuration asks for, or one that suits the placement. Raises `ConfigError`."""
     kind = select_transport_kind(resolved, device=device, processes=processes)
     given = resolved.config.weight_transfer.directory
-    directory = Path(given).expanduser() if given else Path(resolved.config.output_dir) / "weights"
+    directory = Path(given).expanduser() if given else Path(resolved.config.output_dir).expanduser() / "weights"
     return TransportPlan(
         kind=kind,
         delta=resolved.config.weight_transfer.delta,

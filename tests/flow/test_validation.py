@@ -15,6 +15,7 @@ from headway.config.simulation_config import (
     SimulatedRewardConfig,
     SimulatedTrainerConfig,
 )
+from headway.flow.training_flow import AsyncTrainingFlow
 from headway.monitor.event_log import LoggedEvent
 from headway.sim.simulated_run import Scenario
 from tests.flow.factory import Played, audit, make_costs, make_engine_cost, make_scenario, play_through
@@ -139,6 +140,19 @@ def test_a_validation_whose_version_is_lost_begins_anew_with_the_version_that_is
     ]
     assert begun[0] == 4 and begun[1] > 4 and ended[0] == (begun[1], 6, 0)
     assert "every engine with version 4 was lost" in played.first("error", who="validate").data["message"]
+
+
+def test_a_run_that_stops_says_which_version_has_no_score(tmp_path: Path) -> None:
+    flows: list[AsyncTrainingFlow] = []
+
+    def stop(event: LoggedEvent) -> None:
+        if event.kind == "validate.begin":
+            flows[0].stop("enough")
+
+    played = play_through(make_validated(), tmp_path, prepare=flows.append, on_event=stop)
+    assert played.summary.reason == "enough" and not played.of("validate.end")
+    (error,) = played.of("error", who="validate")
+    assert "the run stopped before version 2 had a held-out score" in error.data["message"]
 
 
 def test_weights_wait_for_the_answers_of_a_validation_and_not_for_its_scores(tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ class ValidationFlow:
                 with pipeline.waits.waiting("validate", f"version {trained} to be served", "param_update"):
                     await pipeline.headway.changed.until(lambda: pipeline.headway.served >= trained)
                 await self._validate(trained, begun)
+        except asyncio.CancelledError:
+            message = f"the run stopped before version {trained} had a held-out score; it is not made up for"
+            pipeline.events.emit(ErrorReport(who="validate", error="Cancelled", message=message))
+            raise
         finally:
             self.running -= 1
             self.done.notify()

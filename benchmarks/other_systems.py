@@ -15,14 +15,14 @@ import argparse
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import ceil
 from pathlib import Path
 
 from headway.config import load_config
 from headway.config.simulation_config import SimulationConfig
-from headway.monitor.run_report import RunMonitor, RunReport
+from headway.monitor.run_report import RunMonitor
 from headway.sim.cost_calibration import MeasuredPhases, calibrate_costs
 from headway.sim.folded_scenario import choose_fold, fold_scenario
 from headway.sim.simulated_run import Scenario, make_scenario, run_scenario
@@ -84,8 +84,6 @@ class Case:
     update: float | None = None
     """Update seconds of the asynchronous row itself."""
     unit: str = "s/step"
-    tokens: float = field(default=0.0)
-    """Tokens of a step, where the row is in tokens per second."""
 
 
 def verl(gpus: int, gen: float, logp: float, update: float, step: float) -> PublishedSync:
@@ -142,7 +140,7 @@ def list_areal_cases() -> Iterator[Case]:
         last = eta == 16
         yield Case(
             table="AReaL staleness, 1.5B", row="η = ∞ (16 simulated)" if last else f"η = {eta}", sync=sync["1.5B"],
-            train=32, infer=96, alpha=eta, published=396.8 if last else None, unit="k tokens/s", tokens=tokens,
+            train=32, infer=96, alpha=eta, published=396.8 if last else None, unit="k tokens/s",
         )  # fmt: skip
     yield Case(table="AReaL end to end", row="1.5B, 16 nodes, η = 8", sync=sync["1.5B"], train=32, infer=96, alpha=8,
                published=14.8 * 3600 / 250)  # fmt: skip
@@ -214,18 +212,18 @@ def count_tokens(sync: PublishedSync) -> float:
     return CALIBRATED[sync.gpus, sync.engine, sync.longest, sync.phases.gen][1]
 
 
-def simulate(scenario: Scenario, parts: int) -> RunReport:
-    """Return the report of some whole cycles after the pipeline has filled."""
+def simulate_tokens_per_s(scenario: Scenario, parts: int) -> float:
+    """Return the tokens trained per second in some whole cycles after the pipeline has filled."""
     alpha = scenario.settings.async_generation_ratio
-    warmup = parts * ceil((alpha + 2) / parts)
-    steps = warmup + max(parts * 2, 4)
+    warmup = 2 * parts * ceil((alpha + 1) / parts)
+    steps = warmup + max(parts * 3, 6)
     scenario = replace(scenario, settings=replace(scenario.settings, max_steps=steps, save_steps=0))
     monitor = RunMonitor(warmup)
     fold = 4 if scenario.engines == 4 else choose_fold(scenario)
     summary = run_scenario(fold_scenario(scenario, fold), sinks=[monitor])
     if not summary.finished:
         raise RuntimeError(summary.reason)
-    return monitor.report()
+    return monitor.report().throughput.actions_per_s * fold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,9 +247,8 @@ def predict(case: Case) -> Prediction:
     costs = calibrate(case.sync)
 
     def run(update: float | None) -> float:
-        speed = simulate(load_case(case, costs, update=update), case.parts).throughput
-        seconds = speed.step_mean_s * case.parts
-        return case.tokens / seconds / 1000 if case.tokens else seconds
+        speed = simulate_tokens_per_s(load_case(case, costs, update=update), case.parts)
+        return speed / 1000 if case.unit == "k tokens/s" else count_tokens(case.sync) / speed
 
     given = None if case.update is None else run(case.update)
     return Prediction(case=case, predicted=run(None), given_update=given)
@@ -300,7 +297,8 @@ same hardware alone, as `headway simulate --calibrate` takes them; nothing was f
 
 verl's keys mean here: `rollout_batch_size` = `require_batches × ppo_mini_batch_size`, `updates_per_sync` =
 `trigger_parameter_sync_step`, `async_generation_ratio` = `trigger_parameter_sync_step × (1 + staleness_threshold) − 1`.
-A step of the table is the 512 prompts between two syncs.
+A step of the table is the 512 prompts between two syncs. Seconds are those of a step with as many tokens as the
+synchronous one.
 """
 
 

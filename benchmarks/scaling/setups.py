@@ -11,6 +11,7 @@ Two things are added to the simulator of the package:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -20,9 +21,11 @@ from headway.config import ReliabilityConfig
 from headway.config.simulation_config import SimulationConfig
 from headway.environments.base import Observation, SingleTurnEnvironment
 from headway.flow.stages.generate_stage import FEEDERS, BatchFeeder
+from headway.flow.staleness_policies import CandidateGroup, DropPolicy, SchedulerSnapshot
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.monitor.event_log import LoggedEvent
 from headway.monitor.events import StepEnd
+from headway.registry import STALENESS_POLICIES
 from headway.seeding import make_rng
 from headway.settings import RunSettings
 from headway.sim.simulated_environment import SimulatedReward
@@ -91,7 +94,7 @@ class Setup:
 class RoundFeeder(BatchFeeder):
     """Starts whole batches until enough groups are useful.
 
-    It needs `staleness_policy="wait"` and a batch of spare slots.
+    It needs `staleness_policy="rounds"` and a batch of spare slots.
     """
 
     def may_start(self) -> bool:
@@ -99,12 +102,20 @@ class RoundFeeder(BatchFeeder):
         if headway.paused or headway.stepping or headway.served < headway.trained:
             return False
         size = headway.settings.groups_per_step
-        if self._left == 0 and headway.flying == 0 and headway.ready_count < size:
+        if self._left == 0 and headway.in_flight == 0 and headway.ready_count < size:
             self._left = size
         return self._left > 0
 
 
+class RoundPolicy(DropPolicy):
+    """Makes a batch only when everything that was started has ended."""
+
+    def select(self, groups: Sequence[CandidateGroup], snapshot: SchedulerSnapshot) -> list[CandidateGroup] | None:
+        return super().select(groups, snapshot) if all(group.is_ready for group in groups) else None
+
+
 FEEDERS["rounds"] = RoundFeeder
+STALENESS_POLICIES.register("rounds", RoundPolicy)
 
 
 class FixedLengthEnvironment(SingleTurnEnvironment):

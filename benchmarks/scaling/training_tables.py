@@ -17,8 +17,9 @@ FULL = False
 
 
 def make_settings(groups: int, *, size: int = 16, steps: int = 1, alpha: float = 0, **other: Any) -> RunSettings:
-    """Return settings of a run without filtering and without deadlines."""
+    """Return settings of a run without filtering and without deadlines, which drops stragglers as the paper's does."""
     never = {"filter_zero_variance": False, "max_num_gen_batches": 0, "save_steps": 0, "save_total_limit": 0}
+    other = {"staleness_policy": "drop", "selection_order": "freshest", **other}
     other = {**never, "eval_steps": 0, "seed": 0, "reliability": NO_DEADLINES, **other}
     return RunSettings(groups_per_step=groups, group_size=size, max_steps=steps, async_generation_ratio=alpha, **other)
 
@@ -133,7 +134,7 @@ def simulate_queue() -> Iterator[Cell]:
         common: dict[str, Any] = {"size": 8, "filter_zero_variance": True}
         rounds = {
             "rollout_scheduling": "rounds",
-            "staleness_policy": "wait",
+            "staleness_policy": "rounds",
             "additional_groups": groups,
             "is_num_return_sequences_expand": False,
         }

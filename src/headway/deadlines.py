@@ -56,6 +56,16 @@ async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, T]) -> T:
     Most environment steps and scores never suspend. A timer for each would be a quarter of the scheduler's work, so it
     is armed only once a call has really suspended.
     """
+    try:
+        waits_for = call.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    async with asyncio.timeout(limit_s):
+        return await _drive_suspended(call, waits_for)
+
+
+async def run_with_pausable_deadline(limit_s: float, call: Coroutine[Any, Any, T]) -> T:
+    """Await `call` like `run_with_deadline`; `pause_deadline` inside the call stops the clock."""
     deadline = Deadline(limit_s)
     token = _CURRENT.set(deadline)
     try:

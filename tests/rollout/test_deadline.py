@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headway.deadlines import run_with_deadline
+from headway.deadlines import pause_deadline, run_with_deadline, run_with_pausable_deadline
 from headway.sim.virtual_clock import VirtualEventLoop, run_on_virtual_clock
 
 
@@ -88,3 +88,17 @@ def test_a_call_may_catch_an_error_thrown_into_it_and_go_on() -> None:
         return "went on"
 
     assert run_on_virtual_clock(run_with_deadline(5, stubborn())) == "went on"
+
+
+def test_time_in_a_queue_does_not_count() -> None:
+    async def wait_and_work(work_s: float) -> str:
+        with pause_deadline():
+            await asyncio.sleep(50)
+        await asyncio.sleep(work_s)
+        return "done"
+
+    assert run_on_virtual_clock(run_with_pausable_deadline(5, wait_and_work(4.9))) == "done"
+    with pytest.raises(TimeoutError):
+        run_on_virtual_clock(run_with_pausable_deadline(5, wait_and_work(5.1)))
+    with pytest.raises(TimeoutError):
+        run_on_virtual_clock(run_with_deadline(5, wait_and_work(0)))

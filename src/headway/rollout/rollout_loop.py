@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from math import isfinite
 from typing import Protocol
 
-from headway.deadlines import run_with_deadline
+from headway.deadlines import run_with_pausable_deadline
 from headway.environments.base import Environment, EnvironmentFactory, extract_outcome
 from headway.errors import EngineCrashed, EngineError, EnvironmentFailed, RewardError
 from headway.monitor.event_log import EventLog
@@ -334,7 +334,7 @@ class RolloutLoop:
     async def _judge(self, episode: Episode) -> Score:
         limit = self._settings.reliability.reward_timeout_s
         try:
-            score = await run_with_deadline(limit, self._reward.score(episode))
+            score = await run_with_pausable_deadline(limit, self._reward.score(episode))
             if not isfinite(score.value):
                 raise RewardError(f"{episode.sample_id}: {score.value} is not a reward")
             return score

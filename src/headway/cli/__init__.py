@@ -55,6 +55,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         layout = argparse.RawDescriptionHelpFormatter
         subparser = commands.add_parser(name, help=command.HELP, description=command.__doc__, formatter_class=layout)
         command.add_arguments(subparser)
+    launch = next((place for place, word in enumerate(argv) if word == "-m"), 0)
+    if launch and "--" not in argv:  # the rest is the command line of another project's trainer
+        argv = [*argv[:launch], "--", *argv[launch:]]
     args, rest = parser.parse_known_args(argv)
     unrecognized = [word for word in rest if word.startswith("-") or "=" not in word]
     if unrecognized:

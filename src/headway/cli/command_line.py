@@ -11,6 +11,7 @@ from rich.console import Console
 
 from headway.config import ResolvedConfig, load_config
 from headway.config.document import Source
+from headway.config.launch_arguments import begins_launch
 from headway.errors import ConfigError
 from headway.launch.run_changes import CONFIG_FILE
 from headway.launch.run_directory import find_checkpoint_of_run, read_stored_options
@@ -34,9 +35,14 @@ def at_least_one(text: str) -> int:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | TextIO | None, list[str]]:
-    """Return the source and the overrides. The first argument is a file unless it reads `key=value`."""
+    """Return the source and the overrides. The first argument is a file unless it reads `key=value`.
+
+    The command line of another project's trainer has no file of ours.
+    """
     if not arguments:
         return None, []
+    if begins_launch(arguments[0]):
+        return None, list(arguments)
     first, *rest = arguments
     if first == "-":
         return sys.stdin, rest

@@ -2,6 +2,7 @@
 
     headway config check run.yaml async_generation_ratio=2
     headway config explain actor_rollout_ref.hybrid_engine=False trainer.n_gpus_per_node=8 --json
+    headway config check -- python3 -m verl.trainer.main_ppo data.train_files=… actor_rollout_ref.model.path=…
 
 Problems go to standard error, one a line, with exit code 2. Nothing is started and torch is not imported.
 """

@@ -178,7 +178,7 @@ def compute_step_sizes(
     """
     training = draft.config.actor_train.training_args
     ways, replicas = _count_copies(draft, "actor_train", devices), _count_copies(draft, "actor_infer", devices)
-    micro = training.per_device_train_batch_size
+    micro = _fit_micro_batch(draft, groups, mini_batch, ways)
     if training.gradient_accumulation_steps is None:
         samples, reason = groups.samples, f"{groups.samples} samples / ({micro} per device × {ways} data parallel)"
         if mini_batch is not None:
@@ -197,6 +197,19 @@ def compute_step_sizes(
         mini_batch_samples=one_step,
         optimizer_steps=max(1, groups.samples // one_step) * draft.config.ppo_epochs,
     )
+
+
+def _fit_micro_batch(draft: ConfigDraft, groups: GroupSizes, mini_batch: ConfigEntry | None, ways: int) -> int:
+    """Return the samples of a micro-batch: for verl, which has uneven ones, the largest number that divides."""
+    key = "actor_train.training_args.per_device_train_batch_size"
+    given = draft.config.actor_train.training_args.per_device_train_batch_size
+    prompts = mini_batch.value if mini_batch is not None else groups.per_step
+    share, rest = divmod(prompts * groups.size, ways) if isinstance(prompts, int) else (0, 1)
+    if draft.dialect not in ("verl", "gerl") or rest or share < 1 or share % given == 0:
+        return given
+    micro = max(size for size in range(1, min(given, share) + 1) if share % size == 0)
+    draft.derive(key, micro, f"{given} does not divide {share} samples of a device; the result is the same")
+    return micro
 
 
 def _fit_accumulation(draft: ConfigDraft, samples: int, unit: int) -> int:

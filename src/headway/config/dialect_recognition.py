@@ -60,6 +60,8 @@ def find_other_pipeline(entries: ConfigEntries) -> ConfigError | None:
 def apply_dialect_defaults(entries: ConfigEntries, dialect: str, notes: list[str]) -> ConfigEntries:
     """Return the entries with the defaults of the project for what they do not give, and its meaning for the rest."""
     name, values = DIALECT_NAMES[dialect], {join_key(path): entry.value for path, entry in entries.items()}
+    if dialect == "verl" and not _names_model_and_data(entries):
+        return entries
     defaults = dict(DIALECT_DEFAULTS.get(dialect, {}))
     clip = values.get("pg_clip", 0.2)
     if dialect == "roll" and isinstance(clip, int | float):
@@ -79,9 +81,15 @@ def apply_dialect_defaults(entries: ConfigEntries, dialect: str, notes: list[str
     more = {
         tuple(key.split(".")): ConfigEntry(value, f"default of {name}")
         for key, value in defaults.items()
-        if key not in values
+        if key not in values and value is not None
     }
     return {**entries, **more}
+
+
+def _names_model_and_data(entries: ConfigEntries) -> bool:
+    """Return whether a configuration is one of verl as a whole, not one of our own with single keys of verl."""
+    roots = ("actor_rollout_ref.model.path", "data.train_files")
+    return any(root in entry.origin for entry in entries.values() for root in roots)
 
 
 def set_unknown_keys_aside(entries: ConfigEntries, notes: list[str]) -> ConfigEntries:

@@ -23,7 +23,7 @@ _OPTIONS = {
     "--config-name": "name",
     "-cn": "name",
 }
-_PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|.*\.py)")
+_PROGRAM = re.compile(r"(?:[^=]*/)?(?:python[\d.]*|torchrun|[^=]*\.py)")
 _OWN_FILE = re.compile(r"\w*(?:ppo|grpo)\w*trainer(?:\.ya?ml)?")
 _OTHER_MODULES = {
     "sft": "supervised fine-tuning",
@@ -86,6 +86,11 @@ class LaunchArguments:
         return file if self.name and file.is_file() else None
 
 
+def begins_launch(word: str) -> bool:
+    """Return whether a word of a command line begins the start of a trainer: `-m`, an interpreter or a script."""
+    return word == "-m" or word.partition("=")[0] in _OPTIONS or _PROGRAM.fullmatch(word) is not None
+
+
 def split_launch_arguments(
     overrides: Iterable[str] | Mapping[str, Any],
 ) -> tuple[Iterable[str] | Mapping[str, Any], LaunchArguments]:
@@ -93,10 +98,10 @@ def split_launch_arguments(
     if isinstance(overrides, Mapping | str):
         return overrides, LaunchArguments()
     words, rest = list(overrides), list[str]()
-    begin = next((i for i, word in enumerate(words) if word == "-m" or _PROGRAM.fullmatch(word)), None)
-    if begin is None and not any(word.partition("=")[0] in _OPTIONS for word in words):
+    if not any(map(begins_launch, words)):
         return words, LaunchArguments()
-    found, wanted, started = {"module": "", "path": "", "name": ""}, "", begin is None
+    found, wanted = {"module": "", "path": "", "name": ""}, ""
+    started = not any(word == "-m" or _PROGRAM.fullmatch(word) for word in words)
     for word in words:
         option, equals, value = word.partition("=")
         if wanted:

@@ -272,7 +272,7 @@ class RewardConfig:
     reward_args: Mapping[str, Any] = field(default_factory=dict)
     """Passed to it by keyword."""
     tag_included: tuple[str, ...] = ()
-    """Tags of the data that belong to this domain. Empty: the domain's own name."""
+    """Tags of the data that belong to this domain; `*`: every task, beside its own reward. Empty: the domain's name."""
     weight: Real = 1.0
     """Weight of this reward where a sample has several."""
     device_mapping: Devices | None = None

@@ -92,6 +92,8 @@ def translate_verl(
     given = VerlEntries(entries, notes, problems)
     _translate_fully_async(given, launch)
     _translate_pools(given)
+    _choose_mini_batch(given)
+    _check_kl_control(given)
     _translate_correction(given)
     _translate_long_prompts(given)
     _translate_overlong_penalty(given)
@@ -155,6 +157,21 @@ def _translate_pools(given: VerlEntries) -> None:
     given.give("actor_infer.device_mapping", list(range(train, train + infer)), why)
     given.give("num_gpus_per_node", per_node, why)
     given.give("num_nodes", -(-(train + infer) // per_node), why)
+
+
+def _choose_mini_batch(given: VerlEntries) -> None:
+    """Take 256 prompts for an optimizer step that has no size, as verl does, where they divide the batch."""
+    batch = given.get("data.train_batch_size")
+    batch = batch if isinstance(batch, int) else 1024
+    if given.get(_MINI_BATCH) is None and given.get(f"{_MODEL}.path") is not None and batch % 256 == 0 < batch:
+        given.entries[tuple(_MINI_BATCH.split("."))] = ConfigEntry(256, "default of verl")
+
+
+def _check_kl_control(given: VerlEntries) -> None:
+    kind, base = given.get("algorithm.kl_ctrl.type"), "algorithm.kl_ctrl"
+    if kind == "adaptive" and given.get(f"{base}.target_kl") is None:
+        problem, hint = "needs a target", f"{base}.target_kl, which is 0.1 in verl's own file"
+        given.problems.append(ConfigError(problem, key=f"{base}.type", value=kind, hint=hint))
 
 
 def _translate_correction(given: VerlEntries) -> None:

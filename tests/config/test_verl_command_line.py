@@ -1,0 +1,176 @@
+"""A command line of verl means here what it means there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import main
+from headway.config import ConfigErrors, ResolvedConfig, load_config
+
+PPO = ["-m", "verl.trainer.main_ppo", "data.train_files=train.parquet", "actor_rollout_ref.model.path=model"]
+GRPO = [*PPO, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"]
+FULLY_ASYNC = ["-m", "verl.experimental.fully_async_policy.fully_async_main", *GRPO[2:]]
+GERL = ["-m", "gerl.trainer.main_flowgrpo", "algorithm.adv_estimator=flow_grpo", "data.train_files=train.txt"]
+GERL += ["actor_rollout_ref.rollout.name=diffusers", "actor_rollout_ref.model.path=model", "data.train_batch_size=8"]
+
+
+def get(resolved: ResolvedConfig, key: str) -> tuple[Any, str]:
+    return next((value, origin) for name, value, origin in resolved.rows() if name == key)
+
+
+DEFAULTS = [
+    ("dual_clip_loss", True),
+    ("dual_clip_c", 3.0),
+    ("lambd", 1.0),
+    ("value_clip", 0.5),
+    ("init_kl_coef", 0.001),
+    ("adv_estimator", "gae"),
+    ("filter_zero_variance", False),
+    ("actor_train.training_args.weight_decay", 0.01),
+    ("critic.training_args.learning_rate", 1e-5),
+    ("validation.generating_args.temperature", 0.0),
+    ("actor_train.data_args.too_long", "error"),
+    ("rollout_batch_size", 1024),
+    ("eval_steps", 0),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), DEFAULTS)
+def test_a_value_that_is_not_given_is_the_default_of_verl(key: str, value: object) -> None:
+    found, origin = get(load_config(None, PPO), key)
+    assert found == value
+    assert origin in ("default of verl", "default")
+    assert (origin == "default") == (key == "dual_clip_c")
+
+
+def test_single_keys_of_verl_beside_a_file_of_our_own_bring_no_defaults_of_verl() -> None:
+    resolved = load_config({"pretrain": "model"}, ["trainer.n_gpus_per_node=2"])
+    assert not any(origin == "default of verl" for _, _, origin in resolved.rows())
+
+
+def test_an_optimizer_step_has_256_prompts_unless_said_otherwise() -> None:
+    assert load_config(None, GRPO).derived.optimizer_steps == 4
+
+
+def test_one_step_off_gives_rollout_devices_of_its_own() -> None:
+    words = ["-m", "verl.experimental.one_step_off_policy.main_ppo", *GRPO[2:], "trainer.n_gpus_per_node=6"]
+    words += ["rollout.nnodes=1", "rollout.n_gpus_per_node=2", "actor_rollout_ref.hybrid_engine=False"]
+    derived = load_config(None, [*words, "data.train_batch_size=1152"]).derived
+    assert derived.async_generation_ratio == 1
+    assert derived.devices["actor_train"] == (0, 1, 2, 3, 4, 5)
+    assert derived.devices["actor_infer"] == (6, 7)
+    assert not derived.hybrid_engine
+    assert (derived.num_nodes, derived.num_gpus_per_node) == (1, 8)
+
+
+def test_the_fully_asynchronous_trainer_syncs_weights_after_several_steps() -> None:
+    words = [*FULLY_ASYNC, "data.train_batch_size=0", "actor_rollout_ref.actor.ppo_mini_batch_size=32"]
+    words += ["trainer.n_gpus_per_node=4", "rollout.n_gpus_per_node=4", "rollout.total_rollout_steps=51200"]
+    words += ["async_training.staleness_threshold=0.5", "async_training.require_batches=4", "rollout.test_freq=10"]
+    resolved = load_config(None, [*words, "async_training.trigger_parameter_sync_step=4"])
+    config = resolved.config
+    assert config.rollout_batch_size == 128
+    assert config.updates_per_sync == 4
+    assert config.async_generation_ratio == 5  # (1 + 0.5) · 4 batches under way, one of which is trained
+    assert config.max_steps == 400
+    assert config.eval_steps == 40
+    assert resolved.derived.optimizer_steps == 4
+
+
+def test_the_penalty_of_dapo_for_long_answers_is_a_reward_of_every_task() -> None:
+    buffer = "+reward_model.reward_kwargs.overlong_buffer_cfg"
+    words = [f"{buffer}.enable=True", f"{buffer}.len=64", f"{buffer}.penalty_factor=0.5"]
+    rewards = load_config(None, [*GRPO, *words, "data.max_response_length=256"]).config.rewards
+    assert rewards["overlong"].tag_included == ("*",)
+    assert rewards["overlong"].reward_args == {"buffer": 64, "penalty": 0.5, "longest": 256}
+    assert rewards["default"].reward_fn == "math"
+
+
+def test_a_weight_on_recomputed_probabilities_is_decoupled_ppo() -> None:
+    base = "algorithm.rollout_correction"
+    words = [f"{base}.rollout_is=token", f"{base}.rollout_is_threshold=2.0"]
+    words += [f"{base}.rollout_rs=seq_mean_k1", f"{base}.rollout_rs_threshold=0.99_1.001"]
+    config = load_config(None, [*GRPO, *words]).config
+    assert (config.pg_variant, config.decoupled_weight_cap) == ("decoupled_ppo", 2.0)
+    (mask,) = config.train_infer_correction.filters
+    assert (mask.agg_type, mask.ratio_low, mask.ratio_high) == ("geometric", 0.99, 1.001)
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "value"),
+    [
+        ("actor_rollout_ref.model.lora_rank=0", "actor_train.model_args.lora_rank", None),
+        ("data.truncation=left", "actor_train.data_args.too_long", "truncate"),
+        ("data.filter_overlong_prompts=True", "actor_train.data_args.too_long", "drop"),
+        ("data.val_max_samples=32", "val_batch_size", 32),
+        ("data.val_batch_size=32", "val_batch_size", None),
+    ],
+)
+def test_a_key_of_verl_has_its_meaning(word: str, key: str, value: object) -> None:
+    assert get(load_config(None, [*GRPO, word]), key)[0] == value
+
+
+def test_a_share_of_warm_up_is_counted_in_the_steps_of_the_run() -> None:
+    words = ["actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=200"]
+    assert load_config(None, [*GRPO, *words]).config.actor_train.training_args.warmup_steps == 20
+
+
+@pytest.mark.parametrize(
+    ("word", "feature"),
+    [
+        ("data.image_key=images", "vision"),
+        ("actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct", "vision-language"),
+        ("reward_model.enable=True", "learned reward models"),
+        ("actor_rollout_ref.rollout.multi_turn.enable=True", "multi-turn"),
+        ("algorithm.kl_ctrl.type=adaptive", "target"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "gspo"),
+        ("actor_rollout_ref.rollout.name=trtllm", "vllm"),
+    ],
+)
+def test_what_is_not_offered_is_named_in_one_line(word: str, feature: str) -> None:
+    with pytest.raises(ConfigErrors) as raised:
+        load_config(None, [*GRPO, word])
+    (line,) = str(raised.value).splitlines()
+    assert feature in line
+
+
+def test_another_trainer_is_named_in_one_line() -> None:
+    with pytest.raises(ConfigErrors, match="supervised fine-tuning, which Headway does not offer"):
+        load_config(None, ["-m", "verl.trainer.fsdp_sft_trainer", "data.train_files=x"])
+
+
+def test_a_named_file_is_read_if_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("data: {train_batch_size: 64}\n", encoding="utf-8")
+    words = [f"--config-path={tmp_path}", "--config-name=mine", *GRPO[2:], "~data.seed"]
+    assert load_config(None, ["-m", "verl.trainer.main_ppo", *words]).config.rollout_batch_size == 64
+    with pytest.raises(ConfigErrors, match="no such file"):
+        load_config(None, ["--config-name=other", *GRPO])
+
+
+def test_an_override_with_a_tilde_removes_what_was_given() -> None:
+    assert load_config({"seed": 7}, ["~seed"]).config.seed == 42
+
+
+@pytest.mark.parametrize("dashes", [["--"], []])
+def test_the_words_of_a_script_can_follow_a_command(dashes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", *dashes, *GRPO]) == 0
+    assert capsys.readouterr().out.startswith("ok: rlvr, α = 0")
+
+
+def test_flow_grpo_of_gerl_is_a_run_of_images() -> None:
+    words = ["actor_rollout_ref.rollout.sde_window_size=3", "actor_rollout_ref.rollout.sde_window_range=[0,5]"]
+    words += ["actor_rollout_ref.rollout.sde_type=cps", 'data.reward_fn=["paddle-ocr"]', "data.data_source=ocr"]
+    resolved = load_config(None, [*GERL, *words])
+    denoising = resolved.config.denoising
+    assert denoising is not None
+    assert (denoising.window, denoising.window_size, denoising.sampler) == ("random", 3, "cps")
+    assert resolved.config.rewards["default"].reward_fn == "ocr"
+    assert get(resolved, "kl_loss_coef") == (0.04, "default of GeRL")
+    assert get(resolved, "validation.generating_args.num_inference_steps")[0] == 40
+
+
+def test_gerl_without_a_window_trains_every_step() -> None:
+    denoising = load_config(None, GERL).config.denoising
+    assert denoising is not None
+    assert (denoising.window, denoising.sampler, denoising.noise_level) == ("full", "sde", 0.7)

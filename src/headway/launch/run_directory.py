@@ -170,7 +170,10 @@ class RunDirectory:
 def _read_identity(path: Path) -> dict[str, Any]:
     """Return what identifies the run. Raise `ConfigError` if the file is damaged."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        if not found.keys() >= set(_FIXED_OPTIONS):
+            raise ValueError("it does not say what every run says")
+        return found
     except (OSError, ValueError, TypeError) as error:
         problem = f"cannot be read, so nobody knows whether model and tasks are the same: {error}"
         raise ConfigError(problem, key=str(path), hint="put it back from a copy, or remove it") from error

@@ -1,4 +1,4 @@
-"""`headway config check` and `headway config explain`: is this configuration right, and what does it mean?
+"""`headway config check`, `explain` and `convert`: is a configuration right, what does it mean, how is it written here?
 
     headway config check run.yaml async_generation_ratio=2
     headway config explain actor_rollout_ref.hybrid_engine=False trainer.n_gpus_per_node=8 --json
@@ -18,6 +18,7 @@ from rich.text import Text
 
 from headway.cli.command_line import add_json_option, make_console, print_json, split_arguments
 from headway.config import ConfigError, ConfigErrors, ResolvedConfig, load_config
+from headway.config.conversion import write_own_shape
 from headway.config.resolved_config import to_plain_value
 
 HELP = "check or explain a configuration"
@@ -32,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain = actions.add_parser("explain", help="show every value and where it came from")
     explain.add_argument("arguments", nargs="*", metavar="FILE|key=value", help=_ARGUMENTS_HELP)
     add_json_option(explain)
+    convert = actions.add_parser("convert", help="write a configuration of another project under our own keys")
+    convert.add_argument("arguments", nargs="*", metavar="FILE|key=value", help=_ARGUMENTS_HELP)
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -41,6 +44,8 @@ def run_command(args: argparse.Namespace) -> int:
         return 2
     if args.action == "check":
         _print_summary(resolved)
+    elif args.action == "convert":
+        print(write_own_shape(resolved), end="")
     elif args.json:
         print_json(explain_config(resolved))
     else:

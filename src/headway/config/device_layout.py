@@ -208,7 +208,8 @@ def _fit_micro_batch(draft: ConfigDraft, groups: GroupSizes, mini_batch: ConfigE
     if draft.dialect not in ("verl", "gerl") or rest or share < 1 or share % given == 0:
         return given
     micro = max(size for size in range(1, min(given, share) + 1) if share % size == 0)
-    draft.derive(key, micro, f"{given} does not divide {share} samples of a device; the result is the same")
+    source = "translated from ppo_micro_batch_size_per_gpu"
+    draft.derive(key, micro, f"{source}: {given} does not divide the {share} samples of a device")
     return micro
 
 

@@ -1,0 +1,33 @@
+"""Writes a configuration of another project in our own shape, with comments on what changed."""
+
+import json
+from typing import Any
+
+from headway.config.document import KeyPath, nest_values
+from headway.config.resolved_config import ResolvedConfig
+
+
+def write_own_shape(resolved: ResolvedConfig) -> str:
+    """Return YAML under our own keys that loads as the same configuration.
+
+    A comment behind a value says which default of another project it is, or which key it is translated from. Comments
+    at the top are the notes, which name every key that fell away.
+    """
+    values = {tuple(key.split(".")): value for key, value in resolved.given().items()}
+    lines = [f"# {note}" for note in resolved.notes]
+    _write_section(nest_values(values), (), values, resolved, lines)
+    return "\n".join(lines) + "\n"
+
+
+def _write_section(
+    tree: dict[str, Any], path: KeyPath, values: dict[KeyPath, Any], resolved: ResolvedConfig, lines: list[str]
+) -> None:
+    for name, value in tree.items():
+        here, indent = (*path, name), "  " * len(path)
+        if here not in values:
+            lines.append(f"{indent}{name}:")
+            _write_section(value, here, values, resolved, lines)
+            continue
+        origin = resolved.provenance.get(".".join(here), "")
+        comment = f"  # {origin}" if origin.startswith(("default of ", "translated from ", "derived: ")) else ""
+        lines.append(f"{indent}{name}: {json.dumps(value, ensure_ascii=False)}{comment}")

@@ -8,6 +8,7 @@ and no other sample waits. If one term has no score, the sample has none, and it
 import asyncio
 import inspect
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -157,8 +158,9 @@ def _make_user_reward(name: str, arguments: dict[str, Any], answer: str, limits:
         _check_arguments(found, name, (), arguments, partial=True)
     else:
         _check_arguments(found, name, ("text", {}), arguments)
-    is_named_by_path = ":" in name and not name.startswith("__main__:")
-    path = make_import_path_absolute(name) if is_named_by_path else find_import_path(found)
+    module = name.rpartition(":")[0]
+    has_file = module.endswith(".py") or hasattr(sys.modules.get(module), "__file__")
+    path = make_import_path_absolute(name) if has_file and module != "__main__" else find_import_path(found)
     if path is None:
         loaded = load_function(found, name, arguments, answer)
         return FunctionReward(loaded, concurrency=concurrency, timeout_s=limits.timeout_s)

@@ -42,6 +42,7 @@ def make_scenario(seed: int, rng: Rng, *, tasks: int | None) -> Scenario:
         save_steps=1 + rng.randrange(0, 3),
         async_generation_ratio=alpha,
         pipeline_depth=None,
+        updates_per_sync=min(scenario.settings.updates_per_sync, 1 + int(alpha)),
         eval_steps=0,
     )
     return replace(scenario, tasks=tasks, settings=settings)

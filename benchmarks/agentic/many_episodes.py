@@ -30,6 +30,7 @@ from headway.flow.training_flow import AsyncTrainingFlow
 from headway.launch.components import PolicyInfo, TrainingComponents, make_backends
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.rewards.reward_registry import make_run_rewards
 from headway.settings import make_run_settings
 from headway.sim.simulated_trainer import SimulatedTrainer
 from headway.sim.simulated_weights import SimulatedTransport
@@ -178,7 +179,8 @@ async def _run_flow(resolved: ResolvedConfig, policy: PolicyInfo, run_dir: Path,
         transport=SimulatedTransport(weights),
     )
     environments, clock = make_environment_pool(resolved, policy), asyncio.get_running_loop().time
-    backends = make_backends(resolved, policy, components, make_episode_sources(resolved, policy), environments)
+    sources, reward = make_episode_sources(resolved, policy), make_run_rewards(resolved.config)
+    backends = make_backends(resolved, policy, components, sources, environments, reward)
     flow = AsyncTrainingFlow(
         trainer=RunContext(
             backends=replace(backends, decode=_decode_always_right),

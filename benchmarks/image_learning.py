@@ -41,10 +41,10 @@ from headway.data.generated_tasks import StringSet
 from headway.denoising.image_evaluation import draw_images, measure_legibility
 from headway.denoising.models.denoiser_storage import TEXT_IMAGES, find_shipped_model, load_small_mmdit
 from headway.errors import ConfigError
-from headway.launch.run_directory import find_checkpoint_of_run
 from headway.monitor.event_files import read_event_log
 from headway.rewards.images.image_reward import encode_png
 from headway.rewards.images.ocr_reward import READERS, make_reader
+from headway.runs.run_directory import find_checkpoint_of_run
 from headway.types import Image
 
 ROOT = Path(__file__).parents[1]

@@ -41,10 +41,11 @@ LAYERS: dict[str, int] = {
     ),
     **dict.fromkeys(("engines", "trainers", "weights", "cluster", "denoising"), 2),
     **dict.fromkeys(("rollout", "flow", "serving"), 3),
-    **dict.fromkeys(("sim", "launch"), 4),
-    **dict.fromkeys(("cli", "dashboard"), 5),
-    "api": 6,
-    **dict.fromkeys(("", "__main__"), 7),
+    "runs": 4,
+    **dict.fromkeys(("sim", "launch"), 5),
+    "cli": 6,
+    "api": 7,
+    **dict.fromkeys(("", "__main__"), 8),
 }
 BACK_ENDS = frozenset(name for name, layer in LAYERS.items() if layer == 2)
 VIRTUAL = frozenset({"flow", "rollout", "sim"})
@@ -143,7 +144,7 @@ def _allowed(module: str, imported: str) -> bool:
     if part == "processes" and importer in ("environments", "rewards", "sandbox"):
         return True  # below everything that starts children
     if part == "launch":
-        return upper >= 5 or importer == "sim"
+        return upper >= 6 or importer == "sim"
     return lower < upper or (lower == upper == 0 and part != "config")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from headway.cli.command_line import resolve_source
-from headway.launch.run_changes import CONFIG_FILE
+from headway.runs.run_changes import CONFIG_FILE
 
 
 def test_another_pretrain_is_another_model_for_every_role_that_holds_the_policy(tmp_path: Path) -> None:

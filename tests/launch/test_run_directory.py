@@ -13,12 +13,12 @@ import yaml
 
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError, HeadwayError
-from headway.launch.run_changes import hash_reward_code
-from headway.launch.run_directory import RunDirectory, check_disk_space, find_checkpoint_of_run
 from headway.ledger import Ledger
 from headway.monitor.event_files import LOG_FILE
 from headway.monitor.event_log import LoggedEvent, encode_event, read_events
 from headway.monitor.events import StateChange
+from headway.runs.run_changes import hash_reward_code
+from headway.runs.run_directory import RunDirectory, check_disk_space, find_checkpoint_of_run
 from headway.trainers.checkpoint_mark import write_completion_mark
 
 
@@ -37,7 +37,7 @@ def begin(path: Path, trained: int = 0) -> None:
 def test_two_processes_never_work_in_one_directory(tmp_path: Path) -> None:
     with RunDirectory(tmp_path):
         code = (
-            "from pathlib import Path; from headway.launch.run_directory import RunDirectory\n"
+            "from pathlib import Path; from headway.runs.run_directory import RunDirectory\n"
             f"with RunDirectory(Path({str(tmp_path)!r})): pass"
         )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -48,7 +48,7 @@ def test_two_processes_never_work_in_one_directory(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from pathlib import Path; from headway.launch.run_directory import RunDirectory\n"
+        "import os, signal; from pathlib import Path; from headway.runs.run_directory import RunDirectory\n"
         f"RunDirectory(Path({str(tmp_path)!r})).__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9

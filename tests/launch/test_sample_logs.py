@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from headway.launch.sample_logs import SampleLog
 from headway.monitor.sample_excerpts import read_answers, read_images
 from headway.rewards.images.image_reward import downscale_image, png_base64_to_image
 from headway.rollout.sample_evaluation import EvaluatedSample
+from headway.runs.sample_logs import SampleLog
 from headway.types import (
     Batch,
     DenoisingStep,

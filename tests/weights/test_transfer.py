@@ -13,13 +13,13 @@ import pytest
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
 from headway.launch.placement import Placement, make_visible_devices_env, plan_placement
-from headway.launch.run_directory import check_disk_space
 from headway.launch.transports import (
     TransportPlan,
     choose_bucket_mb,
     make_transport,
     select_transport_kind,
 )
+from headway.runs.run_directory import check_disk_space
 from headway.weights.delta_transport import DeltaTransport
 from tests.runs.factory import Runs, audit, count, events, parts
 

@@ -13,8 +13,8 @@ from headway.config import ResolvedConfig, load_config
 from headway.config.document import Source
 from headway.config.launch_arguments import begins_launch
 from headway.errors import ConfigError
-from headway.launch.run_changes import CONFIG_FILE
-from headway.launch.run_directory import find_checkpoint_of_run, read_stored_options
+from headway.runs.run_changes import CONFIG_FILE
+from headway.runs.run_directory import find_checkpoint_of_run, read_stored_options
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

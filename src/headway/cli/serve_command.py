@@ -17,7 +17,7 @@ from pathlib import Path
 from headway.cli.command_line import at_least_one, print_warning
 from headway.errors import ConfigError
 from headway.launch.inference_session import PreparedServing, open_completion_server, prepare_serving
-from headway.launch.run_directory import find_checkpoint_of_run
+from headway.runs.run_directory import find_checkpoint_of_run
 from headway.serving.agent_environment import require_aiohttp
 
 HELP = "answer over HTTP, as OpenAI's servers do"

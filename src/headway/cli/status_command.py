@@ -19,12 +19,12 @@ from rich.console import Console
 
 from headway.cli.command_line import add_json_option, make_console, print_json
 from headway.errors import HeadwayError
-from headway.launch.status_file import WRITE_EVERY_S, read_status
 from headway.monitor.report_page import describe_run_state
 from headway.monitor.report_tables import format_duration
 from headway.monitor.run_record import read_run_record
 from headway.monitor.run_status import RunStatus, format_engines, format_usage, make_stage_table
 from headway.processes.control_socket import send_control_request
+from headway.runs.status_file import WRITE_EVERY_S, read_status
 
 HELP = "show what a run is doing, and what it waits for"
 _QUIET_S = 60.0

@@ -23,8 +23,6 @@ from headway.cli.command_line import add_run_arguments, load_run_config, make_co
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.training_flow import RunSummary
 from headway.launch.memory_needs import estimate_component_needs
-from headway.launch.run_changes import OptionChange
-from headway.launch.run_directory import LEDGER_FILE, RunDirectory
 from headway.launch.training_session import PreparedRun, open_run_directory, prepare_run, run_training
 from headway.monitor.event_files import read_event_log
 from headway.monitor.live_display import LiveDisplay
@@ -32,6 +30,8 @@ from headway.monitor.report_page import render_report_page
 from headway.monitor.report_tables import print_training_summary
 from headway.monitor.run_report import RunMonitor, make_run_report
 from headway.monitor.trackers import make_trackers
+from headway.runs.run_changes import OptionChange
+from headway.runs.run_directory import LEDGER_FILE, RunDirectory
 
 HELP = "train a policy"
 _STOPPING = "the run stops after this step, with a checkpoint; once more, and it stops at once"

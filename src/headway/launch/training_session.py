@@ -25,10 +25,6 @@ from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import Placement, plan_placement
-from headway.launch.run_changes import hash_reward_code
-from headway.launch.run_directory import RunDirectory, check_disk_space
-from headway.launch.run_observer import RunObserver
-from headway.launch.sample_logs import SampleLog
 from headway.launch.transports import VERSIONS_ON_DISK
 from headway.monitor.event_files import EventFileWriter
 from headway.monitor.event_log import EventLog, EventSink
@@ -37,6 +33,10 @@ from headway.monitor.machine_facts import describe_machine
 from headway.monitor.run_status import RunStatus
 from headway.processes.loop_watchdog import LoopWatchdog
 from headway.rewards.reward_registry import RoutedReward, make_run_rewards, open_reward_workers
+from headway.runs.run_changes import hash_reward_code
+from headway.runs.run_directory import RunDirectory, check_disk_space
+from headway.runs.run_observer import RunObserver
+from headway.runs.sample_logs import SampleLog
 from headway.settings import make_run_settings
 from headway.version import VERSION
 

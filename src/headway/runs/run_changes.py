@@ -21,9 +21,9 @@ from headway.config import Config, ResolvedConfig
 from headway.config.document import nest_values
 from headway.config.resolved_config import list_leaves
 from headway.errors import ConfigError
-from headway.launch.stored_paths import make_paths_absolute
 from headway.monitor.run_record import flatten_mapping
 from headway.rewards.reward_registry import find_reward_function
+from headway.runs.stored_paths import make_paths_absolute
 
 CONFIG_FILE = "config.yaml"
 ACCEPT_KEY = "accept_changed_reward"

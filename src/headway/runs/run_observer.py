@@ -10,13 +10,13 @@ from pathlib import Path
 
 from headway.flow.flow_status import take_status
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
-from headway.launch.run_directory import make_control_handler
-from headway.launch.status_file import WRITE_EVERY_S, stamp_status, write_status
 from headway.monitor.event_log import EventLog
 from headway.monitor.events import ErrorReport, ResourceUsage
 from headway.monitor.resource_usage import ResourceMeter
 from headway.monitor.run_status import RunStatus
 from headway.processes.control_socket import serve_control_socket
+from headway.runs.run_directory import make_control_handler
+from headway.runs.status_file import WRITE_EVERY_S, stamp_status, write_status
 
 _SHOW_EVERY_S = 1.0
 

@@ -33,7 +33,11 @@ from headway.config import ResolvedConfig
 from headway.config.resolved_config import get_at_key
 from headway.errors import ConfigError, HeadwayError, TrainerError
 from headway.flow.training_flow import AsyncTrainingFlow
-from headway.launch.run_changes import (
+from headway.ledger import Ledger, is_unused_ledger, list_recorded_checkpoints
+from headway.monitor.event_files import LOG_FILE, read_last_event_s
+from headway.monitor.run_status import RunStatus
+from headway.processes.control_socket import ControlHandler
+from headway.runs.run_changes import (
     CONFIG_FILE,
     OptionChange,
     find_content_changes,
@@ -41,11 +45,12 @@ from headway.launch.run_changes import (
     make_config_tree,
     refuse_changed_reward,
 )
-from headway.launch.stored_paths import WORKING_DIRECTORY, is_same_path, make_paths_absolute, read_working_directory
-from headway.ledger import Ledger, is_unused_ledger, list_recorded_checkpoints
-from headway.monitor.event_files import LOG_FILE, read_last_event_s
-from headway.monitor.run_status import RunStatus
-from headway.processes.control_socket import ControlHandler
+from headway.runs.stored_paths import (
+    WORKING_DIRECTORY,
+    is_same_path,
+    make_paths_absolute,
+    read_working_directory,
+)
 from headway.trainers.checkpoint_mark import MARK_FILE, read_completion_mark, verify_model
 
 LEDGER_FILE, IDENTITY_FILE = "ledger.sqlite", "identity.json"

@@ -19,6 +19,7 @@ import asyncio
 import json
 import platform
 import shutil
+import statistics
 import subprocess
 import tempfile
 import threading
@@ -131,7 +132,7 @@ def measured(args: argparse.Namespace, model: Path, alpha: int, scratch: Path) -
         "train_s": sum(ends[step].time_s - begins[step] for step in range(first + 1, last + 1)) / args.steps,
         "samples_per_s": sum(event.data["samples"] for event in window) / span_s,
         "tokens_per_s": sum(event.data["actions"] for event in window) / span_s,
-        "update_s": sum(loads) / max(len(loads), 1),
+        "update_s": statistics.median(loads) if loads else 0.0,  # the first one waits for the engine to start
         "lag": sum(event.data["train/lag_mean"] for event in window) / args.steps,
         "busy": busy.between(ends[first].time_s, ends[last].time_s),
     }

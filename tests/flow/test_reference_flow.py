@@ -28,7 +28,7 @@ from headway.flow.backends import Backends, RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.launch.environment_pool import SingleTurnPool
 from headway.monitor.event_log import EventLog, LoggedEvent
-from headway.rewards.function_reward import FunctionReward
+from headway.rewards.user_function import FunctionReward, load_function
 from headway.settings import RunSettings
 from headway.trainers.local.local_trainer import LocalTrainer
 from headway.trainers.local.settings import LocalSettings, OptimizerSettings
@@ -103,7 +103,7 @@ def judge_of(reference: ModuleType, options: Any) -> FunctionReward:
         found: float = reference.reward_of(data["prompt"], [int(token) for token in text.split()], options)
         return found
 
-    return FunctionReward("right_letters", right_letters, {})
+    return FunctionReward(load_function(right_letters, "right_letters", {}, "answer"))
 
 
 def trainer_of(reference: ModuleType, options: Any) -> LocalTrainer:

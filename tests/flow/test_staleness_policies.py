@@ -44,7 +44,7 @@ def numbers(groups: Sequence[CandidateGroup] | None) -> list[int] | None:
 # -- all of them
 
 
-@pytest.mark.parametrize("name", STALENESS_POLICIES.names())
+@pytest.mark.parametrize("name", STALENESS_POLICIES.built_in)
 def test_no_policy_starts_a_group_without_a_slot_or_on_weights_too_old(name: str) -> None:
     policy = make_policy(name, async_generation_ratio=1)
     assert policy.admit(make_view())
@@ -53,7 +53,7 @@ def test_no_policy_starts_a_group_without_a_slot_or_on_weights_too_old(name: str
     assert not policy.admit(make_view(trained=2, served=1, stepping=True))
 
 
-@pytest.mark.parametrize("name", STALENESS_POLICIES.names())
+@pytest.mark.parametrize("name", STALENESS_POLICIES.built_in)
 def test_no_policy_selects_what_is_beyond_the_bound_or_not_ready(name: str) -> None:
     policy = make_policy(name, async_generation_ratio=1)
     groups = [Group(0, oldest=1), Group(1, oldest=3, is_ready=False), Group(2, oldest=3), Group(3, oldest=2)]
@@ -62,7 +62,7 @@ def test_no_policy_selects_what_is_beyond_the_bound_or_not_ready(name: str) -> N
     assert policy.select(groups[:3], view) is None
 
 
-@pytest.mark.parametrize("name", STALENESS_POLICIES.names())
+@pytest.mark.parametrize("name", STALENESS_POLICIES.built_in)
 def test_every_policy_evicts_exactly_what_no_later_batch_can_take(name: str) -> None:
     policy = make_policy(name, async_generation_ratio=1)
     groups = [Group(0, oldest=1), Group(1, oldest=2, is_ready=False), Group(2, oldest=3)]

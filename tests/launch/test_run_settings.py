@@ -23,7 +23,7 @@ def settings(**options: Any) -> RunSettings:
                 "groups_per_step": 8,
                 "group_size": 1,
                 "async_generation_ratio": 0.0,
-                "staleness_policy": "drop",
+                "staleness_policy": "wait",
                 "slots": 8,
             },
         ),

@@ -45,7 +45,7 @@ def test_every_way_brings_the_same_weights(runs: Runs, tmp_path: Path) -> None:
     for run in started.values():
         assert run.end() == 0, run.text
     wanted = answers(tmp_path / "memory")
-    assert len(wanted) == 3 * 4 and len({row["answer"] for row in wanted}) > 3
+    assert len(wanted) == 3 * 6 and len({row["answer"] for row in wanted}) > 3
     for name in ways:
         assert answers(tmp_path / name) == wanted, name
     assert len(list((tmp_path / "disk" / "weights").iterdir())) == 3, "the newest versions stay"

@@ -57,7 +57,7 @@ async def _write(pipeline: Pipeline, trained: int, final: Path) -> None:
         raise TrainerCrashed(f"the trainer is at version {trainer.version}, the scheduler at {trained}")
     draft = final.with_name(final.name + ".partial")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    draft.mkdir(parents=True, exist_ok=True)  # a save that was interrupted may still be writing the same files there
     try:
         with pipeline.waits.waiting("train", f"checkpoint {final.name}", "trainer"):
             async with asyncio.timeout(limit_s):

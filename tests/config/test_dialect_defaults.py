@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headway.config import load_config
+from headway.errors import ConfigErrors
 from headway.trainers.local.settings import make_local_settings
 
 ROLL = {"hydra": {"run": {"dir": "."}}, "num_return_sequences_in_group": 2}
@@ -54,3 +55,13 @@ def test_the_batch_size_of_a_loader_does_not_limit_validation() -> None:
     assert resolved.config.val_batch_size is None
     assert any(note.startswith("val_batch_size: changes nothing here") for note in resolved.notes)
     assert load_config({"val_batch_size": 16}).config.val_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    "given", [{"pretrain": "Qwen/Qwen2.5-VL-7B-Instruct"}, {"actor_train.data_args.image_max_pixels": 9}]
+)
+def test_a_policy_that_reads_pictures_is_refused_in_one_line(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigErrors, match="asks for pictures, video or sound") as refused:
+        load_config({**ROLL, **given})
+    assert len(str(refused.value).splitlines()) == 1
+    assert load_config({"pretrain": "models/vl/qwen3"}).config.pretrain == "models/vl/qwen3", "a file of our own"

@@ -18,6 +18,8 @@ from headway.config.derivation import derive_config
 from headway.config.dialect_recognition import (
     apply_dialect_defaults,
     find_other_pipeline,
+    find_vision,
+    is_verl_as_a_whole,
     recognize_dialect,
     set_unknown_keys_aside,
 )
@@ -50,8 +52,9 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
     entries, used = resolve_references(entries, _get_default, problems, unread=_is_unread)
     _load_plugins(entries, source, problems)
     entries = _without_variables(entries, used)
-    dialect = recognize_dialect(entries)
-    if other := find_other_pipeline(entries) or (find_missing_feature(entries) if dialect == "verl" else None):
+    dialect, has_defaults = recognize_dialect(entries), is_verl_as_a_whole(entries)
+    find_missing = {"verl": find_missing_feature, "roll": find_vision}.get(dialect or "", lambda _: None)
+    if other := find_other_pipeline(entries) or find_missing(entries):
         raise ConfigErrors([other])
     if dialect in ("verl", "gerl"):
         entries = translate_verl(entries, launch, notes, problems)
@@ -61,7 +64,9 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
     translation = translate(entries, notes, problems)
     entries = translation.entries
     if dialect is not None:
-        entries = apply_dialect_defaults(set_unknown_keys_aside(entries, notes), dialect, notes)
+        entries = set_unknown_keys_aside(entries, notes)
+        if dialect != "verl" or has_defaults:
+            entries = apply_dialect_defaults(entries, dialect, notes)
     config, provenance = build_tree(Config, _without_unknown_dialect_keys(entries, problems), problems)
     if problems:
         raise ConfigErrors(problems)

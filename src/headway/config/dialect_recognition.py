@@ -5,6 +5,7 @@ project, and a key that nothing here reads is named in a note instead of refused
 theirs are refused as mistakes all the same. A file of our own gets none of this.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -18,10 +19,11 @@ from headway.errors import ConfigError
 DIALECT_NAMES = {"roll": "ROLL", "verl": "verl", "gerl": "GeRL"}
 """Dialects with the names of their projects."""
 _OPEN_SECTIONS = frozenset(
-    {"strategy_config", "engine_kwargs", "megatron", "fsdp_config", "override_transformer_config"}
-    | {"override_optimizer_config", "async_training", "rollout_correction"}
+    {"strategy_config", "engine_kwargs", "megatron", "fsdp_config"}
+    | {"override_transformer_config", "override_optimizer_config"}
 )
 """Sections of settings for kernels, memory and parallelism, of which back ends have hundreds."""
+_POLICY_ROOTS = frozenset({"pretrain", "actor_train", "actor_infer", "validation"})
 _OTHER_PIPELINES = {
     "sft_train": "supervised fine-tuning",
     "student_train": "on-policy distillation",
@@ -30,6 +32,7 @@ _OTHER_PIPELINES = {
     "chosen_key": "preference optimisation (DPO)",
     "reward_train": "training of a reward model",
 }
+_VISION_MODEL = re.compile(r"(?i)(?:^|[-_/.])(?:vl|omni|llava|internvl|glm-?4\.?1v|glm-?4v)(?:$|[-_/.\d])")
 _NEAR = 0.8
 
 
@@ -47,6 +50,16 @@ def recognize_dialect(entries: ConfigEntries) -> str | None:
     return None
 
 
+def is_verl_as_a_whole(entries: ConfigEntries) -> bool:
+    """Return whether it names its model or data as verl does, and is not one of our own with single keys of verl."""
+    return any(tuple(key.split(".")) in entries for key in ("actor_rollout_ref.model.path", "data.train_files"))
+
+
+def is_vision_model(name: object) -> bool:
+    """Return whether the name of a model says that it reads pictures."""
+    return isinstance(name, str) and _VISION_MODEL.search(name) is not None
+
+
 def find_other_pipeline(entries: ConfigEntries) -> ConfigError | None:
     """Return the problem of a configuration for a kind of training that is not offered."""
     roots = {path[0]: entry for path, entry in reversed(entries.items())}
@@ -57,11 +70,24 @@ def find_other_pipeline(entries: ConfigEntries) -> ConfigError | None:
     return None
 
 
+def find_vision(entries: ConfigEntries) -> ConfigError | None:
+    """Return the problem of a file of ROLL whose policy reads more than text."""
+    for path, entry in entries.items():
+        if path[0] in _POLICY_ROOTS and _asks_for_vision(path[-1], entry.value):
+            problem = f"asks for pictures, video or sound in prompts, not offered here [{entry.origin}]"
+            return ConfigError(problem, key=join_key(path), value=entry.value)
+    return None
+
+
+def _asks_for_vision(name: str, value: Any) -> bool:
+    if name in ("pretrain", "model_name_or_path"):
+        return is_vision_model(value)
+    return name.startswith(("image_", "video_"))
+
+
 def apply_dialect_defaults(entries: ConfigEntries, dialect: str, notes: list[str]) -> ConfigEntries:
     """Return the entries with the defaults of the project for what they do not give, and its meaning for the rest."""
     name, values = DIALECT_NAMES[dialect], {join_key(path): entry.value for path, entry in entries.items()}
-    if dialect == "verl" and not _names_model_and_data(entries):
-        return entries
     defaults = dict(DIALECT_DEFAULTS.get(dialect, {}))
     clip = values.get("pg_clip", 0.2)
     if dialect == "roll" and isinstance(clip, int | float):
@@ -86,12 +112,6 @@ def apply_dialect_defaults(entries: ConfigEntries, dialect: str, notes: list[str
     return {**entries, **more}
 
 
-def _names_model_and_data(entries: ConfigEntries) -> bool:
-    """Return whether a configuration is one of verl as a whole, not one of our own with single keys of verl."""
-    roots = ("actor_rollout_ref.model.path", "data.train_files")
-    return any(root in entry.origin for entry in entries.values() for root in roots)
-
-
 def set_unknown_keys_aside(entries: ConfigEntries, notes: list[str]) -> ConfigEntries:
     """Return the entries that are known or may be mistakes; all others are named in one note for each reason."""
     kept: ConfigEntries = {}
@@ -111,29 +131,14 @@ def _is_open(path: KeyPath) -> bool:
     return not _OPEN_SECTIONS.isdisjoint(path[:-1])
 
 
-def _is_known(path: KeyPath) -> bool:
-    """Return whether the schema has the key, or a value above it that takes any."""
-    block: Any = Config
-    for number, name in enumerate(path):
-        shape = get_fields(block)[name].shape if name in get_fields(block) else None
-        if shape is None:
-            return False
-        if shape.kind == "map":
-            if shape.item is None or shape.item.block is None or number + 2 >= len(path):
-                return True
-            return _is_known_below(shape.item.block, path[number + 2 :])
-        if shape.block is None:
-            return True
-        block = shape.block
-    return True
-
-
-def _is_known_below(block: type, path: KeyPath) -> bool:
-    fields = get_fields(block)
-    if path[0] not in fields:
+def _is_known(path: KeyPath, block: type = Config) -> bool:
+    """Return whether `block` has the key, or a value above it that takes any."""
+    if path[0] not in get_fields(block):
         return False
-    inner = fields[path[0]].shape.block
-    return inner is None or len(path) == 1 or _is_known_below(inner, path[1:])
+    shape, rest = get_fields(block)[path[0]].shape, path[1:]
+    if shape.kind == "map" and shape.item is not None:
+        shape, rest = shape.item, rest[1:]  # the first segment below is a name that the user chooses
+    return shape.block is None or not rest or _is_known(rest, shape.block)
 
 
 def _is_far_from_known(path: KeyPath) -> bool:

@@ -4,16 +4,15 @@ Devices of trainer and rollout, asynchrony, how long prompts are treated, the wa
 mismatch between engine and trainer. A value that follows from such keys gives way to one of our own keys.
 """
 
-import re
 from typing import Any
 
+from headway.config.dialect_recognition import is_vision_model
 from headway.config.document import ConfigEntries, ConfigEntry, join_key
 from headway.config.launch_arguments import LaunchArguments
 from headway.errors import ConfigError
 
 _ROLLOUT, _ACTOR, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 _MINI_BATCH, _STEPS = f"{_ACTOR}.ppo_mini_batch_size", "trainer.total_training_steps"
-_VISION = re.compile(r"(?i)(?:^|[-_/.])(?:vl|omni|llava|internvl|glm-?4\.?1v|glm-?4v)(?:$|[-_/.\d])")
 _NODE = 8
 _DEFAULT_STEPS = 500
 
@@ -66,7 +65,7 @@ def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
     for key in ("data.image_key", "data.video_key", "data.audio_key"):
         if values.get(key):
             return _refuse(key, values[key], "vision and audio in prompts")
-    if _VISION.search(model):
+    if is_vision_model(model):
         return _refuse(f"{_MODEL}.path", model, "vision-language models")
     for key in ("reward_model.enable", "reward.reward_model.enable"):
         if values.get(key) is True:

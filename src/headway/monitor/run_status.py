@@ -93,7 +93,8 @@ class RunStatus:
     def from_json(data: object) -> RunStatus:
         """Return the status that `to_json` was called on. Raise `HeadwayError` for anything else."""
         try:
-            assert isinstance(data, Mapping)
+            if not isinstance(data, Mapping):
+                raise TypeError(f"it is {type(data).__name__}")
             stages = tuple(
                 StageStatus(**{**stage, "waits": tuple(WaitStatus(**wait) for wait in stage["waits"])})
                 for stage in data["stages"]
@@ -101,9 +102,10 @@ class RunStatus:
             engines = tuple(EngineStatus(**engine) for engine in data["engines"])
             rest = {"stages": stages, "engines": engines, "culprits": tuple(data["culprits"])}
             status = RunStatus(**{**data, **rest})
-            assert isinstance(status.usage, Mapping) and isinstance(status.time_s, int | float)
+            if not (isinstance(status.usage, Mapping) and isinstance(status.time_s, int | float)):
+                raise TypeError("usage or time_s has another type")
             return status
-        except (AssertionError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise HeadwayError(f"not the status of a run: {error!r}") from error
 
 

@@ -60,7 +60,7 @@ PREPOSITIONS = frozenset(
     )
 )
 """Words that no docstring begins with: what it describes has a name, and comes first."""
-MOST_LINES, MOST_FILES = 60_000, 400
+MOST_LINES, MOST_FILES = 66_500, 430
 """Of the whole package."""
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_LINES_OF_A_FILE = 400

@@ -22,6 +22,9 @@ class NativeSettings:
     on a CPU, 8192 in a block of steps on a GPU."""
     prefix_tokens: int | None = None
     """Prompt tokens saved for members of a group that come later; by default as many as an eighth of the slots hold."""
+    kv_cache_bytes: int | None = None
+    """Memory of the KV cache on a GPU, where others need memory too; by default as much as all slots can fill, and at
+    most nine tenths of what is free beside two copies of the weights."""
     stream_tokens: int = 8
     """Actions between two reports into a `Progress`."""
     threads: int = 1
@@ -44,8 +47,10 @@ class NativeSettings:
                 raise ConfigError("must be at least 1", key=key, value=value)
         if self.slot_tokens < 2:
             raise ConfigError("must hold a prompt and an answer", key="slot_tokens", value=self.slot_tokens)
-        if self.prefix_tokens is not None and self.prefix_tokens < 0:
-            raise ConfigError("must not be negative", key="prefix_tokens", value=self.prefix_tokens)
+        for key in ("prefix_tokens", "kv_cache_bytes"):
+            value = getattr(self, key)
+            if value is not None and value < 0:
+                raise ConfigError("must not be negative", key=key, value=value)
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise ConfigError("must be float32, bfloat16 or float16", key="dtype", value=self.dtype)
         if self.dtype == "float16" and self.device == "cpu":

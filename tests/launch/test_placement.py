@@ -8,7 +8,8 @@ import pytest
 
 from headway.config import load_config
 from headway.errors import ConfigError
-from headway.launch.placement import Machine, Placement, make_visible_devices_env, plan_placement
+from headway.launch.machine import Machine
+from headway.launch.placement import Placement, make_visible_devices_env, plan_placement
 
 THREADS = "strategy_args.strategy_config.num_threads"
 
@@ -87,3 +88,57 @@ def test_one_gpu_is_shared_by_threads() -> None:
 def test_gpus_that_cannot_be_used_are_refused(gpus: int, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         on_gpus(gpus, **options)
+
+
+def share(gpus: int, **options: Any) -> Placement:
+    return plan_placement(load_config({"allow_uncorrected_async": True, **options}), Machine(cores=8, gpus=gpus))
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_logical_devices_share_the_cards_that_there_are(kind: str) -> None:
+    options = {"async_generation_ratio": 1, "devices": {"kind": kind, "count": 4, "physical": 1}}
+    mapped = {"actor_train.device_mapping": [0, 1], "actor_infer.device_mapping": [2, 3]}
+    made = share(1, **options, **mapped)
+    assert (made.device, made.processes, made.ranks, made.replicas) == (kind, True, 2, 2)
+    assert [made.places[name].devices for name in ("trainer/0", "trainer/1", "engine/0", "engine/1")] == [
+        (0,),
+        (1,),
+        (2,),
+        (3,),
+    ]
+    assert {place.cards for place in made.places.values()} == {(0,)} and made.machine.is_virtual
+    split = share(1, **options, hybrid_engine=False)
+    assert split.places == made.places, "half trains and half generates where nothing is mapped"
+    assert not made.idle_cards
+
+
+def test_hybrid_roles_take_turns_and_others_overlap() -> None:
+    on_all = share(4, num_gpus_per_node=4, hybrid_engine=True)
+    assert (on_all.ranks, on_all.replicas) == (4, 4)
+    assert on_all.places["engine/2"].sharing == "turns" and on_all.places["engine/2"].partners == ("trainer/2",)
+    assert {name: gpu for name, gpu in on_all.gpus.items() if name.startswith("engine/")} == {
+        f"engine/{number}": number for number in range(4)
+    }
+    overlapping = share(4, num_gpus_per_node=2, async_generation_ratio=1)
+    assert overlapping.places["engine/1"].sharing == "overlap" and overlapping.idle_cards == (2, 3)
+
+
+def test_logical_devices_are_spread_over_cards_in_order() -> None:
+    machine = Machine(cores=8, gpus=2, gpu_memory_gib=80, logical_devices=5, nodes=2)
+    assert [machine.locate(device) for device in range(10)] == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
+    assert machine.device_memory_gib == pytest.approx(80 / 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": {"count": 2, "physical": 3}}, "more cards than the 2 devices"),
+        ({"devices": {"count": 8, "physical": 5}}, "this machine has 4 GPUs"),
+        ({"devices": {"kind": "cpu"}, "device": "cuda"}, "keep one of them"),
+        ({"devices": {"count": 2}, "num_gpus_per_node": 8}, "num_gpus_per_node = 8"),
+        ({"num_gpus_per_node": 8}, "num_gpus_per_node = 8: this machine has 4 GPUs"),
+    ],
+)
+def test_devices_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        share(4, **options)

@@ -11,9 +11,9 @@ import torch
 from headway.config import load_config
 from headway.errors import ConfigError
 from headway.launch.language_components import check_tensor_parallel_model
+from headway.launch.machine import Machine
 from headway.launch.memory_needs import estimate_component_needs
 from headway.launch.placement import (
-    Machine,
     make_rank_layout,
     make_visible_devices_env,
     plan_placement,
@@ -61,7 +61,7 @@ def test_on_a_cpu_sizes_make_the_ranks_that_they_need(name: str) -> None:
         load_config({f"{SIZES}.{name}": 2})
 
 
-@pytest.mark.parametrize(("gpus", "options"), [(1, {}), (8, {"processes": False}), (8, {"hybrid_engine": True})])
+@pytest.mark.parametrize(("gpus", "options"), [(1, {}), (8, {"processes": False})])
 @pytest.mark.parametrize("name", ["tensor_model_parallel_size", "context_parallel_size"])
 def test_sizes_that_one_process_would_ignore_are_refused(
     monkeypatch: pytest.MonkeyPatch, gpus: int, options: dict[str, Any], name: str
@@ -69,8 +69,6 @@ def test_sizes_that_one_process_would_ignore_are_refused(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     given = {**APART, "device": "cuda", **options}
-    if "hybrid_engine" in options:
-        given["actor_infer.device_mapping"] = given["actor_train.device_mapping"]
     assert plan_placement(load_config(given)).ranks == 1, "with sizes of 1, many devices are one process"
     with pytest.raises(ConfigError, match="the trainer would be one process here") as refused:
         plan_placement(load_config({**given, f"{SIZES}.{name}": 2}))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headway.config.field_types import Amount, Count, Positive, Real, Seconds, Signed
+from headway.config.field_types import Amount, Count, NodeSize, Positive, Real, Seconds, Signed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +138,19 @@ class TrainInferCorrectionConfig:
     """A truncated importance weight."""
     filters: tuple[RatioFilterConfig, ...] = ()
     """Masks, applied in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesConfig:
+    """Logical devices of a node, of which several may share one card or the cores of the CPU."""
+
+    kind: Literal["auto", "cuda", "cpu"] = "auto"
+    """What models run on. `device` is the short form. `auto`: GPUs if there are any."""
+    count: NodeSize | None = None
+    """Logical devices of a node, numbered from 0; `device_mapping` names them. null: one for each card."""
+    physical: NodeSize | None = None
+    """Cards that they share: logical device d is on card ⌊d · physical / count⌋. null: as many cards as there are, at
+    most `count`; a CPU is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ def place_roles(draft: ConfigDraft) -> dict[str, DeviceIds]:
     for domain, reward in draft.config.rewards.items():
         if reward.device_mapping:
             mapped[f"rewards.{domain}"] = reward.device_mapping
+    _derive_device_kind(draft)
     total = _count_devices(draft, mapped)
     problems = len(draft.problems)
     placed = {**_place_by_ratio(draft, total), **mapped}
@@ -47,16 +48,32 @@ def place_roles(draft: ConfigDraft) -> dict[str, DeviceIds]:
     return placed
 
 
+def _derive_device_kind(draft: ConfigDraft) -> None:
+    """Bring `device`, the short form, and `devices` together."""
+    devices = draft.config.devices
+    if devices.kind != "auto" and draft.config.device == "auto":
+        draft.derive("device", devices.kind, "devices.kind")
+    elif devices.kind not in ("auto", draft.config.device):
+        draft.refuse("devices.kind", f"but device = {draft.config.device}", "keep one of them")
+    if devices.physical is not None and devices.physical > (devices.count or devices.physical):
+        draft.refuse("devices.physical", f"more cards than the {devices.count} devices of devices.count have work for")
+
+
 def _count_devices(draft: ConfigDraft, mapped: dict[str, DeviceIds]) -> int:
     """Return the number of all devices of the run."""
     config = draft.config
     decoupled = config.hybrid_engine is False or config.use_nodes_ratios is not None
     highest = max((device for devices in mapped.values() for device in devices), default=-1)
-    if config.num_gpus_per_node is None:
+    count = config.devices.count
+    if config.num_gpus_per_node is None and count is not None:
+        draft.derive("num_gpus_per_node", count, "devices.count")
+    elif config.num_gpus_per_node is None:
         silent = not mapped and not decoupled and config.num_nodes is None
         reason = "nothing is said about devices" if silent else "usual size of a node"
         draft.derive("num_gpus_per_node", 1 if silent else 8, reason)
     per_node = draft.config.num_gpus_per_node or 1
+    if count is not None and per_node > count:
+        draft.refuse("devices.count", f"but num_gpus_per_node = {per_node}", "keep one of them, or as many of both")
     if config.num_nodes is None:
         nodes = max(1, -(-(highest + 1) // per_node))
         draft.derive("num_nodes", nodes, f"highest device {highest}, {per_node} per node" if mapped else "one node")

@@ -15,6 +15,7 @@ from headway.config.config_blocks import (
     ClusterConfig,
     CustomEnvConfig,
     DenoisingConfig,
+    DevicesConfig,
     EnvManagerConfig,
     ReliabilityConfig,
     StageConfig,
@@ -165,6 +166,8 @@ class Config:
     """Machines of the run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the models. `auto`: a GPU if there is one."""
+    devices: DevicesConfig = field(default_factory=DevicesConfig)
+    """The same in full: how many logical devices a node has, and how many cards they share."""
     processes: bool | None = None
     """Run trainer and engines in separate processes. null: true on the CPU, false on a GPU that they share."""
     num_gpus_per_node: NodeSize | None = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import ResolvedConfig
 from headway.engines.base import Engine
+from headway.launch.component_places import list_scorer_replicas
 from headway.launch.components import (
     ComponentArgs,
     LaunchContext,
@@ -34,7 +35,7 @@ from headway.launch.inference_servers import (
     uses_external_engines,
     uses_in_process_vllm,
 )
-from headway.launch.placement import Placement, list_scorer_replicas, make_rank_layout
+from headway.launch.placement import Placement, make_rank_layout
 from headway.launch.transports import ReceiverEnd, make_receiver_end, make_transport, select_wire_dtype
 from headway.processes.base import ChildSpec
 from headway.registry import ENGINES

@@ -11,16 +11,10 @@ from dataclasses import dataclass, replace
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
+from headway.launch.component_places import assign_devices, has_own_replica, list_scorer_replicas, make_rank_names
 from headway.launch.components import PolicyInfo, count_engine_slots, count_prefix_tokens
 from headway.launch.inference_servers import uses_external_engines
-from headway.launch.placement import (
-    LENT_ENGINE,
-    Placement,
-    assign_devices,
-    has_own_replica,
-    list_scorer_replicas,
-    make_rank_names,
-)
+from headway.launch.placement import LENT_ENGINE, Placement
 from headway.launch.transports import count_device_version_bytes
 from headway.trainers.sharded.rank_layout import RankCoordinates
 

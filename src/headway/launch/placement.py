@@ -22,16 +22,25 @@ from headway.cluster.ray.ray_session import (
     resolve_address,
 )
 from headway.config import ResolvedConfig
+from headway.config.resolved_config import get_at_key
 from headway.errors import ConfigError
+from headway.launch.component_places import (
+    ComponentPlace,
+    assign_devices,
+    find_idle_cards,
+    make_places,
+    make_rank_names,
+)
 from headway.launch.inference_servers import (
     check_server_requirements,
     make_visible_gpus_env,
     uses_external_engines,
     uses_in_process_vllm,
 )
+from headway.launch.machine import Machine, read_machine
 from headway.launch.transports import Device, TransportPlan, plan_transport, plan_transport_without_trainer
 from headway.processes.base import StartPeer
-from headway.processes.child_process import ChildProcess, count_usable_cores
+from headway.processes.child_process import ChildProcess
 from headway.trainers.sharded.rank_layout import RankLayout
 
 LENT_ENGINE = "engine/lent-0"
@@ -40,25 +49,6 @@ _FEW_CORES = 4
 """Up to this many cores, every component may use all of them."""
 _DEVICES_KEY = "actor_train.device_mapping"
 _SIZES_KEY = "actor_train.strategy_args.strategy_config"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What this process may use of the machine it runs on."""
-
-    cores: int
-    gpus: int
-
-
-def read_machine() -> Machine:
-    """Look at this machine. Raises `ConfigError` where torch is not installed."""
-    try:
-        import torch
-    except ImportError as error:
-        hint = "pip install 'headway[train]'"
-        raise ConfigError("training needs torch and transformers", key="device", hint=hint) from error
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Machine(cores=count_usable_cores(), gpus=gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +69,17 @@ class Placement:
     """How weights get from the trainer into the engines."""
     layout: RankLayout = field(default_factory=lambda: RankLayout(ranks=1))
     """How trainer ranks share a step; several ranks are called `trainer/0`, `trainer/1` and so on."""
+    machine: Machine = field(default_factory=lambda: Machine(cores=1, gpus=0))
+    """What was planned for, with its logical devices."""
+    places: Mapping[str, ComponentPlace] = field(default_factory=dict)
+    """Devices of every component, by its name."""
+    notes: tuple[str, ...] = ()
+    """Sentences that a user should read before the run starts."""
+
+    @property
+    def idle_cards(self) -> tuple[int, ...]:
+        """Cards that no component uses."""
+        return find_idle_cards(self.places, self.machine)
 
     @property
     def ranks(self) -> int:
@@ -120,28 +121,76 @@ def plan_placement(resolved: ResolvedConfig, machine: Machine | None = None) -> 
 
 
 def _plan_on_machine(resolved: ResolvedConfig, machine: Machine) -> Placement:
-    config, derived = resolved.config, resolved.derived
-    device, urls = _select_device(config.device, machine), config.actor_infer.strategy_args.strategy_config.url
-    engines = derived.replicas if device == "cuda" or config.actor_infer.device_mapping is not None else 1
-    replicas = len(urls) or engines
+    config, urls = resolved.config, resolved.config.actor_infer.strategy_args.strategy_config.url
+    device = _select_device(config.device, machine)
+    machine = machine.arrange(config.devices, device)
+    separate = config.processes is not False and (device == "cpu" or machine.devices > 1)
+    processes = separate or (config.processes is not False and uses_in_process_vllm(resolved)) or bool(config.processes)
+    ranks = count_trainer_ranks(resolved, device, separate=separate or device == "cpu")
+    replicas = len(urls) or _count_engines(resolved, device, separate=separate)
+    layout = plan_rank_layout(resolved, ranks, device=device, processes=processes)
     threads_per_engine = max((machine.cores // 2) // replicas, 1)
-    share_all = derived.hybrid_engine or (machine.cores <= _FEW_CORES and replicas == 1)
-    gpus = _assign_gpus(resolved, machine) if device == "cuda" and config.processes is not False else {}
-    _check_lending(resolved, device, gpus)
+    share_all = resolved.derived.hybrid_engine or (machine.cores <= _FEW_CORES and replicas == 1)
     train = machine.cores if share_all or urls else max(machine.cores - threads_per_engine * replicas, 1)
-    separate = device == "cpu" or bool(gpus)
-    ranks = count_trainer_ranks(resolved, device, separate=separate)
-    processes = config.processes if config.processes is not None else separate or uses_in_process_vllm(resolved)
-    return Placement(
+    placement = Placement(
         device=device,
         processes=processes,
-        layout=plan_rank_layout(resolved, ranks, device=device, processes=processes),
+        layout=layout,
         train_threads=config.actor_train.strategy_args.strategy_config.num_threads or max(train // ranks, 1),
         infer_threads=config.actor_infer.strategy_args.strategy_config.num_threads
         or (machine.cores if share_all else threads_per_engine),
         replicas=replicas,
-        gpus=gpus,
+        machine=machine,
     )
+    placement = _add_places(resolved, placement, separate=separate)
+    _check_lending(resolved, device, placement.gpus)
+    return placement
+
+
+def _count_engines(resolved: ResolvedConfig, device: Device, *, separate: bool) -> int:
+    """Return the number of engines: those of the configuration where each has a device, else one."""
+    counted = resolved.config.devices.count is not None or resolved.config.actor_infer.device_mapping is not None
+    alone = not counted if device == "cpu" else not separate
+    return 1 if alone else resolved.derived.replicas
+
+
+def _add_places(resolved: ResolvedConfig, placement: Placement, *, separate: bool) -> Placement:
+    """Return the placement with the devices of its components, and on GPUs with the card of each process."""
+    machine, on_gpu = placement.machine, placement.device == "cuda"
+    assigned = assign_devices(resolved, placement.ranks, placement.replicas)
+    if on_gpu and not separate:
+        assigned = dict.fromkeys(assigned, (0,))
+    elif on_gpu:
+        _check_devices_exist(resolved, machine)
+        if len(assigned["engine/0"]) > 1 and not uses_external_engines(resolved):
+            raise _make_single_gpu_error(resolved)
+    if resolved.config.actor_infer.strategy_args.strategy_config.url:  # these engines run elsewhere
+        assigned = {name: () if name.startswith("engine/") else devices for name, devices in assigned.items()}
+    is_engine = {name: name.startswith("engine/") for name in assigned}
+    threads = {name: placement.infer_threads if is_engine[name] else placement.train_threads for name in assigned}
+    places = make_places(assigned, machine, threads, takes_turns=resolved.derived.hybrid_engine)
+    if not (on_gpu and separate):
+        return replace(placement, places=places)
+    external = uses_external_engines(resolved)  # servers are told their cards by their command line
+    gpus = {name: place.cards[0] for name, place in places.items() if not (external and is_engine[name])}
+    gpus["trainer"] = places[make_rank_names(placement.ranks)[0]].cards[0]
+    if resolved.config.lend_idle_trainer:
+        gpus[LENT_ENGINE] = gpus["trainer"]
+    return replace(placement, places=places, gpus=gpus)
+
+
+def _check_devices_exist(resolved: ResolvedConfig, machine: Machine) -> None:
+    """Refuse devices that the machine does not have."""
+    derived, there = resolved.derived, machine.devices * machine.nodes
+    by_url = bool(resolved.config.actor_infer.strategy_args.strategy_config.url)
+    for role, devices in derived.devices.items():
+        if devices and max(devices) >= there and not (by_url and role == "actor_infer"):
+            mapped = role != "logp" and get_at_key(resolved.config, f"{role}.device_mapping") is not None
+            key = f"{role}.device_mapping" if mapped else "num_gpus_per_node"
+            value = list(devices) if mapped else derived.num_gpus_per_node
+            noun = "logical devices" if machine.is_virtual else "GPUs"
+            hint = f"devices 0 to {there - 1}, or devices: {{count: {max(devices) + 1}}} to let several share a GPU"
+            raise ConfigError(f"this machine has {there} {noun}", key=key, value=value, hint=hint)
 
 
 def _select_device(wanted: str, machine: Machine) -> Device:
@@ -160,29 +209,6 @@ def _check_lending(resolved: ResolvedConfig, device: Device, gpus: Mapping[str, 
         problem = "trainer and engines share one GPU here: there is nothing to lend"
     if resolved.config.lend_idle_trainer and problem:
         raise ConfigError(problem, key="lend_idle_trainer", value=True)
-
-
-def _assign_gpus(resolved: ResolvedConfig, machine: Machine) -> dict[str, int]:
-    """Give components a GPU each; nothing where there is one GPU, or trainer and engines are not mapped apart."""
-    config, devices = resolved.config, resolved.derived.devices
-    mapped = config.actor_infer.device_mapping is not None and config.actor_train.device_mapping is not None
-    if machine.gpus < 2 or not mapped or resolved.derived.hybrid_engine:
-        return {}
-    by_url = bool(config.actor_infer.strategy_args.strategy_config.url)
-    for role in ("actor_train",) if by_url else ("actor_train", "actor_infer"):
-        if max(devices[role]) >= machine.gpus:
-            problem, key = f"this machine has {machine.gpus} GPUs", f"{role}.device_mapping"
-            raise ConfigError(problem, key=key, value=list(devices[role]))
-    gpus = dict(zip(make_rank_names(len(devices["actor_train"])), devices["actor_train"], strict=True))
-    gpus["trainer"] = devices["actor_train"][0]
-    if uses_external_engines(resolved):  # servers choose their GPUs themselves
-        return gpus
-    if len(devices["actor_infer"]) != resolved.derived.replicas:
-        raise _make_single_gpu_error(resolved)
-    gpus |= {f"engine/{number}": gpu for number, gpu in enumerate(devices["actor_infer"])}
-    if config.lend_idle_trainer:
-        gpus[LENT_ENGINE] = gpus["trainer"]
-    return gpus | {role: devices[role][0] for role in ("logp", "reference") if devices[role][0] < machine.gpus}
 
 
 def _make_single_gpu_error(resolved: ResolvedConfig) -> ConfigError:
@@ -214,15 +240,11 @@ def count_trainer_ranks(resolved: ResolvedConfig, device: str, *, separate: bool
     """Return the number of trainer processes. `separate`: each of its devices can have a process of its own."""
     if not separate:
         return 1
-    if device == "cpu" and resolved.config.actor_train.device_mapping is None:
+    config = resolved.config
+    if device == "cpu" and config.actor_train.device_mapping is None and config.devices.count is None:
         sizes = resolved.config.actor_train.strategy_args.strategy_config
         return sizes.tensor_model_parallel_size * sizes.context_parallel_size
     return len(resolved.derived.devices["actor_train"])
-
-
-def make_rank_names(ranks: int) -> list[str]:
-    """Return the names of the trainer's processes."""
-    return ["trainer"] if ranks == 1 else [f"trainer/{rank}" for rank in range(ranks)]
 
 
 def make_rank_layout(resolved: ResolvedConfig, ranks: int) -> RankLayout:
@@ -293,36 +315,7 @@ def _find_ranks_key(resolved: ResolvedConfig) -> tuple[str, object, str]:
     return _DEVICES_KEY, value, str([resolved.derived.devices["actor_train"][0]])
 
 
-# -- devices of components, and their resources on a cluster
-
-
-def has_own_replica(resolved: ResolvedConfig, role: str) -> bool:
-    """Return whether `logp` or `reference` was given devices that the trainer does not have."""
-    devices: Mapping[str, tuple[int, ...]] = resolved.derived.devices
-    return not set(devices[role]) & set(devices["actor_train"])
-
-
-def list_scorer_replicas(resolved: ResolvedConfig) -> list[str]:
-    """Return the scorers that the run needs and that have devices of their own: `logp`, `reference`."""
-    derived = resolved.derived
-    if derived.pipeline == "denoising":
-        return []
-    needed = {"logp": derived.needs_proximal, "reference": derived.needs_reference}
-    return [role for role, wanted in needed.items() if wanted and has_own_replica(resolved, role)]
-
-
-def assign_devices(resolved: ResolvedConfig, ranks: int) -> dict[str, tuple[int, ...]]:
-    """Return the devices of each component by their numbers in the run: equal shares, in order."""
-    devices, replicas = resolved.derived.devices, resolved.derived.replicas
-    assigned: dict[str, tuple[int, ...]] = {}
-    for role, names in (
-        ("actor_train", make_rank_names(ranks)),
-        ("actor_infer", [f"engine/{number}" for number in range(replicas)]),
-    ):
-        share = len(devices[role]) // len(names)
-        for number, name in enumerate(names):
-            assigned[name] = tuple(devices[role][number * share : (number + 1) * share])
-    return assigned | {role: tuple(devices[role]) for role in list_scorer_replicas(resolved)}
+# -- resources on a cluster
 
 
 def _plan_on_ray(resolved: ResolvedConfig) -> Placement:

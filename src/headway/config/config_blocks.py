@@ -183,6 +183,11 @@ class WeightTransferConfig:
     """disk: where versions are written, seen by trainer and engines. null: `<output_dir>/weights`."""
     address: str | None = None
     """broadcast: where engines reach this machine. null: engines on this machine, 127.0.0.1."""
+    backend: Literal["gloo", "nccl"] | None = None
+    """broadcast: through the memory of the hosts, or from GPU to GPU. null: gloo."""
+    timeout_s: Seconds | None = None
+    """broadcast: one bucket to all engines, from forming the group to their answers. null: 60, or less where
+    `reliability.transfer_timeout_s` has no time for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +210,9 @@ class ReliabilityConfig:
     machine's."""
     train_timeout_s: Seconds = 7200.0
     """One training step; a trainer that takes longer is restarted."""
+    rank_timeout_s: Seconds = 1800.0
+    """How long ranks of the trainer wait for one that is late, in a collective call or at a checkpoint. Then all are
+    restarted. Rank 0 joins the files of a checkpoint alone: it needs less than this."""
     transfer_timeout_s: Seconds = 600.0
     """One weight update of one replica, from gather to flip, or one restart."""
     lock_timeout_s: Seconds = 28_800.0

@@ -231,7 +231,7 @@ def _check_servers(draft: ConfigDraft, derived: DerivedConfig) -> None:
 _WITHIN_MACHINE = ("shared_memory", "cuda_ipc")
 """Transports that do not reach another machine."""
 _TRANSFER = "weight_transfer"
-_TRANSPORT_OPTIONS = {"directory": "disk", "address": "broadcast"}
+_TRANSPORT_OPTIONS = {"directory": "disk", "address": "broadcast", "backend": "broadcast", "timeout_s": "broadcast"}
 """Options that one transport alone reads."""
 _SERVER_TRANSPORTS = ("auto", "shared_memory", "disk")
 

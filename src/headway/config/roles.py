@@ -161,6 +161,8 @@ class TrainingStrategyConfig:
     """Devices that share one sequence."""
     expert_model_parallel_size: Count = 1
     """Devices that share the experts of a layer; inside data parallelism."""
+    distributed_backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """Library that moves tensors between the ranks of the trainer. `auto`: nccl on GPUs, gloo on CPUs."""
     num_threads: Count | None = None
     """CPU threads of one torch operation. null: the role's share of the cores."""
 

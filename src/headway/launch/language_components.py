@@ -176,6 +176,7 @@ def _make_remote_trainer(context: LaunchContext) -> RemoteTrainer:
         ranks=placement.ranks,
         customize=adapt_to_rank,
         join_s=context.resolved.config.cluster.start_timeout_s,
+        rank_s=context.resolved.config.reliability.rank_timeout_s,
     )
 
 
@@ -313,7 +314,16 @@ def create_rank(args: Mapping[str, Any]) -> RankSpec:
             return make_rank_trainer(component, None, ranks)
         return make_publishing_trainer(args, partial(make_rank_trainer, ranks=ranks))
 
-    return RankSpec(number=number, ranks=ranks, device=component.device, make=make)
+    config = component.load_config().config
+    backend = config.actor_train.strategy_args.strategy_config.distributed_backend
+    return RankSpec(
+        number=number,
+        ranks=ranks,
+        device=component.device,
+        make=make,
+        backend="" if backend == "auto" else backend,
+        timeout_s=config.reliability.rank_timeout_s,
+    )
 
 
 async def create_engine(args: Mapping[str, Any]) -> Engine:

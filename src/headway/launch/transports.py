@@ -51,6 +51,8 @@ class TransportPlan:
     """Whether buckets that did not change are left out."""
     rendezvous: str = ""
     """`host:port` at which a broadcast is reached."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """Library of a broadcast: through the memory of the hosts, or from GPU to GPU."""
     directory: str = ""
     """Directory into which versions are written."""
 
@@ -68,6 +70,7 @@ def plan_transport(resolved: ResolvedConfig, *, device: str, processes: bool) ->
         kind=kind,
         delta=resolved.config.weight_transfer.delta,
         rendezvous=_choose_rendezvous(resolved) if kind == "broadcast" else "",
+        backend=_choose_backend(resolved, device),
         directory=str(directory.absolute()) if kind == "disk" else "",
     )
 
@@ -86,6 +89,21 @@ def select_transport_kind(resolved: ResolvedConfig, *, device: str, processes: b
     if wanted.transport != "auto":
         return wanted.transport
     return "object_store" if resolved.config.cluster.kind == "ray" else "shared_memory"
+
+
+def _choose_backend(resolved: ResolvedConfig, device: str) -> Literal["gloo", "nccl"]:
+    """Return the library of a broadcast. Raises `ConfigError` where nccl is asked for and cannot be used."""
+    train, wanted = resolved.config.actor_train, resolved.config.weight_transfer.backend
+    ranks_key = "actor_train.strategy_args.strategy_config.distributed_backend"
+    given = {ranks_key: train.strategy_args.strategy_config.distributed_backend, "weight_transfer.backend": wanted}
+    for key, value in given.items():
+        if value == "nccl" and device != "cuda":
+            raise ConfigError("needs GPUs", key=key, value=value, hint="gloo")
+    devices = resolved.derived.devices
+    if wanted == "nccl" and devices["actor_train"][0] in devices["actor_infer"]:
+        problem = f"needs a GPU at each end, and device {devices['actor_train'][0]} is the trainer's and an engine's"
+        raise ConfigError(problem, key="weight_transfer.backend", value=wanted, hint="gloo, or transport: cuda_ipc")
+    return wanted or "gloo"
 
 
 def plan_transport_without_trainer(plan: TransportPlan, *, clustered: bool) -> TransportPlan:
@@ -125,7 +143,7 @@ def _make_plain_transport(resolved: ResolvedConfig, plan: TransportPlan) -> Weig
     from headway.weights.host_transports import InProcessTransport, ObjectTransport, SharedMemoryTransport
 
     if plan.kind == "broadcast":
-        return _make_broadcast_transport(resolved, plan.rendezvous)
+        return _make_broadcast_transport(resolved, plan)
     if plan.kind == "disk":
         return DiskTransport()
     if plan.kind == "shared_memory":
@@ -135,17 +153,31 @@ def _make_plain_transport(resolved: ResolvedConfig, plan: TransportPlan) -> Weig
     return InProcessTransport()  # the payload itself says where the bytes are
 
 
-def _make_broadcast_transport(resolved: ResolvedConfig, rendezvous: str) -> WeightTransport:
+def _make_broadcast_transport(resolved: ResolvedConfig, plan: TransportPlan) -> WeightTransport:
     from headway.weights.broadcast_transport import BroadcastTransport
 
-    reliability = resolved.config.reliability
+    reliability, device = resolved.config.reliability, "cpu"
     bucket_s = reliability.transfer_timeout_s / (reliability.transfer_retries + 1)
-    host, _, port = rendezvous.rpartition(":")
+    timeout_s = resolved.config.weight_transfer.timeout_s or min(_BROADCAST_TIMEOUT_S, bucket_s)
+    if plan.backend == "nccl":
+        device = _choose_sending_gpu(resolved)
+    host, _, port = plan.rendezvous.rpartition(":")
     try:
-        return BroadcastTransport(host=host, port=int(port), timeout_s=min(_BROADCAST_TIMEOUT_S, bucket_s))
+        return BroadcastTransport(host=host, port=int(port), timeout_s=timeout_s, backend=plan.backend, device=device)
     except RuntimeError as error:
         problem = f"cannot be listened at: {str(error).splitlines()[0]}"
-        raise ConfigError(problem, key="weight_transfer.address", value=rendezvous) from error
+        raise ConfigError(problem, key="weight_transfer.address", value=plan.rendezvous) from error
+
+
+def _choose_sending_gpu(resolved: ResolvedConfig) -> str:
+    """Return the GPU from which the controller broadcasts: that of the trainer, which is no member of the group."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        problem = "the controller broadcasts, and its machine has no GPU"
+        raise ConfigError(problem, key="weight_transfer.backend", value="nccl", hint="gloo")
+    return f"cuda:{resolved.derived.devices['actor_train'][0] % count}"
 
 
 # -- in the process of the trainer
@@ -242,7 +274,7 @@ def _make_payload_reader(plan: TransportPlan, name: str, device: Device) -> Call
         from headway.weights.broadcast_transport import BroadcastInbox
 
         host, _, port = plan.rendezvous.rpartition(":")
-        return BroadcastInbox(name, host, int(port)).open
+        return BroadcastInbox(name, host, int(port), device=device if plan.backend == "nccl" else "cpu").open
     if plan.kind == "cuda_ipc":
         from headway.weights.device_memory import CudaMemory, IpcPayloadReader
 

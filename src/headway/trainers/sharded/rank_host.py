@@ -6,9 +6,12 @@
 `host` is the address of a rank's machine as the others reach it, or loopback if all ranks are on one machine. A rank's
 trainer is made after all ranks have joined, because making it already needs collective calls.
 
+`locate` answers where the rank is, also while it waits in a collective call: calls are answered by the event loop, and
+ranks work on threads.
+
 Guarantees: the port was free and is held from the moment it is found. Nothing listens on any other address of the
 machine: gloo uses the interface that has `host`, unless `GLOO_SOCKET_IFNAME` says otherwise. The controller ends all
-ranks if one does not join, or dies later.
+ranks if one does not join, dies later or does not come to a collective call (`rank_watch`).
 """
 
 import asyncio
@@ -18,11 +21,15 @@ import logging
 import os
 import socket
 import struct
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -31,18 +38,30 @@ from torch._C._distributed_c10d import Store, TCPStore
 from headway.trainers.base import Trainer
 from headway.trainers.remote_trainer import TrainerHost
 
-_TIMEOUT = timedelta(hours=2)
-"""Timeout of collectives. Ranks that wait for a dead one are killed, so only a slow rank is waited for."""
+DistributedBackend = Literal["gloo", "nccl"]
+_BACKSTOP = 2
+"""The library gives up a collective call after this many times the time that ranks may be late: the controller, which
+can name the rank, comes first."""
+_TRAINERS = str(Path(__file__).parents[1])
+_LIBRARY = str(Path(dist.__file__).parent)
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 
 
 class Rendezvous:
-    """Connects one rank to the others, once in the life of its process."""
+    """Connects one rank to the others, once in the life of its process.
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self._rank, self._ranks = rank, ranks
+    `timeout_s` is how long ranks may be late. `backend` moves the tensors; empty: nccl on GPUs, gloo on CPUs.
+    """
+
+    def __init__(
+        self, rank: int, ranks: int, *, backend: DistributedBackend | Literal[""] = "", timeout_s: float = 1800.0
+    ) -> None:
+        self._rank, self._ranks, self._backend = rank, ranks, backend
+        self._timeout = timedelta(seconds=_BACKSTOP * timeout_s)
         self._store: Store | None = None
+        self.phase = "rendezvous"
+        """What `join` does now: it connects to the store, then makes the process group."""
 
     def open(self, host: str) -> str:
         """Listen on a free port as rank 0, and return the address at which all ranks join."""
@@ -60,19 +79,24 @@ class Rendezvous:
         # Gathers in two steps are intended, and need no warning.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         cuda = torch.device(device).type == "cuda"
+        backend = self._backend or ("nccl" if cuda else "gloo")
         if cuda:
-            torch.cuda.set_device(device)
+            torch.cuda.set_device(torch.device(device).index or 0)
         meeting_host, _, port = address.rpartition(":")
+        store = self._store or self._make_store(meeting_host, int(port), is_master=False)
+        self.phase = f"{backend} process group"
         dist.init_process_group(
-            "nccl" if cuda else "gloo",
-            store=self._store or self._make_store(meeting_host, int(port), is_master=False),
+            backend,
+            store=store,
             rank=self._rank,
             world_size=self._ranks,
-            timeout=_TIMEOUT,
+            timeout=self._timeout,
+            device_id=torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None,
         )
+        self.phase = "model"
 
     def _make_store(self, host: str, port: int, **options: Any) -> Store:
-        return TCPStore(host, port, self._ranks, timeout=_TIMEOUT, wait_for_workers=False, **options)
+        return TCPStore(host, port, self._ranks, timeout=self._timeout, wait_for_workers=False, **options)
 
 
 def find_network_interface(host: str) -> str:
@@ -103,6 +127,10 @@ class RankSpec:
     device: str
     make: Callable[[], Trainer]
     """Makes the trainer, after all ranks have joined."""
+    backend: DistributedBackend | Literal[""] = ""
+    """Library that moves tensors between ranks; empty: nccl on GPUs, gloo on CPUs."""
+    timeout_s: float = 1800.0
+    """How long the others wait for a rank that is late."""
 
 
 class RankHost(TrainerHost):
@@ -111,7 +139,7 @@ class RankHost(TrainerHost):
     def __init__(self, rank: RankSpec, tell: Callable[[Any], None]) -> None:
         super().__init__(None, tell)
         self._rank = rank
-        self._rendezvous = Rendezvous(rank.number, rank.ranks)
+        self._rendezvous = Rendezvous(rank.number, rank.ranks, backend=rank.backend, timeout_s=rank.timeout_s)
 
     async def open(self, host: str) -> str:
         """Return the address to join at, on this machine, which the others reach as `host`."""
@@ -125,3 +153,39 @@ class RankHost(TrainerHost):
             return self._rank.make()
 
         self.trainer = await asyncio.to_thread(make_trainer)
+
+    async def locate(self) -> tuple[str, dict[str, int]]:
+        """Return where this rank is, and how many collective calls it has begun in each of its groups."""
+        begun = count_collective_calls()
+        return (describe_position() if self.trainer is not None else self._rendezvous.phase), begun
+
+
+def count_collective_calls() -> dict[str, int]:
+    """Return how many collective calls this process has begun, by the name of the process group."""
+    if not dist.is_initialized():
+        return {}
+    groups = dict(dist.distributed_c10d._world.pg_names)
+    return {name: int(group._get_sequence_number_for_group()) for group, name in groups.items()}
+
+
+def describe_position() -> str:
+    """Return in which function of a trainer a thread of this process is, and in which call of the library there."""
+    own = threading.get_ident()
+    for ident, frame in sys._current_frames().items():
+        found = _describe_stack(frame) if ident != own else ""
+        if found:
+            return found
+    return ""
+
+
+def _describe_stack(innermost: FrameType) -> str:
+    frame: FrameType | None = innermost
+    call = ""
+    while frame is not None:
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith(_LIBRARY) and function != "wrapper":
+            call = call or f"{function} in "
+        elif file.startswith(_TRAINERS) and not function.startswith("<"):
+            return f"{call}{function}"
+        frame = frame.f_back
+    return ""

@@ -6,8 +6,9 @@ Each rank gets its number (`rank`) and the number of ranks (`ranks`). Every call
 of them at once, in one order, and rank 0 answers. docs/sharding.md says how they meet.
 
 Guarantees: ranks live and die together. When one ends, the others are killed at once, and everybody who waits here gets
-`TrainerCrashed` with how it ended. The same happens if one fails and the others do not within `grace_s`, or if a call
-succeeds on some ranks only. A call that was sent is completed even if it is cancelled here, and `version` follows.
+`TrainerCrashed` with how it ended and in which call. The same happens if one does not come to a collective call within
+`rank_s` (`rank_watch`), if one fails and the others do not within `grace_s`, or if a call succeeds on some ranks only.
+A call that was sent is completed even if it is cancelled here, and `version` follows.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from headway.monitor.wait_graph import WaitEdge
 from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeers, StartPeer
 from headway.processes.process_output import read_process_state
 from headway.trainers.remote_trainer import RemoteTrainer
+from headway.trainers.sharded.rank_watch import RankWatch
 
 RANK_HOST = "headway.trainers.sharded.rank_host:RankHost"
 _RANK_0_METHODS = frozenset({"gather"})
@@ -32,7 +34,7 @@ class MultiRankTrainer(RemoteTrainer):
     """A `Trainer` of `ranks` child processes, made from `spec`.
 
     `customize` changes the spec of one rank, such as its environment. `join_s` is the time that the processes may take
-    to join and to read the model, once they run.
+    to join and to read the model, once they run. `rank_s` is how long the others wait for a rank that is late.
     """
 
     def __init__(
@@ -43,9 +45,11 @@ class MultiRankTrainer(RemoteTrainer):
         ranks: int,
         customize: Callable[[ChildSpec, int], ChildSpec] = lambda spec, rank: spec,
         join_s: float = 120.0,
+        rank_s: float = 1800.0,
         grace_s: float = 10.0,
     ) -> None:
-        self._ranks, self._customize, self._join_s, self._grace_s = ranks, customize, join_s, grace_s
+        self._ranks, self._customize = ranks, customize
+        self._limits = {"join_s": join_s, "rank_s": rank_s, "grace_s": grace_s}
         super().__init__(spec, start)
 
     def _make_child(self, spec: ChildSpec, start: StartPeer) -> RestartablePeers:
@@ -53,9 +57,7 @@ class MultiRankTrainer(RemoteTrainer):
         for rank in range(self._ranks):
             args = {**spec.args, "rank": rank, "ranks": self._ranks}
             specs.append(self._customize(replace(spec, name=f"{spec.name}/{rank}", host=RANK_HOST, args=args), rank))
-        return RankProcesses(
-            spec.name, specs, start, on_note=self._set_version, join_s=self._join_s, grace_s=self._grace_s
-        )
+        return RankProcesses(spec.name, specs, start, on_note=self._set_version, **self._limits)
 
     def waits(self) -> list[WaitEdge]:
         """Return edges of the wait-for graph: ranks that have not answered; if some do not run, only those.
@@ -77,35 +79,71 @@ class RankProcesses(RestartablePeers):
         *,
         on_note: Callable[[Any], None],
         join_s: float,
+        rank_s: float,
         grace_s: float,
     ) -> None:
         super().__init__(name, crashed=TrainerCrashed)
         self._specs, self._start, self._on_note = list(specs), start, on_note
-        self._join_s, self._grace_s = join_s, grace_s
-        self._unanswered: dict[tuple[str, int], tuple[Peer, float]] = {}
-        """Calls that ranks have not answered, by method and rank: whom, and since when."""
+        self._join_s, self._rank_s, self._grace_s = join_s, rank_s, grace_s
+        self._unanswered: dict[asyncio.Future[Any], tuple[str, int, float]] = {}
+        """Calls that ranks have not answered: method, rank, and since when."""
         self._pending: set[asyncio.Future[Any]] = set()
         """Calls that go on after their caller was cancelled."""
+        self._address = ""
+        """Where the ranks meet, once rank 0 has said it."""
+        self._watching: asyncio.Future[str] | None = None
+        """Watches the ranks while there is a call that one of them has not answered."""
 
     async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any:
         peers = await self._ensure_up()
         called = peers[:1] if method in _RANK_0_METHODS else peers
-        calls = [asyncio.ensure_future(peer.call(method, *args)) for peer in called]
-        for rank, (peer, call) in enumerate(zip(called, calls, strict=True)):
-            self._unanswered[method, rank] = peer, asyncio.get_running_loop().time()
-            call.add_done_callback(partial(self._forget_call, (method, rank)))
+        calls = self._send_call(method, called, [args] * len(called))
+        if self._watching is None:
+            watch = RankWatch(self.name, peers, self._rank_s, self._describe_call)
+            self._watching = asyncio.ensure_future(watch.run_until_stuck())
+            self._watching.add_done_callback(self._on_watch_end)
         answer = asyncio.ensure_future(self._collect_answer(method, calls, failure))
         self._pending.add(answer)
         answer.add_done_callback(self._on_answer)
         return await asyncio.shield(answer)
 
-    def _forget_call(self, key: tuple[str, int], call: asyncio.Future[Any]) -> None:
-        self._unanswered.pop(key, None)
+    def _send_call(
+        self, method: str, peers: Sequence[Peer], args: Sequence[Sequence[Any]]
+    ) -> list[asyncio.Future[Any]]:
+        """Send a call to each of the first ranks, with its own arguments."""
+        calls: list[asyncio.Future[Any]] = []
+        for rank, (peer, own) in enumerate(zip(peers, args, strict=True)):
+            call = asyncio.ensure_future(peer.call(method, *own))
+            self._unanswered[call] = method, rank, asyncio.get_running_loop().time()
+            call.add_done_callback(self._forget_call)
+            calls.append(call)
+        return calls
+
+    def _forget_call(self, call: asyncio.Future[Any]) -> None:
+        self._unanswered.pop(call, None)
+        if not self._unanswered and self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    def _on_watch_end(self, watching: asyncio.Future[str]) -> None:
+        if watching is self._watching and not watching.cancelled():
+            self._watching = None
+            self._mark_down(f"{self.name}: no progress for {self._rank_s:g} s: {watching.result()}")
+
+    def _describe_call(self, rank: int) -> str:
+        """Return the calls that a rank has not answered."""
+        return (
+            ", ".join(dict.fromkeys(method for method, other, _ in self._unanswered.values() if other == rank))
+            or "idle"
+        )
+
+    def _on_rank_end(self, rank: int, how: str) -> None:
+        self._mark_down(f"in phase {self._describe_call(rank)}: {how}")
 
     def describe_unanswered(self) -> list[WaitEdge]:
         edges = []
-        for (method, rank), (peer, since_s) in self._unanswered.items():
-            process = getattr(peer, "pid", None)  # a rank on another machine has none
+        for method, rank, since_s in self._unanswered.values():
+            process = getattr(self._peers[rank], "pid", None) if self._peers else None  # elsewhere it has none
             state = "" if process is None else read_process_state(process)
             what = f"{method} in process {process}{state}" if process else method
             edges.append((bool(state), WaitEdge(self.name, what, f"{self.name}/{rank}", since_s)))
@@ -117,18 +155,30 @@ class RankProcesses(RestartablePeers):
         self._check_up()  # the trainer may have been closed meanwhile
         first = self._peers[0]
         first.subscribe(on_note=self._on_note)
-        for peer in self._peers:
-            peer.subscribe(on_end=self._mark_down)
-        address = first.host
+        for rank, peer in enumerate(self._peers):
+            peer.subscribe(on_end=partial(self._on_rank_end, rank))
+        joining = asyncio.ensure_future(self._join_ranks())
+        watch = RankWatch(self.name, self._peers, self._join_s, self._describe_call)
+        watching = asyncio.ensure_future(watch.run_until_deadline())
         try:
-            async with asyncio.timeout(self._join_s):
-                address = await first.call("open", address)
-                await asyncio.gather(*(peer.call("join", address, peer.host) for peer in self._peers))
-                await asyncio.gather(*(peer.call("ready") for peer in self._peers))
-        except TimeoutError:
-            hosts = ", ".join(dict.fromkeys(peer.host for peer in self._peers))
-            problem = f"ranks on {hosts} were not ready after {self._join_s:g} s; they meet at {address}"
-            raise PeerLost(problem) from None
+            await asyncio.wait([joining, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not joining.done():
+                hosts = ", ".join(dict.fromkeys(peer.host for peer in self._peers))
+                limit = f"were not ready after {self._join_s:g} s; they meet at {self._address or first.host}"
+                raise PeerLost(f"ranks on {hosts} {limit}: {watching.result()}")
+            await joining
+        finally:
+            for task in (joining, watching):
+                task.cancel()
+
+    async def _join_ranks(self) -> None:
+        """Let the ranks meet and make their trainers."""
+        first = self._peers[0]
+        (opening,) = self._send_call("open", [first], [[first.host]])
+        self._address = await opening
+        joining = [[self._address, peer.host] for peer in self._peers]
+        await asyncio.gather(*self._send_call("join", self._peers, joining))
+        await asyncio.gather(*self._send_call("ready", self._peers, [[]] * len(self._peers)))
 
     async def _collect_answer(
         self, method: str, calls: Sequence[asyncio.Future[Any]], failure: type[BackendError]
@@ -138,8 +188,9 @@ class RankProcesses(RestartablePeers):
         if late:
             _, late = await asyncio.wait(late, timeout=self._grace_s)
         if late:
-            failed = next(call for call in calls if call.done() and call.exception() is not None)
-            self._mark_down(f"{self.name}: in {method} one rank failed and others wait for it: {failed.exception()}")
+            rank, failed = next((n, one) for n, one in enumerate(calls) if one.done() and one.exception() is not None)
+            waiting = ", ".join(f"{self.name}/{n}" for n, call in enumerate(calls) if call in late)
+            self._mark_down(f"{self.name}/{rank} failed in {method}, and {waiting} did not: {failed.exception()}")
             await asyncio.wait(calls)
         errors = [call.exception() for call in calls]
         if self._down_reason and any(isinstance(error, PeerLost) for error in errors):

@@ -11,6 +11,7 @@ import pytest
 from headway.errors import LedgerError
 from headway.flow.checkpointing import remove_old_checkpoints, write_listing
 from headway.ledger import Ledger
+from headway.ledger.checkpoint_hold import hold_checkpoint, release_checkpoint
 from headway.monitor.event_log import EventLog, LoggedEvent
 from tests.flow.factory import audit, make_scenario, play_through
 from tests.flow.test_checkpoint import checkpoints, spoil
@@ -117,6 +118,21 @@ def remove(ledger: Ledger, run_dir: Path, *, changes: int = 1000) -> list[Logged
     for _, _ in zip(range(changes), at_work, strict=False):
         pass
     return events
+
+
+def test_a_checkpoint_that_somebody_reads_stays_until_a_later_removal(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for step in (1, 2):
+        ledger.checkpoint(step, make(tmp_path, ledger, step))
+    read = tmp_path / "checkpoints" / "step-00000001"
+    assert hold_checkpoint(read)
+    assert remove(ledger, tmp_path) == [] and (read / "model.safetensors").exists()
+    ledger.checkpoint(3, make(tmp_path, ledger, 3))
+    assert [event.data["trained"] for event in remove(ledger, tmp_path)] == [2]
+    release_checkpoint(read)
+    assert [event.data["trained"] for event in remove(ledger, tmp_path)] == [1] and not read.exists()
+    assert not hold_checkpoint(read), "what is gone cannot be held"
+    ledger.close()
 
 
 def test_a_kill_at_any_point_of_a_removal_leaves_whole_checkpoints_and_what_the_next_one_sweeps(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ run takes the last checkpoint that the ledger names.
 Each checkpoint has a list of its files with their lengths, and the id of the run that wrote it. A checkpoint that lost
 a file, or the end of one, does not count as complete; one that holds a file of somebody else's is never removed. An old
 checkpoint is removed only when `limit` newer ones are complete and recorded: it is renamed, then forgotten by the
-ledger, then deleted file by file. A kill in between leaves complete checkpoints under their names, names in the ledger
-without a directory, which a resume skips, and leftovers, which the next removal deletes. File contents are not read: a
-flipped bit shows when a checkpoint is loaded.
+ledger, then deleted file by file. One that another process reads stays until a later removal. A kill in between leaves
+complete checkpoints under their names, names in the ledger without a directory, which a resume skips, and leftovers,
+which the next removal deletes. File contents are not read: a flipped bit shows when a checkpoint is loaded.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from typing import NamedTuple
 from headway.errors import TrainerCrashed, TrainerError
 from headway.flow.pipeline import Pipeline
 from headway.ledger import Ledger
+from headway.ledger.checkpoint_hold import LISTING_FILE, lock_for_removal
 from headway.monitor.event_log import EventLog
 from headway.monitor.events import CheckpointRemove, CheckpointSave, ErrorReport
 
@@ -69,9 +70,6 @@ async def _write(pipeline: Pipeline, trained: int, final: Path) -> None:
     draft.rename(final)
 
 
-LISTING_FILE = "files.json"
-
-
 class CheckpointListing(NamedTuple):
     """The list of files that a checkpoint was written with."""
 
@@ -102,7 +100,10 @@ def remove_old_checkpoints(
             if not _written_by_run(directory, ledger.run):
                 continue
             try:
-                directory = directory.rename(directory.with_name(directory.name + suffix))
+                with lock_for_removal(directory) as is_free:
+                    if not is_free:
+                        continue  # somebody reads it: it is removed after a later checkpoint
+                    directory = directory.rename(directory.with_name(directory.name + suffix))
             except OSError as error:
                 _report(directory, error, events)
                 continue

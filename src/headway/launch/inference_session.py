@@ -22,6 +22,7 @@ from headway.launch.environment_pool import make_chat_template, make_environment
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import plan_placement
 from headway.launch.training_session import PreparedRun
+from headway.ledger.checkpoint_hold import release_checkpoint
 from headway.monitor.event_log import EventLog, EventSink
 from headway.rewards.reward_registry import make_run_rewards, open_reward_workers
 from headway.rollout.inference_hub import InferenceHub
@@ -74,6 +75,7 @@ async def evaluate_policy(
             failed.set_exception(error)
 
     async with AsyncExitStack() as stack:
+        stack.callback(release_checkpoint, prepared.policy.path)
         await stack.enter_async_context(open_reward_workers(reward))
         environments = make_environment_pool(prepared.resolved, prepared.policy)
         stack.push_async_callback(environments.close)
@@ -164,6 +166,7 @@ async def open_serving_hub(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await components.close()
+        release_checkpoint(prepared.context.policy.path)
 
 
 @asynccontextmanager

@@ -34,6 +34,7 @@ from headway.config.resolved_config import get_at_key
 from headway.errors import ConfigError, HeadwayError, TrainerError
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.ledger import Ledger, is_unused_ledger, list_recorded_checkpoints
+from headway.ledger.checkpoint_hold import hold_checkpoint, release_checkpoint
 from headway.monitor.event_files import LOG_FILE, read_last_event_s
 from headway.monitor.run_status import RunStatus
 from headway.processes.control_socket import ControlHandler
@@ -216,14 +217,18 @@ def read_stored_options(path: Path) -> dict[str, Any] | None:
 def find_checkpoint_of_run(path: Path, tell: Callable[[str], None] = lambda line: None) -> Path | None:
     """Return the newest whole checkpoint of the run in `path`, which may be running; `tell` about damaged ones.
 
-    Raise `HeadwayError` if all are damaged.
+    The checkpoint is held: a run at work does not remove it before `release_checkpoint`. Raise `HeadwayError` if all
+    are damaged.
     """
     problem = ""
     for _, name in list_recorded_checkpoints(path / LEDGER_FILE):
+        if not hold_checkpoint(path / name):
+            continue
         try:
             verify_model(path / name)
             return path / name
         except TrainerError as error:
+            release_checkpoint(path / name)
             problem = problem or str(error)
             tell(f"{error}; the one before it is used")
     if problem:

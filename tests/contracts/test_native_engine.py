@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from headway.engines.base import Engine, Progress, Request
+from headway.engines.native.native_core import make_slow_core
 from headway.engines.native.native_engine import NativeEngine
 from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.device_memory import DeviceArena, DeviceSlice
@@ -61,6 +62,22 @@ class TestNativeEngine(Closing, EngineContract):
 
     async def crash(self, engine: Engine) -> None:
         self.runners[engine.name].broken = True
+
+
+class TestEngineOfModelCaches(TestNativeEngine):
+    """One sequence after the other, through the model's own cache."""
+
+    def make(self, name: str = "engine/0") -> Engine:
+        self.runners = getattr(self, "runners", {})
+
+        def runner(*parts: Any) -> factory.SlowCacheRunner:
+            self.runners[name] = factory.SlowCacheRunner(*parts)
+            return self.runners[name]
+
+        core = partial(make_slow_core, reason="a test asks for it", make_runner=runner)
+        engine = factory.make_engine(counting_model(), name=name, eos=[self.LENGTH + 3], make_core=core)
+        self.engines.append(engine)
+        return engine
 
 
 class TestNativeReceiver(Closing, WeightsContract):

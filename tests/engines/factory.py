@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from headway.engines.base import Engine, Progress, Request
+from headway.engines.native.model_cache_runner import ModelCacheRunner
 from headway.engines.native.native_engine import NativeEngine
 from headway.engines.native.native_scheduler import StepPlan
 from headway.engines.native.served_parameters import ServedParameters
@@ -80,7 +81,8 @@ def version_of(
     model: PreTrainedModel, version: int, *, bucket_bytes: int = 40_000, dtype: torch.dtype = torch.float32
 ) -> tuple[Manifest, list[Bucket]]:
     """A model's weights as they travel."""
-    tensors = {name: tensor.detach().to(dtype) for name, tensor in model.named_parameters()}
+    named = [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in model.state_dict())]
+    tensors = {name: tensor.detach().to(dtype) for name, tensor in named}
     flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()])
     parts = [part.numpy().tobytes() for part in flat.split(bucket_bytes)]
     manifest = Manifest(
@@ -134,11 +136,11 @@ class HandOver:
     def close(self) -> None: ...
 
 
-class SlowRunner(StepRunner):
+class SlowSteps:
     """Takes its time for each step, counts them, and breaks when told to."""
 
     def __init__(self, model: PreTrainedModel, parameters: ServedParameters, settings: NativeSettings) -> None:
-        super().__init__(model, parameters, settings)
+        super().__init__(model, parameters, settings)  # type: ignore[call-arg]
         self.steps = 0
         self.step_s = 0.01
         self.broken = False
@@ -152,7 +154,16 @@ class SlowRunner(StepRunner):
         self.steps += 1
         if self.steps == 12:
             self.midway.set()
-        return super().step(plan)
+        drawn: tuple[list[int], list[float]] = super().step(plan)  # type: ignore[misc]
+        return drawn
+
+
+class SlowRunner(SlowSteps, StepRunner):
+    """Shares each step among sequences."""
+
+
+class SlowCacheRunner(SlowSteps, ModelCacheRunner):
+    """Computes one sequence after the other."""
 
 
 def run(scenario: Coroutine[Any, Any, None], timeout_s: float = 60.0) -> None:

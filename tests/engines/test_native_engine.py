@@ -39,21 +39,6 @@ def test_a_stop_string_ends_with_the_token_that_completes_it() -> None:
     run(scenario())
 
 
-def test_a_model_with_layers_that_have_a_memory_of_their_own_does_not_come_up() -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    shape = {"vocab_size": 23, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = AutoConfig.for_model("lfm2", layer_types=["conv", "full_attention"], num_hidden_layers=2, **shape)
-
-    async def scenario() -> None:
-        engine = make_engine(AutoModelForCausalLM.from_config(config))
-        with pytest.raises(EngineCrashed, match=r"does not come up: .*layers of conv"):
-            await engine.restart()
-        await engine.close()
-
-    run(scenario())
-
-
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     async def scenario() -> None:
         model = counting_model()

@@ -1,4 +1,4 @@
-"""Architectures whose tokens meet elsewhere than in attention are refused before they compute something wrong."""
+"""Which architectures share a forward pass among sequences, and which compute one sequence after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headway.errors import ConfigError
-from headway.models.model_checks import check_attention, check_rotation
+from headway.models.model_checks import check_attention, check_rotation, find_attention_problem
 
 SHAPE = {
     "vocab_size": 23,
@@ -28,8 +28,8 @@ def made(kind: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "mistral", "qwen3"])
-def test_full_and_sliding_attention_will_do(kind: str) -> None:
-    check_attention(made(kind))
+def test_full_and_sliding_attention_is_shared(kind: str) -> None:
+    assert find_attention_problem(made(kind)) is None
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,17 @@ def test_full_and_sliding_attention_will_do(kind: str) -> None:
         ("llama4_text", {"num_local_experts": 2}, "layers of chunked_attention"),
         ("recurrent_gemma", {}, "recurrent layers"),
         ("bloom", {"n_layer": 2, "n_head": 4}, "attention cannot be replaced"),
+        ("nemotron", {}, "do not pass on"),
+        ("diffllama", {}, "more than once"),
     ],
 )
-def test_what_mixes_tokens_in_another_way_is_refused_by_name(kind: str, options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=f"ForCausalLM cannot be used here: .*{problem}"):
-        check_attention(made(kind, **options))
+def test_what_mixes_tokens_in_another_way_is_found_and_not_cut_over_ranks(
+    kind: str, options: dict[str, Any], problem: str
+) -> None:
+    model = made(kind, **options)
+    assert problem in (find_attention_problem(model) or "")
+    with pytest.raises(ConfigError, match=f"ForCausalLM is trained on one device: .*{problem}"):
+        check_attention(model)
 
 
 LONG = {

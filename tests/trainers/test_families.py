@@ -14,6 +14,8 @@ from headway.trainers.local.settings import LocalSettings, LoraSettings
 from headway.trainers.local.token_batch import TokenRow
 from headway.trainers.local.tree_packing import pack_rows
 
+from ..engines.families import make_family
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
     "phi3": {"sliding_window": 5},
@@ -66,6 +68,29 @@ def test_what_is_trained_is_what_the_plain_model_says_and_layers_are_checkpointe
     found = policy.logps(pack_rows(rows, budget=100)[0]).logp_N
     assert found.tolist() == pytest.approx(wanted, abs=1e-4)
     assert len(again) == 2, "once a layer"
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert all(bool(one.grad.isfinite().all()) for one in policy.trainable().values() if one.grad is not None)
+
+
+@pytest.mark.parametrize(
+    "kind", ["gemma2", "gpt_oss", "bloom", "nemotron", "deepseek_v3", "qwen3_next", "lfm2", "mamba2"]
+)
+def test_caps_sinks_and_layers_with_a_memory_are_trained_as_the_plain_model_computes_them(kind: str) -> None:
+    model = make_family(kind)
+    model.config.final_logit_softcapping = None  # a cap of the logits themselves is refused
+    lines = [tuple((7 * step + 3 * line * (step > 8)) % 23 for step in range(17 + line)) for line in range(2)]
+    rows, first, wanted = [], 0, []
+    for line in lines:
+        actions = tuple(range(9, len(line)))
+        rows.append(TokenRow(sample_id="x", group=0, tokens=line, actions=actions, first=first))
+        first += len(actions)
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([line]), use_cache=False).logits[0].log_softmax(-1)
+        wanted += [float(logits[place - 1, line[place]]) for place in actions]
+    policy = PolicyModel(deepcopy(model), LocalSettings())
+    (pack,) = pack_rows(rows, budget=100)
+    found = policy.logps(pack).logp_N
+    assert found.tolist() == pytest.approx(wanted, abs=1e-4)
     found.sum().backward()  # type: ignore[no-untyped-call]
     assert all(bool(one.grad.isfinite().all()) for one in policy.trainable().values() if one.grad is not None)
 

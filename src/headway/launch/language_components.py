@@ -58,10 +58,9 @@ class LanguageModelFamily(ModelFamily):
     """The `ModelFamily` of causal language models that `transformers` can load."""
 
     def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
-        """Find the model; fetch or convert it where needed. Raises `ConfigError`, also if our engine cannot hold it."""
+        """Find the model; fetch or convert it where needed. Raises `ConfigError` where there is none."""
         from transformers.utils import logging
 
-        from headway.models.model_checks import check_attention
         from headway.models.model_loading import load_tokenizer, make_architecture_factory, max_sequence_length
         from headway.models.model_names import resolve_model
 
@@ -69,8 +68,6 @@ class LanguageModelFamily(ModelFamily):
         config = resolved.config
         path = resolve_model(config.actor_train.model_args.model_name_or_path or config.pretrain or "")
         empty_model = make_architecture_factory(path)()
-        if not uses_external_engines(resolved):
-            check_attention(empty_model)
         critic = config.critic.model_args.model_name_or_path or config.reward_pretrain
         return PolicyInfo(
             path=path,
@@ -84,11 +81,14 @@ class LanguageModelFamily(ModelFamily):
         """Check that sequences are not too long for our engine, and that ranks can share the layers."""
         from transformers import AutoConfig
 
-        from headway.models.model_checks import check_rotation
+        from headway.models.model_checks import check_attention, check_rotation
+        from headway.models.model_loading import make_architecture_factory
 
         if not uses_external_engines(resolved):
             config = AutoConfig.from_pretrained(policy.path, local_files_only=True)
             check_rotation(config, resolved.derived.sequence_length)
+        if placement.layout.ranks > 1:
+            check_attention(make_architecture_factory(policy.path)())
         check_tensor_parallel_model(placement.layout, policy.path)
 
     def make_training_components(self, context: LaunchContext) -> TrainingComponents:

@@ -2,21 +2,29 @@
 
 Trainers and engines put attention of their own into a model, and with it they decide which token sees which. Layers
 that mix tokens in another way (convolutions, recurrences, linear attention) or bypass that attention (ALiBi, windows
-that exist in a mask alone) would mix different sequences without any error. Rotary embeddings that depend on the
-longest sequence of a forward pass would make the answer to one prompt depend on the others.
+that exist in a mask alone) would mix different sequences without any error; such models are computed slowly, one
+sequence after the other. Rotary embeddings that depend on the longest sequence of a forward pass would make the answer
+to one prompt depend on the others.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+@cache
+def print_once(line: str) -> None:
+    """Print a line to the standard error output, the first time only."""
+    print(line, file=sys.stderr, flush=True)
 
 
 WEIGHT_FILES = "*.safetensors"
@@ -86,27 +94,42 @@ _LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
 """Rotary embeddings that change as soon as a sequence is longer than in pretraining."""
 
 
-def check_attention(model: PreTrainedModel) -> None:
-    """Raise `ConfigError` unless the tokens of `model` interact only in an attention that can be replaced."""
-    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    problem = None
+def find_attention_problem(model: PreTrainedModel) -> str | None:
+    """Return why tokens of `model` interact elsewhere than in an attention that can be replaced; None if they do not.
+
+    Such a model is right only where each sequence is computed alone, through the model's own code.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
     if getattr(model, "_is_stateful", False):
-        problem = "it has recurrent layers"
-    elif not getattr(model, "_supports_attention_backend", False):
-        problem = "its attention cannot be replaced"
-    elif kinds - _ATTENTION_LAYERS:
-        problem = f"it has layers of {', '.join(sorted(kinds - _ATTENTION_LAYERS))}"
+        return "it has recurrent layers"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "its attention cannot be replaced"
+    if kinds - _ATTENTION_LAYERS:
+        return f"it has layers of {', '.join(sorted(kinds - _ATTENTION_LAYERS))}"
+    if getattr(config, "num_kv_shared_layers", None):
+        return "its layers share keys and values"
+    from headway.models.attention_probe import find_call_problem
+
+    return find_call_problem(model)
+
+
+def find_attention_options(model: PreTrainedModel) -> list[str]:
+    """Return the names of what a model's attention computes beyond scaled products and windows."""
+    config = model.config.get_text_config()
+    options = {
+        "soft caps": getattr(config, "attn_logit_softcapping", None),
+        "sinks": any(name.endswith(".sinks") for name, _ in model.named_parameters()),
+    }
+    return [name for name, used in options.items() if used]
+
+
+def check_attention(model: PreTrainedModel) -> None:
+    """Raise `ConfigError` if `model` computes one sequence after the other, which ranks that share it cannot do."""
+    problem = find_attention_problem(model)
     if problem is not None:
         name = type(model).__name__
-        hint = "a decoder whose layers are full or sliding attention, such as Llama, Qwen3, Gemma 3 or Mistral"
-        raise model_error(f"{name} cannot be used here: {problem}", name, hint)
-
-
-def check_attention_options(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if a layer uses an option that our attention does not have and would leave out."""
-    for name in ("softcap", "s_aux", "position_bias"):
-        if options.get(name) is not None:
-            raise ConfigError(f"this model's attention uses {name}, which is not computed here", key="pretrain")
+        raise model_error(f"{name} is trained on one device: {problem}", name, "one rank of the trainer")
 
 
 def check_rotation(whole: PreTrainedConfig, longest: int) -> None:

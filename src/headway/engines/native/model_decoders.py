@@ -20,6 +20,7 @@ from headway.engines.native.block_ops import BlockOps, HeadShape, KeysValues, Ro
 from headway.engines.native.kv_cache import LaneKvCache
 from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear
 from headway.engines.native.slot_attention import install_attention
+from headway.models.attention_scores import ScoreExtras
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,8 +47,17 @@ class KvView:
         return self._attend(q_THD, self.kv[layer], heads)
 
     def attend_layer(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+        extras: ScoreExtras,
     ) -> Tensor:
+        if extras.needed:
+            raise NotImplementedError("soft caps and sinks have no kernel")
         keys, values = self.kv[layer]
         keys.index_copy_(0, self.rows, key[0].transpose(0, 1))
         values.index_copy_(0, self.rows, value[0].transpose(0, 1))

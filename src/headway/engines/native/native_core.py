@@ -10,6 +10,7 @@ the version that makes it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from headway.engines.engine_thread import EngineCore, RequestUpdate
 from headway.engines.native.block_ops import BlockOps
 from headway.engines.native.block_runner import BlockInFlight, BlockRunner
 from headway.engines.native.kv_cache import LaneKvCache, read_kv_shape
+from headway.engines.native.model_cache_runner import ModelCacheRunner
 from headway.engines.native.model_decoders import BlockDecoder, make_decoder
 from headway.engines.native.native_scheduler import HasStopped, NativeScheduler
 from headway.engines.native.served_linear import choose_fastest_layout
@@ -25,7 +27,7 @@ from headway.engines.native.served_parameters import DeviceParameters, ServedPar
 from headway.engines.native.settings import NativeSettings
 from headway.engines.native.step_runner import StepRunner, choose_compute_dtype
 from headway.errors import ConfigError
-from headway.models.model_checks import check_attention, check_rotation
+from headway.models.model_checks import check_rotation, find_attention_options, find_attention_problem, print_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +37,8 @@ MakeCore = Callable[
     ["PreTrainedModel", NativeSettings, frozenset[int], HasStopped], tuple[ServedParameters, NativeCore]
 ]
 """Makes everything that the thread needs from a model, its end tokens and a search for stop strings."""
-MakeRunner = Callable[["PreTrainedModel", ServedParameters, NativeSettings], StepRunner]
+AnyStepRunner = StepRunner | ModelCacheRunner
+MakeRunner = Callable[["PreTrainedModel", ServedParameters, NativeSettings], AnyStepRunner]
 HELD_BACK_TOKENS = 1
 """The last token of a prompt is decoded, not prefilled, because only decode steps draw."""
 
@@ -43,7 +46,7 @@ HELD_BACK_TOKENS = 1
 class StepCore(NativeCore):
     """Runs one step per host synchronisation: on a CPU reading the result costs nothing beside the step."""
 
-    def __init__(self, scheduler: NativeScheduler, runner: StepRunner) -> None:
+    def __init__(self, scheduler: NativeScheduler, runner: AnyStepRunner) -> None:
         super().__init__(scheduler, runner.install)
         self._runner = runner
 
@@ -95,7 +98,9 @@ def make_step_core(make_runner: MakeRunner) -> MakeCore:
     def make_core(
         model: PreTrainedModel, settings: NativeSettings, eos: frozenset[int], has_stopped: HasStopped
     ) -> tuple[ServedParameters, NativeCore]:
-        _check_model(model, settings)
+        check_rotation(model.config, settings.slot_tokens)
+        if (reason := find_slow_reason(model, settings.device)) is not None:
+            return make_slow_core(model, settings, eos, has_stopped, reason)
         dtype = choose_compute_dtype(settings)
         parameters = ServedParameters(model, choose_fastest_layout(dtype), dtype)
         runner = make_runner(model, parameters, settings)
@@ -109,7 +114,9 @@ def make_block_core(
     model: PreTrainedModel, settings: NativeSettings, eos: frozenset[int], has_stopped: HasStopped
 ) -> tuple[ServedParameters, NativeCore]:
     """Make a `BlockCore` on the device that the settings name."""
-    _check_model(model, settings)
+    check_rotation(model.config, settings.slot_tokens)
+    if (reason := find_slow_reason(model, settings.device)) is not None:
+        return make_slow_core(model, settings, eos, has_stopped, reason)
     parameters, runner = make_block_runner(model, settings, eos)
     scheduler = NativeScheduler(
         settings, runner.kv_moves, eos=eos, has_stopped=has_stopped, held_back_tokens=HELD_BACK_TOKENS
@@ -117,9 +124,32 @@ def make_block_core(
     return parameters, BlockCore(scheduler, runner)
 
 
-def _check_model(model: PreTrainedModel, settings: NativeSettings) -> None:
-    check_attention(model)
-    check_rotation(model.config, settings.slot_tokens)
+def make_slow_core(
+    model: PreTrainedModel,
+    settings: NativeSettings,
+    eos: frozenset[int],
+    has_stopped: HasStopped,
+    reason: str,
+    make_runner: MakeRunner = ModelCacheRunner,
+) -> tuple[ServedParameters, NativeCore]:
+    """Make a `StepCore` that computes one sequence after the other, on any device, and say why in one line."""
+    print_once(f"{type(model).__name__} is served slowly, one sequence after the other: {reason}")
+    device, dtype = _find_device(settings), choose_compute_dtype(settings)
+    on_host = device.type == "cpu"
+    parameters = ServedParameters(model, None, dtype) if on_host else DeviceParameters(model, dtype, device, None)
+    model.to(device=device)
+    settings = replace(settings, prefix_tokens=0)
+    runner = make_runner(model, parameters, settings)
+    scheduler = NativeScheduler(settings, runner.kv_moves, eos=eos, has_stopped=has_stopped)
+    return parameters, StepCore(scheduler, runner)
+
+
+def find_slow_reason(model: PreTrainedModel, device: str) -> str | None:
+    """Return why a model cannot share a forward pass among sequences on this device; None if it can."""
+    problem = find_attention_problem(model)
+    if problem is None and device != "cpu" and (options := find_attention_options(model)):
+        problem = f"its attention uses {' and '.join(options)}, which have no kernel"
+    return problem
 
 
 def make_block_runner(

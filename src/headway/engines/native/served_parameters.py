@@ -34,14 +34,19 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class ServedParameters:
-    """Built once from a fresh model, whose own tensors are replaced by empty ones."""
+    """Built once from a fresh model, whose own tensors are replaced by empty ones.
+
+    Linear layers are replaced by those of `layout`; without one the modules stay as they are.
+    """
 
     served_in_place = True
     """Whether the tensors of a version are served themselves; otherwise they are copied and can be freed."""
 
-    def __init__(self, model: nn.Module, layout: WeightLayout, dtype: torch.dtype) -> None:
-        self._layout = layout
+    def __init__(self, model: nn.Module, layout: WeightLayout | None, dtype: torch.dtype) -> None:
+        self._layout = layout or WeightLayout()
         self._dtype = dtype
+        self._integers: dict[str, torch.dtype] = {}
+        """Types of the tensors that are not fractions, by name."""
         self._canonical: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, list[TensorPlace]] = {}
@@ -49,7 +54,7 @@ class ServedParameters:
         self._units: dict[str, tuple[str, ...]] = {}
         """Names of the unit of each canonical name; the first one stands for the unit."""
         replacements: dict[int, nn.Module] = {}
-        places = self._fuse(model, replacements)
+        places = {} if layout is None else self._fuse(model, replacements)
         owners: dict[int, str] = {}
         saved = set(model.state_dict())
         for prefix, module in list(model.named_modules(remove_duplicate=False)):
@@ -83,6 +88,8 @@ class ServedParameters:
     def _add_place(self, name: str, canonical: str, tensor: Tensor, place: TensorPlace) -> None:
         self._canonical[name] = canonical
         self._shapes[name] = tuple(tensor.shape)
+        if not tensor.is_floating_point():
+            self._integers[name] = tensor.dtype
         unit = self._units.setdefault(canonical, (canonical,))
         places = self._places.setdefault(unit[0], [])
         if place not in places:
@@ -114,7 +121,10 @@ class ServedParameters:
 
     def empty(self, name: str) -> Tensor:
         """Return memory for a tensor to arrive in."""
-        return torch.empty(self._shapes[name], dtype=self._dtype)
+        return torch.empty(self._shapes[name], dtype=self._read_dtype(name))
+
+    def _read_dtype(self, name: str) -> torch.dtype:
+        return self._integers.get(name, self._dtype)
 
     def collect(
         self, name: str, tensor: Tensor, parts: dict[str, Tensor], values: dict[str, tuple[Tensor, ...]]
@@ -146,7 +156,7 @@ class ServedParameters:
                 raise TransferError(f"{name}: the model has no tensor of this name and shape {tuple(tensor.shape)}")
             if canonical not in seen:
                 seen.add(canonical)
-                self.collect(canonical, tensor.detach().to(self._dtype), parts, values)
+                self.collect(canonical, tensor.detach().to(self._read_dtype(name)), parts, values)
         if missing := self.names - seen:
             raise TransferError(f"{len(missing)} tensors are missing, {min(missing)!r} among them")
         return values
@@ -166,9 +176,9 @@ class ServedParameters:
 
 
 def _find_place(
-    module: nn.Module, attribute: str, replacements: dict[int, nn.Module], layout: WeightLayout
+    module: nn.Module, attribute: str, replacements: dict[int, nn.Module], layout: WeightLayout | None
 ) -> TensorPlace:
-    if type(module) is not nn.Linear:
+    if layout is None or type(module) is not nn.Linear:
         return TensorPlace(module, attribute, prepared=False)
     return _make_served_place(replacements.setdefault(id(module), ServedLinear(layout)), attribute)
 
@@ -177,13 +187,18 @@ def _make_served_place(served: nn.Module, attribute: str) -> TensorPlace:
     return TensorPlace(served, "prepared" if attribute == "weight" else "bias", prepared=attribute == "weight")
 
 
+DEVICE_LAYOUT = WeightLayout()
+
+
 class DeviceParameters(ServedParameters):
     """`ServedParameters` of a model whose tensors are served on `device`."""
 
     served_in_place = False
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(model, WeightLayout(), dtype)
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, device: torch.device, layout: WeightLayout | None = DEVICE_LAYOUT
+    ) -> None:
+        super().__init__(model, layout, dtype)
         self._device = device
         self._installed: ServedValues | None = None
 
@@ -193,7 +208,7 @@ class DeviceParameters(ServedParameters):
         return sum(torch.Size(self._shapes[name]).numel() for name in self.names) * self._dtype.itemsize
 
     def empty(self, name: str) -> Tensor:
-        return torch.empty(self._shapes[name], dtype=self._dtype, device=self._device)
+        return torch.empty(self._shapes[name], dtype=self._read_dtype(name), device=self._device)
 
     def _lay_out(self, whole: Tensor, places: list[TensorPlace]) -> tuple[Tensor, ...]:
         served = nn.Parameter(whole.to(self._device, copy=True), requires_grad=False)

@@ -7,12 +7,13 @@ padded to the longest) and by pieces of prompts. It travels as a keyword through
 No mask is registered under `ATTENTION_NAME`, so that `transformers` builds none.
 
 Shapes: H heads, K key-value heads, D head size, T tokens, L tokens of a slot.
-Handles grouped heads and sliding windows. Raises for soft caps and attention sinks.
+Handles grouped heads, sliding windows, soft caps and sinks.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -21,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from headway.engines.native.kv_cache import RowKvCache
-from headway.models.model_checks import check_attention_options
+from headway.models.attention_scores import ScoreExtras, attend_with_extras
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +45,14 @@ class AttentionView(Protocol):
     """One forward pass as its attention sees it: where its tokens stand, and the KV that they attend over."""
 
     def attend_layer(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+        extras: ScoreExtras,
     ) -> Tensor:
         """Store keys and values of a layer, then attend: (1, H, T, D) → (T, H, D)."""
 
@@ -69,32 +77,37 @@ class StepAttention:
         self._masks: dict[int | None, tuple[list[Tensor | None], list[Tensor | None]]] = {}
 
     def attend_layer(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+        extras: ScoreExtras,
     ) -> Tensor:
         keys, values = self.kv.keys[layer], self.kv.values[layer]
         keys[self.rows_T, :, self.positions_T] = key[0].transpose(0, 1)
         values[self.rows_T, :, self.positions_T] = value[0].transpose(0, 1)
-        grouped = query.shape[1] != key.shape[1]
+        attend = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
+        if extras.needed:
+            attend = partial(attend_with_extras, scale=scaling, extras=extras)
         query_THD = query[0].transpose(0, 1)
         out_THD = torch.empty(query_THD.shape, dtype=query.dtype)
         segment_masks, prompt_masks = self._get_masks(window, query.dtype)
         for (first, last, _, length), mask in zip(self.segments, segment_masks, strict=True):
-            out_THD[first:last] = scaled_dot_product_attention(
+            out_THD[first:last] = attend(
                 query_THD[first:last, :, None],
                 keys[first:last, :, :length],
                 values[first:last, :, :length],
                 attn_mask=mask,
-                scale=scaling,
-                enable_gqa=grouped,
             )[:, :, 0]
         for (first, last, row, length), mask in zip(self.prompts, prompt_masks, strict=True):
-            out_THD[first:last] = scaled_dot_product_attention(
+            out_THD[first:last] = attend(
                 query[:, :, first:last],
                 keys[row : row + 1, :, :length],
                 values[row : row + 1, :, :length],
                 attn_mask=mask,
-                scale=scaling,
-                enable_gqa=grouped,
             )[0].transpose(0, 1)
         return out_THD
 
@@ -145,11 +158,13 @@ def _attend(
     view: AttentionView,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    check_attention_options(options)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    return view.attend_layer(layer, query, key, value, scaling, sliding_window)[None], None
+    extras = ScoreExtras(softcap or 0.0, s_aux)
+    return view.attend_layer(layer, query, key, value, scaling, sliding_window, extras)[None], None
 
 
 def cut_into_segments(lengths: list[int]) -> list[int]:

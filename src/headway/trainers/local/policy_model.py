@@ -1,8 +1,10 @@
 """The model of a trainer: packed trees in, log-probabilities of chosen tokens out.
 
-Guarantees: no dropout, no padding, no logits beyond a chunk; tied embeddings are one tensor. A model whose packed
-forward pass differs from its plain one (other attention, scaled logits, recurrent layers) is refused when the
-`PolicyModel` is made, by a trial. `weights` are detached tensors under the names of `transformers`, with LoRA merged.
+Guarantees: no dropout, no padding, no logits beyond a chunk; tied embeddings are one tensor. A model whose tokens
+interact elsewhere than in attention (recurrent layers, for instance) computes the sequences of a pack one by one, which
+is slow, and one line says so. A model whose packed forward pass differs from its plain one (scaled logits) is refused
+when the `PolicyModel` is made, by a trial. `weights` are detached tensors under the names of `transformers`, with LoRA
+merged.
 
 The work of a step is counted as six operations for every active weight and packed token. Recomputation does not count,
 and neither does attention, which is little at the usual lengths. An embedding that is only looked up does not compute.
@@ -20,7 +22,7 @@ from torch.nn.functional import rms_norm
 
 from headway.algorithms.logprobs import TokenLogps, compute_token_logps
 from headway.errors import ConfigError
-from headway.models.model_checks import check_attention
+from headway.models.model_checks import find_attention_problem, print_once
 from headway.trainers.local import lora, tree_attention
 from headway.trainers.local.settings import LocalSettings, Precision
 from headway.trainers.local.token_batch import TokenRow
@@ -121,12 +123,15 @@ def prepare_model(model: Any, settings: LocalSettings) -> Any:
 
     Nothing random is left (dropout, jitter of routers): only modules that checkpoint are in training mode.
     """
-    check_attention(model)
+    problem = find_attention_problem(model)
+    if problem is not None:
+        print_once(f"{type(model).__name__} is trained slowly, one sequence after the other: {problem}")
     tree_attention.register_tree_attention()
     model.to(device=settings.device)
     for one in model.parameters():  # buffers keep their type: angles of rotary embeddings must not be rounded
         one.data = one.data.to(COMPUTE_DTYPES[settings.precision])
-    model.set_attn_implementation(tree_attention.TREE_ATTENTION)
+    if problem is None:
+        model.set_attn_implementation(tree_attention.TREE_ATTENTION)
     if torch.device(settings.device).type == "cuda":
         fuse_rms_norms(model)
     if settings.gradient_checkpointing:
@@ -141,6 +146,8 @@ def prepare_model(model: Any, settings: LocalSettings) -> Any:
 
 def compute_hidden_states(backbone: Any, pack: TokenPack) -> Tensor:
     """Return the last hidden states of all tokens of a pack, [L, H]."""
+    if backbone.config.get_text_config()._attn_implementation != tree_attention.TREE_ATTENTION:
+        return _compute_each_sequence(backbone, pack)
     out = backbone(
         input_ids=pack.token_L[None],
         position_ids=pack.position_L[None],
@@ -150,6 +157,15 @@ def compute_hidden_states(backbone: Any, pack: TokenPack) -> Tensor:
     )
     hidden: Tensor = out.last_hidden_state[0]
     return hidden
+
+
+def _compute_each_sequence(backbone: Any, pack: TokenPack) -> Tensor:
+    """Return the last hidden states of a pack whose sequences never meet in a forward pass, [L, H]."""
+    parts = []
+    for prompt, own in (pair for tree in pack.trees for pair in tree.sequences()):
+        tokens = torch.cat([pack.token_L[one.start : one.stop] for one in (prompt, own)])
+        parts.append(backbone(input_ids=tokens[None], use_cache=False).last_hidden_state[0, len(prompt) :])
+    return torch.cat(parts)
 
 
 PEAK_TFLOPS: Mapping[str, float] = {

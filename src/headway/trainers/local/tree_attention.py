@@ -6,8 +6,8 @@ for each member. The cost therefore grows with what is seen and not with the squ
 than one tree.
 
 The function is registered with `transformers` under `TREE_ATTENTION`. It works for every decoder that calls its
-attention through that interface and passes unknown keywords on. Without a tree it is plain causal attention. Options
-that it does not have (soft caps, sinks) raise.
+attention through that interface and passes unknown keywords on. Without a tree it is plain causal attention. Soft caps
+and sinks have no flash attention.
 
 Legend: H heads, L tokens of the pack, D size of a head.
 """
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from headway.models.model_checks import check_attention_options
+from headway.models.attention_scores import NO_EXTRAS, ScoreExtras, attend_with_extras
 from headway.trainers.local.tree_packing import AttentionSpans, PromptTree, TokenPack
 
 TREE_ATTENTION = "headway_tree"
@@ -72,19 +72,21 @@ def tree_attention(
     headway_trees: tuple[PromptTree, ...] | None = None,
     headway_spans: AttentionSpans | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend with the signature of the interface: tensors are [1, H, L, D], the result is [1, L, H, D]."""
-    check_attention_options(kwargs)
-    if headway_spans is not None:
+    extras = ScoreExtras(softcap or 0.0, s_aux)
+    if headway_spans is not None and not extras.needed:
         return flash_attention(query[0], key[0], value[0], headway_spans, sliding_window, scaling)[None], None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     if headway_trees is None:
-        out = causal_attention(query, key, value, 0, sliding_window, scaling)
+        out = causal_attention(query, key, value, 0, sliding_window, scaling, extras)
     else:
-        parts = [_attend_tree(query, key, value, tree, sliding_window, scaling) for tree in headway_trees]
+        parts = [_attend_tree(query, key, value, tree, sliding_window, scaling, extras) for tree in headway_trees]
         out = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
     return out.transpose(1, 2).contiguous(), None
 
@@ -113,37 +115,53 @@ def flash_attention(
 
 
 def _attend_tree(
-    query: Tensor, key: Tensor, value: Tensor, tree: PromptTree, window: int | None, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tree: PromptTree,
+    window: int | None,
+    scaling: float | None,
+    extras: ScoreExtras,
 ) -> Tensor:
     inside = slice(tree.start, tree.start + tree.size)
     q, k, v = query[:, :, inside], key[:, :, inside], value[:, :, inside]
     if len(tree.members) == 1:
-        return causal_attention(q, k, v, 0, window, scaling)
-    if tree.size <= SMALL_TREE_TOKENS and (window is None or tree.size <= window):
+        return causal_attention(q, k, v, 0, window, scaling, extras)
+    if tree.size <= SMALL_TREE_TOKENS and (window is None or tree.size <= window) and not extras.needed:
         return scaled_dot_product_attention(q, k, v, attn_mask=make_tree_mask(tree).to(q.device), scale=scaling)
     p = tree.prefix
     shared_k, shared_v = k[:, :, :p], v[:, :, :p]
-    parts = [causal_attention(q[:, :, :p], shared_k, shared_v, 0, window, scaling)] if p else []
+    parts = [causal_attention(q[:, :, :p], shared_k, shared_v, 0, window, scaling, extras)] if p else []
     start = p
     for length in tree.members:
         member = slice(start, start + length)
         seen_k, seen_v = torch.cat([shared_k, k[:, :, member]], dim=2), torch.cat([shared_v, v[:, :, member]], dim=2)
-        parts.append(causal_attention(q[:, :, member], seen_k, seen_v, p, window, scaling))
+        parts.append(causal_attention(q[:, :, member], seen_k, seen_v, p, window, scaling, extras))
         start += length
     return torch.cat(parts, dim=2)
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, before: int, window: int | None, scaling: float | None) -> Tensor:
+def causal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    before: int,
+    window: int | None,
+    scaling: float | None,
+    extras: ScoreExtras = NO_EXTRAS,
+) -> Tensor:
     """Attend causally with queries that come `before` keys after the first key."""
     if window is not None and k.shape[2] <= window:
         window = None
-    if before == 0 and window is None:
+    if before == 0 and window is None and not extras.needed:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
     rows = torch.arange(q.shape[2], device=q.device)[:, None] + before
     columns = torch.arange(k.shape[2], device=q.device)[None, :]
     mask = columns <= rows
     if window is not None:
         mask &= columns > rows - window
+    if extras.needed:
+        return attend_with_extras(q, k, v, attn_mask=mask, scale=scaling, extras=extras)
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headway.models.model_checks import check_attention_options
+from headway.models.attention_scores import ScoreExtras
 from headway.trainers.local import tree_attention
 from headway.trainers.local.tree_packing import AttentionSpans, PromptTree, TokenPack
 
@@ -139,11 +139,11 @@ def context_attention(
         return tree_attention.tree_attention(
             module, query, key, value, attention_mask, scaling, sliding_window=sliding_window, **kwargs
         )
-    check_attention_options(kwargs)
+    extras = ScoreExtras(kwargs.get("softcap") or 0.0, kwargs.get("s_aux"))
     shard = headway_shard
     both = _AllGather.apply(torch.stack([key[0], value[0]]).transpose(0, 2), shard.group)  # type: ignore[no-untyped-call]
     key, value = both.index_select(0, shard.order_L).transpose(0, 2)
-    if tree_attention.has_flash(query.device, query.dtype):
+    if tree_attention.has_flash(query.device, query.dtype) and not extras.needed:
         spans = _make_flash_spans(shard)
         return tree_attention.flash_attention(query[0], key, value, spans, sliding_window, scaling)[None], None
     groups = query.shape[1] // key.shape[0]
@@ -153,7 +153,8 @@ def context_attention(
     for one in shard.spans:
         q = query[:, :, one.queries.start : one.queries.stop]
         k, v = (torch.cat([x[None, :, r.start : r.stop] for r in one.keys], dim=2) for x in (key, value))
-        outs.append(tree_attention.causal_attention(q, k, v, one.key_count - len(one.queries), sliding_window, scaling))
+        before = one.key_count - len(one.queries)
+        outs.append(tree_attention.causal_attention(q, k, v, before, sliding_window, scaling, extras))
     return torch.cat(outs, dim=2).transpose(1, 2).contiguous(), None
 
 

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from headway.algorithms.logprobs import TokenLogps
 from headway.errors import ConfigError
+from headway.models.model_checks import check_attention
 from headway.trainers.local import lora
 from headway.trainers.local.policy_model import CriticModel, PolicyModel, compute_hidden_states, fuse_rms_norms
 from headway.trainers.local.settings import LocalSettings
@@ -113,6 +114,7 @@ class ShardedPolicy(PolicyModel):
     """A policy of which every rank holds a shard. It is whole while it is made and tried."""
 
     def __init__(self, model: Any, settings: LocalSettings, meshes: ShardingMeshes, *, adapters: bool = True) -> None:
+        check_attention(model)
         self._root: nn.Module | None = None
         super().__init__(model, _host_settings(model, settings), adapters=adapters)
         self._settings = settings

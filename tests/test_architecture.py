@@ -137,6 +137,8 @@ def _allowed(module: str, imported: str) -> bool:
         ("settings", "config"),
         ("rewards", "sandbox"),
         ("environments", "sandbox"),
+        ("environments", "data"),  # questions are rows of data sets,
+        ("environments", "rewards"),  # and their answers are judged as anywhere else
     ):
         return True
     if importer == "processes":

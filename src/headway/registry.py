@@ -114,7 +114,8 @@ STAGES: Registry[Any] = Registry(
 REWARDS: Registry[Any] = Registry(
     "reward",
     built_in=(
-        *("code", "compressibility", "environment", "exact", "format", "ifeval", "image_server", "judge"),
+        *("code", "code_sandbox", "compressibility", "crossthinkqa", "environment", "exact", "format", "general_val"),
+        *("ifeval", "image_server", "judge", "math_rule", "multiple_choice"),
         *("math", "numeric", "ocr", "overlong", "reasoning_gym", "regex", "vision_judge"),
     ),
 )
@@ -122,8 +123,8 @@ REWARDS: Registry[Any] = Registry(
 ENVIRONMENTS: Registry[Any] = Registry(
     "environment",
     built_in=(
-        *("alfworld", "frozen_lake", "gymnasium", "reasoning_gym", "repair", "scienceworld", "shop", "sokoban"),
-        *("textworld", "tools", "verifiers"),
+        *("alfworld", "frozen_lake", "gem", "gymnasium", "question", "reasoning_gym", "repair", "scienceworld", "shop"),
+        *("sokoban", "sokoban_native_env", "textworld", "tools", "verifiers", "webshop"),
     ),
 )
 """Values of `custom_envs.*.env_type`, besides import paths."""

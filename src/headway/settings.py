@@ -6,15 +6,18 @@ simulated runs make their settings from a configuration with `make_run_settings`
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from statistics import fmean, stdev
 from typing import Literal
 
-from headway.config import Config, GeneratingArgs, ReliabilityConfig, ResolvedConfig
+from headway.config import Config, GeneratingArgs, ReliabilityConfig, ResolvedConfig, RewardConfig
 from headway.config.derivation import compute_bound, count_slots
 from headway.errors import ConfigError
-from headway.types import SamplingParams
+from headway.types import SamplingParams, Task
 
-__all__ = ["RunSettings", "make_run_settings", "make_sampling_params"]
+__all__ = ["GroupFilter", "RunSettings", "make_run_settings", "make_sampling_params"]
 
 _DEFAULTS = Config()
 _AT_LEAST_ONE = ("groups_per_step", "group_size", "max_steps", "updates_per_sync")
@@ -22,6 +25,23 @@ _NOT_NEGATIVE = (
     *("async_generation_ratio", "staleness_window", "additional_groups", "redundant_members", "max_num_gen_batches"),
     *("save_steps", "save_total_limit", "eval_steps"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFilter:
+    """Rejects groups by the rewards of their members."""
+
+    labels: frozenset[str]
+    """Domains or tags of the tasks that it judges."""
+    lowest_mean: float = -inf
+    highest_mean: float = inf
+    smallest_std: float = -1.0
+
+    def rejects(self, task: Task, rewards: Sequence[float]) -> bool:
+        """Return whether a group is to be replaced. Groups of one never are."""
+        if len(rewards) < 2 or self.labels.isdisjoint({task.domain, task.data.get("tag")}):
+            return False
+        return not self.lowest_mean < fmean(rewards) < self.highest_mean or stdev(rewards) <= self.smallest_std
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +74,8 @@ class RunSettings:
     """Score a sample when it ends instead of when its group reaches the reward stage."""
     filter_zero_variance: bool = True
     """Replace groups whose rewards are all equal."""
+    group_filters: tuple[GroupFilter, ...] = ()
+    """Which other groups are replaced, by domain."""
     max_num_gen_batches: int = _DEFAULTS.max_num_gen_batches
     """Batches' worth of groups that one step may cost where such groups are replaced. 0: any number."""
     rollout_scheduling: Literal["queue", "batch"] = _DEFAULTS.rollout_scheduling
@@ -148,6 +170,7 @@ def make_run_settings(resolved: ResolvedConfig, *, held_out: int = 0) -> RunSett
         redundant_members=derived.members_started - derived.group_size,
         with_reward=config.with_reward,
         filter_zero_variance=derived.filter_zero_variance,
+        group_filters=_make_group_filters(config.rewards),
         max_num_gen_batches=config.max_num_gen_batches,
         rollout_scheduling=config.rollout_scheduling,
         is_num_return_sequences_expand=config.is_num_return_sequences_expand,
@@ -168,6 +191,18 @@ def make_run_settings(resolved: ResolvedConfig, *, held_out: int = 0) -> RunSett
         reliability=config.reliability,
         seed=config.seed,
     )
+
+
+def _make_group_filters(rewards: Mapping[str, RewardConfig]) -> tuple[GroupFilter, ...]:
+    filters = []
+    for name, reward in rewards.items():
+        chosen, labels = reward.query_filter_config, frozenset(reward.tag_included or (name,))
+        if chosen.type == "mean_filter":
+            low, high = chosen.filter_args.get("threshold_down", -inf), chosen.filter_args.get("threshold_up", inf)
+            filters.append(GroupFilter(labels=labels, lowest_mean=low, highest_mean=high))
+        elif chosen.type == "std_filter":
+            filters.append(GroupFilter(labels=labels, smallest_std=chosen.filter_args.get("std_threshold", -1.0)))
+    return tuple(filters)
 
 
 def make_sampling_params(generating: GeneratingArgs, max_new_tokens: int) -> SamplingParams:

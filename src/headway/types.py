@@ -31,7 +31,7 @@ class DropReason(StrEnum):
     ZERO_VARIANCE = "zero_variance"
     """All rewards of the group are equal, so that it has no gradient."""
     FILTERED = "filtered"
-    """A stage of a plugin dropped it."""
+    """A stage of a plugin dropped it, or `query_filter_config` rejected its rewards."""
     ENGINE_FAILED = "engine_failed"
     ENVIRONMENT_FAILED = "environment_failed"
     REWARD_FAILED = "reward_failed"

@@ -100,7 +100,7 @@ def test_frozen_lake_speaks_the_words_of_its_options() -> None:
         ({"size": 1}, "size = 1: must be from 2 to 32"),
         ({"p": 0}, "must lie in"),
         ({"view": "map"}, "one of grid, near"),
-        ({"action_lookup": ["a", "A", "b", "c"]}, "four different words"),
+        ({"action_lookup": ["a", "A", "b", "c"]}, "4 different words"),
         ({"is_slipery": True}, "did you mean 'is_slippery'?"),
     ],
 )

@@ -94,6 +94,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         ["a", "a ****** a", "a ****** b ****** c", "a ******"],
     ),
     ("combination:repeat_prompt", {"prompt_to_repeat": "Say hi."}, ["say hi. Hi!"], ["Hi! Say hi."]),
+    ("detectable_format:choice", {"options": ["yes", "no"]}, ["Yes", " no "], ["yes or no", "maybe", ""]),
 ]
 
 

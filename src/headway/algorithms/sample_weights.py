@@ -1,4 +1,4 @@
-"""Which samples of a batch are trained, and how much each counts, by how difficult and how long they are.
+"""Which samples of a batch are trained, how much each counts, and whether an episode or a turn is one sample.
 
 The difficulty of a prompt is measured by the mean score of its group: `difficulty_mask` leaves out groups that are
 nearly always or nearly never right. `difficulty_loss_weight` reads the field `difficulty` of a task (0 to 1, harder is
@@ -24,6 +24,8 @@ class SampleSelection:
     """Train only groups whose mean score lies between these two, both excluded."""
     by_difficulty: bool = False
     by_length: bool = False
+    by_turn: bool = False
+    """Each turn of an episode is a sequence of its own in the loss, and in ratios over sequences."""
 
     def select(self, groups: Sequence[SampleGroup]) -> list[bool]:
         """Return for every sample with actions whether it is trained."""

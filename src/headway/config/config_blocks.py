@@ -61,12 +61,18 @@ class CustomEnvConfig:
     many as the environment suggests."""
     concurrency: Count | None = None
     """Episodes at once, over all groups. null: what the environment suggests."""
+    format_penalty: Signed | None = None
+    """Subtracted from the reward of a turn whose action could not be parsed. null: that of the environment manager."""
     history: bool = True
     """The policy sees the whole episode; false: the system message and the newest observation alone."""
+    history_length: Count | None = None
+    """Newest observations that a template with `{history}` tells, the current one included. null: the current one."""
+    sample: Literal["episode", "turn"] = "episode"
+    """What counts as one sample in the loss: an episode, or each of its turns for itself. One for all trained tags."""
     agent_system_template: str | None = None
-    """System message of the agent. null: the environment's own."""
+    """System message of the agent; `{env_instruction}` in it is the environment's own. null: the environment's own."""
     agent_template: str | None = None
-    """Template of each later message, with `{observation}` in it. null: the environment's own."""
+    """Template of each message, with `{observation}` or `{current_observation}` in it. null: the observation alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

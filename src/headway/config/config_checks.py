@@ -14,6 +14,13 @@ from headway.config.strategies import SERVER_STRATEGIES
 from headway.errors import ConfigError
 from headway.registry import STAGES
 
+_FILTER_ARGS = {
+    "no_filter": (),
+    "mean_filter": ("threshold_down", "threshold_up"),
+    "std_filter": ("std_threshold",),
+}
+"""Arguments of the kinds of `query_filter_config`."""
+
 
 def check_config(draft: ConfigDraft, derived: DerivedConfig) -> None:
     """Add every problem of the configuration to `draft.problems`."""
@@ -22,6 +29,7 @@ def check_config(draft: ConfigDraft, derived: DerivedConfig) -> None:
     _check_groups(draft, derived)
     _check_sampling(draft, derived)
     _check_environments(draft)
+    _check_group_filters(draft)
     _check_stages(draft)
     _check_algorithm(draft)
     _check_servers(draft, derived)
@@ -176,6 +184,21 @@ def _check_environments(draft: ConfigDraft) -> None:
         missing = [tag for tag in manager.tags if config.custom_envs and tag not in config.custom_envs]
         if missing:
             draft.refuse(f"{name}.tags", f"{missing} are not in custom_envs", f"one of {', '.join(config.custom_envs)}")
+    if len(config.list_sample_kinds()) > 1:
+        problem = "some of them have sample: turn and others sample: episode"
+        draft.refuse("train_env_manager.tags", problem, "one kind of sample for all tags of a run")
+
+
+def _check_group_filters(draft: ConfigDraft) -> None:
+    for name, reward in draft.config.rewards.items():
+        key, chosen = f"rewards.{name}.query_filter_config", reward.query_filter_config
+        unknown = [one for one in chosen.filter_args if one not in _FILTER_ARGS[chosen.type]]
+        if unknown:
+            expected = f"expected {', '.join(_FILTER_ARGS[chosen.type]) or 'none'}"
+            problem = f"{chosen.type} does not read {', '.join(unknown)}"
+            draft.problems.append(
+                ConfigError(problem, key=f"{key}.filter_args", value=dict(chosen.filter_args), hint=expected)
+            )
 
 
 def _check_algorithm(draft: ConfigDraft) -> None:

@@ -30,6 +30,7 @@ from headway.config.launch_arguments import split_launch_arguments
 from headway.config.overrides import apply_overrides, read_source
 from headway.config.references import resolve_references
 from headway.config.resolved_config import ConfigDraft, ResolvedConfig, get_at_key, list_leaves
+from headway.config.roll_translation import translate_roll
 from headway.config.schema import Config
 from headway.config.translation import is_foreign_key, set_foreign_keys_aside, suggest_dialect_key, translate
 from headway.config.verl_translation import find_missing_feature, translate_verl
@@ -60,6 +61,8 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
         entries = translate_verl(entries, launch, notes, problems)
     if dialect == "gerl":
         entries = translate_gerl(entries, notes, problems)
+    if dialect == "roll":
+        entries = translate_roll(entries, notes, problems)
     entries = set_foreign_keys_aside(entries, notes, problems)
     translation = translate(entries, notes, problems)
     entries = translation.entries

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headway.config.field_types import Amount, Count, Devices, Discount, Positive, Probability, Real, Share
+from headway.config.field_types import Amount, Count, Devices, Discount, Positive, Probability, Real, Share, Signed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +266,16 @@ class CriticRoleConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFilterConfig:
+    """Which groups of a domain are replaced by others, by the rewards of their members."""
+
+    type: Literal["no_filter", "mean_filter", "std_filter"] = "no_filter"
+    """None; those with a mean at or outside two thresholds; those with a standard deviation at or below one."""
+    filter_args: Mapping[str, Signed] = field(default_factory=dict)
+    """mean_filter: `threshold_down`, `threshold_up`; std_filter: `std_threshold`. One not given rejects none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
     """The judge of one domain."""
 
@@ -277,6 +287,8 @@ class RewardConfig:
     """Tags of the data that belong to this domain; `*`: every task, beside its own reward. Empty: the domain's name."""
     weight: Real = 1.0
     """Weight of this reward where a sample has several."""
+    query_filter_config: GroupFilterConfig = field(default_factory=GroupFilterConfig)
+    """Groups that are not trained. Others take their place, as with `filter_zero_variance`."""
     device_mapping: Devices | None = None
     """Devices set apart for a learned reward; they count towards `num_nodes`. null: none, it runs on the host."""
 

@@ -310,3 +310,9 @@ class Config:
     """Deadlines and retries."""
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     """Costs of the simulated back ends; only `headway simulate` and `headway plan` read them."""
+
+    def list_sample_kinds(self) -> frozenset[str]:
+        """Return what the trained environments call a sample: `episode`, `turn`, or both."""
+        manager = self.train_env_manager
+        tags = () if manager is None else manager.tags or tuple(self.custom_envs)
+        return frozenset(self.custom_envs[tag].sample for tag in tags if tag in self.custom_envs)

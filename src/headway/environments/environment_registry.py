@@ -21,22 +21,36 @@ EnvironmentClass = Callable[..., TextEnvironment]
 BUILT_IN_ENVIRONMENTS: dict[str, str] = {
     "alfworld": "headway.environments.library.text_games:ALFWorld",
     "frozen_lake": "headway.environments.library.frozen_lake:FrozenLake",
+    "gem": "headway.environments.library.gem_environment:GemEnvironment",
     "gymnasium": "headway.environments.library.gym_environments:GymnasiumEnvironment",
+    "question": "headway.environments.library.question_environment:QuestionEnvironment",
     "reasoning_gym": "headway.environments.library.gym_environments:ReasoningGymEnvironment",
     "repair": "headway.environments.library.repair:RepairEnvironment",
     "scienceworld": "headway.environments.library.text_games:ScienceWorld",
     "shop": "headway.environments.library.shop:ShopEnvironment",
     "sokoban": "headway.environments.library.sokoban:Sokoban",
+    "sokoban_native_env": "headway.environments.library.sokoban:Sokoban",
     "textworld": "headway.environments.library.text_games:TextWorldExpress",
     "tools": "headway.environments.tools.tool_environment:ToolEnvironment",
     "verifiers": "headway.environments.library.verifiers_environment:VerifiersEnvironment",
+    "webshop": "headway.environments.library.roll_worlds:make_webshop",
 }
 """Import path of every environment that comes with Headway."""
 
 
+def is_built_in(name: str) -> bool:
+    """Return whether an environment comes with Headway: under a name of ours, or as a world that ROLL names."""
+    return name in BUILT_IN_ENVIRONMENTS or (name not in ENVIRONMENTS and _find_world(name) is not None)
+
+
+def _find_world(name: str) -> EnvironmentClass | None:
+    worlds = importlib.import_module("headway.environments.library.roll_worlds")  # it imports this module
+    return cast("EnvironmentClass | None", worlds.find_world(name))
+
+
 def find_environment_path(name: str) -> str | None:
     """Return what worker processes can import for `name`; `None` if it was registered by code that has no path."""
-    if name in BUILT_IN_ENVIRONMENTS:
+    if is_built_in(name):
         return name
     if name in ENVIRONMENTS or name.startswith("__main__:"):
         return find_import_path(find_environment_class(name))
@@ -52,6 +66,8 @@ def find_environment_class(name: str) -> EnvironmentClass:
     """Return the class, or function, that makes the environments of that name. Raises `ConfigError`."""
     if name in ENVIRONMENTS and name not in BUILT_IN_ENVIRONMENTS:
         return cast(EnvironmentClass, ENVIRONMENTS.get(name))
+    if name not in BUILT_IN_ENVIRONMENTS and (world := _find_world(name)) is not None:
+        return world
     path = BUILT_IN_ENVIRONMENTS.get(name, name)
     if ":" not in path:
         names = list_environment_names()

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headway.errors import ConfigError
+
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _THINKING = re.compile(r"\A.*?</think>", re.DOTALL | re.IGNORECASE)
 _TOOL_CALL_THINKING = re.compile(r"\A.*?</think>", re.DOTALL)
@@ -35,6 +37,29 @@ def find_tagged_answer(text: str) -> str | None:
     """Return the content of the last `<answer>` tag, or `None` if there is no tag."""
     found = _ANSWER.findall(text)
     return str(found[-1]).strip() if found else None
+
+
+def find_pattern(text: str, pattern: re.Pattern[str]) -> str | None:
+    """Return the last group of the first match, or all of the match if there is no group; `None` without a match."""
+    found = pattern.search(text)
+    return None if found is None else str(found[pattern.groups] or "").strip()
+
+
+def compile_action_pattern(pattern: str | None) -> re.Pattern[str] | None:
+    """Return the expression that finds an action in an answer. Raises `ConfigError`."""
+    try:
+        return None if pattern is None else re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        problem = f"is no regular expression: {error}"
+        raise ConfigError(problem, key="action_pattern", value=pattern) from error
+
+
+def order_words(given: Mapping[int, str] | Sequence[str], usual: Sequence[str], key: str) -> tuple[str, ...]:
+    """Return the words of a list, or of a mapping from numbers, in their order; there must be as many as usual."""
+    words = [given[number] for number in sorted(given, key=int)] if isinstance(given, Mapping) else list(given)
+    if len(words) != len(usual) or len({str(word).lower() for word in words}) != len(usual):
+        raise ConfigError(f"must be {len(usual)} different words", key=key, value=given, hint=", ".join(usual))
+    return tuple(map(str, words))
 
 
 def extract_choice(text: str, options: Sequence[str]) -> str | None:

@@ -6,6 +6,7 @@ and whether the episode was a `success`. The episode does not know where the env
 """
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 from headway.environments.base import Observation
 from headway.environments.chat_turns import ChatTurnEncoder
+from headway.environments.response_parsing import extract_answer
 from headway.environments.text_environment import EnvironmentTraits, Reply, truncate_at_stop
 from headway.errors import EnvironmentFailed
 from headway.types import Generation, Task
@@ -20,6 +22,15 @@ from headway.types import Generation, Task
 SEED_KEY, HELD_OUT_KEY = "seed", "held_out"
 """Keys in a task's data: the seed of its episodes, and whether they are held out from training. The environment gets
 all other keys."""
+
+
+TEMPLATE_FIELDS = (
+    *("observation", "current_observation", "suffix", "turn_idx", "current_step", "step_count", "actions_left"),
+    *("max_response_length", "env_instruction", "history", "history_length"),
+)
+"""Fields of a template: the observation (`suffix` is empty), the turn from 1, turns before it, turns that are left, the
+longest answer in tokens, the environment's instructions, and what happened in the last turns."""
+_FIELD = re.compile(rf"\{{({'|'.join(TEMPLATE_FIELDS)})\}}")
 
 
 class EpisodeSlot(Protocol):
@@ -55,10 +66,13 @@ class EpisodeRules:
     invalid_penalty: float = 0.0
     """Subtracted from the reward of a turn whose action was invalid."""
     instructions: str | None = None
+    """System message, in which `{env_instruction}` stands for the environment's own."""
     template: str | None = None
-    """Format of every observation: `{observation}`, `{turn_idx}` from 1, `{actions_left}`, `{max_response_length}`."""
+    """Format of every observation; `TEMPLATE_FIELDS` lists what may stand in it."""
     history: bool = True
     """The policy sees the whole episode; otherwise it sees only the instructions and the newest observation."""
+    remembered_turns: int = 0
+    """Earlier turns that `{history}` in the template tells."""
 
 
 class TextEpisode:
@@ -76,6 +90,9 @@ class TextEpisode:
         self._traits = EnvironmentTraits()
         self._length = self._turns = self._invalid = 0
         self._success = False
+        self._told: list[tuple[str, str]] = []
+        """Observations and answers of earlier turns, for templates that tell them."""
+        self._newest = ""
 
     async def enter(self) -> None:
         if self._admission is not None:
@@ -96,6 +113,8 @@ class TextEpisode:
 
     async def step(self, generation: Generation) -> Observation:
         self._length += len(generation.actions)
+        if self._rules.remembered_turns:
+            self._told.append((self._newest, extract_answer(generation.text)))
         reply = await self._slot.step(truncate_at_stop(generation.text, self._traits.stop))
         self._turns += 1
         reward = reply.reward
@@ -137,7 +156,7 @@ class TextEpisode:
 
     def _encode_opening(self, text: str) -> list[int]:
         given = self._rules.instructions
-        instructions = self._traits.instructions if given is None else given
+        instructions = self._traits.instructions if given is None else self._fill_fields(given, "").strip()
         return self._encoder.encode_opening(instructions, self._apply_template(text))
 
     def _encode_following(self, text: str, generated: Sequence[int]) -> list[int]:
@@ -146,18 +165,31 @@ class TextEpisode:
         return self._encoder.encode_following(self._apply_template(text), generated)
 
     def _apply_template(self, text: str) -> str:
-        template, steps = self._rules.template, self._max_steps
-        if template is None:
-            return text
+        self._newest = text
+        return text if self._rules.template is None else self._fill_fields(self._rules.template, text)
+
+    def _fill_fields(self, template: str, text: str) -> str:
+        """Replace the fields of a template once: nothing inside an observation is replaced."""
+        steps, most = self._max_steps, self._rules.remembered_turns
+        told = self._told[-most:] if most else []
+        first = self._turns - len(told) + 1
         values = {
-            "{turn_idx}": str(self._turns + 1),
-            "{actions_left}": "any number of" if steps is None else str(steps - self._turns),
-            "{max_response_length}": str(self._max_tokens or self._rules.max_episode_tokens),
-            "{observation}": text,  # last, so that nothing inside the observation is replaced
+            "observation": text,
+            "current_observation": text,
+            "suffix": "",
+            "turn_idx": self._turns + 1,
+            "current_step": self._turns + 1,
+            "step_count": self._turns,
+            "actions_left": "any number of" if steps is None else steps - self._turns,
+            "max_response_length": self._max_tokens or self._rules.max_episode_tokens,
+            "env_instruction": self._traits.instructions,
+            "history": ", ".join(
+                f"(step {number}, observation: {seen}, action: {action})"
+                for number, (seen, action) in enumerate(told, first)
+            ),
+            "history_length": len(told),
         }
-        for name, value in values.items():
-            template = template.replace(name, value)
-        return template
+        return _FIELD.sub(lambda found: str(values[found[1]]), template)
 
     def _observe(self, tokens: list[int], text: str, *, reward: float = 0.0) -> Observation:
         self._length = self._length + len(tokens) if self._rules.history else len(tokens)

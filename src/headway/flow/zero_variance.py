@@ -1,5 +1,7 @@
 """The filter of zero-variance groups, whose members all got the same reward: they are replaced, but not without end.
 
+What is said here of zero-variance groups holds for those that `query_filter_config` rejects, too.
+
 One step may cost at most `max_num_gen_batches` batches' worth of groups. Up to that limit a zero-variance group is
 dropped and another prompt takes its slot. Beyond it, the group fills the batch that waits, with the advantages that the
 estimator gives it: zero where members are compared with each other. So a batch always has B groups, and slots, bound,
@@ -34,7 +36,10 @@ class ZeroVarianceFilter:
         """Return whether a zero-variance group is kept to fill a batch. `ready` groups are in the buffer."""
         self._fruitless += 1  # some such groups are normal; a run in which all teach nothing is stopped
         if self._fruitless >= FRUITLESS_BATCHES * self._size:
-            raise RunStopped(f"the last {self._fruitless} groups had equal rewards throughout: nothing to learn from")
+            raise RunStopped(
+                f"the last {self._fruitless} groups had equal rewards throughout, or were rejected by "
+                "query_filter_config: nothing to learn from"
+            )
         full = ready + len(self._coming) >= self._size
         if full or self._most is None or self._replaced < self._most:
             self._replaced += 1

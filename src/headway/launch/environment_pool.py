@@ -26,10 +26,10 @@ from headway.environments.base import Environment, EnvironmentFactory, SingleTur
 from headway.environments.chat_turns import ChatTurnEncoder
 from headway.environments.environment_output import StandardStreamFilter
 from headway.environments.environment_registry import (
-    BUILT_IN_ENVIRONMENTS,
     check_environment_options,
     find_environment_class,
     find_environment_path,
+    is_built_in,
     make_environment,
 )
 from headway.environments.local_host import LocalEnvironmentHost
@@ -130,8 +130,9 @@ def _select_manager(resolved: ResolvedConfig, held_out: bool) -> tuple[str, EnvM
 def _make_spec(resolved: ResolvedConfig, tag: str, *, share: int, max_episodes: int, penalty: float) -> EnvironmentSpec:
     custom = resolved.config.custom_envs.get(tag, CustomEnvConfig())
     name, key = custom.env_type or tag, f"custom_envs.{tag}"
-    if custom.agent_template is not None and "{observation}" not in custom.agent_template:
-        raise ConfigError("has no {observation}", key=f"{key}.agent_template", value=custom.agent_template)
+    template = custom.agent_template
+    if template is not None and not any(one in template for one in ("{observation}", "{current_observation}")):
+        raise ConfigError("has no {observation}", key=f"{key}.agent_template", value=template)
     if custom.workers and find_environment_path(name) is None:
         hint = "module:Class is found there too"
         raise ConfigError("worker processes know nothing of what was registered here", key=f"{key}.env_type", hint=hint)
@@ -141,7 +142,13 @@ def _make_spec(resolved: ResolvedConfig, tag: str, *, share: int, max_episodes: 
     except (ConfigError, EnvironmentFailed) as error:
         raise ConfigError(str(error), key=key, value=name) from error
     return EnvironmentSpec(
-        tag=tag, name=name, custom=custom, traits=traits, share=share, max_episodes=max_episodes, penalty=penalty
+        tag=tag,
+        name=name,
+        custom=custom,
+        traits=traits,
+        share=share,
+        max_episodes=max_episodes,
+        penalty=penalty if custom.format_penalty is None else abs(custom.format_penalty),
     )
 
 
@@ -347,7 +354,7 @@ def _make_host(resolved: ResolvedConfig, spec: EnvironmentSpec) -> LocalEnvironm
     custom, options = spec.custom, dict(spec.custom.env_config)
     per_worker = _select_manager(resolved, held_out=False)[1].max_env_num_per_worker
     needed = -(-spec.max_episodes // max(1, per_worker))
-    is_users, importable = spec.name not in BUILT_IN_ENVIRONMENTS, find_environment_path(spec.name)
+    is_users, importable = not is_built_in(spec.name), find_environment_path(spec.name)
     workers = custom.workers
     if workers is None:
         workers = needed if per_worker else min(spec.traits.workers, needed)
@@ -386,4 +393,5 @@ def _make_rules(spec: EnvironmentSpec, longest: int) -> EpisodeRules:
         instructions=custom.agent_system_template,
         template=custom.agent_template,
         history=custom.history,
+        remembered_turns=(custom.history_length or 1) - 1,
     )

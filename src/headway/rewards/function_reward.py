@@ -34,7 +34,11 @@ class BuiltInReward:
         self._name, self._function, self._view = name, function, view
 
     async def score(self, episode: Episode) -> Score:
-        result = self._function(self._view(episode), episode.task.data)
+        return await self.score_text(self._view(episode), episode.task.data)
+
+    async def score_text(self, seen: Any, data: Mapping[str, Any]) -> Score:
+        """Score what the function looks at, without an episode around it."""
+        result = self._function(seen, data)
         return result_to_score(self._name, await result if inspect.isawaitable(result) else result)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from headway.errors import ConfigError, RewardError, suggest_close_match
 from headway.rewards.function_reward import BuiltInReward
-from headway.rewards.text_rewards import has_content
+from headway.rewards.text_rewards import has_content, penalise_repetition
 
 Instruction = tuple[str, Mapping[str, Any]]
 """The name of a check and its parameters."""
@@ -37,17 +37,25 @@ def make_ifeval_reward(
     parameters: str = "kwargs",
     loose: bool = False,
     partial: bool = False,
+    answer: str = "ground_truth",
+    repetition_penalty: float = 0.0,
 ) -> BuiltInReward:
     """Score 1 if the text follows every instruction, else 0; with `partial`, the share that it follows.
 
-    Instructions come from the task, under `instructions` and `parameters` as in IFEval's data, and from `checks`: a
-    list of `{id: NAME, parameter: value, …}` for every task. `loose` also accepts the text without its first line,
-    its last line, its asterisks, or any of these together.
+    Instructions come from the task, under `instructions` and `parameters` as in IFEval's data, or under `answer` as a
+    constraint of open-instruct (`func_name`), as ROLL's data have it, which does not count what stands before
+    `</think>`; and from `checks`: a list of `{id: NAME, parameter: value, …}` for every task. `loose` also accepts the
+    text without its first line, its last line, its asterisks, or any of these together. `repetition_penalty` is the
+    most that words repeated in threes cost.
     """
     common = [_read_config(entry) for entry in checks]
 
     def score(text: str, data: Mapping[str, Any]) -> float:
-        all_instructions = [*common, *_read_task(data, instructions, parameters)]
+        repeated = penalise_repetition(text, repetition_penalty) if repetition_penalty else 0.0
+        told = _read_task(data, instructions, parameters)
+        if not told and (constraint := _read_constraint(data.get(answer))) is not None:
+            told, text = [constraint], text.rpartition("</think>")[2].lstrip("\n")
+        all_instructions = [*common, *told]
         if not all_instructions:
             raise RewardError(f"no instruction to check: neither `checks` nor the task's {instructions!r} has one")
         text = "".join(one for one in text if one.isascii() or unicodedata.category(one) != "Cf")
@@ -55,7 +63,7 @@ def make_ifeval_reward(
         followed = [
             any(has_content(reading) and _is_followed(one, reading) for reading in readings) for one in all_instructions
         ]
-        return sum(followed) / len(followed) if partial else float(all(followed))
+        return (sum(followed) / len(followed) if partial else float(all(followed))) - repeated
 
     return BuiltInReward("ifeval", score)
 
@@ -88,6 +96,22 @@ def _read_task(data: Mapping[str, Any], instructions: str, parameters: str) -> l
     return list(zip(names, sets or [{}] * len(names), strict=True))
 
 
+def _read_constraint(value: Any) -> Instruction | None:
+    """Return the check of a constraint that names a function of open-instruct; `None` if the value is none."""
+    if isinstance(value, str) and "func_name" in value:
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RewardError(f"the task's constraint is no JSON: {error}") from error
+    if not isinstance(value, Mapping) or not value.get("func_name"):
+        return None
+    name = str(value["func_name"])
+    if name not in OPEN_INSTRUCT_CHECKS:
+        raise RewardError(f"no check for the constraint {name!r}{suggest_close_match(name, OPEN_INSTRUCT_CHECKS)}")
+    check, parameters, fixed = OPEN_INSTRUCT_CHECKS[name]
+    return check, {ours: value.get(theirs) for theirs, ours in parameters.items()} | fixed
+
+
 def _read_config(entry: Mapping[str, Any]) -> Instruction:
     given = dict(entry)
     name = given.pop("id", None)
@@ -103,7 +127,9 @@ def _read_config(entry: Mapping[str, Any]) -> Instruction:
 
 
 def compare_count(count: int, relation: str, wanted: int) -> bool:
-    """Compare by IFEval's two relations, or by the plain ones."""
+    """Compare by IFEval's two relations, by the plain ones, or by `around`: a tenth more or less."""
+    if relation == "around":
+        return abs(count - wanted) <= max(round(wanted * 0.1), 1)
     if relation not in _RELATIONS:
         raise ValueError(f"relation {relation!r} is none of: {', '.join(_RELATIONS)}")
     return bool(_RELATIONS[relation](count, wanted))
@@ -126,8 +152,8 @@ def count_sentences(text: str) -> int:
 
 
 def has_paragraphs(text: str, *, num_paragraphs: int) -> bool:
-    """Check paragraphs that are divided by `***`; only those at either end may be empty."""
-    parts = [part.strip() for part in text.split("***")]
+    """Check paragraphs that are divided by `***` or `* * *`; only those at either end may be empty."""
+    parts = [part.strip() for part in re.split(r"\*\*\*|\* \* \*", text)]
     inner = parts[1 if not parts[0] else 0 : -1 if not parts[-1] else None]
     return all(map(has_content, inner)) and len(inner) == num_paragraphs
 
@@ -233,6 +259,9 @@ IFEVAL_CHECKS: dict[str, CheckFunction] = {
     "detectable_format:json_format": is_json,
     "detectable_format:title": lambda text: any(map(has_content, re.findall(r"<<([^<>\n]+)>>", text))),
     "detectable_format:constrained_response": lambda text: sum(answer in text for answer in _CONSTRAINED_ANSWERS) == 1,
+    "detectable_format:choice": lambda text, *, options: (
+        text.strip().casefold() in {str(one).strip().casefold() for one in options}
+    ),
     "detectable_content:number_placeholders": lambda text, *, num_placeholders: (
         sum(map(has_content, re.findall(r"\[([^\[\]]+)\]", text))) >= num_placeholders
     ),
@@ -248,3 +277,51 @@ IFEVAL_CHECKS: dict[str, CheckFunction] = {
     "combination:repeat_prompt": repeats_prompt,
 }
 """Checks by IFEval's names."""
+_N = "N"
+OPEN_INSTRUCT_CHECKS: dict[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
+    "verify_keywords": ("keywords:existence", {"keyword_list": "keywords"}, {}),
+    "verify_keyword_frequency": ("keywords:frequency", {"word": "keyword", _N: "frequency"}, {"relation": "exactly"}),
+    "validate_forbidden_words": ("keywords:forbidden_words", {"forbidden_words": "forbidden_words"}, {}),
+    "verify_letter_frequency": (
+        "keywords:letter_frequency",
+        {"letter": "letter", _N: "let_frequency"},
+        {"let_relation": "exactly"},
+    ),
+    "verify_paragraph_count": ("length_constraints:number_paragraphs", {_N: "num_paragraphs"}, {}),
+    "validate_word_constraint": ("length_constraints:number_words", {_N: "num_words", "quantifier": "relation"}, {}),
+    "verify_sentence_constraint": (
+        "length_constraints:number_sentences",
+        {_N: "num_sentences", "quantifier": "relation"},
+        {},
+    ),
+    "validate_paragraphs": (
+        "length_constraints:nth_paragraph_first_word",
+        {_N: "num_paragraphs", "first_word": "first_word", "i": "nth_paragraph"},
+        {},
+    ),
+    "verify_postscript": ("detectable_content:postscript", {"postscript_marker": "postscript_marker"}, {}),
+    "validate_placeholders": ("detectable_content:number_placeholders", {_N: "num_placeholders"}, {}),
+    "verify_bullet_points": ("detectable_format:number_bullet_lists", {_N: "num_bullets"}, {}),
+    "validate_title": ("detectable_format:title", {}, {}),
+    "validate_choice": ("detectable_format:choice", {"options": "options"}, {}),
+    "validate_highlighted_sections": ("detectable_format:number_highlighted_sections", {_N: "num_highlights"}, {}),
+    "validate_sections": (
+        "detectable_format:multiple_sections",
+        {_N: "num_sections", "section_splitter": "section_spliter"},
+        {},
+    ),
+    "validate_json_format": ("detectable_format:json_format", {}, {}),
+    "validate_repeat_prompt": ("combination:repeat_prompt", {"original_prompt": "prompt_to_repeat"}, {}),
+    "validate_two_responses": ("combination:two_responses", {}, {}),
+    "validate_uppercase": ("change_case:english_capital", {}, {}),
+    "validate_lowercase": ("change_case:english_lowercase", {}, {}),
+    "validate_frequency_capital_words": (
+        "change_case:capital_word_frequency",
+        {_N: "capital_frequency", "quantifier": "capital_relation"},
+        {},
+    ),
+    "validate_end": ("startend:end_checker", {"end_phrase": "end_phrase"}, {}),
+    "validate_quotation": ("startend:quotation", {}, {}),
+    "validate_no_commas": ("punctuation:no_comma", {}, {}),
+}
+"""Functions of open-instruct: our check, its parameters by theirs, and parameters that are always the same."""

@@ -28,6 +28,13 @@ from headway.rewards.images.image_server_reward import make_image_server_reward
 from headway.rewards.images.ocr_reward import make_ocr_reward
 from headway.rewards.judge_rewards import JudgeReward, VisionJudgeReward
 from headway.rewards.overlong_penalty import OverlongPenalty
+from headway.rewards.roll_rewards import (
+    make_code_sandbox_reward,
+    make_crossthinkqa_reward,
+    make_general_val_reward,
+    make_math_rule_reward,
+    make_multiple_choice_reward,
+)
 from headway.rewards.solver_rewards import make_math_reward, make_reasoning_gym_reward
 from headway.rewards.text_rewards import make_exact_reward, make_format_reward, make_numeric_reward, make_regex_reward
 from headway.rewards.user_function import FunctionReward, load_function, read_function_traits
@@ -37,14 +44,19 @@ from headway.user_code import find_import_path, import_object, make_import_path_
 
 BUILT_IN_REWARDS: dict[str, Callable[..., Reward]] = {
     "code": make_code_reward,
+    "code_sandbox": make_code_sandbox_reward,
     "compressibility": make_compressibility_reward,
+    "crossthinkqa": make_crossthinkqa_reward,
     "environment": EpisodeReturn,
     "exact": make_exact_reward,
     "format": make_format_reward,
+    "general_val": make_general_val_reward,
     "ifeval": make_ifeval_reward,
     "image_server": make_image_server_reward,
     "judge": JudgeReward,
     "math": make_math_reward,
+    "math_rule": make_math_rule_reward,
+    "multiple_choice": make_multiple_choice_reward,
     "numeric": make_numeric_reward,
     "ocr": make_ocr_reward,
     "overlong": OverlongPenalty,

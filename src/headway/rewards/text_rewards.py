@@ -232,6 +232,13 @@ def has_content(text: str) -> bool:
     )
 
 
+def penalise_repetition(text: str, most: float, size: int = 3) -> float:
+    """Return `most` times the share of word sequences of that size that stood in the text before."""
+    words = text.lower().split()
+    sequences = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
+    return most * (1 - len(set(sequences)) / len(sequences)) if sequences else 0.0
+
+
 def make_format_reward(*, names: Sequence[str] = ("think", "answer"), only: bool = True) -> BuiltInReward:
     """Score 1 if each `<name>…</name>` stands exactly once, in this order and with a content, else 0.
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from headway.environments.response_parsing import compile_action_pattern, find_pattern, order_words
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError
 
@@ -51,6 +52,7 @@ class FrozenLake:
         grid_vocab: Mapping[str, str] | None = None,
         env_instruction: str | None = None,
         render_mode: str = "text",
+        special_token_list: Sequence[str] = (),
     ) -> None:
         if not isinstance(size, int) or not 2 <= size <= 32:
             raise ConfigError("must be from 2 to 32", key="size", value=size)
@@ -62,8 +64,9 @@ class FrozenLake:
             raise ConfigError("only text can be read", key="render_mode", value=render_mode, hint="text")
         self._size, self._p, self._is_slippery, self._map_seed = size, p, is_slippery, map_seed
         self._is_near_view, self._progress, self._anywhere = view == "near", progress, anywhere
-        self._moves = _parse_move_names(action_lookup)
-        self._action_pattern = None if action_pattern is None else re.compile(action_pattern, re.DOTALL)
+        self._moves = order_words(action_lookup, _MOVES, "action_lookup")
+        self._action_pattern = compile_action_pattern(action_pattern)
+        self._special_tokens = tuple(special_token_list)
         self._move_pattern = re.compile(rf"\b({'|'.join(map(re.escape, self._moves))})\b", re.IGNORECASE)
         lookup = {int(index): letter for index, letter in (grid_lookup or {}).items()}  # JSON keys are texts
         self._letters = [lookup.get(index, letter) for index, letter in enumerate(_CELL_LETTERS)]
@@ -112,10 +115,9 @@ class FrozenLake:
     def _parse_move(self, action: str) -> int | None:
         """Return the number of the move that is named; `None` if none or several different ones are."""
         if self._action_pattern is not None:
-            found = self._action_pattern.search(action)
-            if found is None:
-                return None
-            action = found[1] if found.groups() else found[0]
+            action = find_pattern(action, self._action_pattern) or ""
+        for token in self._special_tokens:
+            action = action.replace(token, "")
         named = {word.lower() for word in self._move_pattern.findall(action)}
         return [word.lower() for word in self._moves].index(named.pop()) if len(named) == 1 else None
 
@@ -137,14 +139,6 @@ class FrozenLake:
         ice = [move for move, cell in cells.items() if _is_ice(self._rows, cell)]
         goal = " and ".join(towards) or "here"
         return f"The goal is {goal}. You can go {' or '.join(ice)}. Which direction? One word."
-
-
-def _parse_move_names(given: Mapping[int, str] | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the four moves in gymnasium's order, from a list or a mapping of numbers from 0 or 1."""
-    words = [given[number] for number in sorted(given, key=int)] if isinstance(given, Mapping) else list(given)
-    if len(words) != 4 or len({str(word).lower() for word in words}) != 4:
-        raise ConfigError("must be four different words", key="action_lookup", value=given, hint=", ".join(_MOVES))
-    return tuple(map(str, words))
 
 
 def _move_start_and_goal(rows: Sequence[str], random: Random) -> list[str]:

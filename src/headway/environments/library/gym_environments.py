@@ -14,6 +14,7 @@ from typing import Any
 from headway.environments.environment_registry import import_optional_library
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, suggest_close_match
+from headway.rewards.base import extract_boxed
 from headway.sandbox.expression_guard import guard_evaluation, score_puzzle
 
 _ACTION_NAMES = {
@@ -127,12 +128,14 @@ def _format_observation(observation: Any) -> str:
 
 
 class ReasoningGymEnvironment:
-    """`task` and its options; `tries` is the number of answers to a question, each of which is scored and reported."""
+    """`task` and its options; `tries` is the number of answers to a question, each of which is scored and reported.
 
-    instructions = "Answer with the answer alone."
+    With `boxed`, an answer is what the last `\\boxed{}` holds; a text without one is invalid and scores 0.
+    """
+
     reusable = True
 
-    def __init__(self, task: str, *, tries: int = 1, **options: Any) -> None:
+    def __init__(self, task: str, *, tries: int = 1, boxed: bool = False, **options: Any) -> None:
         reasoning_gym = import_optional_library("reasoning_gym", extra="data", wanted_by="reasoning_gym")
         tasks = reasoning_gym.factory.DATASETS
         if task not in tasks:
@@ -141,7 +144,8 @@ class ReasoningGymEnvironment:
         if tries < 1:
             raise ConfigError("must be at least 1", key="tries", value=tries)
         self._create_dataset, self._task, self._options = reasoning_gym.create_dataset, task, options
-        self.max_steps = tries
+        self.max_steps, self._boxed = tries, boxed
+        self.instructions = "Give the answer in \\boxed{}." if boxed else "Answer with the answer alone."
         try:
             self._dataset = self._create_dataset(task, size=1, seed=0, **options)
         except (TypeError, ValueError, AssertionError) as error:
@@ -155,9 +159,11 @@ class ReasoningGymEnvironment:
 
     def step(self, action: str) -> Reply:
         """Score an answer. The rewards of all tries add up to the best score."""
-        score = score_puzzle(self._dataset, self._task, action.strip(), self._entry)
+        answer = extract_boxed(action) if self._boxed else action
+        score = 0.0 if answer is None else score_puzzle(self._dataset, self._task, answer.strip(), self._entry)
         gained, self._best_score = max(0.0, score - self._best_score), max(score, self._best_score)
         self._tries_left -= 1
         solved = score >= _SOLVED_SCORE
         done = solved or not self._tries_left
-        return Reply("Right." if solved else "Not quite. Try again.", gained, done, success=solved if done else None)
+        text, success = "Right." if solved else "Not quite. Try again.", solved if done else None
+        return Reply(text, gained, done, valid=answer is not None, success=success)

@@ -12,7 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.environments.response_parsing import extract_choice
+from headway.environments.response_parsing import (
+    compile_action_pattern,
+    extract_choice,
+    find_pattern,
+    order_words,
+)
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError
 from headway.seeding import Rng, choose_item, make_rng, shuffle_items
@@ -24,11 +29,13 @@ _SEARCH_EFFORT = 2000
 """Number of attempts to find a room without boxes on targets, times its cells and boxes."""
 _BEAM_WIDTH = 120
 """Positions kept at each depth of the backward search; small rooms have fewer and are searched completely."""
+_LETTERS = "#_O√XPS"
+"""Wall, floor, target, box on a target, box, player, player on a target: the numbers 0 to 6 of `grid_lookup`."""
+_MEANINGS = ("wall", "floor", "target", "box on a target", "box", "you", "you on a target")
 _INSTRUCTIONS = """You are solving a Sokoban puzzle. Push every box onto a target.
-The room is shown as text: # wall, _ floor, O target, X box, √ box on a target, P you, S you on a target.
+The room is shown as text: {letters}.
 You push a box by walking into it; you cannot pull one, nor push two at once.
-Each turn answer with one move: <answer>Up</answer>, <answer>Down</answer>, <answer>Left</answer> or \
-<answer>Right</answer>."""
+Each turn answer with one move: {moves}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +59,8 @@ class SokobanRoom:
 
 
 class Sokoban:
-    """Plays one room per episode; `data` may hold `room`, a drawing of a room in the same letters."""
+    """Plays one room per episode; `data` may hold `room`, a drawing of a room in the usual letters."""
 
-    instructions = _INSTRUCTIONS
     reusable = True
 
     def __init__(
@@ -67,7 +73,15 @@ class Sokoban:
         step_penalty: float = 0.1,
         box_reward: float = 1.0,
         finish_reward: float = 10.0,
+        action_pattern: str | None = None,
+        action_lookup: Mapping[int, str] | Sequence[str] = tuple(MOVES),
+        grid_lookup: Mapping[int, str] | None = None,
+        grid_vocab: Mapping[str, str] | None = None,
+        env_instruction: str | None = None,
+        render_mode: str = "text",
     ) -> None:
+        if render_mode != "text":
+            raise ConfigError("only text can be read", key="render_mode", value=render_mode, hint="text")
         if len(dim_room) != 2 or not all(isinstance(size, int) and 4 <= size <= 32 for size in dim_room):
             raise ConfigError("must be two sizes from 4 to 32", key="dim_room", value=dim_room)
         if not 1 <= num_boxes <= (dim_room[0] - 2) * (dim_room[1] - 2) // 3:
@@ -80,6 +94,24 @@ class Sokoban:
         self._depth = min(search_depth, max_steps)
         make_room(0, depth=self._depth, **self._sizes)  # raises ConfigError if there is no such room
         self._step_penalty, self._box_reward, self._finish_reward = step_penalty, box_reward, finish_reward
+        self._pattern = compile_action_pattern(action_pattern)
+        self._moves = dict(zip(order_words(action_lookup, tuple(MOVES), "action_lookup"), MOVES, strict=True))
+        lookup = {int(number): letter for number, letter in (grid_lookup or {}).items()}  # JSON keys are texts
+        letters = [lookup.get(number, letter) for number, letter in enumerate(_LETTERS)]
+        self._letters = str.maketrans(dict(zip(_LETTERS, letters, strict=True)))
+        vocabulary = grid_vocab or dict(zip(letters, _MEANINGS, strict=True))
+        self.instructions = env_instruction or _INSTRUCTIONS.format(
+            letters=", ".join(f"{letter} {meaning}" for letter, meaning in vocabulary.items()),
+            moves=", ".join(f"<answer>{move}</answer>" for move in self._moves),
+        )
+
+    def _draw(self) -> str:
+        return draw_room(self.room).translate(self._letters)
+
+    def _parse_move(self, action: str) -> str | None:
+        """Return the move that the answer names, where the pattern matches if there is one."""
+        found = action if self._pattern is None else find_pattern(action, self._pattern)
+        return None if found is None else extract_choice(found, list(self._moves))
 
     def reset(self, seed: int, data: Mapping[str, Any]) -> str:
         self.solution: tuple[str, ...] = ()
@@ -87,16 +119,16 @@ class Sokoban:
             self.room = parse_room(str(data["room"]))
         else:
             self.room, self.solution = make_room(seed, depth=self._depth, **self._sizes)
-        return draw_room(self.room)
+        return self._draw()
 
     def step(self, action: str) -> Reply:
-        move = extract_choice(action, list(MOVES))
+        move = self._parse_move(action)
         if move is None:
-            text = f"That is not a move. Answer with one of {', '.join(MOVES)}.\n{draw_room(self.room)}"
+            text = f"That is not a move. Answer with one of {', '.join(self._moves)}.\n{self._draw()}"
             return Reply(text, -self._step_penalty, valid=False)
-        before, self.room = self.room, apply_move(self.room, move)
+        before, self.room = self.room, apply_move(self.room, self._moves[move])
         reward = self._box_reward * (self.room.boxes_on_targets - before.boxes_on_targets) - self._step_penalty
-        drawing = draw_room(self.room)
+        drawing = self._draw()
         if self.room.is_solved:
             return Reply(drawing, reward + self._finish_reward, done=True, success=True)
         has_moved = self.room is not before

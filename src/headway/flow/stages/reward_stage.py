@@ -44,8 +44,11 @@ class RewardStage(Stage[SampleGroup, SampleGroup]):
             return None
         rewards = [score.value for score in scores]
         equal = self.pipeline.settings.filter_zero_variance and len(rewards) > 1 and has_zero_variance(rewards)
-        if equal and not self.pipeline.zero_variance.keep(item.group_id, self.pipeline.headway.ready_count):
-            self.pipeline.drop(item.group_id, DropReason.ZERO_VARIANCE, who=self.role)
+        rejected = any(one.rejects(item.task, rewards) for one in self.pipeline.settings.group_filters)
+        replaced = equal or rejected
+        if replaced and not self.pipeline.zero_variance.keep(item.group_id, self.pipeline.headway.ready_count):
+            reason = DropReason.ZERO_VARIANCE if equal else DropReason.FILTERED
+            self.pipeline.drop(item.group_id, reason, who=self.role)
             return None
         advantages = self.pipeline.backends.estimator(rewards)
         rows = zip(item.samples, scores, advantages, strict=True)

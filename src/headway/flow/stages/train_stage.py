@@ -81,7 +81,7 @@ class TrainStage(Stage[SampleGroup, Snapshot]):
         pipeline, headway = self.pipeline, self.pipeline.headway
         reliability = pipeline.settings.reliability
         headway.begin_step(group_slots)
-        filtered = pipeline.settings.filter_zero_variance
+        filtered = pipeline.settings.filter_zero_variance or pipeline.settings.group_filters
         counts = pipeline.zero_variance.batch_taken(slot.number for slot in group_slots) if filtered else {}
         groups = tuple(slot.group for slot in group_slots if slot.group is not None)
         batch = Batch(trained=headway.trained, groups=groups)

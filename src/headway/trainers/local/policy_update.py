@@ -147,7 +147,7 @@ class _Update:
         batch, mask_N, advantage_N = self._batch, self._advantages.mask_N, self._advantages.advantage_N
         inside_N = torch.zeros_like(mask_N)
         inside_N[rows[0].first : rows[-1].first + len(rows[-1].actions)] = True
-        totals = BatchTotals.of(mask_N & inside_N, batch.sequence_N, len(batch.rows))
+        totals = BatchTotals.of(mask_N & inside_N, batch.loss_sequence, batch.loss_sequences)
         unmasked = _select_rows(rows, mask_N)
         skips = self._settings.objective.skips_zero_advantages
         trained = _select_rows(rows, mask_N & (advantage_N != 0)) if skips else unmasked
@@ -173,8 +173,8 @@ class _Update:
             behaviour_N=batch.behaviour_N[at],
             advantage_N=self._advantages.advantage_N[at],
             mask_N=self._advantages.mask_N[at],
-            sequence_N=batch.sequence_N[at],
-            sequences=len(batch.rows),
+            sequence_N=batch.loss_sequence[at],
+            sequences=batch.loss_sequences,
             proximal_N=select(batch.proximal_N),
             reference_N=select(batch.reference_N),
             reward_N=None if batch.reward_S is None else batch.reward_S[batch.sequence_N[at]],
@@ -196,7 +196,7 @@ class _Update:
         clip = self._settings.value_clip
         error_N = compute_value_loss(value_N, old_N.to(value_N.dtype), return_N.to(value_N.dtype), clip)
         weight_N = make_action_weights(
-            "token-mean", self._batch.sequence_N[at], totals, norm_length=1, dtype=value_N.dtype
+            "token-mean", self._batch.loss_sequence[at], totals, norm_length=1, dtype=value_N.dtype
         )
         loss = sum_weighted(error_N, self._advantages.mask_N[at], weight_N)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -140,6 +140,7 @@ def _make_selection(config: Config) -> SampleSelection:
         score_range=thresholds if config.difficulty_mask else None,
         by_difficulty=config.difficulty_loss_weight,
         by_length=config.length_loss_weight,
+        by_turn="turn" in config.list_sample_kinds(),
     )
 
 

@@ -91,6 +91,18 @@ class TokenBatch(ScoredBatch):
     steps: TurnRewards
     weight_S: Tensor | None = None
     """How much each sample counts in the policy loss; None if all count the same."""
+    by_turn: bool = False
+    """Turns are the sequences of the loss, instead of samples."""
+
+    @property
+    def loss_sequence(self) -> Tensor:
+        """Return the sequence that each action belongs to in the loss."""
+        return self.steps.step_N if self.by_turn else self.sequence_N
+
+    @property
+    def loss_sequences(self) -> int:
+        """Return the number of sequences of the loss."""
+        return self.steps.sample_K.numel() if self.by_turn else len(self.rows)
 
 
 def make_token_rows(groups: Sequence[SampleGroup], vocabulary: int) -> tuple[TokenRow, ...]:
@@ -178,6 +190,7 @@ def make_token_batch(
         value_N=packed(lambda sample: sample.values, "values"),
         steps=_make_turn_rewards(samples, [row.group for row in rows], dtype, device),
         mask_N=trained_S[sequence_N].to(device),
+        by_turn=selection.by_turn,
         weight_S=None if weights is None else torch.tensor(weights, dtype=dtype, device=device),
     )
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import platform
@@ -50,6 +51,17 @@ SIGMA = 1.3
 CELLS = ("1:wait", "1:drop", "0", "2:wait", "2:drop", "0.5:wait", "1.25:wait", "1:window", "2:drop:freshest")
 WARMUP = 2
 GOAL = 0.5
+COLUMNS = {
+    "step_s": ".3f",
+    "lag": ".2f",
+    "length": ".0f",
+    "bias": "+.1%",
+    "dropped": ",.0f",
+    "to_goal_s": ".1f",
+    "reward": ".2f",
+    "held_out": ".2f",
+}
+"""What the table shows of each cell, and how."""
 
 
 class WantedSymbol:
@@ -122,12 +134,13 @@ def _draw_chat(rng: random.Random, tokenizer: Any) -> tuple[list[int], list[int]
     return [*prompt, *answer], [-100] * len(prompt) + answer
 
 
-def make_configuration(args: argparse.Namespace, cell: str, model: Path, run_dir: Path) -> dict[str, Any]:
+def make_configuration(args: argparse.Namespace, cell: str, seed: int, model: Path, run_dir: Path) -> dict[str, Any]:
     """Return the configuration of one cell; only α and the policy differ between cells."""
     alpha, _, policy = cell.partition(":")
     policy, _, order = (policy or "wait").partition(":")
     return {
         "exp_name": cell,
+        "seed": seed,
         "output_dir": str(run_dir),
         "pretrain": str(model),
         "device": args.device,
@@ -163,17 +176,17 @@ def make_configuration(args: argparse.Namespace, cell: str, model: Path, run_dir
     }
 
 
-def run_cell(args: argparse.Namespace, cell: str, model: Path, scratch: Path) -> dict[str, Any]:
-    """Train one cell and return its numbers."""
-    run_dir = scratch / cell.replace(":", "-")
+def run_cell(args: argparse.Namespace, cell: str, seed: int, model: Path, scratch: Path) -> dict[str, Any]:
+    """Train one cell with one seed and return its numbers."""
+    run_dir = scratch / f"{cell.replace(':', '-')}-{seed}"
     events: list[LoggedEvent] = []
-    prepared = prepare_run(load_config(make_configuration(args, cell, model, run_dir)))
+    prepared = prepare_run(load_config(make_configuration(args, cell, seed, model, run_dir)))
     with open_run_directory(prepared) as directory:
         summary = asyncio.run(run_training(prepared, directory, sinks=[events.append]))
     if not summary.finished:
         raise RuntimeError(f"{cell} ended early: {summary.reason}")
     tasks = prepared.sources.train
-    return {"cell": cell, **measure(events, lambda position: getattr(tasks.task(position), "domain", ""))}
+    return {"cell": cell, "seed": seed, **measure(events, lambda position: getattr(tasks.task(position), "domain", ""))}
 
 
 def measure(events: list[LoggedEvent], get_letter: Callable[[int], str]) -> dict[str, Any]:
@@ -226,11 +239,11 @@ def main() -> None:
     began_s = time.monotonic()
     try:
         make_model(scratch / "model", args)
-        for cell in args.cells:
+        for seed, cell in itertools.product(args.seeds, args.cells):
             if rows and time.monotonic() - began_s > args.budget_s:
-                print(f"{cell}: left out, {args.budget_s:.0f} s are over", flush=True)
+                print(f"{cell}, seed {seed}: left out, {args.budget_s:.0f} s are over", flush=True)
                 continue
-            rows.append(run_cell(args, cell, scratch / "model", scratch))
+            rows.append(run_cell(args, cell, seed, scratch / "model", scratch))
             print(json.dumps({key: value for key, value in rows[-1].items() if key != "curve"}), flush=True)
             if args.out:
                 args.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -244,31 +257,22 @@ def print_table(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     lengths = get_lengths(args.median)
     what = f"{args.shape}, {args.prompts} × {args.group} answers, {args.steps} steps, "
     what += f"lengths {min(lengths)} to {max(lengths)}, mean {mean(lengths):.0f}"
-    columns = (
-        "α:policy",
-        "s/step",
-        "lag",
-        "length",
-        "bias",
-        "dropped",
-        "total s",
-        f"to {GOAL} s",
-        "reward",
-        "held-out",
-    )
+    columns = ("α:policy", "seeds", "s/step", "lag", "length", "bias", "dropped", f"to {GOAL} s", "reward", "held-out")
     table = Table(*columns, title=f"{what}, {describe_machine()}")
-    for row in rows:
-        reached = "-" if row["to_goal_s"] is None else f"{row['to_goal_s']:.0f}"
-        numbers = [f"{row['step_s']:.2f}", f"{row['lag']:.2f}", f"{row['length']:.0f}", f"{row['bias']:+.1%}"]
-        ends = [
-            f"{row['dropped']:,}",
-            f"{row['total_s']:.0f}",
-            reached,
-            f"{row['reward']:.2f}",
-            f"{row['held_out']:.2f}",
-        ]
-        table.add_row(row["cell"], *numbers, *ends)
-    Console(width=140).print(table)
+    for cell in dict.fromkeys(row["cell"] for row in rows):
+        runs = [row for row in rows if row["cell"] == cell]
+        shown = [format_seeds([run[key] for run in runs], form) for key, form in COLUMNS.items()]
+        table.add_row(cell, str(len(runs)), *shown)
+    Console(width=160).print(table)
+
+
+def format_seeds(values: list[float | None], form: str) -> str:
+    """Return the mean over seeds, and in brackets the least and the greatest where there are several."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return "-"
+    spread = f" ({min(numbers):{form}} to {max(numbers):{form}})" if len(numbers) > 1 else ""
+    return f"{mean(numbers):{form}}{spread}"
 
 
 def describe_machine() -> str:
@@ -286,6 +290,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--shape", choices=SHAPES, default="25M")
     parser.add_argument("--cells", nargs="+", default=list(CELLS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[42])
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--median", type=int, default=90, help="median length of an answer in tokens")

@@ -115,8 +115,8 @@ REWARDS: Registry[Any] = Registry(
     "reward",
     built_in=(
         *("code", "code_sandbox", "compressibility", "crossthinkqa", "environment", "exact", "format", "general_val"),
-        *("ifeval", "image_server", "judge", "math_rule", "multiple_choice"),
-        *("math", "numeric", "ocr", "overlong", "reasoning_gym", "regex", "vision_judge"),
+        *("ifeval", "image_server", "judge", "llm_judge", "math_rule", "multiple_choice"),
+        *("math", "numeric", "ocr", "overlong", "reasoning_gym", "regex", "reward_model", "vision_judge"),
     ),
 )
 """Values of `rewards.*.reward_fn`: functions `(text, task_data, **reward_args)`, or classes with `score(episode)`."""

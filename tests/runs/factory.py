@@ -46,6 +46,36 @@ def make_model(directory: str, alphabet: str | None = None) -> None:
     make_tiny_model(Path(directory), steps=0, alphabet=alphabet or ALPHABET)
 
 
+def make_reward_model(directory: str, head: str = "sequence") -> None:
+    """A decoder with random weights and a head of one number, with the tokenizer of the policy."""
+    import torch
+    from transformers import LlamaConfig, LlamaForSequenceClassification, LlamaForTokenClassification
+
+    from headway.models.tiny_model import make_character_tokenizer
+
+    tokenizer, kinds = (
+        make_character_tokenizer(),
+        {
+            "sequence": LlamaForSequenceClassification,
+            "token": LlamaForTokenClassification,
+        },
+    )
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        num_labels=1,
+    )
+    kinds[head](config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
 def check_checkpoint(directory: str) -> None:
     """That `transformers` loads it, with nothing missing and nothing left over."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -16,6 +16,7 @@ from headway.config.denoising_defaults import derive_denoising
 from headway.config.device_layout import GroupSizes, compute_step_sizes, place_roles
 from headway.config.document import ConfigEntry
 from headway.config.resolved_config import ConfigDraft, DerivedConfig, get_at_key
+from headway.config.reward_model_choice import derive_reward_models
 from headway.config.roles import GeneratingArgs
 from headway.config.strategies import DEFAULT_STRATEGIES, choose_strategy, find_server_problems, uses_server
 from headway.errors import ConfigError
@@ -48,7 +49,7 @@ def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None) -> Derived
     _derive_filter(draft, groups.size)
     _derive_sampling(draft, groups.size)
     _derive_names(draft)
-    strategies = _choose_strategies(draft)
+    strategies = {**_choose_strategies(draft), **derive_reward_models(draft)}
     config, correction = draft.config, draft.config.train_infer_correction
     depth = config.pipeline_depth or 0.0
     slots = count_slots(depth, groups.per_step)

@@ -24,7 +24,8 @@ class ModelArgs:
     """Which model a role holds."""
 
     model_name_or_path: str | None = None
-    """Directory, hub name, GGUF file or built-in name. null: `pretrain` (critic: `reward_pretrain` if given)."""
+    """Directory, hub name, GGUF file or built-in name. null: `pretrain` (critic: `reward_pretrain` if given; rewards:
+    `reward_pretrain`, for those that are a model)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,8 +290,12 @@ class RewardConfig:
     """Weight of this reward where a sample has several."""
     query_filter_config: GroupFilterConfig = field(default_factory=GroupFilterConfig)
     """Groups that are not trained. Others take their place, as with `filter_zero_variance`."""
+    model_args: ServedModelArgs = field(default_factory=ServedModelArgs)
+    """Its model, for `reward_model`, `judge` and `llm_judge`: served here, in a process of its own."""
+    strategy_args: EngineStrategyArgs = field(default_factory=EngineStrategyArgs)
+    """What serves its model, where that is a judge."""
     device_mapping: Devices | None = None
-    """Devices set apart for a learned reward; they count towards `num_nodes`. null: none, it runs on the host."""
+    """Devices of its model, one copy on each; they count towards `num_nodes`. null: one copy beside the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

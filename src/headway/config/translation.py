@@ -55,10 +55,14 @@ def _generalize_path(path: KeyPath) -> KeyPath:
     return path
 
 
+def _generalize_domain(path: KeyPath) -> KeyPath:
+    """Return the path of a reward as rows for rewards alone write it: `rewards.*`."""
+    return ("rewards", "*", *path[2:]) if path[0] == "rewards" and len(path) > 2 else path
+
+
 def _find_foreign_key(path: KeyPath) -> tuple[ForeignKey, KeyPath] | None:
     """Return the row for `path` or for the longest key above it, and the part of `path` that the row stands for."""
-    domain = ("rewards", "*", *path[2:]) if path[0] == "rewards" and len(path) > 2 else path
-    for name in (path, domain, _generalize_path(path)):
+    for name in (path, _generalize_domain(path), _generalize_path(path)):
         for length in range(len(name), 0, -1):
             if (row := FOREIGN_KEYS.get(join_key(name[:length]))) is not None:
                 return row, path[: length + len(path) - len(name)]
@@ -127,7 +131,8 @@ def translate(entries: ConfigEntries, notes: list[str], problems: list[ConfigErr
         notes.append(f"{old}: is called {EARLIER_NAMES[old]} now; the old name is still read")
     for path, entry in entries.items():
         key = join_key(path)
-        rules = KEY_RULES.get(key) or KEY_RULES.get(join_key(_generalize_path(path))) or _find_mapping_rules(path)
+        names = (path, _generalize_domain(path), _generalize_path(path))
+        rules = next(filter(None, map(KEY_RULES.get, map(join_key, names))), None) or _find_mapping_rules(path)
         if key in _JOINT_KEYS or (rules is None and path[0] in DOTTED_ROOTS and entry.value is None):
             continue
         if rules is None:
@@ -162,6 +167,8 @@ def _apply_rule(rule: KeyRule, path: KeyPath, entry: ConfigEntry, problems: list
     if target.startswith("*."):
         rest = len(_generalize_path(path)) - 1
         target = join_key((*path[: len(path) - rest], *target.split(".")[1:]))
+    elif target.startswith("rewards.*."):
+        target = target.replace("*", path[1], 1)
     try:
         value = rule.rewrite(entry.value)
     except ValueError as error:

@@ -340,7 +340,7 @@ def make_in_process_engine(core: AsyncLlmCore, args: Mapping[str, Any]) -> Engin
         open_payload=make_receiver_end(TransportPlan(**args["transport"]), name, "cpu").open_payload,
         end_tokens=args["ends"],
         decode=core.decode,
-        on_down=_exit_soon,
+        on_down=exit_soon,
     )
 
 
@@ -353,7 +353,7 @@ def _read_vllm_output(begin: int) -> str:
         return read_errors_and_last_lines(output, begin)
 
 
-def _exit_soon(why: str) -> None:
+def exit_soon(why: str) -> None:
     """End this process, which is useless without vLLM; the controller notices that at once and restarts it."""
     print(why, file=sys.stderr, flush=True)
     asyncio.get_running_loop().call_later(_EXIT_DELAY_S, os._exit, 1)

@@ -21,6 +21,7 @@ from headway.launch.components import InferenceComponents, LaunchContext, make_d
 from headway.launch.environment_pool import make_chat_template, make_environment_pool
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import plan_placement
+from headway.launch.reward_components import connect_reward_models
 from headway.launch.training_session import PreparedRun
 from headway.ledger.checkpoint_hold import release_checkpoint
 from headway.monitor.event_log import EventLog, EventSink
@@ -74,6 +75,7 @@ async def evaluate_policy(
         if not failed.done():
             failed.set_exception(error)
 
+    connect_reward_models(reward, prepared.make_context(logs), lambda name, reason: None)
     async with AsyncExitStack() as stack:
         stack.callback(release_checkpoint, prepared.policy.path)
         await stack.enter_async_context(open_reward_workers(reward))

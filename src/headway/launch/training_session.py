@@ -25,10 +25,11 @@ from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import Placement, plan_placement
+from headway.launch.reward_components import check_reward_models, connect_reward_models
 from headway.launch.transports import VERSIONS_ON_DISK
 from headway.monitor.event_files import EventFileWriter
 from headway.monitor.event_log import EventLog, EventSink
-from headway.monitor.events import ErrorReport, RunBegin, RunEnd
+from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RunBegin, RunEnd
 from headway.monitor.machine_facts import describe_machine
 from headway.monitor.run_status import RunStatus
 from headway.processes.loop_watchdog import LoopWatchdog
@@ -101,6 +102,7 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
     policy = family.find_policy(resolved)
     _check_context_length(resolved, policy)
     family.check_policy(resolved, policy, placement)
+    check_reward_models(resolved)
     sources = make_episode_sources(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
     family.check_sources(policy, sources)
     notes = (*resolved.notes, *sources.notes, *(reward.notes if isinstance(reward, RoutedReward) else ()))
@@ -201,9 +203,11 @@ async def open_run_context(
         return earlier_s + loop.time() - start_s
 
     events = EventLog(clock, *sinks)
-    components = make_run_components(prepared.make_context(directory.path / "logs"), prepared.family)
+    launch = prepared.make_context(directory.path / "logs")
+    components = make_run_components(launch, prepared.family)
     environments = make_environment_pool(prepared.resolved, prepared.policy)
     reward = make_run_rewards(prepared.resolved.config, directory.path / "logs")
+    connect_reward_models(reward, launch, partial(_report_reward_model, events))
     backends = make_backends(prepared.resolved, prepared.policy, components, prepared.sources, environments, reward)
     context = _make_run_context(prepared, directory, backends, events)
     with EventFileWriter(directory.path, on_failure=context.stop_request.make) as log:
@@ -224,6 +228,10 @@ async def open_run_context(
                 await components.close()
             finally:
                 await environments.close()  # kills every process that is left, so it comes last
+
+
+def _report_reward_model(events: EventLog, name: str, reason: str) -> None:
+    events.emit(BackendDown(who=name, reason=reason) if reason else BackendUp(who=name))
 
 
 def _make_run_context(

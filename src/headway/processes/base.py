@@ -127,6 +127,11 @@ class RestartablePeers(ABC):
         """Whether the peers are up and can answer."""
         return bool(self._peers) and all(peer.alive for peer in self._peers)
 
+    @property
+    def down_reason(self) -> str:
+        """Why the peers cannot be used until `restart`; empty if they can."""
+        return self._down_reason
+
     async def start(self) -> None:
         """Start the peers. Raises `ConfigError` if one refuses its arguments, else `crashed`."""
         try:

@@ -1,7 +1,8 @@
 """LLM as judge: another model reads the question and the answer, or sees a picture, and gives a score.
 
-The judge is a server with the OpenAI protocol; requests run on their own threads, with a limit. Overload, network
-failures and replies without a score are retried with growing pauses; after that the sample has no score.
+The judge is a server with the OpenAI protocol; requests run on their own threads, with a limit. Or it is a model that
+the run serves itself (`ServedJudgeReward`). Overload, network failures and replies without a score are retried with
+growing pauses; after that the sample has no score.
 
 The answer stands between marks with a code that depends on all of its text, so that it cannot contain its own end and
 go on as the judge's instructions. A score that the judge merely quotes is not taken for its verdict.
@@ -10,15 +11,17 @@ go on as the judge's instructions. A score that the judge merely quotes is not t
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib.resources import files
 from typing import Any, ClassVar
 
-from headway.errors import ConfigError
+from headway.codec import JsonValue
+from headway.errors import ConfigError, RewardError
 from headway.rewards.base import final_text
 from headway.rewards.images.image_reward import get_episode_image, image_to_png_base64
 from headway.rewards.reward_client import normalise_url, read_api_key, request_completion, retry_with_backoff
+from headway.rewards.reward_model_client import RewardModelClient
 from headway.rewards.thread_limiter import ThreadLimiter
 from headway.types import Episode, Score
 
@@ -75,6 +78,19 @@ class ScoreParser:
         return float(value)
 
 
+class VerdictParser(ScoreParser):
+    """Finds a yes or no in a judge's reply, which is 1 or 0; else the score."""
+
+    def parse(self, reply: str) -> float:
+        words = re.findall(r"\b(?:yes|no)\b", reply.lower())
+        if not words:
+            return super().parse(reply)
+        last = re.sub(r"\W", "", reply.rstrip().rpartition("\n")[2].lower())
+        if len(set(words)) > 1 and last not in ("yes", "no"):
+            raise ValueError("yes and no in the reply, and its last line is neither")
+        return float((last if last in ("yes", "no") else words[-1]) == "yes")
+
+
 @dataclass(kw_only=True, eq=False)
 class JudgeReward:
     """The score of `model` at `base_url` (`…/v1`), scaled from `lowest` … `highest` to 0 … 1.
@@ -96,7 +112,12 @@ class JudgeReward:
     json_key: str | None = None
     lowest: float = 0.0
     highest: float = 10.0
+    verdicts: bool = False
+    """Whether the judge may answer with yes or no instead of a score."""
     temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Only the k most likely tokens; 0 is off. Servers get it only where it is given: not all of them know it."""
     max_tokens: int = 512
     timeout_s: float = 60.0
     retries: int = 3
@@ -105,8 +126,13 @@ class JudgeReward:
     proxy: str | None = None
 
     def __post_init__(self) -> None:
+        parser = VerdictParser if self.verdicts else ScoreParser
+        self._parser = parser(self.pattern, self.json_key, self.lowest, self.highest)
+        self._open_connection()
+
+    def _open_connection(self) -> None:
+        """Check the address and the key of the server."""
         self._url = f"{normalise_url(self.base_url, 'base_url')}/chat/completions"
-        self._parser = ScoreParser(self.pattern, self.json_key, self.lowest, self.highest)
         self._key = read_api_key(self.api_key_env)
         self._threads = ThreadLimiter(self.concurrency, f"reward {self.title}")
 
@@ -114,7 +140,7 @@ class JudgeReward:
         prompt = fill_template(self.template, self._make_fields(episode))
 
         async def attempt() -> float:
-            return self._parser.parse(await self._threads.run(self._ask, episode, prompt))
+            return self._parser.parse(await self._complete(episode, prompt))
 
         name = f"{self.title} {self.model}"
         return Score(value=await retry_with_backoff(attempt, name, retries=self.retries, pause_s=self.pause_s))
@@ -127,10 +153,15 @@ class JudgeReward:
             "answer": final_text(episode),
         }
         return fields | {
+            "response": fields["answer"],
             "mark": blake2b("\0".join(fields.values()).encode("utf-8", "replace"), digest_size=6).hexdigest(),
             "lowest": f"{self.lowest:g}",
             "highest": f"{self.highest:g}",
         }
+
+    async def _complete(self, episode: Episode, prompt: str) -> str:
+        """Return the judge's reply to `prompt`."""
+        return await self._threads.run(self._ask, episode, prompt)
 
     def _ask(self, episode: Episode, prompt: str) -> str:
         """Return the judge's reply; blocking."""
@@ -139,6 +170,8 @@ class JudgeReward:
             "messages": [{"role": "user", "content": self._make_content(episode, prompt)}],
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
+            **({} if self.top_p == 1.0 else {"top_p": self.top_p}),
+            **({"top_k": self.top_k} if self.top_k else {}),
         }
         return request_completion(self._url, body, key=self._key, timeout_s=self.timeout_s, proxy=self.proxy)
 
@@ -157,6 +190,74 @@ class VisionJudgeReward(JudgeReward):
     def _make_content(self, episode: Episode, prompt: str) -> Any:
         url = f"data:image/png;base64,{image_to_png_base64(get_episode_image(episode))}"
         return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": prompt}]
+
+
+@dataclass(kw_only=True, eq=False)
+class ServedJudgeReward(JudgeReward):
+    """A judge that the run serves itself, in processes of its own; the model is `rewards.<name>.model_args`."""
+
+    base_url: str = ""
+    model: str = ""
+    client: RewardModelClient | None = field(init=False, default=None)
+    """The processes of the model; set by whoever starts them."""
+
+    def _open_connection(self) -> None:
+        for key in ("base_url", "model", "api_key_env", "proxy"):
+            if getattr(self, key):
+                problem = "is about a server, and the judge is served here: its model is given by model_args"
+                raise ConfigError(problem, key=key, value=getattr(self, key), hint="keep one of them")
+
+    async def _complete(self, episode: Episode, prompt: str) -> str:
+        if self.client is None:
+            raise RewardError("its model was not started")
+        sampling = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        reply: str = await self.client.ask("complete", prompt, self.max_tokens, JsonValue(sampling))
+        return reply
+
+
+ROLL_PROMPTS = {
+    "Qwen2.5-7B-Instruct-RLVR-prompt": files("headway.rewards")
+    .joinpath("verdict_prompt.txt")
+    .read_text(encoding="utf-8"),
+}
+"""Prompts that files of ROLL call by name, in words of our own."""
+
+
+def make_llm_judge(
+    judge_prompt: str = "Qwen2.5-7B-Instruct-RLVR-prompt",
+    judge_model_type: str = "inference",
+    judge_model_name: str | None = None,
+    judge_api_url: str | None = None,
+    judge_api_key: str | None = None,
+    **options: Any,
+) -> JudgeReward:
+    """Return the judge that the options of ROLL's `llm_judge` describe; `options` are those of `judge`.
+
+    `judge_prompt` is the name of a prompt or a text with {question}, {response} and {reference}. The model is served
+    here (`inference`), or asked at an address (`api`); `judge_api_key` then names a variable of the environment.
+    """
+    template = ROLL_PROMPTS.get(judge_prompt, judge_prompt)
+    if template is judge_prompt and not re.search(r"\{(response|answer)\}", template):
+        hint = f"{', '.join(ROLL_PROMPTS)}, or a text with {{question}}, {{response}} and {{reference}}"
+        raise ConfigError(
+            "is neither a known prompt nor one with a place for the answer",
+            key="judge_prompt",
+            value=judge_prompt,
+            hint=hint,
+        )
+    common = {"template": template, "verdicts": True, **options}
+    if judge_model_type == "inference":
+        return ServedJudgeReward(**common)
+    if judge_model_type != "api":
+        raise ConfigError("must be inference or api", key="judge_model_type", value=judge_model_type)
+    if not judge_api_url:
+        raise ConfigError("where is the judge?", key="judge_api_url", value=judge_api_url, hint="such as https://…/v1")
+    return JudgeReward(
+        base_url=judge_api_url.removesuffix("/chat/completions"),
+        model=judge_model_name or "default",
+        api_key_env=judge_api_key,
+        **common,
+    )
 
 
 def fill_template(template: str, fields: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import Config, RewardConfig
+from headway.config.reward_model_choice import get_reward_function, is_served_here
 from headway.errors import ConfigError, RewardError
 from headway.processes.child_process import choose_memory_limit_mb
 from headway.registry import REWARDS
@@ -26,8 +27,10 @@ from headway.rewards.ifeval_reward import make_ifeval_reward
 from headway.rewards.images.image_reward import make_compressibility_reward
 from headway.rewards.images.image_server_reward import make_image_server_reward
 from headway.rewards.images.ocr_reward import make_ocr_reward
-from headway.rewards.judge_rewards import JudgeReward, VisionJudgeReward
+from headway.rewards.judge_rewards import JudgeReward, ServedJudgeReward, VisionJudgeReward, make_llm_judge
+from headway.rewards.model_reward import ModelReward
 from headway.rewards.overlong_penalty import OverlongPenalty
+from headway.rewards.reward_model_client import RewardModelClient
 from headway.rewards.roll_rewards import (
     make_code_sandbox_reward,
     make_crossthinkqa_reward,
@@ -54,6 +57,7 @@ BUILT_IN_REWARDS: dict[str, Callable[..., Reward]] = {
     "ifeval": make_ifeval_reward,
     "image_server": make_image_server_reward,
     "judge": JudgeReward,
+    "llm_judge": make_llm_judge,
     "math": make_math_reward,
     "math_rule": make_math_rule_reward,
     "multiple_choice": make_multiple_choice_reward,
@@ -62,6 +66,7 @@ BUILT_IN_REWARDS: dict[str, Callable[..., Reward]] = {
     "overlong": OverlongPenalty,
     "reasoning_gym": make_reasoning_gym_reward,
     "regex": make_regex_reward,
+    "reward_model": ModelReward,
     "vision_judge": VisionJudgeReward,
 }
 """Factories of the names that `REWARDS` lists as built in; their keyword parameters are the `reward_args`."""
@@ -93,12 +98,16 @@ def make_reward(
     *,
     answer: str | None = None,
     limits: UserRewardLimits | None = None,
+    served_here: bool = False,
 ) -> Reward:
-    """Return one reward. `answer` is the data's answer column, the default of rewards that compare with one."""
+    """Return one reward. `answer` is the data's answer column, the default of rewards that compare with one.
+
+    `served_here`: the run itself serves the model of a judge.
+    """
     arguments = dict(reward_args or {})
     if reward_fn not in BUILT_IN_REWARDS:
         return _make_user_reward(reward_fn, arguments, answer or "answer", limits or UserRewardLimits())
-    factory = BUILT_IN_REWARDS[reward_fn]
+    factory = ServedJudgeReward if served_here and reward_fn == "judge" else BUILT_IN_REWARDS[reward_fn]
     if answer is not None and "answer" in inspect.signature(factory).parameters:
         arguments.setdefault("answer", answer)
     _check_arguments(factory, reward_fn, (), arguments)
@@ -114,18 +123,29 @@ def make_run_rewards(config: Config, logs: Path | None = None) -> Reward:
 
 @asynccontextmanager
 async def open_reward_workers(reward: Reward) -> AsyncIterator[None]:
-    """Start the worker processes of users' rewards, and end them with the block. Raises `ConfigError`."""
+    """Start the processes of users' rewards and of reward models, and end them with the block. Raises `ConfigError`."""
     workers = reward.workers if isinstance(reward, RoutedReward) else {}
+    models = reward.models if isinstance(reward, RoutedReward) else {}
+    clients = {name: model.client for name, model in models.items() if model.client is not None}
     try:
-        for name, worker in workers.items():
-            try:
-                await worker.start()
-            except ConfigError as error:
-                raise ConfigError(f"rewards.{name}: {error}") from error
+        starts = [_start_process(name, worker) for name, worker in workers.items()]
+        starts += [_start_process(name, client) for name, client in clients.items()]
+        for outcome in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
         yield
     finally:
         for worker in workers.values():
             worker.close()
+        for client in clients.values():
+            await client.close()
+
+
+async def _start_process(name: str, process: WorkerReward | RewardModelClient) -> None:
+    try:
+        await process.start()
+    except ConfigError as error:
+        raise ConfigError(f"rewards.{name}: {error}") from error
 
 
 def make_rewards(
@@ -137,11 +157,17 @@ def make_rewards(
     terms = []
     for name, config in rewards.items():
         try:
-            reward = make_reward(config.reward_fn or name, config.reward_args, answer=answer, limits=limits)
+            reward = make_reward(
+                get_reward_function(name, config),
+                config.reward_args,
+                answer=answer,
+                limits=limits,
+                served_here=is_served_here(name, config),
+            )
         except ConfigError as error:
             raise ConfigError(f"rewards.{name}{'.' if error.key else ': '}{error}") from error
         domains = frozenset(config.tag_included)
-        function = config.reward_fn or name
+        function = get_reward_function(name, config)
         terms.append(RewardTerm(name=name, reward=reward, weight=config.weight, function=function, domains=domains))
     return RoutedReward(terms)
 
@@ -252,6 +278,10 @@ class RoutedReward:
         self._terms = tuple(terms)
         self.workers = {term.name: term.reward for term in self._terms if isinstance(term.reward, WorkerReward)}
         """Rewards of users that have processes of their own."""
+        self.models = {
+            term.name: term.reward for term in self._terms if isinstance(term.reward, ModelReward | ServedJudgeReward)
+        }
+        """Rewards whose models this run serves; each needs a `client` before it can score."""
         local = [term.name for term in self._terms if isinstance(term.reward, FunctionReward)]
         self.notes = tuple(f"rewards.{name}: {_RUNS_HERE}" for name in local)
         """Sentences that a user should read before the run starts."""

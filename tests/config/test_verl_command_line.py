@@ -121,7 +121,6 @@ def test_a_share_of_warm_up_is_counted_in_the_steps_of_the_run() -> None:
     [
         ("data.image_key=images", "vision"),
         ("actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct", "vision-language"),
-        ("reward_model.enable=True", "learned reward models"),
         ("actor_rollout_ref.rollout.multi_turn.enable=True", "multi-turn"),
         ("algorithm.kl_ctrl.type=adaptive", "target"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "gspo"),
@@ -133,6 +132,20 @@ def test_what_is_not_offered_is_named_in_one_line(word: str, feature: str) -> No
         load_config(None, [*GRPO, word])
     (line,) = str(raised.value).splitlines()
     assert feature in line
+
+
+def test_a_reward_model_of_verl_scores_every_task() -> None:
+    words = [
+        "reward_model.enable=True",
+        "reward_model.model.path=some/model",
+        "reward_model.micro_batch_size_per_gpu=32",
+    ]
+    resolved = load_config(None, [*GRPO, *words])
+    reward = resolved.config.rewards["default"]
+    assert (reward.reward_fn, reward.model_args.model_name_or_path) == ("reward_model", "some/model")
+    assert resolved.derived.strategies["rewards.default"] == "native"
+    with pytest.raises(ConfigErrors, match="a function that asks verl's own reward model"):
+        load_config(None, [*GRPO, *words, "custom_reward_function.path=mine.py"])
 
 
 def test_another_trainer_is_named_in_one_line() -> None:

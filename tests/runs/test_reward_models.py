@@ -12,7 +12,7 @@ from tests.runs.factory import Run, Runs, audit, count, events, parts, rows
 
 MODEL_REWARD: dict[str, Any] = {
     "processes": True,
-    "max_steps": 5,
+    "max_steps": 16,
     "save_steps": 0,
     "reliability.restart_backoff_s": 0,
     "actor_train.device_mapping": "[0]",
@@ -35,18 +35,18 @@ def check_whole(run: Run, steps: int) -> None:
     assert ended.data["trained"] == steps and ended.data["finished"], run.text
     started = [event.data["sample"] for event in events(run.directory, "score.start")]
     assert len(started) == len(set(started)), "each sample is scored once"
-    assert not [row for row in rows(run.directory, "SELECT reason FROM samples WHERE reason = 'reward_failed'")]
+    assert not rows(run.directory, "SELECT reason FROM samples WHERE reason = 'reward_failed'")
 
 
 def test_a_policy_is_trained_against_a_reward_model_that_is_killed(runs: Runs, tmp_path: Path) -> None:
     model = tmp_path / "reward"
     assert runs.template.call("tests.runs.factory:make_reward_model", str(model)) == 0
-    run = start(runs, tmp_path / "run", **{"reward_pretrain": str(model)})
+    run = start(runs, tmp_path / "run", reward_pretrain=str(model))
     assert run.until(lambda: count(run.directory, "step.end") >= 1), run.text
     killed = parts(run)["reward-arithmetic"]
     os.kill(killed, signal.SIGKILL)
     assert run.end() == 0, run.text
-    check_whole(run, 5)
+    check_whole(run, 16)
     seen = [(event.kind, event.who) for event in events(run.directory, "down", "up")]
     assert seen == [("down", "reward/arithmetic"), ("up", "reward/arithmetic")]
     (down,) = events(run.directory, "down")
@@ -80,14 +80,14 @@ def test_a_judge_that_the_run_serves_gives_verdicts_and_comes_back(runs: Runs, t
         "rewards.arithmetic.reward_fn": "judge",
         "rewards.arithmetic.model_args.model_name_or_path": str(runs.model),
         "rewards.arithmetic.reward_args": r"{template: '{question}{answer}', pattern: '([0-9])', highest: 9, "
-        "temperature: 4, max_tokens: 60, retries: 20, pause_s: 0, concurrency: 4}",
+        "temperature: 4, max_tokens: 30, retries: 40, pause_s: 0, concurrency: 4}",
         "rewards.arithmetic.device_mapping": "[2, 3]",
     }
-    run = start(runs, tmp_path / "run", **{**judge, "max_steps": 4})
+    run = start(runs, tmp_path / "run", **{**judge, "max_steps": 12})
     assert run.until(lambda: count(run.directory, "step.end") >= 1), run.text
     os.kill(parts(run)["reward-arithmetic-1"], signal.SIGKILL)
     assert run.end() == 0, run.text
-    check_whole(run, 4)
+    check_whole(run, 12)
     downs = [event.who for event in events(run.directory, "down")]
     assert downs == ["reward/arithmetic/1"]
     scores = [json.loads(line)["reward"] for line in (run.directory / "samples.jsonl").open()]

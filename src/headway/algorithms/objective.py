@@ -72,6 +72,10 @@ class PolicyMetricSums:
         """Combine the sums of two micro-batches, or of two ranks."""
         return PolicyMetricSums(**{name: _add(name, getattr(self, name), getattr(other, name)) for name in _NAMES})
 
+    def make_zeros(self) -> PolicyMetricSums:
+        """Return the sums of no actions."""
+        return PolicyMetricSums(**{name: getattr(self, name).new_zeros(()) for name in _NAMES})
+
     def summary(self) -> dict[str, float]:
         """Return plain numbers by the names they are logged under; a batch without actions gives zeros."""
         value = {name: float(getattr(self, name)) for name in _NAMES}

@@ -50,8 +50,11 @@ def _note_idle_options(draft: ConfigDraft, derived: DerivedConfig) -> None:
         draft.notes.append(f"dual_clip_loss: changes nothing with pg_variant: {config.pg_variant}; {readers} read it")
     if draft.given(key) and not derived.needs_critic:
         draft.notes.append(f"{key}: changes nothing with adv_estimator: {config.adv_estimator}, which has no critic")
-    elif draft.given(key) and config.critic.device_mapping != derived.devices["actor_train"]:
-        draft.notes.append(f"{key}: changes nothing here; the critic is trained on the devices of actor_train")
+    elif draft.given(key) and set(derived.devices["critic"]) & set(derived.devices["actor_train"]):
+        if config.critic.device_mapping != derived.devices["actor_train"]:
+            draft.notes.append(f"{key}: changes nothing here; it shares devices with actor_train, and stays with it")
+    elif draft.given(key) and len(derived.devices["critic"]) > 1:
+        draft.notes.append(f"{key}: the critic has one process, on device {derived.devices['critic'][0]}")
 
 
 def _check_lending(draft: ConfigDraft, derived: DerivedConfig) -> None:

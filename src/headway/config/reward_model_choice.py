@@ -73,8 +73,8 @@ def _choose_engine(draft: ConfigDraft, name: str, reward: RewardConfig) -> str:
     elif given == "vllm" and (options.launch or options.in_process) and get_reward_function(name, reward) in JUDGES:
         return "vllm"
     elif given not in (None, "native", "hf_infer"):
-        way = "with launch: true in strategy_config, for judges" if given == "vllm" else "not for rewards"
-        draft.notes.append(f"{key}: {given} is used {way}; native is used instead")
+        way = "used with launch: true in strategy_config, for judges" if given == "vllm" else "not used for rewards"
+        draft.notes.append(f"{key}: {given} is {way}; native is used instead")
     return "native"
 
 

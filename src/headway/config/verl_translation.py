@@ -13,6 +13,7 @@ from headway.errors import ConfigError
 
 _ROLLOUT, _ACTOR, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 _MINI_BATCH, _STEPS = f"{_ACTOR}.ppo_mini_batch_size", "trainer.total_training_steps"
+_REWARD_MODELS = ("reward_model", "reward.reward_model")
 _NODE = 8
 _DEFAULT_STEPS = 500
 
@@ -67,10 +68,10 @@ def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
             return _refuse(key, values[key], "vision and audio in prompts")
     if is_vision_model(model):
         return _refuse(f"{_MODEL}.path", model, "vision-language models")
-    for key in ("reward_model.enable", "reward.reward_model.enable"):
-        if values.get(key) is True:
-            alternative = "rewards.<domain>.reward_fn: judge asks a model behind a URL"
-            return _refuse(key, True, "learned reward models", alternative)
+    for key in _REWARD_MODELS:
+        if values.get(f"{key}.enable") is True and values.get("custom_reward_function.path"):
+            alternative = "rewards.<domain>.reward_fn: judge asks a model, served here or behind a URL"
+            return _refuse(f"{key}.enable", True, "a function that asks verl's own reward model", alternative)
     turns = f"{_ROLLOUT}.multi_turn"
     if values.get(f"{turns}.enable") is True or values.get(f"{turns}.tool_config_path"):
         key = f"{turns}.enable" if values.get(f"{turns}.enable") is True else f"{turns}.tool_config_path"
@@ -96,6 +97,7 @@ def translate_verl(
     _translate_correction(given)
     _translate_long_prompts(given)
     _translate_overlong_penalty(given)
+    _translate_reward_model(given)
     _translate_adapters(given)
     _note_steps(given)
     for role, key in (("actor_train", _ACTOR), ("critic", "critic")):
@@ -243,6 +245,18 @@ def _translate_overlong_penalty(given: VerlEntries) -> None:
     given.give("rewards.overlong.tag_included", ["*"], buffer)
     for name, value in arguments.items():
         given.give(f"rewards.overlong.reward_args.{name}", value, buffer)
+
+
+def _translate_reward_model(given: VerlEntries) -> None:
+    """Translate a learned reward model: its output is the reward of every task, as in verl."""
+    for root in _REWARD_MODELS:
+        enabled, path = given.take(f"{root}.enable"), given.take(f"{root}.model.path")
+        path = given.take(f"{root}.model_path") or path
+        if enabled is not True:
+            continue
+        given.give("rewards.default.reward_fn", "reward_model", f"{root}.enable")
+        if path is not None:
+            given.give("rewards.default.model_args.model_name_or_path", path, f"{root}.model.path")
 
 
 def _translate_adapters(given: VerlEntries) -> None:

@@ -11,25 +11,27 @@ Legend: N trained steps, C channels, H and W of a latent.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.algorithms.actions import Actions, BatchTotals, make_action_weights, sum_weighted
 from headway.algorithms.advantages import Advantages
 from headway.algorithms.denoising import LatentTransition, add_noise, kl_compatible, kl_exact, logp
-from headway.algorithms.diffusion_nft import DiffusionNftParams, nft_loss, old_policy_decay, update_old_policy
+from headway.algorithms.diffusion_nft import DiffusionNftParams, nft_loss
+from headway.algorithms.objective import PolicyMetricSums
 from headway.denoising.denoising_batch import DenoisingBatch, SampleSteps
-from headway.denoising.denoising_policy import DenoisingPolicy
+from headway.denoising.denoising_policy import DenoisingPolicy, FrozenPolicy
+from headway.denoising.denoising_ranks import SINGLE_DENOISING_RANK, DenoisingRanks, MicroBatch
 from headway.denoising.settings import DenoisingTrainerSettings
 from headway.errors import TrainerError
-from headway.trainers.local.local_optimizer import Optimizer, copy_tensors
+from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.optimizer_steps import OptimizerStepReport
-from headway.trainers.local.settings import OptimizerSettings
+from headway.trainers.local.policy_update import stack_numbers
 from headway.trainers.local.training_thread import CommitGate
 
 
@@ -41,6 +43,22 @@ class DenoisingUpdateReport(OptimizerStepReport):
     kl_loss: float = 0.0
     denoiser_rows: int = 0
     """Rows that the model computed a velocity with gradients for."""
+
+    def all_reduce(self, ranks: DenoisingRanks) -> None:
+        """Add the counts of the other ranks."""
+        sums = self.sums
+        named = {} if sums is None else {one.name: getattr(sums, one.name) for one in fields(sums)}
+        maxima = [name for name in named if name.endswith("_max")]
+        added = [name for name in named if name not in maxima]
+        counts = (self.loss, self.kl_loss, self.micro_batches, self.denoiser_rows)
+        total, largest = ranks.all_reduce(
+            stack_numbers([*counts, *(named[name] for name in added)]), stack_numbers([named[one] for one in maxima])
+        )
+        self.loss, self.kl_loss = float(total[0]), float(total[1])
+        self.micro_batches, self.denoiser_rows = int(total[2]), int(total[3])
+        if named:
+            values = [*total[len(counts) :], *largest]
+            self.sums = PolicyMetricSums(**dict(zip([*added, *maxima], values, strict=True)))
 
     def metrics(self, batch: DenoisingBatch) -> dict[str, float]:
         """Return the metrics by the names they are logged under."""
@@ -66,20 +84,26 @@ class DenoisingUpdate:
 
 
 class DenoisingObjective(ABC):
-    """Computes the gradients of a batch. `reference` has the frozen weights of the initial policy, if needed."""
+    """Computes the gradients of a batch. `reference` is the initial policy, if it is needed and is no LoRA."""
 
     ends_only: ClassVar[bool]
     """Whether training uses only the latents after steps."""
-    optimizer_class: ClassVar[type[Optimizer]] = Optimizer
     optimizer: Optimizer
     """The optimizer that moves the weights."""
 
     def __init__(
-        self, policy: DenoisingPolicy, settings: DenoisingTrainerSettings, reference: Mapping[str, Tensor] | None
+        self,
+        policy: DenoisingPolicy,
+        settings: DenoisingTrainerSettings,
+        reference: FrozenPolicy | None,
+        ranks: DenoisingRanks,
     ) -> None:
-        self._policy, self._settings, self._reference = policy, settings, reference
+        self._policy, self._settings, self._reference, self._ranks = policy, settings, reference, ranks
         self.micro_batch_samples = settings.micro_batch_samples
-        self.optimizer = self.optimizer_class(policy.trainable(), settings.local.optimizer)
+        self.optimizer = self._make_optimizer()
+
+    def _make_optimizer(self) -> Optimizer:
+        return self._ranks.make_optimizer(self._policy.trainable(), self._settings.local.optimizer, None)
 
     def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
         """Return the batch with log-probabilities under the current weights, if the objective needs them."""
@@ -98,7 +122,8 @@ class PolicyGradientObjective(DenoisingObjective):
     def add_proximal_logps(self, batch: DenoisingBatch, gate: CommitGate) -> DenoisingBatch:
         if not self._settings.local.proximal or batch.proximal_N is not None:
             return batch
-        return replace(batch, proximal_N=compute_step_logps(self._policy, batch, self.micro_batch_samples, gate))
+        found_N = compute_step_logps(self._policy, batch, self.micro_batch_samples, gate, self._ranks)
+        return replace(batch, proximal_N=found_N)
 
     def add_gradients(self, rows: Sequence[SampleSteps], update: DenoisingUpdate) -> None:
         batch, advantages = update.batch, update.advantages
@@ -108,12 +133,13 @@ class PolicyGradientObjective(DenoisingObjective):
         may_skip = self._settings.local.objective.skips_zero_advantages and self._settings.kl_coef is None
         useful = [row for row in rows if not may_skip or _has_advantage(row, advantages)]
         update.report.skipped |= {row.first for row in rows} - {row.first for row in useful}
-        for part in _split_micro_batches(useful, self.micro_batch_samples):
+        for part in self._ranks.split(useful, self.micro_batch_samples):
             update.gate.check()
             self._add_micro_batch(part, totals, update)
 
-    def _add_micro_batch(self, rows: Sequence[SampleSteps], totals: BatchTotals, update: DenoisingUpdate) -> None:
+    def _add_micro_batch(self, part: MicroBatch, totals: BatchTotals, update: DenoisingUpdate) -> None:
         """Run forward and backward of one micro-batch."""
+        rows = part.rows
         batch, advantages, report = update.batch, update.advantages, update.report
         steps = _StepInputs.of(self._policy, batch, rows)
         transition = steps.transition(self._policy)
@@ -136,12 +162,14 @@ class PolicyGradientObjective(DenoisingObjective):
             )
             kl = sum_weighted(self._kl(transition, steps), actions.mask_N, weight_N) * self._settings.kl_coef
             loss = loss + kl
-            report.kl_loss += float(kl.detach())
-        loss.backward()  # type: ignore[no-untyped-call]
-        report.sums = result.sums if report.sums is None else report.sums + result.sums
-        report.loss += float(loss.detach())
-        report.micro_batches += 1
-        report.denoiser_rows += len(at)
+            report.kl_loss += part.weight * float(kl.detach())
+        (loss * part.weight).backward()
+        sums = result.sums if part.weight else result.sums.make_zeros()
+        report.sums = sums if report.sums is None else report.sums + sums
+        if part.weight:
+            report.loss += float(loss.detach())
+            report.micro_batches += 1
+            report.denoiser_rows += len(at)
 
     def _kl(self, transition: LatentTransition, steps: _StepInputs) -> Tensor:
         """Return the KL of each step to the initial policy, [N]."""
@@ -153,16 +181,20 @@ class PolicyGradientObjective(DenoisingObjective):
 
 
 def compute_step_logps(
-    policy: DenoisingPolicy, batch: DenoisingBatch, micro_batch_samples: int, gate: CommitGate
+    policy: DenoisingPolicy,
+    batch: DenoisingBatch,
+    micro_batch_samples: int,
+    gate: CommitGate,
+    ranks: DenoisingRanks = SINGLE_DENOISING_RANK,
 ) -> Tensor:
     """Return the log-probability of every trained step under the current weights, without gradients, [N]."""
     found_N = torch.zeros_like(batch.behaviour_N)
     with torch.no_grad():
-        for rows in _split_micro_batches(batch.rows, micro_batch_samples):
+        for part in ranks.split(batch.rows, micro_batch_samples):
             gate.check()
-            steps = _StepInputs.of(policy, batch, rows)
-            found_N[steps.index_N] = logp(steps.after_NCHW, *steps.transition(policy))
-    return found_N
+            steps = _StepInputs.of(policy, batch, part.rows)
+            found_N[steps.index_N] += part.weight * logp(steps.after_NCHW, *steps.transition(policy))
+    return ranks.all_reduce(found_N, found_N[:0])[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -192,35 +224,22 @@ class _StepInputs:
             prompts=[row.prompt for row, _ in steps],
         )
 
-    def transition(self, policy: DenoisingPolicy, values: Mapping[str, Tensor] | None = None) -> LatentTransition:
-        """Return the distributions of the steps; `values` replace weights of the same names."""
+    def transition(self, policy: DenoisingPolicy, values: FrozenPolicy | None = None) -> LatentTransition:
+        """Return the distributions of the steps, under the policy or under the copy `values`."""
         return policy.transition(self.x_NCHW, self.s_N, self.next_N, self.prompts, values)
 
 
-class OldPolicyOptimizer(Optimizer):
-    """An optimizer that also keeps the old policy, which follows slowly; checkpoints hold both."""
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> None:
-        super().__init__(parameters, settings)
-        self._new = parameters
-        self.old = copy_tensors(self._new)
-        """Values of the old policy, by the names of the trained parameters."""
-
-    def step(self, version: int) -> float:
-        rate = super().step(version)
-        update_old_policy(self.old.values(), self._new.values(), old_policy_decay(version))
-        return rate
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        return {**super().state_tensors(), **{f"{name}/old": one for name, one in self.old.items()}}
-
-
 class DiffusionNftObjective(DenoisingObjective):
-    """DiffusionNFT: regression of velocities on pictures that are noised again."""
+    """DiffusionNFT: regression of velocities on pictures that are noised again.
+
+    The old policy follows the trained one slowly; it is part of the optimizer's state.
+    """
 
     ends_only = True
-    optimizer_class = OldPolicyOptimizer
-    optimizer: OldPolicyOptimizer
+
+    def _make_optimizer(self) -> Optimizer:
+        self._old, optimizer = self._policy.freeze(), self._settings.local.optimizer
+        return self._ranks.make_optimizer(self._policy.trainable(), optimizer, self._old.values)
 
     @property
     def _params(self) -> DiffusionNftParams:
@@ -228,15 +247,16 @@ class DiffusionNftObjective(DenoisingObjective):
 
     def add_gradients(self, rows: Sequence[SampleSteps], update: DenoisingUpdate) -> None:
         levels = self._settings.nft_levels
-        for part in _split_micro_batches(rows, self.micro_batch_samples):
+        for part in self._ranks.split(rows, self.micro_batch_samples):
             update.gate.check()
-            loss = self._loss(part, update).sum() / (len(rows) * levels)
+            loss = self._loss(part.rows, update).sum() * part.weight / (len(rows) * levels)
             if not bool(loss.isfinite()):
                 raise TrainerError(f"step {update.version + 1}: a loss that is not finite")
             loss.backward()  # type: ignore[no-untyped-call]
-            update.report.loss += float(loss.detach())
-            update.report.micro_batches += 1
-            update.report.denoiser_rows += len(part) * levels
+            if part.weight:
+                update.report.loss += float(loss.detach())
+                update.report.micro_batches += 1
+                update.report.denoiser_rows += len(part.rows) * levels
 
     def _loss(self, rows: Sequence[SampleSteps], update: DenoisingUpdate) -> Tensor:
         """Return the loss of each sample at each of its noise levels."""
@@ -250,7 +270,7 @@ class DiffusionNftObjective(DenoisingObjective):
         prompts = [row.prompt for row in rows for _ in range(levels)]
         v = self._policy.velocity(x_s, s_N, prompts)
         with torch.no_grad():
-            v_old = self._policy.velocity(x_s, s_N, prompts, self.optimizer.old)
+            v_old = self._policy.velocity(x_s, s_N, prompts, self._old)
             v_ref = self._reference_velocity(x_s, s_N, prompts)
         advantage_N = update.advantages.advantage_N[last.to(device)]
         return nft_loss(v, v_old, x0, x_s, s_N, advantage_N, self._params, v_ref)
@@ -269,12 +289,6 @@ class DiffusionNftObjective(DenoisingObjective):
         path = self._policy.make_timesteps(row.path_length)[:-1]
         s_L = path[torch.randint(len(path), (levels,), generator=generator)]
         return s_L, torch.randn(levels, *self._policy.shape, generator=generator)
-
-
-def _split_micro_batches(rows: Sequence[SampleSteps], size: int) -> Iterator[Sequence[SampleSteps]]:
-    """Iterate over whole samples, `size` at a time."""
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
 
 
 def _has_advantage(row: SampleSteps, advantages: Advantages) -> bool:

@@ -9,6 +9,7 @@ Legend: N steps of a micro-batch, C channels, H and W of a latent.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,10 +21,21 @@ from headway.algorithms.denoising import LatentTransition, apply_guidance
 from headway.denoising.models.denoiser import Conditioning
 from headway.denoising.settings import DenoisingSettings
 from headway.errors import ConfigError
+from headway.trainers.local.local_optimizer import copy_tensors
 from headway.trainers.local.lora import drop_tied_duplicates, merge_adapters
 from headway.trainers.local.settings import LocalSettings, LoraSettings
 
 _MAX_CACHED_PROMPTS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FrozenPolicy:
+    """A copy of the policy that the optimizer does not move."""
+
+    values: Mapping[str, Tensor]
+    """Its tensors by the names of the trained parameters; with ranks, the shards of this one."""
+    module: nn.Module | None = None
+    """The model that computes with them; `None`: the policy's own, with the values put in its place."""
 
 
 class DenoisingPolicy:
@@ -66,9 +78,9 @@ class DenoisingPolicy:
         return s_N2[:, 0], s_N2[:, 1]
 
     def velocity(
-        self, x_NCHW: Tensor, s_N: Tensor, prompts: Sequence[str], values: Mapping[str, Tensor] | None = None
+        self, x_NCHW: Tensor, s_N: Tensor, prompts: Sequence[str], values: FrozenPolicy | None = None
     ) -> Tensor:
-        """Predict the velocity with the guidance of training; `values` replace the weights of the same names."""
+        """Predict the velocity with the guidance of training; `values` is a copy to predict with instead."""
         v_NCHW = self._forward(x_NCHW, s_N, prompts, values)
         if self._denoising.guidance == 1.0:
             return v_NCHW
@@ -81,7 +93,7 @@ class DenoisingPolicy:
         s_N: Tensor,
         next_N: Tensor,
         prompts: Sequence[str],
-        values: Mapping[str, Tensor] | None = None,
+        values: FrozenPolicy | None = None,
     ) -> LatentTransition:
         """Return the distribution of the step that starts at `x_NCHW`, with gradients if they are enabled."""
         return self._sampler.step(x_NCHW, self.velocity(x_NCHW, s_N, prompts, values), s_N, next_N)
@@ -97,19 +109,23 @@ class DenoisingPolicy:
         finally:
             _set_adapters_enabled(self.model, True)
 
-    def initial_policy(self, reference: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
+    def freeze(self) -> FrozenPolicy:
+        """Return a copy of the policy as it is now."""
+        return FrozenPolicy(values=copy_tensors(self.trainable()))
+
+    def initial_policy(self, reference: FrozenPolicy | None) -> AbstractContextManager[None]:
         """Return the context for calls with `reference` as values; None means LoRA, whose adapters are switched off."""
         return self.without_adapters() if reference is None else nullcontext()
 
-    def _forward(
-        self, x_NCHW: Tensor, s_N: Tensor, prompts: Sequence[str], values: Mapping[str, Tensor] | None
-    ) -> Tensor:
+    def _forward(self, x_NCHW: Tensor, s_N: Tensor, prompts: Sequence[str], values: FrozenPolicy | None) -> Tensor:
         conditioning = Conditioning.concatenate([self._encode_prompt(prompt) for prompt in prompts])
         with self._autocast():
             if values is None:
                 found: Tensor = self.model(x_NCHW, s_N, conditioning)
+            elif values.module is not None:
+                found = values.module(x_NCHW, s_N, conditioning)
             else:
-                found = functional_call(self.model, dict(values), (x_NCHW, s_N, conditioning))
+                found = functional_call(self.model, dict(values.values), (x_NCHW, s_N, conditioning))
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
     def _encode(self, prompt: str) -> Conditioning:

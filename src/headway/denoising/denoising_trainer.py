@@ -9,7 +9,6 @@ whole mini-batch. If memory runs out, the same step is computed in smaller micro
 """
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ from headway.denoising.denoising_objectives import (
     PolicyGradientObjective,
     compute_step_logps,
 )
-from headway.denoising.denoising_policy import DenoisingPolicy
+from headway.denoising.denoising_ranks import SINGLE_DENOISING_RANK, DenoisingRanks
 from headway.denoising.settings import DenoisingTrainerSettings
 from headway.errors import TrainerError
 from headway.trainers.base import ScoreKind
@@ -49,21 +48,30 @@ T = TypeVar("T")
 class DenoisingLearner(StepLearner):
     """The policy, and a frozen copy of the initial policy if the settings need one."""
 
-    def __init__(self, model: Any, settings: DenoisingTrainerSettings, *, kl: KlController | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        settings: DenoisingTrainerSettings,
+        *,
+        kl: KlController | None = None,
+        ranks: DenoisingRanks = SINGLE_DENOISING_RANK,
+    ) -> None:
         super().__init__(settings.local, kl)
         needs_reference = settings.kl_coef is not None or (settings.nft is not None and settings.nft.kl_coef > 0)
-        frozen = deepcopy(model) if needs_reference and settings.local.lora is None else None
-        self.policy = DenoisingPolicy(model, settings.local, settings.denoising)
-        self.reference: dict[str, Tensor] | None = None
-        if frozen is not None:
-            like = next(self.policy.model.parameters())
-            self.reference = {name: one.detach().to(like) for name, one in frozen.named_parameters()}
+        has_copy = needs_reference and settings.local.lora is None
+        self.ranks = ranks
+        self.policy = ranks.make_policy(model, settings, has_copy + (settings.nft is not None))
+        self.reference = self.policy.freeze() if has_copy else None
         objective = PolicyGradientObjective if settings.nft is None else DiffusionNftObjective
-        self.objective: DenoisingObjective = objective(self.policy, settings, self.reference)
+        self.objective: DenoisingObjective = objective(self.policy, settings, self.reference, ranks)
 
     @property
     def optimizers(self) -> list[Optimizer]:
         return [self.objective.optimizer]
+
+    @property
+    def has_half_weights(self) -> bool:
+        return False  # weights stay in float32, and products are rounded by autocast
 
     def weights(self) -> dict[str, Tensor]:
         return self.policy.weights()
@@ -97,6 +105,7 @@ class DenoisingLearner(StepLearner):
         return retry_on_oom(work, self._halve_micro_batches, self.device)
 
     def _halve_micro_batches(self, failure: str) -> None:
+        self.ranks.on_out_of_memory(failure)
         if self.objective.micro_batch_samples == 1:
             raise TrainerError(f"a single sample does not fit into memory: {failure}")
         self.objective.micro_batch_samples //= 2
@@ -112,12 +121,16 @@ class DenoisingLearner(StepLearner):
         apply_optimizer_steps(
             [self.objective.optimizer], mini_batches, add_gradients, update.report, self.version, gate
         )
+        update.report.all_reduce(self.ranks)
         return update.report
+
+    def _compute_logps(self, batch: DenoisingBatch, gate: CommitGate) -> Tensor:
+        return compute_step_logps(self.policy, batch, self.objective.micro_batch_samples, gate, self.ranks)
 
     def _score(self, kind: ScoreKind, group: SampleGroup, gate: CommitGate) -> list[list[float]]:
         """Return a log-probability for each step of each sample; 0 for steps that are not trained."""
         batch = make_denoising_batch([group], trained=0, shape=self.policy.shape, ends_only=False, device=self.device)
-        logps = iter(compute_step_logps(self.policy, batch, self.objective.micro_batch_samples, gate).tolist())
+        logps = iter(self._compute_logps(batch, gate).tolist())
         trained = {row.sample.sample_id: set(row.trained) for row in batch.rows}
         return [
             [
@@ -138,9 +151,11 @@ class DenoisingTrainer(ThreadedTrainer[DenoisingLearner]):
         store: PublishingStore,
         *,
         make_kl: Callable[[], KlController] | None = None,
+        ranks: DenoisingRanks = SINGLE_DENOISING_RANK,
     ) -> None:
-        self._make_model, self._make_kl, self._denoising = make_model, make_kl, settings
+        self._make_model, self._make_kl, self._denoising, self._ranks = make_model, make_kl, settings, ranks
         super().__init__(settings.local, store)
 
     def _make_learner(self) -> DenoisingLearner:
-        return DenoisingLearner(self._make_model(), self._denoising, kl=self._make_kl() if self._make_kl else None)
+        kl = self._make_kl() if self._make_kl else None
+        return DenoisingLearner(self._make_model(), self._denoising, kl=kl, ranks=self._ranks)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.config import ResolvedConfig
+from headway.config.reward_model_choice import list_served_rewards
 from headway.launch.machine import Machine
 
 Sharing = Literal["alone", "turns", "overlap"]
@@ -57,6 +58,30 @@ def list_scorer_replicas(resolved: ResolvedConfig) -> list[str]:
     return [role for role, wanted in needed.items() if wanted and has_own_replica(resolved, role)]
 
 
+def has_own_critic(resolved: ResolvedConfig) -> bool:
+    """Return whether the critic of the run has devices, and so a process, of its own."""
+    derived = resolved.derived
+    return derived.needs_critic and derived.pipeline != "denoising" and has_own_replica(resolved, "critic")
+
+
+def make_reward_names(resolved: ResolvedConfig, name: str) -> list[str]:
+    """Return the names of the processes of a reward's model: one for each device, or group of devices, it has."""
+    sizes = resolved.config.rewards[name].strategy_args.strategy_config
+    copies = len(resolved.derived.devices.get(f"rewards.{name}", (0,))) // sizes.tensor_model_parallel_size
+    return [f"reward/{name}"] if copies <= 1 else [f"reward/{name}/{number}" for number in range(copies)]
+
+
+def _assign_rewards(resolved: ResolvedConfig) -> dict[str, tuple[int, ...]]:
+    """Return the devices of reward models; one without any is beside the first engine."""
+    assigned: dict[str, tuple[int, ...]] = {}
+    devices = resolved.derived.devices
+    for name in list_served_rewards(resolved.config):
+        own, names = devices.get(f"rewards.{name}", devices["actor_infer"][:1]), make_reward_names(resolved, name)
+        share = max(len(own) // len(names), 1)
+        assigned |= {one: tuple(own[number * share : (number + 1) * share]) for number, one in enumerate(names)}
+    return assigned
+
+
 def assign_devices(resolved: ResolvedConfig, ranks: int, replicas: int | None = None) -> dict[str, tuple[int, ...]]:
     """Return the devices of each component by their numbers in the run: equal shares, in order.
 
@@ -70,10 +95,9 @@ def assign_devices(resolved: ResolvedConfig, ranks: int, replicas: int | None = 
         for number, name in enumerate(names):
             assigned[name] = tuple(devices[role][number * share : (number + 1) * share])
     assigned |= {role: tuple(devices[role]) for role in list_scorer_replicas(resolved)}
-    if derived.needs_critic and derived.pipeline != "denoising" and has_own_replica(resolved, "critic"):
+    if has_own_critic(resolved):
         assigned["critic"] = tuple(devices["critic"])
-    rewards = {role.removeprefix("rewards."): where for role, where in devices.items() if role.startswith("rewards.")}
-    return assigned | {f"reward/{domain}": tuple(where) for domain, where in rewards.items()}
+    return assigned | _assign_rewards(resolved)
 
 
 def make_places(

@@ -26,15 +26,18 @@ from headway.launch.components import (
     make_own_engine,
     make_publishing_trainer,
 )
-from headway.launch.transports import ReceiverEnd, make_transport
+from headway.launch.placement import make_rank_layout
+from headway.launch.rank_components import describe_rank, make_remote_trainer
+from headway.launch.transports import ReceiverEnd, make_transport, select_wire_dtype
 from headway.trainers.base import Trainer
-from headway.trainers.remote_trainer import RemoteTrainer
 
 if TYPE_CHECKING:
     from headway.data import DataSources
     from headway.denoising.denoising_engine import DenoisingEngine
     from headway.denoising.denoising_trainer import DenoisingTrainer
     from headway.denoising.settings import DenoisingSettings, DenoisingTrainerSettings
+    from headway.denoising.sharded_denoising import DenoisingRankTrainer
+    from headway.trainers.sharded.rank_host import RankSpec
     from headway.weights.base import PublishingStore
 
 
@@ -98,8 +101,7 @@ class DenoisingModelFamily(ModelFamily):
         placement = context.placement
         engines = self.make_engines(context)
         if placement.processes:
-            spec = context.make_child_spec("trainer", create_trainer, placement.train_threads)
-            trainer: Trainer = RemoteTrainer(spec, placement.start_child)
+            trainer: Trainer = make_remote_trainer(context, create_trainer, create_rank)
         else:
             trainer = make_denoising_trainer(context.make_args(placement.train_threads), context.make_local_store())
         transport = make_transport(context.resolved, placement.transport)
@@ -127,16 +129,34 @@ def make_prompt_check(path: Path) -> Callable[[str], object]:
 
 def make_denoising_trainer(args: ComponentArgs, store: PublishingStore) -> DenoisingTrainer:
     """Make the trainer of the policy, which publishes into `store`."""
-    from headway.algorithms.kl import make_kl_controller
     from headway.denoising.denoising_trainer import DenoisingTrainer
 
+    return DenoisingTrainer(_make_denoiser_loader(args), store=store, **_make_trainer_options(args))
+
+
+def make_denoising_rank(args: ComponentArgs, store: PublishingStore | None, ranks: int) -> DenoisingRankTrainer:
+    """Make one rank of a trainer whose ranks have connected to each other; rank 0 publishes into `store`."""
+    from headway.denoising.sharded_denoising import DenoisingRankTrainer, ShardedDenoisingRanks
+    from headway.trainers.sharded.sharded_trainer import ShardedRankGroup
+    from headway.weights.weight_store import NonPublishingStore
+
     resolved = args.load_config()
-    return DenoisingTrainer(
-        _make_denoiser_loader(args),
-        _add_default_lora_targets(make_denoising_training(args, resolved), Path(args.model)),
-        store,
-        make_kl=lambda: make_kl_controller(resolved.config),
+    group = ShardedDenoisingRanks(ShardedRankGroup(make_rank_layout(resolved, ranks), args.device))
+    own_store = NonPublishingStore(select_wire_dtype(resolved, args.device)) if store is None else store
+    return DenoisingRankTrainer(
+        _make_denoiser_loader(args), store=own_store, ranks=group, **_make_trainer_options(args)
     )
+
+
+def _make_trainer_options(args: ComponentArgs) -> dict[str, Any]:
+    """Return what a trainer needs beside its model and its store."""
+    from headway.algorithms.kl import make_kl_controller
+
+    resolved = args.load_config()
+    return {
+        "settings": _add_default_lora_targets(make_denoising_training(args, resolved), Path(args.model)),
+        "make_kl": lambda: make_kl_controller(resolved.config),
+    }
 
 
 def make_denoising_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None = None) -> DenoisingEngine:
@@ -245,6 +265,11 @@ def _make_denoiser_loader(args: ComponentArgs) -> Callable[[], Any]:
 def create_trainer(args: Mapping[str, Any]) -> Trainer:
     """Make the trainer, which publishes its versions for other processes."""
     return make_publishing_trainer(args, make_denoising_trainer)
+
+
+def create_rank(args: Mapping[str, Any]) -> RankSpec:
+    """Describe one rank of the trainer."""
+    return describe_rank(args, make_denoising_rank)
 
 
 async def create_engine(args: Mapping[str, Any]) -> Engine:

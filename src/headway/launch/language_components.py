@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import ResolvedConfig
 from headway.engines.base import Engine
-from headway.launch.component_places import list_scorer_replicas
+from headway.launch.component_places import has_own_critic, list_scorer_replicas
 from headway.launch.components import (
     ComponentArgs,
     LaunchContext,
@@ -36,16 +36,17 @@ from headway.launch.inference_servers import (
     uses_in_process_vllm,
 )
 from headway.launch.placement import Placement, make_rank_layout
+from headway.launch.rank_components import describe_rank, make_remote_trainer
 from headway.launch.transports import ReceiverEnd, make_receiver_end, make_transport, select_wire_dtype
-from headway.processes.base import ChildSpec
 from headway.registry import ENGINES
 from headway.trainers.base import Scorer, Trainer, TrainerScorer
+from headway.trainers.remote_critic import TrainerWithCritic
 from headway.trainers.remote_trainer import RemoteTrainer, ReplicaScorer
 from headway.trainers.sharded.rank_layout import RankLayout
-from headway.trainers.sharded.ranked_trainer import MultiRankTrainer
 
 if TYPE_CHECKING:
     from headway.engines.native.native_engine import NativeEngine
+    from headway.trainers.local.critic_learner import LocalCritic
     from headway.trainers.local.local_trainer import LocalTrainer
     from headway.trainers.local.policy_scorer import PolicyScorer
     from headway.trainers.local.settings import LocalSettings
@@ -97,7 +98,7 @@ class LanguageModelFamily(ModelFamily):
         transport = make_transport(resolved, placement.transport)
         derived, replicas = resolved.derived, list_scorer_replicas(resolved)
         if placement.processes:
-            trainer: RemoteTrainer | LocalTrainer = _make_remote_trainer(context)
+            trainer: RemoteTrainer | TrainerWithCritic | LocalTrainer = _make_trainer_process(context)
         else:
             trainer = make_local_trainer(context.make_args(placement.train_threads), context.make_local_store())
         reference: Scorer = TrainerScorer(trainer, "reference")
@@ -159,24 +160,13 @@ def check_tensor_parallel_model(layout: RankLayout, path: Path) -> None:
         make_parallel_plan(layer, layout.tensor)
 
 
-def _make_remote_trainer(context: LaunchContext) -> RemoteTrainer:
-    """Make a trainer in one child process, or in one for each rank."""
-    placement = context.placement
-    if placement.ranks == 1:
-        spec = context.make_child_spec("trainer", create_trainer, placement.train_threads)
-        return RemoteTrainer(spec, placement.start_child)
-
-    def adapt_to_rank(spec: ChildSpec, rank: int) -> ChildSpec:
-        own = context.make_child_spec(spec.name, create_rank, placement.train_threads)
-        return replace(spec, env=own.env, log=own.log)
-
-    return MultiRankTrainer(
-        context.make_child_spec("trainer", create_rank, placement.train_threads),
-        placement.start_child,
-        ranks=placement.ranks,
-        customize=adapt_to_rank,
-        join_s=context.resolved.config.cluster.start_timeout_s,
-        rank_s=context.resolved.config.reliability.rank_timeout_s,
+def _make_trainer_process(context: LaunchContext) -> RemoteTrainer | TrainerWithCritic:
+    """Make the trainer in processes of its own, and the critic in another one if it has devices of its own."""
+    trainer, placement = make_remote_trainer(context, create_trainer, create_rank), context.placement
+    if not has_own_critic(context.resolved):
+        return trainer
+    return TrainerWithCritic(
+        trainer, context.make_child_spec("critic", create_critic, placement.train_threads), placement.start_child
     )
 
 
@@ -193,12 +183,19 @@ def _make_replica_scorer(
 
 
 def make_local_trainer(args: ComponentArgs, store: PublishingStore) -> LocalTrainer:
-    """Make the trainer of the policy, which publishes into `store`."""
+    """Make the trainer of the policy in the process of the run, with a critic in it; it publishes into `store`."""
+    return _make_trainer(args, store, _make_local_settings(args))
+
+
+def make_remote_part(args: ComponentArgs, store: PublishingStore) -> LocalTrainer:
+    """Make the trainer of the policy in a process of its own; the critic may be in another one."""
+    return _make_trainer(args, store, _make_trainer_settings(args))
+
+
+def _make_trainer(args: ComponentArgs, store: PublishingStore, settings: LocalSettings) -> LocalTrainer:
     from headway.trainers.local.local_trainer import LocalTrainer
 
-    return LocalTrainer(
-        _make_model_loader(args.model), _make_local_settings(args), store, **_make_trainer_options(args)
-    )
+    return LocalTrainer(_make_model_loader(args.model), settings, store, **_make_trainer_options(args))
 
 
 def make_rank_trainer(args: ComponentArgs, store: PublishingStore | None, ranks: int) -> RankTrainer:
@@ -210,7 +207,7 @@ def make_rank_trainer(args: ComponentArgs, store: PublishingStore | None, ranks:
     group = ShardedRankGroup(make_rank_layout(resolved, ranks), args.device)
     own_store = NonPublishingStore(select_wire_dtype(resolved, args.device)) if store is None else store
     model, options = _make_model_loader(args.model), _make_trainer_options(args)
-    return RankTrainer(model, _make_local_settings(args), own_store, ranks=group, **options)
+    return RankTrainer(model, _make_trainer_settings(args), own_store, ranks=group, **options)
 
 
 def make_policy_scorer(args: ComponentArgs, end: ReceiverEnd | None = None) -> PolicyScorer:
@@ -294,41 +291,36 @@ def _make_local_settings(args: ComponentArgs) -> LocalSettings:
     return make_local_settings(resolved, precision=precision, device=args.device, threads=args.threads)
 
 
+def _make_trainer_settings(args: ComponentArgs) -> LocalSettings:
+    """Return the settings of a trainer that is a process: without a critic if that has a process of its own."""
+    settings = _make_local_settings(args)
+    return replace(settings, critic=None, critic_elsewhere=True) if has_own_critic(args.load_config()) else settings
+
+
 # -- targets of child processes
 
 
 def create_trainer(args: Mapping[str, Any]) -> Trainer:
     """Make the trainer of a run that has one trainer process."""
-    return make_publishing_trainer(args, make_local_trainer)
+    return make_publishing_trainer(args, make_remote_part)
 
 
 def create_rank(args: Mapping[str, Any]) -> RankSpec:
-    """Describe one rank of the trainer; rank 0 publishes versions for other processes."""
-    from headway.trainers.sharded.rank_host import RankSpec
-
-    component, _ = read_child_args(args)
-    number, ranks = args["rank"], args["ranks"]
-
-    def make() -> Trainer:
-        if number:
-            return make_rank_trainer(component, None, ranks)
-        return make_publishing_trainer(args, partial(make_rank_trainer, ranks=ranks))
-
-    config = component.load_config().config
-    backend = config.actor_train.strategy_args.strategy_config.distributed_backend
-    return RankSpec(
-        number=number,
-        ranks=ranks,
-        device=component.device,
-        make=make,
-        backend="" if backend == "auto" else backend,
-        timeout_s=config.reliability.rank_timeout_s,
-    )
+    """Describe one rank of the trainer."""
+    return describe_rank(args, make_rank_trainer)
 
 
 async def create_engine(args: Mapping[str, Any]) -> Engine:
     """Make one native engine."""
     return await create_own_engine(args, make_engine)
+
+
+def create_critic(args: Mapping[str, Any]) -> LocalCritic:
+    """Make the critic of a run in which it has devices of its own."""
+    from headway.trainers.local.critic_learner import LocalCritic
+
+    component, _ = read_child_args(args)
+    return LocalCritic(_make_model_loader(component.critic or component.model)(), _make_local_settings(component))
 
 
 def create_reference_scorer(args: Mapping[str, Any]) -> Scorer:

@@ -269,12 +269,16 @@ def plan_rank_layout(resolved: ResolvedConfig, ranks: int, *, device: str, proce
     if ranks == 1:
         _check_single_rank(resolved)
         return RankLayout(ranks=1)
-    layout, (key, value, single) = make_rank_layout(resolved, ranks), _find_ranks_key(resolved)
+    layout, (key, _, single) = make_rank_layout(resolved, ranks), _find_ranks_key(resolved)
     if not processes:
         problem = f"{ranks} ranks of the trainer are processes"
         raise ConfigError(problem, key="processes", value=False, hint=f"true, or {key}: {single}")
-    if resolved.derived.pipeline == "denoising":
-        raise ConfigError("denoising models are trained on one device", key=key, value=value, hint=single)
+    if resolved.derived.pipeline == "denoising" and layout.data < layout.ranks:
+        sharing, size = next(iter(_list_sharing_sizes(resolved).items()))
+        problem = "ranks of a denoising model share neither layers nor pictures"
+        raise ConfigError(
+            problem, key=f"{_SIZES_KEY}.{sharing}", value=size, hint="1: each rank has samples of its own"
+        )
     if config.actor_train.training_args.offload_optimizer and device == "cuda":
         problem = "moments of ranks are not kept in the memory of the host"
         raise ConfigError(problem, key="actor_train.training_args.offload_optimizer", value=True, hint="more ranks")

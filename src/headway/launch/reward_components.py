@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headway.config import ResolvedConfig, RewardConfig
 from headway.config.reward_model_choice import CLASSIFIER, get_reward_function, list_served_rewards
 from headway.errors import ConfigError, EngineCrashed, EngineError, RewardError
+from headway.launch.component_places import make_reward_names
 from headway.launch.components import ComponentArgs, LaunchContext, read_child_args
 from headway.launch.inference_servers import TORCH_DTYPES, exit_soon, make_llm
 from headway.processes.base import ChildSpec, StartPeer
@@ -38,6 +39,7 @@ _PROMPT_TOKENS = 1024
 """Room for the words of a judge's prompt around question and answer."""
 _LONGEST_CONTEXT = 32768
 _VLLM_START_S = 600.0
+_BUCKET_MB = 256.0
 
 
 def check_reward_models(resolved: ResolvedConfig) -> None:
@@ -91,9 +93,7 @@ def _make_client(
     target: Callable[..., Any] = create_classifier if isinstance(model, ModelReward) else create_judge
     if context.resolved.derived.strategies[f"rewards.{name}"] == "vllm":
         target, start = create_vllm_judge, _start_with_vllm(reward)
-    path, devices = find_reward_model(reward), context.resolved.derived.devices.get(f"rewards.{name}", (0,))
-    copies = max(len(devices) // reward.strategy_args.strategy_config.tensor_model_parallel_size, 1)
-    names = [f"reward/{name}"] if copies == 1 else [f"reward/{name}/{number}" for number in range(copies)]
+    path, names = find_reward_model(reward), make_reward_names(context.resolved, name)
     options = {"reward": name, "path": str(path), "slots": model.concurrency}
     if isinstance(model, ServedJudgeReward):
         options |= {"context_tokens": _choose_context_tokens(context.resolved, path, model.max_tokens)}
@@ -101,7 +101,7 @@ def _make_client(
     return RewardModelClient(
         specs=specs,
         start_child=start,
-        width=model.concurrency * copies,
+        width=model.concurrency * len(names),
         timeout_s=config.reliability.reward_timeout_s,
         backoff_s=config.reliability.restart_backoff_s,
         report=report,
@@ -159,6 +159,7 @@ async def create_judge(args: Mapping[str, Any]) -> JudgeModel:
     from headway.models.model_loading import find_end_tokens, load_model, load_tokenizer, make_architecture_factory
 
     (component, reward), path = _read_reward_args(args), args["path"]
+    dtype = "float32" if component.device == "cpu" else TORCH_DTYPES[reward.model_args.dtype]
     engine = NativeEngine(
         args["name"],
         make_architecture_factory(path),
@@ -168,13 +169,29 @@ async def create_judge(args: Mapping[str, Any]) -> JudgeModel:
             threads=component.threads,
             seed=component.load_config().config.seed,
             device=component.device,
-            dtype="float32" if component.device == "cpu" else TORCH_DTYPES[reward.model_args.dtype],
+            dtype=dtype,
         ),
         eos=find_end_tokens(path),
     )
     await engine.restart()
-    await engine.switch(0, dict(load_model(path, torch.float32).named_parameters()))
+    await _load_weights(engine, load_model(path, getattr(torch, dtype)))
     return JudgeModel(partial(_generate, engine), load_tokenizer(path), engine.close)
+
+
+async def _load_weights(engine: NativeEngine, model: Any) -> None:
+    """Give the weights of `model` to an engine, the way that a trainer's weights would go."""
+    from headway.weights.weight_store import WeightStore
+
+    store = WeightStore(bucket_mb=_BUCKET_MB, wire_dtype=model.dtype)
+    try:
+        store.publish(0, dict(model.named_parameters()))
+        manifest, buckets = await store.gather(0)
+        await engine.receiver.begin(manifest)
+        async for bucket in buckets:
+            await engine.receiver.load(bucket)
+        await engine.receiver.flip()
+    finally:
+        store.close()
 
 
 async def create_vllm_judge(args: Mapping[str, Any]) -> JudgeModel:

@@ -128,8 +128,6 @@ class RewardModelClient:
             first = self._replicas[0]
             if self._closed or all(replica.failures >= _MOST_RESTARTS for replica in self._replicas):
                 raise RewardError(f"{first.peer.name} is {'closed' if self._closed else 'down'}")
-            for replica in self._replicas:
-                self._revive(replica, "down")
             self._changed.clear()
             await self._changed.wait()
 

@@ -80,6 +80,14 @@ class ScoringTrainer(Protocol):
         """Score a group between two steps."""
 
 
+@runtime_checkable
+class ReturnsTrainer(Protocol):
+    """A trainer whose critic is another process."""
+
+    async def compute_returns(self, batch: Batch) -> tuple[Sequence[float], Sequence[bool]]:
+        """Return the returns of all actions of a batch, and which of them count; `train` with the batch follows."""
+
+
 class TrainerScorer:
     """A `Scorer` that uses the models of a trainer and takes turns with its steps."""
 

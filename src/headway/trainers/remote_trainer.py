@@ -26,7 +26,7 @@ from headway.errors import (
     TransferError,
 )
 from headway.processes.base import ChildSpec, RestartablePeer, RestartablePeers, StartPeer
-from headway.trainers.base import ScoreKind, ScoringTrainer, Trainer
+from headway.trainers.base import ReturnsTrainer, ScoreKind, ScoringTrainer, Trainer
 from headway.types import Batch, SampleGroup
 from headway.weights.base import Bucket, Manifest, PayloadRef, WeightReceiver
 
@@ -79,6 +79,13 @@ class TrainerHost:
             if not isinstance(trainer, ScoringTrainer):
                 raise ScoringError(f"{type(trainer).__name__} trains and cannot score")
             return await trainer.score(kind, group)
+
+    async def compute_returns(self, batch: Batch) -> tuple[Sequence[float], Sequence[bool]]:
+        """Return what a critic in another process learns from a batch."""
+        async with self._serving() as trainer:
+            if not isinstance(trainer, ReturnsTrainer):
+                raise TrainerError(f"{type(trainer).__name__} computes no returns")
+            return await trainer.compute_returns(batch)
 
     async def gather(self, version: int) -> tuple[Manifest, list[Bucket]]:
         """Return all buckets at once, because a manifest with their checksums exists only when they do."""

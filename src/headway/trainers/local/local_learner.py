@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from headway.algorithms.actions import require_input
+from headway.algorithms.advantages import Advantages
 from headway.algorithms.kl import KlController
 from headway.errors import ConfigError, TrainerError
 from headway.trainers.base import ScoreKind
@@ -53,6 +55,8 @@ class LocalLearner(StepLearner):
         self.policy = ranks.make_policy(model, settings)
         self.reference = None if frozen is None else _make_reference(frozen, settings, ranks)
         self.critic = None if decoder is None else ranks.make_critic(decoder, settings)
+        self._prepared: tuple[Any, TokenBatch, Advantages] | None = None
+        """What `compute_returns` made of a batch that has not been learnt yet, with the identity of the batch."""
         self._active_weights = count_active_weights(self.policy.causal)
         self._peak_tflops = peak_tflops(settings.device)
         self.state = TrainableState(
@@ -84,7 +88,37 @@ class LocalLearner(StepLearner):
             # `save_pretrained` refuses what many published models have, such as a temperature without sampling.
             causal.generation_config.to_json_file(directory / "generation_config.json")
 
+    def compute_returns(self, batch: Batch, gate: CommitGate) -> tuple[list[float], list[bool]]:
+        """Return what a critic elsewhere learns from `batch`: returns of all actions, and which of them count."""
+        if batch.trained != self.version:
+            raise TrainerError(f"a batch for version {batch.trained}, the trainer is at {self.version}")
+        tokens, advantages = self._prepare(batch, gate)
+        self._prepared = _identify_batch(batch), tokens, advantages
+        return require_input(advantages.return_N, "returns", "the critic").tolist(), advantages.mask_N.tolist()
+
     def _learn(self, batch: Batch, gate: CommitGate) -> dict[str, float]:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] == _identify_batch(batch):
+            _, tokens, advantages = prepared
+        else:
+            tokens, advantages = self._prepare(batch, gate)
+        report = self._retry_on_oom(
+            tokens.rows, lambda: update_policy(self.state, tokens, advantages, self.settings, self.version, gate)
+        )
+        self.kl.update(advantages.kl, len(tokens.rows))
+        self.version += 1
+        return {
+            **report.metrics(tokens),
+            "kl_coef": float(self.kl.coef),
+            "kl": float(advantages.kl),
+            "micro_batch_tokens": float(self.settings.micro_batch_tokens),
+            **measure_allocator(self.settings.device),
+            "tflop": 6e-12 * self._active_weights * report.packed_tokens,
+            **({} if self._peak_tflops is None else {"peak_tflops": self._peak_tflops * self.ranks.size}),
+        }
+
+    def _prepare(self, batch: Batch, gate: CommitGate) -> tuple[TokenBatch, Advantages]:
+        """Return the tokens of a batch with all scores that the objective reads, and the advantages."""
         settings = self.settings
         tokens = make_token_batch(
             batch.groups,
@@ -109,20 +143,7 @@ class LocalLearner(StepLearner):
         if tokens.weight_S is not None:  # every policy loss is proportional to the advantage
             weighted_N = advantages.advantage_N * tokens.weight_S[tokens.sequence_N]
             advantages = replace(advantages, advantage_N=weighted_N)
-        report = self._retry_on_oom(
-            tokens.rows, lambda: update_policy(self.state, tokens, advantages, self.settings, self.version, gate)
-        )
-        self.kl.update(advantages.kl, len(tokens.rows))
-        self.version += 1
-        return {
-            **report.metrics(tokens),
-            "kl_coef": float(self.kl.coef),
-            "kl": float(advantages.kl),
-            "micro_batch_tokens": float(self.settings.micro_batch_tokens),
-            **measure_allocator(self.settings.device),
-            "tflop": 6e-12 * self._active_weights * report.packed_tokens,
-            **({} if self._peak_tflops is None else {"peak_tflops": self._peak_tflops * self.ranks.size}),
-        }
+        return tokens, advantages
 
     def _retry_on_oom(self, rows: Sequence[TokenRow], work: Callable[[], T]) -> T:
         """Return the result of `work`; where memory runs out, use smaller micro-batches from then on."""
@@ -176,6 +197,10 @@ class LocalLearner(StepLearner):
             return lambda pack: self.policy.logps(pack).logp_N, self.policy.without_adapters()
         reference = self.reference
         return lambda pack: reference.logps(pack).logp_N, nullcontext()
+
+
+def _identify_batch(batch: Batch) -> tuple[Any, ...]:
+    return batch.trained, *(sample.sample_id for group in batch.groups for sample in group.samples)
 
 
 def score_rows(

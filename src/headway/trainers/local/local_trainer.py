@@ -173,3 +173,8 @@ class LocalTrainer(ThreadedTrainer[LocalLearner]):
             kl=self._make_kl() if self._make_kl else None,
             ranks=self._ranks,
         )
+
+    async def compute_returns(self, batch: Batch) -> tuple[list[float], list[bool]]:
+        """Return what a critic in another process learns from a batch; `train` with the same batch follows."""
+        learner = self.learner
+        return await self._thread.call(lambda gate: learner.compute_returns(batch, gate))

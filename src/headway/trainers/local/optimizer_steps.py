@@ -53,6 +53,11 @@ class StepLearner(ABC):
     def save_model_config(self, directory: Path) -> None:
         """Write what is needed beside the weights to load the model again."""
 
+    @property
+    def has_half_weights(self) -> bool:
+        """Whether weights are held in half precision, beside masters of the optimizer."""
+        return self.settings.precision == "bf16"
+
     def learn(self, batch: Batch, gate: CommitGate) -> dict[str, float]:
         """Train on `batch` and return metrics; `version` is one higher afterwards."""
         if batch.trained != self.version:

@@ -60,7 +60,7 @@ class UpdateReport(OptimizerStepReport):
         added = [name for name in named if name not in maxima]
         counts = (self.value_loss, self.entropy, self.packed_tokens, self.micro_batches)
         total, largest = ranks.all_reduce(
-            _stack([*counts, *(named[name] for name in added)]), _stack([named[name] for name in maxima])
+            stack_numbers([*counts, *(named[name] for name in added)]), stack_numbers([named[name] for name in maxima])
         )
         self.value_loss, self.entropy = float(total[0]), total[1]
         self.packed_tokens, self.micro_batches = int(total[2]), int(total[3])
@@ -84,7 +84,7 @@ class UpdateReport(OptimizerStepReport):
         }
 
 
-def _stack(values: Sequence[Tensor | float]) -> Tensor:
+def stack_numbers(values: Sequence[Tensor | float]) -> Tensor:
     """Stack numbers in float64 on the device of the first tensor among them."""
     device = next((value.device for value in values if isinstance(value, Tensor)), "cpu")
     if not values:
@@ -145,9 +145,7 @@ class _Update:
     def accumulate_gradients(self, rows: Sequence[TokenRow]) -> None:
         """Add up the gradients of one mini-batch."""
         batch, mask_N, advantage_N = self._batch, self._advantages.mask_N, self._advantages.advantage_N
-        inside_N = torch.zeros_like(mask_N)
-        inside_N[rows[0].first : rows[-1].first + len(rows[-1].actions)] = True
-        totals = BatchTotals.of(mask_N & inside_N, batch.loss_sequence, batch.loss_sequences)
+        totals = _count_totals(rows, batch, mask_N)
         unmasked = _select_rows(rows, mask_N)
         skips = self._settings.objective.skips_zero_advantages
         trained = _select_rows(rows, mask_N & (advantage_N != 0)) if skips else unmasked
@@ -156,9 +154,9 @@ class _Update:
             self._gate.check()
             self._backward_policy(pack, totals)
         if self._state.critic is not None:
-            for pack in self._state.ranks.make_packs(unmasked, self._settings):
-                self._gate.check()
-                self.report.value_loss += self._backward_critic(self._state.critic, pack, totals)
+            self.report.value_loss += add_critic_gradients(
+                self._state.critic, rows, batch, self._advantages, self._settings, self._state.ranks, self._gate
+            )
 
     def _backward_policy(self, pack: TokenPack, totals: BatchTotals) -> None:
         """Run forward and backward of the policy on one pack."""
@@ -188,19 +186,36 @@ class _Update:
             report.packed_tokens += pack.token_L.numel()
             report.micro_batches += 1
 
-    def _backward_critic(self, critic: CriticModel, pack: TokenPack, totals: BatchTotals) -> float:
-        """Run forward and backward of the critic on one pack; return its part of the loss."""
+
+def add_critic_gradients(
+    critic: CriticModel,
+    rows: Sequence[TokenRow],
+    batch: TokenBatch,
+    targets: Advantages,
+    settings: LocalSettings,
+    ranks: RankGroup,
+    gate: CommitGate,
+) -> float:
+    """Add up the critic's gradients of one mini-batch; return this rank's part of the loss."""
+    totals, found = _count_totals(rows, batch, targets.mask_N), 0.0
+    for pack in ranks.make_packs(_select_rows(rows, targets.mask_N), settings):
+        gate.check()
         value_N, at = critic.values(pack), pack.action_N
-        old_N = require_input(self._batch.value_N, "values", "the critic")[at]
-        return_N = require_input(self._advantages.return_N, "returns", "the critic")[at]
-        clip = self._settings.value_clip
-        error_N = compute_value_loss(value_N, old_N.to(value_N.dtype), return_N.to(value_N.dtype), clip)
-        weight_N = make_action_weights(
-            "token-mean", self._batch.loss_sequence[at], totals, norm_length=1, dtype=value_N.dtype
-        )
-        loss = sum_weighted(error_N, self._advantages.mask_N[at], weight_N)
+        old_N = require_input(batch.value_N, "values", "the critic")[at]
+        return_N = require_input(targets.return_N, "returns", "the critic")[at]
+        error_N = compute_value_loss(value_N, old_N.to(value_N.dtype), return_N.to(value_N.dtype), settings.value_clip)
+        weight_N = make_action_weights("token-mean", batch.loss_sequence[at], totals, norm_length=1, dtype=value_N.dtype)
+        loss = sum_weighted(error_N, targets.mask_N[at], weight_N)
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach())
+        found += float(loss.detach())
+    return found
+
+
+def _count_totals(rows: Sequence[TokenRow], batch: TokenBatch, mask_N: Tensor) -> BatchTotals:
+    """Return the denominators of one mini-batch."""
+    inside_N = torch.zeros_like(mask_N)
+    inside_N[rows[0].first : rows[-1].first + len(rows[-1].actions)] = True
+    return BatchTotals.of(mask_N & inside_N, batch.loss_sequence, batch.loss_sequences)
 
 
 def _select_rows(rows: Sequence[TokenRow], mask_N: Tensor) -> list[TokenRow]:

@@ -65,7 +65,9 @@ class LocalSettings:
     """How advantages are computed from scores; None broadcasts each sample's own `advantage`."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     critic: OptimizerSettings | None = None
-    """Optimizer of the critic; None means that there is no critic."""
+    """Optimizer of the critic; None means that there is no critic here."""
+    critic_elsewhere: bool = False
+    """Whether a critic in another process computes values and learns from the returns of this trainer."""
     value_clip: float | None = None
     selection: SampleSelection = TRAIN_EVERYTHING
     """Which samples are trained, and how much each counts."""
@@ -96,7 +98,8 @@ class LocalSettings:
         if self.temperature <= 0:
             raise ConfigError("greedy answers have no log-probabilities", key="temperature", value=self.temperature)
         estimator = None if self.advantages is None else self.advantages.adv_estimator
-        if estimator is not None and self.critic is None and ADVANTAGE_TRAITS.get(estimator).needs_critic:
+        has_critic = self.critic is not None or self.critic_elsewhere
+        if estimator is not None and not has_critic and ADVANTAGE_TRAITS.get(estimator).needs_critic:
             raise ConfigError(f"{estimator} needs a critic", key="critic", value=None)
 
 

@@ -40,9 +40,9 @@ from headway.trainers.local.local_checkpoint import (
     write_model_config,
     write_tensors,
 )
-from headway.trainers.local.local_learner import LocalLearner
 from headway.trainers.local.local_optimizer import Optimizer
-from headway.trainers.sharded.sharded_model import ShardedPolicy
+from headway.trainers.local.optimizer_steps import StepLearner
+from headway.trainers.sharded.sharded_model import ShardedWeights
 from headway.trainers.sharded.sharded_optimizer import ShardedOptimizer
 
 _SHARDS = "pieces"
@@ -50,7 +50,7 @@ _SHARDS = "pieces"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def save_sharded_checkpoint(learner: LocalLearner, directory: Path, *, is_first: bool, tokenizer: Any = None) -> None:
+def save_sharded_checkpoint(learner: StepLearner, directory: Path, *, is_first: bool, tokenizer: Any = None) -> None:
     """Write everything needed to continue from `learner.version`; `is_first` on rank 0."""
 
     def begin() -> None:
@@ -64,7 +64,7 @@ def save_sharded_checkpoint(learner: LocalLearner, directory: Path, *, is_first:
     _agree(begin if is_first else None, directory)
     files = _optimizer_files(learner)
     if learner.settings.lora is None:
-        files[MODEL_FILE] = _round(learner, _policy(learner).shards())
+        files[MODEL_FILE] = _round(learner, get_sharded_policy(learner).shards())
     else:
         merged = _round(learner, {name: tensor.cpu() for name, tensor in learner.weights().items()})
         _agree((lambda: write_tensors(merged, directory / MODEL_FILE)) if is_first else None, directory)
@@ -73,14 +73,14 @@ def save_sharded_checkpoint(learner: LocalLearner, directory: Path, *, is_first:
     _agree(end if is_first else None, directory)
 
 
-def load_sharded_checkpoint(learner: LocalLearner, directory: Path, *, is_first: bool) -> list[str]:
+def load_sharded_checkpoint(learner: StepLearner, directory: Path, *, is_first: bool) -> list[str]:
     """Restore a checkpoint of any number of ranks, or of the local trainer, and return what is worth a line.
 
     Raise `TrainerError` and change nothing if that is impossible. Rank 0 (`is_first`) reads all of it to check it.
     """
     live = _optimizer_files(learner)
     if learner.settings.lora is None:
-        live[MODEL_FILE] = _round(learner, _policy(learner).shards())
+        live[MODEL_FILE] = _round(learner, get_sharded_policy(learner).shards())
     mark: list[CheckpointMark] = []
     notes: list[str] = []
 
@@ -100,12 +100,14 @@ def load_sharded_checkpoint(learner: LocalLearner, directory: Path, *, is_first:
     return notes
 
 
-def _policy(learner: LocalLearner) -> ShardedPolicy:
-    assert isinstance(learner.policy, ShardedPolicy)
-    return learner.policy
+def get_sharded_policy(learner: StepLearner) -> ShardedWeights:
+    """Return the policy of a learner whose model is cut over ranks."""
+    policy = getattr(learner, "policy", None)
+    assert isinstance(policy, ShardedWeights)
+    return policy
 
 
-def _optimizer_files(learner: LocalLearner) -> dict[str, dict[str, Tensor]]:
+def _optimizer_files(learner: StepLearner) -> dict[str, dict[str, Tensor]]:
     """Return the live tensors of each optimizer by file, with the weights that no other file has."""
     policy, *critic = learner.optimizers
     files = {OPTIMIZER_FILE: _optimizer_tensors(learner, policy, weights=learner.settings.lora is not None)}
@@ -114,30 +116,30 @@ def _optimizer_files(learner: LocalLearner) -> dict[str, dict[str, Tensor]]:
     return files
 
 
-def _optimizer_tensors(learner: LocalLearner, optimizer: Optimizer, *, weights: bool) -> dict[str, Tensor]:
+def _optimizer_tensors(learner: StepLearner, optimizer: Optimizer, *, weights: bool) -> dict[str, Tensor]:
     """Return moments, masters where the local trainer has them, and `weights` where no other file has them."""
     assert isinstance(optimizer, ShardedOptimizer)
     shards, found = optimizer.shards, {}
     for name, tensor in optimizer.state_tensors().items():
         parameter = name.rpartition("/")[0]
         found[name] = tensor if not tensor.ndim else shards[parameter].with_local(tensor)
-    if learner.settings.precision == "bf16":
+    if learner.has_half_weights:
         found |= {f"{name}/master": shard.sharded for name, shard in shards.items()}
     if weights:
         found |= _round(learner, {name: shard.sharded for name, shard in shards.items()})
     return found
 
 
-def _round(learner: LocalLearner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _round(learner: StepLearner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Round weights to bf16 where the local trainer holds them so."""
-    if learner.settings.precision != "bf16":
+    if not learner.has_half_weights:
         return dict(tensors)
     return {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
 
 
-def _has_master(learner: LocalLearner, file: str, name: str, tensors: Mapping[str, Tensor]) -> bool:
+def _has_master(learner: StepLearner, file: str, name: str, tensors: Mapping[str, Tensor]) -> bool:
     """Return whether a tensor is a rounded copy of a master, and so need not be read."""
-    return learner.settings.precision == "bf16" and (file == MODEL_FILE or f"{name}/master" in tensors)
+    return learner.has_half_weights and (file == MODEL_FILE or f"{name}/master" in tensors)
 
 
 def _write_file(tensors: dict[str, Tensor], directory: Path, name: str, is_first: bool) -> None:

@@ -9,7 +9,7 @@ precision of computation. A frozen model is held in that precision.
 Legend: N actions of a pack, n those that follow a token of this rank, H hidden size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,29 +110,21 @@ class ShardedForward(nn.Module):
         return tuple(context_parallel.scatter_to_all_ranks(one_n, shard, pack.chosen_N.numel()) for one_n in found)
 
 
-class ShardedPolicy(PolicyModel):
-    """A policy of which every rank holds a shard. It is whole while it is made and tried."""
+class ShardedWeights:
+    """The weights of a policy of which every rank holds a shard."""
 
-    def __init__(self, model: Any, settings: LocalSettings, meshes: ShardingMeshes, *, adapters: bool = True) -> None:
-        check_attention(model)
-        self._root: nn.Module | None = None
-        super().__init__(model, _host_settings(model, settings), adapters=adapters)
-        self._settings = settings
-        self._adapted = _find_adapted_layers(self.causal)
-        if torch.device(settings.device).type == "cuda":
-            fuse_rms_norms(self.causal)
-        self._root = _shard_model(self.causal, self.backbone, self._compute_numbers, meshes, settings)
-        self._shards = dict(self._named_shards())
+    _shards: dict[str, Tensor]
+    _adapted: dict[str, Any]
+    """Layers with adapters, by the names of their weights."""
 
-    def logps(self, pack: TokenPack) -> TokenLogps:
-        if self._root is None:
-            return super().logps(pack)
-        logp_N, entropy_N = self._root(pack)
-        return TokenLogps(logp_N=logp_N, entropy_N=entropy_N)
-
-    def _compute_numbers(self, hidden_NH: Tensor, chosen_N: Tensor) -> tuple[Tensor, ...]:
-        found = self._logps_of_hidden(hidden_NH, chosen_N)
-        return found.logp_N, found.entropy_N
+    def _list_shards(self, model: nn.Module) -> None:
+        """Remember the shards of a model that has been cut."""
+        once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+        self._shards = {
+            lora.strip_adapter_name(name): tensor
+            for name, tensor in model.state_dict().items()
+            if name in once and ".lora_" not in name  # leaves out the second name of a tied weight
+        }
 
     def shards(self) -> dict[str, Tensor]:
         """Return the shards of all weights by name; with LoRA those of the layers under the adapters."""
@@ -152,11 +144,30 @@ class ShardedPolicy(PolicyModel):
         """Return all full weights at once, for models that fit into host memory."""
         return {name: self.gather_weight(name) for name in self._shards}
 
-    def _named_shards(self) -> Iterator[tuple[str, Tensor]]:
-        once = {name for name, _ in self.causal.named_parameters()} | {name for name, _ in self.causal.named_buffers()}
-        for name, tensor in self.causal.state_dict().items():
-            if name in once and ".lora_" not in name:  # leaves out the second name of a tied weight
-                yield lora.strip_adapter_name(name), tensor
+
+class ShardedPolicy(ShardedWeights, PolicyModel):
+    """A policy of which every rank holds a shard. It is whole while it is made and tried."""
+
+    def __init__(self, model: Any, settings: LocalSettings, meshes: ShardingMeshes, *, adapters: bool = True) -> None:
+        check_attention(model)
+        self._root: nn.Module | None = None
+        super().__init__(model, _host_settings(model, settings), adapters=adapters)
+        self._settings = settings
+        self._adapted = find_adapted_layers(self.causal)
+        if torch.device(settings.device).type == "cuda":
+            fuse_rms_norms(self.causal)
+        self._root = _shard_model(self.causal, self.backbone, self._compute_numbers, meshes, settings)
+        self._list_shards(self.causal)
+
+    def logps(self, pack: TokenPack) -> TokenLogps:
+        if self._root is None:
+            return super().logps(pack)
+        logp_N, entropy_N = self._root(pack)
+        return TokenLogps(logp_N=logp_N, entropy_N=entropy_N)
+
+    def _compute_numbers(self, hidden_NH: Tensor, chosen_N: Tensor) -> tuple[Tensor, ...]:
+        found = self._logps_of_hidden(hidden_NH, chosen_N)
+        return found.logp_N, found.entropy_N
 
 
 class ShardedCritic(CriticModel):
@@ -180,7 +191,7 @@ class ShardedCritic(CriticModel):
         return (self.value(hidden_NH.to(torch.promote_types(hidden_NH.dtype, torch.float32))).squeeze(-1),)
 
 
-def _find_adapted_layers(model: nn.Module) -> dict[str, Any]:
+def find_adapted_layers(model: nn.Module) -> dict[str, Any]:
     """Return layers with adapters by the names of their weights. Raise `ConfigError` if one cannot be cut."""
     found = lora.find_adapted_modules(model)
     for name, layer in found.items():
@@ -218,13 +229,18 @@ def _shard_model(
     policy = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
     )
+    cut_modules(root, layers, meshes.shard, policy)
+    return root
+
+
+def cut_modules(root: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """Cut `root` into shards, which are gathered layer by layer. Gradients are sums over the ranks."""
     for module in (*layers, root):
-        fully_shard(module, mesh=meshes.shard, reshard_after_forward=True, mp_policy=policy)
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # denominators are those of the whole batch already
             module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo has
-    return root
 
 
 def find_decoder_layers(backbone: Any) -> list[nn.Module]:

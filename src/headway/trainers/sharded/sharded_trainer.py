@@ -9,7 +9,7 @@ shares are filled up with packs without actions. A step equals the step of one p
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,15 +19,22 @@ from torch.distributed.device_mesh import init_device_mesh
 from headway.errors import TrainerCrashed, TrainerError
 from headway.trainers.local.local_learner import LocalLearner
 from headway.trainers.local.local_optimizer import Optimizer
-from headway.trainers.local.local_trainer import LocalTrainer
+from headway.trainers.local.local_trainer import LocalTrainer, ThreadedTrainer
+from headway.trainers.local.optimizer_steps import StepLearner
 from headway.trainers.local.policy_model import CriticModel, PolicyModel
 from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.trainers.local.token_batch import TokenRow
 from headway.trainers.local.tree_packing import PromptTree, TokenPack, pack_rows
 from headway.trainers.sharded.rank_layout import RankLayout
-from headway.trainers.sharded.sharded_checkpoint import load_sharded_checkpoint, save_sharded_checkpoint
+from headway.trainers.sharded.sharded_checkpoint import (
+    get_sharded_policy,
+    load_sharded_checkpoint,
+    save_sharded_checkpoint,
+)
 from headway.trainers.sharded.sharded_model import ShardedCritic, ShardedPolicy, ShardingMeshes
 from headway.trainers.sharded.sharded_optimizer import ShardedOptimizer
+
+L = TypeVar("L", bound=StepLearner)
 
 
 class ShardedRankGroup:
@@ -41,7 +48,7 @@ class ShardedRankGroup:
         kind = torch.device(device).type
         mesh = init_device_mesh(kind, (layout.shards, layout.tensor), mesh_dim_names=("shard", "tensor"))
         self._data = _make_process_group(layout.rank_sets("data"), self.rank)
-        self._meshes = ShardingMeshes(
+        self.meshes = ShardingMeshes(
             shard=mesh["shard"],
             tensor=mesh["tensor"] if layout.tensor > 1 else None,
             context=_make_process_group(layout.rank_sets("context"), self.rank) if layout.context > 1 else None,
@@ -53,13 +60,13 @@ class ShardedRankGroup:
         return self.rank == 0
 
     def make_policy(self, model: Any, settings: LocalSettings, *, adapters: bool = True) -> PolicyModel:
-        return ShardedPolicy(model, settings, self._meshes, adapters=adapters)
+        return ShardedPolicy(model, settings, self.meshes, adapters=adapters)
 
     def make_critic(self, model: Any, settings: LocalSettings) -> CriticModel:
-        return ShardedCritic(model, settings, self._meshes)
+        return ShardedCritic(model, settings, self.meshes)
 
     def make_optimizer(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> Optimizer:
-        return ShardedOptimizer(parameters, settings, self._meshes.tensor)
+        return ShardedOptimizer(parameters, settings, self.meshes.tensor)
 
     def make_packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> list[TokenPack]:
         """Return this rank's packs. All ranks get packs of similar size at the same time, so that none waits long."""
@@ -99,19 +106,26 @@ def _make_empty_pack(device: str) -> TokenPack:
     return TokenPack(token_L=zero, position_L=zero, trees=trees, before_N=empty, chosen_N=empty, action_N=empty)
 
 
-class RankTrainer(LocalTrainer):
-    """The trainer of a process that has joined the others. Rank 0 has a store, the others a `NonPublishingStore`."""
+class ShardedTrainer(ThreadedTrainer[L]):
+    """What the trainers of ranks have in common, whatever they train. Rank 0 has a store, the others a
+    `NonPublishingStore`."""
 
-    def _publish_weights(self, learner: LocalLearner) -> None:
-        policy = learner.policy
-        assert isinstance(policy, ShardedPolicy)
+    _ranks: Any
+    """The ranks; `is_first` on rank 0."""
+
+    def _publish_weights(self, learner: L) -> None:
+        policy = get_sharded_policy(learner)
         self._store.publish(learner.version, policy.shards(), policy.gather_weight)
 
-    def _save(self, learner: LocalLearner, directory: Path) -> None:
+    def _save(self, learner: L, directory: Path) -> None:
         save_sharded_checkpoint(learner, directory, is_first=self._ranks.is_first, tokenizer=self._tokenizer)
 
-    def _load(self, learner: LocalLearner, directory: Path) -> list[str]:
+    def _load(self, learner: L, directory: Path) -> list[str]:
         return load_sharded_checkpoint(learner, directory, is_first=self._ranks.is_first)
 
     async def restart(self) -> None:
         raise TrainerCrashed("a rank cannot come back alone: all of them are started anew")
+
+
+class RankTrainer(ShardedTrainer[LocalLearner], LocalTrainer):
+    """The trainer of language models in a process that has joined the others."""

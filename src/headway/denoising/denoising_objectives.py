@@ -163,7 +163,7 @@ class PolicyGradientObjective(DenoisingObjective):
             kl = sum_weighted(self._kl(transition, steps), actions.mask_N, weight_N) * self._settings.kl_coef
             loss = loss + kl
             report.kl_loss += part.weight * float(kl.detach())
-        (loss * part.weight).backward()
+        (loss * part.weight).backward()  # type: ignore[no-untyped-call]
         sums = result.sums if part.weight else result.sums.make_zeros()
         report.sums = sums if report.sums is None else report.sums + sums
         if part.weight:

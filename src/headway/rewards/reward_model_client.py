@@ -2,13 +2,13 @@
 
 Guarantees: a request has one answer, or a `RewardError`. A process that ends is noticed at once and restarted, with
 growing pauses; the requests that it had are asked again, of another process of the same model or of the next one. A
-model gives the same answer to the same request, so asking again changes nothing. A request that ends several processes
-has no answer. A process that does not answer in time is restarted. Waiting for a turn or for a process counts as no
-time of the reward.
+request that ends several processes has no answer; those that were beside it have. A process that does not answer in
+time is restarted. Waiting for a turn or for a process counts as no time of the reward.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,8 @@ class RewardModelClient:
 
     def __post_init__(self) -> None:
         self._slots, self._changed = asyncio.Semaphore(self.width), asyncio.Event()
+        self._suspects = asyncio.Lock()
+        """Held by one request on its last attempt, so that no other one that ends processes is beside it."""
         for spec in self.specs:
             self._replicas.append(self._make_replica(spec))
 
@@ -100,10 +102,10 @@ class RewardModelClient:
         """Return the answer of the model. Raises `RewardError`."""
         with pause_deadline():
             async with self._slots:
-                for _ in range(_ATTEMPTS):
-                    replica = await self._select_replica()
+                for attempt in range(1, _ATTEMPTS + 1):
                     try:
-                        return await self._ask_replica(replica, method, args)
+                        async with self._suspects if attempt == _ATTEMPTS else nullcontext():
+                            return await self._ask_replica(await self._select_replica(), method, args)
                     except RewardModelLost as error:
                         problem = error
         raise RewardError(f"{_ATTEMPTS} processes ended while they worked on it: {problem}") from problem

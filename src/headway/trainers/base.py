@@ -20,8 +20,9 @@ ScoreKind = Literal["policy", "reference", "value"]
 class Trainer(Protocol):
     """Holds the policy that is trained."""
 
-    version: int
-    """Number of training steps done."""
+    @property
+    def version(self) -> int:
+        """Number of training steps done."""
 
     @property
     def source(self) -> WeightSource:

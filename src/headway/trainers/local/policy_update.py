@@ -204,7 +204,9 @@ def add_critic_gradients(
         old_N = require_input(batch.value_N, "values", "the critic")[at]
         return_N = require_input(targets.return_N, "returns", "the critic")[at]
         error_N = compute_value_loss(value_N, old_N.to(value_N.dtype), return_N.to(value_N.dtype), settings.value_clip)
-        weight_N = make_action_weights("token-mean", batch.loss_sequence[at], totals, norm_length=1, dtype=value_N.dtype)
+        weight_N = make_action_weights(
+            "token-mean", batch.loss_sequence[at], totals, norm_length=1, dtype=value_N.dtype
+        )
         loss = sum_weighted(error_N, targets.mask_N[at], weight_N)
         loss.backward()  # type: ignore[no-untyped-call]
         found += float(loss.detach())

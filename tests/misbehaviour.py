@@ -101,6 +101,47 @@ def do_kill_group() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+class NoText:
+    """An object that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+WRONG_RESULTS: dict[str, Any] = {
+    "wrong_number": 7,
+    "wrong_bool": True,
+    "wrong_bytes": b"You see a box.",
+    "wrong_list": ["You see a box."],
+    "wrong_dict": {"text": "You see a box.", "reward": 1.0},
+    "wrong_tuple": ("You see a box.", 1.0, True, {}),
+    "wrong_five": ("You see a box.", 1.0, True, False, {}),
+    "wrong_class": Reply,
+    "wrong_object": NoText(),
+    "text_none": Reply(None, 1.0),  # type: ignore[arg-type]
+    "text_number": Reply(3, 1.0),  # type: ignore[arg-type]
+    "text_list": Reply(["a"], 1.0),  # type: ignore[arg-type]
+    "text_bytes": Reply(b"a", 1.0),  # type: ignore[arg-type]
+    "text_long": Reply("x" * 1_000_001, 1.0),
+    "reward_text": Reply("a", "1.0"),  # type: ignore[arg-type]
+    "reward_none": Reply("a", None),  # type: ignore[arg-type]
+    "reward_list": Reply("a", [1.0]),  # type: ignore[arg-type]
+    "reward_infinite": Reply("a", float("inf")),
+    "reward_huge": Reply("a", 10**400),
+    "reward_complex": Reply("a", 1j),  # type: ignore[arg-type]
+    "done_text": Reply("a", 1.0, "False"),  # type: ignore[arg-type]
+    "done_none": Reply("a", 1.0, None),  # type: ignore[arg-type]
+    "done_number": Reply("a", 1.0, 2),  # type: ignore[arg-type]
+    "done_list": Reply("a", 1.0, []),  # type: ignore[arg-type]
+    "valid_text": Reply("a", 1.0, valid="no"),  # type: ignore[arg-type]
+    "success_text": Reply("a", 1.0, True, success="no"),  # type: ignore[arg-type]
+    "info_list": Reply("a", 1.0, True, info=["a"]),  # type: ignore[arg-type]
+    "info_text": Reply("a", 1.0, True, info="a"),  # type: ignore[arg-type]
+    "info_none": Reply("a", 1.0, True, info=None),  # type: ignore[arg-type]
+}
+"""Results of `reset` and `step` that are no replies, and replies with a field of a wrong type."""
+
+
 def misbehave(text: str, data: dict[str, Any]) -> Any:
     return act(text)
 
@@ -139,5 +180,7 @@ class MisbehavingAsyncWorld(MisbehavingWorld):
 
 def make_reply(what: str) -> Any:
     """Return what the code has made, as the reward of a reply if it is a number."""
+    if what in WRONG_RESULTS:
+        return WRONG_RESULTS[what]
     made = act(what)
     return Reply("Well.", reward=made, done=True) if isinstance(made, float) else made

@@ -137,3 +137,13 @@ class Stuck(Bad):
 
     def _good(self) -> Reply:
         return Reply("Well.", reward=1.0, done=True, success=True)
+
+
+class Braces:
+    """Says what looks like fields of a template."""
+
+    def reset(self, seed: int, data: Mapping[str, Any]) -> str:
+        return "{turn_idx} of {history}"
+
+    def step(self, action: str) -> Reply:
+        return Reply("", done=True)

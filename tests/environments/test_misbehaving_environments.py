@@ -8,13 +8,16 @@ import re
 import signal
 from typing import Any
 
+import numpy
 import pytest
 
 from headway.environments.environment_registry import make_environment
 from headway.environments.local_host import LocalEnvironmentHost
+from headway.environments.text_environment import Reply, check_reply
 from headway.environments.worker_host import WorkerEnvironmentHost
 from headway.errors import EnvironmentFailed
 from headway.processes.loop_thread import LoopThread
+from tests.misbehaviour import WRONG_RESULTS
 
 WORLDS = {"function": "tests.misbehaviour:MisbehavingWorld", "coroutine": "tests.misbehaviour:MisbehavingAsyncWorld"}
 HARMLESS = ("fork", "chdir")
@@ -69,6 +72,45 @@ def test_whatever_an_environment_does_costs_its_episode(kind: str, where: str) -
         await host.close()
 
     asyncio.run(scenario())
+
+
+WRONG_FIELDS = {
+    "wrong": "returned .*, not a",
+    "text": "text must be a str|said 1000001 characters",
+    "reward": "gave the reward .*, which is no finite number",
+    "done": "gave done = .*, which is neither true nor false",
+    "valid": "gave valid = 'no', which is neither true nor false",
+    "success": "gave success = 'no', which is neither true nor false",
+    "info": "info a mapping",
+}
+"""How the message begins with which a result of a wrong type ends the episode, by the first word of its name."""
+
+
+@pytest.mark.parametrize("place", ["in a worker", "in this process"])
+def test_a_result_of_any_wrong_type_ends_the_episode_with_its_reason(place: str) -> None:
+    async def scenario() -> None:
+        host: WorkerEnvironmentHost | LocalEnvironmentHost
+        if place == "in a worker":
+            host = WorkerEnvironmentHost(WORLDS["function"], {}, workers=1, episodes_per_worker=2)
+        else:
+            host = LocalEnvironmentHost("function", lambda: make_environment(WORLDS["function"]))
+        for where in ("reset", "step"):
+            for what in WRONG_RESULTS:
+                said = await play(host, what, where)
+                assert re.search(WRONG_FIELDS[what.partition("_")[0]], said), f"{where}: {what}: {said}"
+                assert f"{where} " in said and "\n" not in said and len(said) < 500, f"{what}: {said}"
+        assert "step returned '1.0', not a Reply" in await play(host, "str", "step")
+        assert await play(host, "str", "reset") == "", "a text is what a policy sees first"
+        assert await play(host, "good", "step") == ""
+        await host.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("value", [numpy.bool_(True), numpy.int64(1), 1])
+def test_truth_values_of_numpy_are_truth_values(value: Any) -> None:
+    reply = check_reply(Reply("a", numpy.float32(1.0), value, value, value), started=True)
+    assert (reply.reward, reply.done, reply.valid, reply.success) == (1.0, True, True, True)
 
 
 def test_a_crash_is_followed_by_workers_with_fewer_episodes() -> None:

@@ -152,3 +152,22 @@ class TestTextEpisode(EnvironmentContract):
 
     def failing(self, task: Task) -> TextEpisode:
         return episode("Bad", {"what": "nonsense"})
+
+
+def test_a_template_tells_the_last_turns_and_the_instructions() -> None:
+    template = (
+        "{env_instruction} After {step_count}, the last {history_length}: [{history}] "
+        "Step {current_step}: {current_observation}{suffix}"
+    )
+    rules = {"history": False, "template": template, "instructions": "Play. {env_instruction}", "remembered_turns": 2}
+    seen = [TOKENIZER.decode(one.tokens) for one in asyncio.run(play(episode(max_steps=9, **rules), "1", "2", "3"))]
+    start = "<s><system>Play. Guess a digit.</s>\n<user>Guess a digit. "
+    assert seen[0] == f"{start}After 0, the last 0: [] Step 1: Episode 1: a digit up to 9?</s>\n<assistant>"
+    told = "(step 2, observation: No., action: 2), (step 3, observation: No., action: 3)"
+    assert seen[3] == f"{start}After 3, the last 2: [{told}] Step 4: No.</s>\n<assistant>"
+
+
+def test_nothing_inside_an_observation_is_a_field() -> None:
+    template = "{observation}|{turn_idx}|{answer}"
+    (first,) = asyncio.run(play(episode("Braces", template=template)))
+    assert "{turn_idx} of {history}|1|{answer}" in TOKENIZER.decode(first.tokens)

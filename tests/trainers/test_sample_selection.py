@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from headway.algorithms.objective import PolicyObjective
 from headway.algorithms.sample_weights import SampleSelection
 from headway.config import load_config
 from headway.errors import ConfigErrors
@@ -82,3 +83,37 @@ def test_the_keys_of_roll_are_read() -> None:
     assert selection == SampleSelection(score_range=(0.2, 0.95), by_difficulty=True, by_length=True)
     with pytest.raises(ConfigErrors, match="difficulty_mask"):
         load_config(None, ["denoising={}", "difficulty_mask=true"])
+
+
+def test_single_turns_are_trained_as_samples_of_their_own() -> None:
+    """An episode whose turns see nothing of each other, and its turns as episodes: the same gradient."""
+    objective = PolicyObjective(pg_variant="gspo", mode="seq-mean-token-mean")
+    data = batch(0, turns=3)
+    data = replace(data, groups=tuple(map(forget_earlier_turns, data.groups)))
+    apart = replace(data, groups=tuple(map(split_turns, data.groups)))
+    by_turn = gradients(data, selection=SampleSelection(by_turn=True), objective=objective, advantages=None)
+    same(gradients(apart, objective=objective, advantages=None), by_turn)
+    with pytest.raises(AssertionError):
+        same(gradients(data, objective=objective, advantages=None), by_turn)
+
+
+def forget_earlier_turns(group: SampleGroup) -> SampleGroup:
+    samples = []
+    for sample in group.samples:
+        turns = tuple(replace(turn, starts_new_context=True) for turn in sample.episode.turns)
+        samples.append(replace(sample, episode=replace(sample.episode, turns=turns)))
+    return replace(group, samples=tuple(samples))
+
+
+def split_turns(group: SampleGroup) -> SampleGroup:
+    samples = [
+        replace(
+            sample,
+            sample_id=f"{sample.sample_id}/{number}",
+            episode=replace(sample.episode, turns=(turn,)),
+            actions=len(turn.generation.actions),
+        )
+        for sample in group.samples
+        for number, turn in enumerate(sample.episode.turns)
+    ]
+    return replace(group, samples=tuple(samples))

@@ -35,6 +35,9 @@ class TaskReader:
         self._rewards = rewards
         self._rewarded = {label for name, reward in rewards.items() for label in reward.tag_included or (name,)}
         """Domains and tags that some reward scores."""
+        shares = args.domain_interleave_probs if isinstance(args, TrainingDataArgs) else {}
+        self._domain_of_tag = {tag: name for name in shares if name in rewards for tag in rewards[name].tag_included}
+        """Where shares are given by reward, the reward to which a tag belongs."""
         self._labels: set[tuple[str, str]] = set()
         self._seen = 0
         self._too_long: list[tuple[int, str]] = []
@@ -103,13 +106,13 @@ class TaskReader:
         self.table.add(row, domain=domain, identity=hash(asked), prompt=prompt, tokenize=self._tokenize_row)
 
     def _find_domain(self, row: Mapping[str, Any], entry: DataEntry, number: int) -> str:
+        shares = self._args.domain_interleave_probs if isinstance(self._args, TrainingDataArgs) else {}
         for column in ("domain", "tag"):
             value = row.get(column)
             if isinstance(value, str):
-                return value
+                return value if value in shares else self._domain_of_tag.get(value, value)
             if value is not None and column == "domain":
                 raise ConfigError(f"{entry.place(number)}: domain {value!r} is not a text")
-        shares = self._args.domain_interleave_probs if isinstance(self._args, TrainingDataArgs) else {}
         if entry.label in self._rewarded or entry.label in shares:
             return entry.label
         return next(iter(self._rewarded)) if len(self._rewarded) == 1 else FALLBACK_DOMAIN

@@ -117,8 +117,17 @@ def check_reply(value: object, *, started: bool) -> Reply:
         raise EnvironmentFailed(f"{method} returned {_shorten_repr(value)}: text must be a str and info a mapping")
     if len(value.text) > MAX_REPLY_CHARACTERS:
         raise EnvironmentFailed(f"{method} said {len(value.text)} characters, more than {MAX_REPLY_CHARACTERS}")
-    success = None if value.success is None else bool(value.success)
-    return replace(value, reward=reward, done=bool(value.done), valid=bool(value.valid), success=success)
+    flags = {name: _to_flag(method, name, getattr(value, name)) for name in ("done", "valid", "success")}
+    return replace(value, reward=reward, done=bool(flags["done"]), valid=bool(flags["valid"]), success=flags["success"])
+
+
+def _to_flag(method: str, name: str, value: object) -> bool | None:
+    """Convert a truth value of Python or numpy; `None` is only possible for `success`. Raises `EnvironmentFailed`."""
+    if isinstance(value, bool) or (value is None and name == "success"):
+        return value
+    if value in (0, 1) and (isinstance(value, int) or type(value).__module__ == "numpy"):
+        return bool(value)
+    raise EnvironmentFailed(f"{method} gave {name} = {_shorten_repr(value)}, which is neither true nor false")
 
 
 def to_finite_float(value: object) -> float | None:
@@ -139,5 +148,8 @@ def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
 
 
 def _shorten_repr(value: object) -> str:
-    text = repr(value)
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an object of the user's may fail at anything
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 from typing import Any
 
 import pytest
 
+from headway.config import load_config
 from headway.errors import ConfigError, RewardError
 from headway.rewards.ifeval_reward import IFEVAL_CHECKS, OPEN_INSTRUCT_CHECKS
-from headway.rewards.reward_registry import make_reward
+from headway.rewards.reward_registry import make_reward, make_run_rewards
 from headway.rewards.roll_rewards import read_test_cases, remove_thinking
 from headway.rewards.text_rewards import penalise_repetition
 from headway.types import Episode, FinishReason, Generation, Task, Turn
-from tests.rewards.factory import judged, scored
+from tests.rewards.factory import episode, judged, scored
 
 
 def test_math_rule_judges_what_follows_the_thinking() -> None:
@@ -59,10 +62,8 @@ def test_repetition_and_short_answers_cost_in_crossthinkqa() -> None:
     def score(text: str, tokens: int) -> float:
         turn = Generation(actions=[1] * tokens, logps=[0.0] * tokens, runs=(), finish=FinishReason.STOP, text=text)
         task = Task(position=0, domain="qa", data={"ground_truth": "B"})
-        import asyncio
-
-        episode = Episode(sample_id="0", task=task, turns=(Turn(observation=(), generation=turn),))
-        return asyncio.run(reward.score(episode)).value
+        played = Episode(sample_id="0", task=task, turns=(Turn(observation=(), generation=turn),))
+        return asyncio.run(reward.score(played)).value
 
     assert score("\\boxed{B}", 500) == 1.0
     assert score("\\boxed{B}", 50) == pytest.approx(1 - 0.4 * 0.5)
@@ -148,8 +149,6 @@ def test_constraints_of_open_instruct(constraint: dict[str, Any], following: str
 
 
 def test_every_function_of_open_instruct_names_a_check_that_takes_its_parameters() -> None:
-    import inspect
-
     for check, parameters, fixed in OPEN_INSTRUCT_CHECKS.values():
         inspect.signature(IFEVAL_CHECKS[check]).bind("", **dict.fromkeys(parameters.values(), 1), **fixed)
 
@@ -161,3 +160,20 @@ def test_repetition_costs_in_ifeval_and_unknown_constraints_have_no_score() -> N
     assert scored(reward, "a b c a b c", ground_truth=truth).value == pytest.approx(0.875)
     with pytest.raises(RewardError, match="no check for the constraint"):
         scored(reward, "a", ground_truth={"func_name": "validate_response_language"})
+
+
+def test_rewards_read_the_columns_of_the_data() -> None:
+    data_args = {"prompt": "messages", "answer": "ground_truth"}
+    judge = {"judge_model_type": "api", "judge_api_url": "http://localhost:1/v1", "judge_model_name": "m"}
+    config = load_config(
+        {
+            "actor_train": {"data_args": data_args},
+            "rewards": {"judged": {"reward_fn": "llm_judge", "reward_args": judge}, "math_rule": {}},
+        }
+    ).config
+    terms: Any = make_run_rewards(config)
+    found = {term.name: term.reward for term in terms._terms}
+    assert (found["judged"].question, found["judged"].answer) == ("messages", "ground_truth")
+    row = {"messages": json.dumps([{"role": "user", "content": "Why?"}]), "ground_truth": "So."}
+    fields = found["judged"]._make_fields(episode("Hm.", data=row))
+    assert (fields["question"], fields["reference"], fields["answer"]) == ("Why?", "So.", "Hm.")

@@ -3,6 +3,7 @@
 A reward that fails raises an error; it never returns zero for an unknown score.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from typing import Any, Protocol, runtime_checkable
@@ -67,6 +68,18 @@ def get_expected_answer(data: Mapping[str, Any], key: str) -> Any:
     if key not in data or data[key] is None:
         raise RewardError(f"the task has no {key!r} to compare with, only {sorted(data)}")
     return data[key]
+
+
+def read_question(column: Any) -> str:
+    """Return the text of a column with a prompt, which may be a list of messages, also as JSON text."""
+    if isinstance(column, str) and column.startswith("[{"):
+        try:
+            return read_question(json.loads(column)) or column
+        except (ValueError, RecursionError):
+            return column
+    messages = column if isinstance(column, list | tuple) else [column]
+    parts = (message.get("content") if isinstance(message, Mapping) else message for message in messages)
+    return "\n".join(part for part in parts if isinstance(part, str))
 
 
 def make_extractor(part: str) -> Extractor:

@@ -109,7 +109,7 @@ def _read_constraint(value: Any) -> Instruction | None:
     if name not in OPEN_INSTRUCT_CHECKS:
         raise RewardError(f"no check for the constraint {name!r}{suggest_close_match(name, OPEN_INSTRUCT_CHECKS)}")
     check, parameters, fixed = OPEN_INSTRUCT_CHECKS[name]
-    return check, {ours: value.get(theirs) for theirs, ours in parameters.items()} | fixed
+    return check, {**{ours: value.get(theirs) for theirs, ours in parameters.items()}, **fixed}
 
 
 def _read_config(entry: Mapping[str, Any]) -> Instruction:

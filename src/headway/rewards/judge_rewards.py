@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from headway.codec import JsonValue
 from headway.errors import ConfigError, RewardError
-from headway.rewards.base import final_text
+from headway.rewards.base import final_text, read_question
 from headway.rewards.images.image_reward import get_episode_image, image_to_png_base64
 from headway.rewards.reward_client import normalise_url, read_api_key, request_completion, retry_with_backoff
 from headway.rewards.reward_model_client import RewardModelClient
@@ -148,7 +148,7 @@ class JudgeReward:
     def _make_fields(self, episode: Episode) -> dict[str, str]:
         data = episode.task.data
         fields = {
-            "question": _column_to_text(data.get(self.question)),
+            "question": read_question(data.get(self.question)) or "(none)",
             "reference": _column_to_text(data.get(self.answer)),
             "answer": final_text(episode),
         }

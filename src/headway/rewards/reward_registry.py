@@ -97,10 +97,11 @@ def make_reward(
     reward_args: Mapping[str, Any] | None = None,
     *,
     answer: str | None = None,
+    question: str | None = None,
     limits: UserRewardLimits | None = None,
     served_here: bool = False,
 ) -> Reward:
-    """Return one reward. `answer` is the data's answer column, the default of rewards that compare with one.
+    """Return one reward. `answer` and `question` are columns of the data, the defaults of rewards that read them.
 
     `served_here`: the run itself serves the model of a judge.
     """
@@ -108,8 +109,11 @@ def make_reward(
     if reward_fn not in BUILT_IN_REWARDS:
         return _make_user_reward(reward_fn, arguments, answer or "answer", limits or UserRewardLimits())
     factory = ServedJudgeReward if served_here and reward_fn == "judge" else BUILT_IN_REWARDS[reward_fn]
-    if answer is not None and "answer" in inspect.signature(factory).parameters:
-        arguments.setdefault("answer", answer)
+    parameters = inspect.signature(factory).parameters.values()
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    for name, column in (("answer", answer), ("question", question)):
+        if column is not None and (takes_any or name in {one.name for one in parameters}):
+            arguments.setdefault(name, column)
     _check_arguments(factory, reward_fn, (), arguments)
     return factory(**arguments)
 
@@ -118,7 +122,8 @@ def make_run_rewards(config: Config, logs: Path | None = None) -> Reward:
     """Return the rewards of a run, with the limits that its configuration sets. Workers write to `logs`."""
     timeout_s, memory_mb = config.reliability.reward_timeout_s, config.reliability.worker_memory_mb
     limits = UserRewardLimits(timeout_s=timeout_s, memory_mb=memory_mb, logs=logs)
-    return make_rewards(config.rewards, answer=config.actor_train.data_args.answer, limits=limits)
+    data = config.actor_train.data_args
+    return make_rewards(config.rewards, answer=data.answer, question=data.prompt, limits=limits)
 
 
 @asynccontextmanager
@@ -149,7 +154,11 @@ async def _start_process(name: str, process: WorkerReward | RewardModelClient) -
 
 
 def make_rewards(
-    rewards: Mapping[str, RewardConfig], *, answer: str | None = None, limits: UserRewardLimits | None = None
+    rewards: Mapping[str, RewardConfig],
+    *,
+    answer: str | None = None,
+    question: str | None = None,
+    limits: UserRewardLimits | None = None,
 ) -> Reward:
     """Return the reward of a whole run. Without any configured reward, the environment's own rewards count."""
     if not rewards:
@@ -161,6 +170,7 @@ def make_rewards(
                 get_reward_function(name, config),
                 config.reward_args,
                 answer=answer,
+                question=question,
                 limits=limits,
                 served_here=is_served_here(name, config),
             )

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.rewards.base import extract_boxed, get_expected_answer, make_extractor
+from headway.rewards.base import extract_boxed, get_expected_answer, make_extractor, read_question
 from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.math_answer_checks import find_evasion, list_readings
 from headway.rewards.reward_worker_pool import RewardLimitReached, RewardWorkerPool
@@ -50,17 +50,16 @@ def make_math_reward(
         if found is None:
             return 0.0
         found = found if part == "all" else f"${found.strip().strip('$')}$"
-        args = (expected, found[-_MAX_CHARACTERS:], precision, strict, _read_question(data.get(question)))
+        args = (
+            expected,
+            found[-_MAX_CHARACTERS:],
+            precision,
+            strict,
+            read_question(data.get(question))[-_MAX_CHARACTERS:],
+        )
         return await _call_solver(workers, "is_equal_value", args, timeout_s)
 
     return BuiltInReward("math", score)
-
-
-def _read_question(column: Any) -> str:
-    """Return the text of a column with a prompt, which may be a list of messages."""
-    messages = column if isinstance(column, list | tuple) else [column]
-    parts = (message.get("content") if isinstance(message, Mapping) else message for message in messages)
-    return "\n".join(part for part in parts if isinstance(part, str))[-_MAX_CHARACTERS:]
 
 
 async def _call_solver(workers: RewardWorkerPool, function: str, args: tuple[Any, ...], timeout_s: float) -> float:

@@ -70,9 +70,9 @@ def write_verl_data(folder: Path) -> Path:
 
 
 def write_gerl_data(folder: Path) -> Path:
-    """Lines as GeRL's data for OCR: a sentence with the text in quotation marks."""
+    """Lines as GeRL's data for OCR, as short as the prompts of the built-in model are: the text alone."""
     path = folder / "ocr.txt"
-    path.write_text("".join(f'A sign that says "{number:02d}"\n' for number in range(32)), encoding="utf-8")
+    path.write_text("".join(f"{number * 271:04d}\n" for number in range(32)), encoding="utf-8")
     return path
 
 

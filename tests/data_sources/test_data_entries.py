@@ -103,3 +103,23 @@ def test_options_are_for_entries_that_are_not_files(tmp_path: Path) -> None:
     assert len(made) == 110
     with pytest.raises(ConfigError, match=r"options\.arithmetic = 3: is not a mapping"):
         sources({**both, "options": {"arithmetic": 3}})
+
+
+def test_a_file_of_lines_has_a_prompt_in_each_and_its_answer_in_quotation_marks(tmp_path: Path) -> None:
+    (tmp_path / "signs.txt").write_text('A sign that says "OPEN"\n\n1234\nan open "quote\n', encoding="utf-8")
+    made = epoch(sources({"file_name": "signs.txt", "dataset_dir": str(tmp_path), "shuffle": False}).train)
+    assert [task.data["answer"] for task in made] == ["OPEN", "1234", 'an open "quote']
+    assert text_of(made[0]) == '<u>A sign that says "OPEN"<a>'
+
+
+def test_shares_by_reward_count_the_rows_of_its_tags(tmp_path: Path) -> None:
+    rows = [{"prompt": str(n), "answer": "1", "tag": tag} for n, tag in enumerate(["aime", "deepmath", "kod"] * 4)]
+    write(tmp_path / "rows.jsonl", rows)
+    data_args = {"file_name": "rows.jsonl", "dataset_dir": str(tmp_path)}
+    rewards = {"math": {"tag_included": ["aime", "deepmath"]}, "code": {"tag_included": ["kod"]}}
+
+    def domains(**more: Any) -> set[str]:
+        return {task.domain for task in epoch(sources({**data_args, **more}, rewards=rewards).train)}
+
+    assert domains(domain_interleave_probs={"math": 0.5, "code": 0.5}) == {"math", "code"}
+    assert domains() == {"aime", "deepmath", "kod"}

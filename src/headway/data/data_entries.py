@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.config import DataArgs
-from headway.data.data_files import READERS, NumberedRows
+from headway.data.data_files import READERS, NumberedRows, read_text_lines
 from headway.data.dataset_hub import read_dataset_rows
 from headway.data.generated_tasks import ARITHMETIC_TASKS, STRINGS_TASK, generate_arithmetic_rows, generate_string_rows
 from headway.data.reasoning_tasks import generate_reasoning_rows
@@ -22,8 +22,10 @@ DatasetPart = Literal["all", "train", "held_out"]
 SCHEMES = ("hf", "reasoning_gym")
 BUILT_IN = (*ARITHMETIC_TASKS, STRINGS_TASK)
 """Tasks that are generated here. They keep rows for validation without being told."""
+_LINES = ".txt"
+"""Suffix of files with a prompt per line."""
 _HINT = (
-    f"a {', '.join(READERS)} file, {', '.join(f'{scheme}:name' for scheme in SCHEMES)}, "
+    f"a {', '.join((*READERS, _LINES))} file, {', '.join(f'{scheme}:name' for scheme in SCHEMES)}, "
     f"{', '.join(BUILT_IN[:-1])} or {BUILT_IN[-1]}"
 )
 
@@ -61,19 +63,19 @@ def open_entries(
 
 def is_file_entry(name: str) -> bool:
     """Return whether an entry is read from a file, which its suffix decides."""
-    return Path(name).suffix.lower() in READERS and name.partition(":")[0] not in SCHEMES
+    return Path(name).suffix.lower() in (*READERS, _LINES) and name.partition(":")[0] not in SCHEMES
 
 
 def _open_entry(name: str, args: DataArgs, *, key: str, seed: int, part: DatasetPart) -> DataEntry:
     folder, name_key = Path(args.dataset_dir or ".").expanduser(), f"{key}.file_name"
     scheme, _, rest = name.partition(":")
+    columns = (args.prompt, args.answer or "answer")
     if is_file_entry(name):
         path = _find_file(name, folder, name_key)
         suffix = path.suffix.lower()
-        rows = READERS[suffix](path, key=name_key)
-        return DataEntry(name=str(path), label=path.stem, by_line=suffix in (".jsonl", ".csv"), rows=rows)
+        rows = read_text_lines(path, columns, key=name_key) if suffix == _LINES else READERS[suffix](path, key=name_key)
+        return DataEntry(name=str(path), label=path.stem, by_line=suffix in (".jsonl", ".csv", _LINES), rows=rows)
     options = entry_options(name, args, key)
-    columns = (args.prompt, args.answer or "answer")
     if scheme == "hf" and rest:
         rows = read_dataset_rows(rest, options, folder=folder, key=name_key)
         return DataEntry(name=name, label=rest.rstrip("/").split("/")[min(1, rest.count("/"))], rows=rows)

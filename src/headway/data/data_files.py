@@ -1,4 +1,4 @@
-"""Readers of data files: JSON lines, JSON, CSV and Parquet.
+"""Readers of data files: JSON lines, JSON, CSV, Parquet and plain lines.
 
 Guarantees: every problem is a `ConfigError` with the file and, where there is one, the line. Rows are numbered from 1:
 by the line of a text file, else by their place in the file.
@@ -36,6 +36,18 @@ def read_json(path: Path, *, key: str) -> NumberedRows:
     text = "".join(line for _, line in _read_lines(path, key))
     for number, value in enumerate(_parse_json(text, str(path), _LIST_HINT), start=1):
         yield number, _check_object(value, f"{path}, item {number}", _LIST_HINT)
+
+
+def read_text_lines(path: Path, columns: tuple[str, str], *, key: str) -> NumberedRows:
+    """Yield a prompt per line; blank lines are skipped. The answer is what stands in its first quotation marks, if any.
+
+    Such are the prompts of pictures that should show a text. `columns` are those of the prompt and the answer.
+    """
+    prompt, answer = columns
+    for number, line in _read_lines(path, key):
+        if line.strip():
+            quoted = line.strip().split('"')
+            yield number, {prompt: line.strip(), answer: quoted[1] if len(quoted) > 2 else line.strip()}
 
 
 def read_csv(path: Path, *, key: str) -> NumberedRows:

@@ -12,7 +12,7 @@ the back end (tuple, array, numpy, range): readers may only index, slice and tak
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -142,6 +142,25 @@ class DenoisingStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRouting:
+    """The experts that a mixture chose for consecutive tokens of prompt and actions. Filled by the engine."""
+
+    start: int
+    """Index of the first of these tokens in prompt and actions."""
+    layers: int
+    experts: int
+    """Experts of a token in each layer."""
+    width: int
+    """Bytes of the number of an expert, little-endian; all bits set means that it is not known."""
+    data: bytes = field(repr=False)
+    """Tokens × layers × experts: 384 bytes a token for 48 layers, 8 experts a token and up to 254 in all."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return len(self.data) // (self.layers * self.experts * self.width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """Result of one request, partial or whole. Filled by `generate`."""
 
@@ -152,6 +171,8 @@ class Generation:
     """Policy versions that made the actions; counts add up to `len(actions)`."""
     finish: FinishReason
     text: str = ""
+    routing: ExpertRouting | None = None
+    """Experts of the tokens that the trainer computes for this turn, if the model is a mixture and they are known."""
 
     @property
     def image(self) -> Image | None:
@@ -190,15 +211,8 @@ class PartialGeneration(Generation):
     @classmethod
     def of(cls, made: Generation, *, before: tuple[Turn, ...], observation: Sequence[int]) -> PartialGeneration:
         """Make one from `made`, the answer to `observation` after the turns `before`."""
-        return cls(
-            actions=made.actions,
-            logps=made.logps,
-            runs=made.runs,
-            finish=made.finish,
-            text=made.text,
-            before=before,
-            observation=observation,
-        )
+        values = {one.name: getattr(made, one.name) for one in fields(Generation)}
+        return cls(**values, before=before, observation=observation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

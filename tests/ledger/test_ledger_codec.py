@@ -21,9 +21,11 @@ from headway.ledger.ledger_records import (
 from headway.types import (
     DenoisingStep,
     Episode,
+    ExpertRouting,
     FinishReason,
     Generation,
     Image,
+    PartialGeneration,
     RepeatedValue,
     Task,
     Turn,
@@ -45,6 +47,14 @@ steps = st.builds(
     after=st.binary(max_size=8),
     image=st.none() | images,
 )
+routings = st.builds(
+    ExpertRouting,
+    start=st.integers(0, 9),
+    layers=st.just(2),
+    experts=st.just(1),
+    width=st.sampled_from((1, 2)),
+    data=st.binary(max_size=8),
+)
 generations = st.builds(
     Generation,
     actions=integers | repeated | st.lists(json_values, max_size=4).map(tuple) | st.lists(steps, max_size=4).map(tuple),
@@ -52,6 +62,7 @@ generations = st.builds(
     runs=st.lists(st.builds(VersionRun, version=st.integers(-9, 99), count=st.integers(1, 9)), max_size=3).map(tuple),
     finish=st.sampled_from(FinishReason),
     text=st.text(),
+    routing=st.none() | routings,
 )
 mappings = st.dictionaries(st.text(), json_values, max_size=3)
 turns = st.builds(
@@ -143,3 +154,9 @@ def test_a_blob_cut_short_or_foreign_is_refused() -> None:
         decode_generation(old[:-1])
     with pytest.raises(LedgerError, match="begins with"):
         decode_generation(b"\x80\x04" + blob)
+
+
+@given(generations, st.lists(turns, max_size=2).map(tuple))
+def test_a_partial_generation_comes_back_with_the_turns_before_it(made: Generation, before: tuple[Turn, ...]) -> None:
+    partial = PartialGeneration.of(made, before=before, observation=(1, 2, 3))
+    assert decode_generation(encode_generation(partial)) == partial

@@ -232,6 +232,8 @@ class Config:
     """Weigh samples by 0.5 + 1.5 · the field `difficulty` (0 to 1) of their task."""
     length_loss_weight: bool = False
     """Weigh samples from 1.5 for the shortest answer of a batch to 0.5 for the longest."""
+    routing_replay: bool = True
+    """Train mixtures of experts with the experts that the engine has chosen. Other models are not concerned."""
     value_clip: Positive | None = None
     """Clip of the critic's change. null: off."""
     train_infer_correction: TrainInferCorrectionConfig = field(default_factory=TrainInferCorrectionConfig)

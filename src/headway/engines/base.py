@@ -9,12 +9,20 @@ The token that completes one is the last token of the answer and stays, because 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from headway.codec import register_records
 from headway.errors import EngineError
-from headway.types import FinishReason, Generation, SamplingParams, VersionRun, concatenate_actions, extend_runs
+from headway.types import (
+    ExpertRouting,
+    FinishReason,
+    Generation,
+    SamplingParams,
+    VersionRun,
+    concatenate_actions,
+    extend_runs,
+)
 from headway.weights.base import WeightReceiver
 
 
@@ -45,12 +53,16 @@ class Progress:
     A resumed request starts from what is here: the engine conditions on `prompt + actions` and appends.
     """
 
-    __slots__ = ("actions", "logps", "on_chunk", "runs", "spent_s", "started")
+    __slots__ = ("actions", "logps", "on_chunk", "routing", "routing_start", "runs", "spent_s", "started")
 
     def __init__(self, on_chunk: Callable[[Sequence[Any]], None] | None = None) -> None:
         self.actions: Sequence[Any] = ()
         self.logps: Sequence[float] = ()
         self.runs: tuple[VersionRun, ...] = ()
+        self.routing: ExpertRouting | None = None
+        """Experts of prompt and actions, as far as an engine has reported them."""
+        self.routing_start = 0
+        """First token of prompt and actions whose experts are wanted: those before it came with an earlier turn."""
         self.started: int | None = None
         """Version of the replica that first took the request: no action is older. Set by the hub."""
         self.spent_s = 0.0
@@ -70,9 +82,23 @@ class Progress:
         if self.on_chunk is not None:
             self.on_chunk(actions)
 
+    @property
+    def routed_tokens(self) -> int:
+        """Number of tokens of prompt and actions whose experts are known, or not wanted."""
+        return self.routing_start if self.routing is None else self.routing.start + len(self.routing)
+
+    def add_routing(self, routing: ExpertRouting) -> None:
+        """Append the experts of the next tokens; those of other tokens take the place of what was known."""
+        known = self.routing
+        if known is not None and known.start + len(known) == routing.start:
+            routing = replace(known, data=known.data + routing.data)
+        self.routing = routing
+
     def generation(self, finish: FinishReason, text: str = "") -> Generation:
         """Return everything so far as a record."""
-        return Generation(actions=self.actions, logps=self.logps, runs=self.runs, finish=finish, text=text)
+        return Generation(
+            actions=self.actions, logps=self.logps, runs=self.runs, finish=finish, text=text, routing=self.routing
+        )
 
 
 class ResettableReceiver(WeightReceiver, Protocol):

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from traceback import clear_frames
 from typing import Any, Generic, Protocol, TypeVar
 
-from headway.types import FinishReason
+from headway.types import ExpertRouting, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class RequestUpdate:
     actions: list[Any]
     logps: list[float]
     finish: FinishReason | None = None
+    routing: ExpertRouting | None = None
+    """Experts of tokens not yet reported; a mixture reports them with the end of a request."""
 
 
 class RequestScheduler(Protocol):

@@ -18,27 +18,38 @@ from typing import Any
 from headway.engines.base import Engine, Progress, Request
 from headway.errors import BackendError, EngineCrashed, EngineError, TransferError
 from headway.processes.base import ChildSpec, RestartablePeer, StartPeer
-from headway.types import FinishReason, VersionRun
+from headway.types import ExpertRouting, FinishReason, VersionRun
 from headway.weights.base import Bucket, Manifest, PayloadRef
 
 HOST_TARGET = "headway.engines.remote_engine:EngineHost"
-_Made = tuple[Sequence[Any], Sequence[float], tuple[VersionRun, ...]]
-"""Actions, log-probabilities and versions that a request has already."""
+_Made = tuple[Sequence[Any], Sequence[float], tuple[VersionRun, ...], int]
+"""Actions, log-probabilities and versions that a request has already, and how many tokens have their experts."""
+_RoutingNote = tuple[int, ExpertRouting]
+"""Number of a request and experts of its tokens."""
 
 
 class _ReportedProgress(Progress):
     """Reports what is added to it."""
 
-    __slots__ = ("_add", "_number")
+    __slots__ = ("_add", "_add_routing", "_number")
 
-    def __init__(self, number: int, add: Callable[[int, Sequence[Any], Sequence[float], int], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        add: Callable[[int, Sequence[Any], Sequence[float], int], None],
+        add_routing: Callable[[_RoutingNote], None],
+    ) -> None:
         super().__init__()
         self._number = number
-        self._add = add
+        self._add, self._add_routing = add, add_routing
 
     def extend(self, actions: Sequence[Any], logps: Sequence[float], version: int) -> None:
         super().extend(actions, logps, version)
         self._add(self._number, actions, logps, version)
+
+    def add_routing(self, routing: ExpertRouting) -> None:
+        super().add_routing(routing)
+        self._add_routing((self._number, routing))
 
 
 class EngineHost:
@@ -51,10 +62,11 @@ class EngineHost:
         """Request number, version and number of actions of each stretch, one after the other."""
         self._actions: list[Any] = []
         self._logps: list[float] = []
+        self._routing: list[_RoutingNote] = []
 
     async def generate(self, number: int, request: Request, made: _Made) -> FinishReason:
-        progress = _ReportedProgress(number, self._add)
-        progress.actions, progress.logps, progress.runs = made
+        progress = _ReportedProgress(number, self._add, self._routing.append)
+        progress.actions, progress.logps, progress.runs, progress.routing_start = made
         try:
             return await self._engine.generate(request, progress)
         finally:
@@ -94,9 +106,10 @@ class EngineHost:
         self._logps += logps
 
     def _flush(self) -> None:
-        if self._counts:
-            self._send_note((self._counts, self._actions, self._logps))
+        if self._counts or self._routing:
+            self._send_note((self._counts, self._actions, self._logps, self._routing))
             self._counts, self._actions, self._logps = [], [], []
+            self._routing.clear()
 
 
 class RemoteEngine:
@@ -129,7 +142,7 @@ class RemoteEngine:
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         number = next(self._numbers)
         self._streams[number] = progress
-        made: _Made = (progress.actions, progress.logps, progress.runs)
+        made: _Made = (progress.actions, progress.logps, progress.runs, progress.routed_tokens)
         try:
             finish: FinishReason = await self.call("generate", number, request, made)
             return finish
@@ -169,9 +182,9 @@ class RemoteEngine:
     def _forget_version(self) -> None:
         self.receiver.version = -1
 
-    def _record_note(self, note: tuple[Sequence[int], Sequence[Any], Sequence[float]]) -> None:
-        """Record stretches of actions: number, version and length of each, then all actions and log-probabilities."""
-        counts, actions, logps = note
+    def _record_note(self, note: tuple[Sequence[int], Sequence[Any], Sequence[float], Sequence[_RoutingNote]]) -> None:
+        """Record stretches of actions: number, version and length of each, then actions, log-probabilities, experts."""
+        counts, actions, logps, routing = note
         begin = 0
         for number, version, length in zip(counts[::3], counts[1::3], counts[2::3], strict=True):
             progress, end = self._streams.get(number), begin + length
@@ -182,6 +195,9 @@ class RemoteEngine:
                     message = f"{self.name}: a listener failed"
                     asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
             begin = end
+        for number, experts in routing:
+            if number in self._streams:
+                self._streams[number].add_routing(experts)
 
 
 class RemoteReceiver:

@@ -158,6 +158,8 @@ class ThreadedEngine(ABC, Generic[B]):
             if pending is None:
                 continue
             pending.progress.extend(update.actions, update.logps, version)
+            if update.routing is not None:
+                pending.progress.add_routing(update.routing)
             if update.finish is not None:
                 self._forget(pending)
                 _set_result(pending.end, update.finish)

@@ -12,6 +12,7 @@ Records of older runs begin with b"HW1" and have no checksum.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -20,6 +21,7 @@ from headway.errors import LedgerError
 from headway.types import (
     DenoisingStep,
     Episode,
+    ExpertRouting,
     FinishReason,
     Generation,
     Image,
@@ -68,18 +70,19 @@ def encode_generation(generation: Generation) -> bytes:
     header = _put_generation(generation, blocks)
     if isinstance(generation, PartialGeneration):
         header += ([_put_turn(turn, blocks) for turn in generation.before], _put(generation.observation, blocks))
+    header += _put_routing(generation, blocks)
     return _join(header, blocks, name="a partial generation")
 
 
 def decode_generation(blob: bytes) -> Generation:
     """Return the generation that `encode_generation` was given. Raises `LedgerError` for a damaged blob."""
     header, reader = _open(blob)
-    generation = _take_generation(header[:_GENERATION_FIELDS], reader)
-    if len(header) == _GENERATION_FIELDS:
-        return generation
-    turns, observation = header[_GENERATION_FIELDS:]
-    before = tuple(_take_turn(turn, reader) for turn in turns)
-    return PartialGeneration.of(generation, before=before, observation=_take(observation, reader))
+    generation, more = _take_generation(header[:_GENERATION_FIELDS], reader), header[_GENERATION_FIELDS:]
+    if len(more) < 2:
+        return replace(generation, routing=_take_routing(more, reader))
+    before = tuple(_take_turn(turn, reader) for turn in more[0])
+    partial = PartialGeneration.of(generation, before=before, observation=_take(more[1], reader))
+    return replace(partial, routing=_take_routing(more[2:], reader))
 
 
 def encode_grades(grades: Sequence[tuple[str, Score, float]]) -> str:
@@ -102,7 +105,7 @@ def decode_grades(text: str) -> dict[str, tuple[Score, float]]:
 def _put_turn(turn: Turn, blocks: BlockWriter) -> list[Any]:
     return [
         _put(turn.observation, blocks),
-        _put_generation(turn.generation, blocks),
+        [*_put_generation(turn.generation, blocks), *_put_routing(turn.generation, blocks)],
         turn.reward,
         *([turn.starts_new_context, turn.state] if turn.starts_new_context or turn.state else []),
     ]
@@ -131,14 +134,30 @@ def _put_generation(generation: Generation, blocks: BlockWriter) -> list[Any]:
 
 
 def _take_generation(header: list[Any], reader: BlockReader) -> Generation:
-    actions, logps, runs, finish, text = header
+    actions, logps, runs, finish, text, *more = header
     return Generation(
         actions=_take(actions, reader),
         logps=_take(logps, reader),
         runs=tuple(VersionRun(version=runs[i], count=runs[i + 1]) for i in range(0, len(runs), 2)),
         finish=FinishReason(finish),
         text=text,
+        routing=_take_routing(more, reader),
     )
+
+
+def _put_routing(generation: Generation, blocks: BlockWriter) -> list[Any]:
+    """Return one more word for a generation of a mixture whose experts are known, and nothing for others."""
+    found = generation.routing
+    if found is None:
+        return []
+    return [[found.start, found.layers, found.experts, found.width, blocks.put_bytes(found.data)]]
+
+
+def _take_routing(words: list[Any], reader: BlockReader) -> ExpertRouting | None:
+    if not words:
+        return None
+    start, layers, experts, width, size = words[0]
+    return ExpertRouting(start=start, layers=layers, experts=experts, width=width, data=reader.take_bytes(size))
 
 
 def _put(values: Sequence[Any], blocks: BlockWriter, *, floats: bool = False) -> list[Any]:

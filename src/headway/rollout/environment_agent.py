@@ -100,7 +100,7 @@ class EnvironmentAgent:
 
     def _restore(self, partial: Generation) -> None:
         self.progress.actions, self.progress.logps = partial.actions, partial.logps
-        self.progress.runs = partial.runs
+        self.progress.runs, self.progress.routing = partial.runs, partial.routing
         self.progress.started = min((run.version for run in partial.runs), default=None)
         if isinstance(partial, PartialGeneration):
             self._replayed_turns, self._expected_observation = partial.before, partial.observation
@@ -225,6 +225,8 @@ class EnvironmentAgent:
             continues=observation.expects_next_turn,
             hint=observation.hint,
         )
+        if self.turns and not observation.starts_new_context:  # the last token of a turn is first computed in the next
+            self.progress.routing_start = len(context) - len(observation.tokens) - 1
         lane, priority, bound = self._lane, self._priority, self._bound
         finish = await self._hub.generate(request, self.progress, lane=lane, priority=priority, bound=bound)
         self._current_generation = self.progress.generation(finish, self._text())

@@ -29,7 +29,7 @@ class NativeSequence:
 
     __slots__ = (
         "cached", "continues", "era", "key", "limit", "number", "params", "prefix", "prompt_length",
-        "row", "session", "stops", "tokens", "unreported", "unreported_logps",
+        "routed", "row", "session", "stops", "tokens", "unreported", "unreported_logps",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,8 @@ class NativeSequence:
         self.row = -1
         self.cached = 0
         """Tokens whose KV is in the slot."""
+        self.routed = 0
+        """Tokens whose experts are reported, or not wanted, where the model is a mixture."""
         self.unreported: list[int] = []
         """Actions not yet reported."""
         self.unreported_logps: list[float] = []

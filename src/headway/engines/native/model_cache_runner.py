@@ -21,10 +21,13 @@ from torch import Tensor
 from headway.engines.native import token_sampler
 from headway.engines.native.kv_slots import KvCacheMoves, NativeSequence
 from headway.engines.native.native_scheduler import StepPlan
+from headway.engines.native.recorded_routing import ReadRouting
 from headway.engines.native.served_parameters import ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
 from headway.errors import ConfigError
+from headway.models.expert_routing import RoutingRecorder, find_mixture
 from headway.models.model_checks import print_once
+from headway.types import ExpertRouting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,6 +78,11 @@ class ModelCacheRunner:
         self._cached: bool | None = None
         """Whether the cache of the model is used; not known before the first draw."""
         self.kv_moves: KvCacheMoves = NoKvMoves()
+        mixture = find_mixture(model)
+        self._recorder = None if mixture is None else RoutingRecorder(mixture)
+        self._routing: dict[int, Tensor] = {}
+        """Experts of all tokens of each sequence that decodes, by the number of the sequence."""
+        self._slot_tokens = settings.slot_tokens
 
     def install(self, values: ServedValues) -> None:
         """Serve other weights from the next step on; running sequences keep what the old ones have computed."""
@@ -86,6 +94,7 @@ class ModelCacheRunner:
         drawing = plan.drawing
         running = {sequence.number for sequence in plan.ready}
         self._caches = {number: kept for number, kept in self._caches.items() if number in running}
+        self._routing = {number: kept for number, kept in self._routing.items() if number in running}
         if not drawing:
             return [], []
         if self._cached is None:
@@ -98,10 +107,25 @@ class ModelCacheRunner:
         kept = self._caches.pop(sequence.number, None)
         if kept is not None and kept.length + 1 != len(sequence.tokens):
             kept = None
+        if self._recorder is not None:
+            if sequence.number not in self._routing:
+                self._routing[sequence.number] = self._recorder.make_store(self._slot_tokens, self._device)
+            self._recorder.store = self._routing[sequence.number]
         logits_V, found = self._forward(sequence.tokens, kept, use_cache=bool(self._cached))
         if found is not None:
             self._caches[sequence.number] = found
         return logits_V
+
+    @property
+    def read_routing(self) -> ReadRouting | None:
+        """What reads the experts of a sequence; None where the model has none."""
+        return None if self._recorder is None else self._read_routing
+
+    def _read_routing(self, sequence: NativeSequence) -> ExpertRouting | None:
+        store, last = self._routing.get(sequence.number), len(sequence.tokens) - 1
+        if store is None or self._recorder is None:
+            return None
+        return self._recorder.pack(store[sequence.routed : last], sequence.routed)
 
     def _forward(
         self, tokens: list[int], kept: SequenceCache | None, *, use_cache: bool
@@ -115,6 +139,8 @@ class ModelCacheRunner:
             inputs["logits_to_keep"] = 1
         if kept is not None:
             inputs[kept.name] = kept.value
+        if self._recorder is not None:
+            self._recorder.rows = torch.arange(first, len(tokens), device=self._device)
         output = self._model(**inputs, use_cache=use_cache)
         logits_V = output.logits[0, -1].float().cpu()
         name = next((name for name in _CACHE_NAMES if output.get(name) is not None), None) if use_cache else None

@@ -22,6 +22,7 @@ from headway.engines.native.kv_cache import LaneKvCache, read_kv_shape
 from headway.engines.native.model_cache_runner import ModelCacheRunner
 from headway.engines.native.model_decoders import BlockDecoder, make_decoder
 from headway.engines.native.native_scheduler import HasStopped, NativeScheduler
+from headway.engines.native.recorded_routing import RoutingScheduler
 from headway.engines.native.served_linear import choose_fastest_layout
 from headway.engines.native.served_parameters import DeviceParameters, ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
@@ -104,8 +105,7 @@ def make_step_core(make_runner: MakeRunner) -> MakeCore:
         dtype = choose_compute_dtype(settings)
         parameters = ServedParameters(model, choose_fastest_layout(dtype), dtype)
         runner = make_runner(model, parameters, settings)
-        scheduler = NativeScheduler(settings, runner.kv_moves, eos=eos, has_stopped=has_stopped)
-        return parameters, StepCore(scheduler, runner)
+        return parameters, StepCore(_make_step_scheduler(settings, runner, eos, has_stopped), runner)
 
     return make_core
 
@@ -140,8 +140,17 @@ def make_slow_core(
     model.to(device=device)
     settings = replace(settings, prefix_tokens=0)
     runner = make_runner(model, parameters, settings)
-    scheduler = NativeScheduler(settings, runner.kv_moves, eos=eos, has_stopped=has_stopped)
-    return parameters, StepCore(scheduler, runner)
+    return parameters, StepCore(_make_step_scheduler(settings, runner, eos, has_stopped), runner)
+
+
+def _make_step_scheduler(
+    settings: NativeSettings, runner: AnyStepRunner, eos: frozenset[int], has_stopped: HasStopped
+) -> NativeScheduler:
+    if runner.read_routing is None:
+        return NativeScheduler(settings, runner.kv_moves, eos=eos, has_stopped=has_stopped)
+    scheduler = RoutingScheduler(settings, runner.kv_moves, eos=eos, has_stopped=has_stopped)
+    scheduler.read_routing = runner.read_routing
+    return scheduler
 
 
 def find_slow_reason(model: PreTrainedModel, device: str) -> str | None:

@@ -90,6 +90,7 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
         )
         number, seed = next(self._numbers), self._settings.seed
         sequence = NativeSequence(request, progress.actions, number=number, slot_tokens=slot_tokens, seed=seed)
+        sequence.routed = progress.routed_tokens
         return sequence, sequence.find_finish(self._eos)
 
     def _build(self) -> tuple[ServedParameters, EngineCore[Any, Any]]:

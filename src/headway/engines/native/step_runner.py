@@ -16,6 +16,7 @@ from headway.engines.native import token_sampler
 from headway.engines.native.kv_cache import RowKvCache, read_kv_shape
 from headway.engines.native.kv_slots import KvCacheMoves
 from headway.engines.native.native_scheduler import StepPlan
+from headway.engines.native.recorded_routing import ReadRouting, RecordedKvMoves, make_slot_recorder
 from headway.engines.native.served_parameters import ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
 from headway.engines.native.slot_attention import AttentionSpan, StepAttention, cut_into_segments, install_attention
@@ -36,7 +37,8 @@ class StepRunner:
         self._parameters = parameters
         slots, slot_tokens = settings.slots, settings.slot_tokens
         self._kv = RowKvCache(**read_kv_shape(config, slot_tokens), slots=slots, slot_tokens=slot_tokens, dtype=dtype)
-        self.kv_moves: KvCacheMoves = self._kv
+        self._recorder = make_slot_recorder(model, slots, slot_tokens)
+        self.kv_moves: KvCacheMoves = self._kv if self._recorder is None else RecordedKvMoves(self._kv, self._recorder)
         self._changes = -1
         self._ends: list[int] = []
 
@@ -50,11 +52,18 @@ class StepRunner:
         tokens, rows, positions, last = _flatten(plan)
         prompts = _list_prompt_spans(plan)
         view = StepAttention(self._kv, torch.tensor(rows), torch.tensor(positions), self._list_segments(plan), prompts)
+        if self._recorder is not None:
+            self._recorder.rows = self._recorder.first_rows[view.rows_T] + view.positions_T
         logits_NV = self._forward(torch.tensor([tokens]), view, last)
         drawing = plan.drawing
         if not drawing:
             return [], []
         return token_sampler.sample_tokens(logits_NV, [s.params for s in drawing], [s.next_uniform() for s in drawing])
+
+    @property
+    def read_routing(self) -> ReadRouting | None:
+        """What reads the experts of a sequence; None where the model has none."""
+        return None if self._recorder is None else self._recorder.read
 
     def _forward(self, tokens_1T: Tensor, view: StepAttention, last: list[int]) -> Tensor:
         output = self._model(

@@ -19,6 +19,7 @@ from headway.algorithms.actions import require_input
 from headway.algorithms.advantages import Advantages
 from headway.algorithms.kl import KlController
 from headway.errors import ConfigError, TrainerError
+from headway.models.model_checks import print_once
 from headway.trainers.base import ScoreKind
 from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.optimizer_steps import StepLearner, retry_on_oom
@@ -130,6 +131,8 @@ class LocalLearner(StepLearner):
         )
         if not tokens.rows:
             raise TrainerError(f"step {batch.trained + 1}: a batch without a single action")
+        if self.policy.replays_routing and any(row.routing is None for row in tokens.rows):
+            print_once("samples came without the experts of their tokens, so the trainer routes these tokens by itself")
         tokens = self._add_missing_scores(tokens, gate)
         advantages = compute_advantages(
             tokens,
@@ -194,7 +197,8 @@ class LocalLearner(StepLearner):
         if not self.settings.reference:
             raise TrainerError("reference log-probabilities were asked for, and no reference is held")
         if self.reference is None:
-            return lambda pack: self.policy.logps(pack).logp_N, self.policy.without_adapters()
+            policy, context = self.policy, self.policy.without_adapters()
+            return lambda pack: policy.logps(replace(pack, routing_L=None)).logp_N, context
         reference = self.reference
         return lambda pack: reference.logps(pack).logp_N, nullcontext()
 
@@ -237,7 +241,9 @@ def accumulation_dtype(settings: LocalSettings) -> torch.dtype:
 
 def _make_reference(model: Any, settings: LocalSettings, ranks: RankGroup) -> PolicyModel:
     model.requires_grad_(False)
-    return ranks.make_policy(model, replace(settings, gradient_checkpointing=False), adapters=False)
+    return ranks.make_policy(
+        model, replace(settings, gradient_checkpointing=False, routing_replay=False), adapters=False
+    )
 
 
 def measure_allocator(device: torch.device | str) -> dict[str, float]:

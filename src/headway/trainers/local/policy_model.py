@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
+from torch.utils.checkpoint import checkpoint
 
 from headway.algorithms.logprobs import TokenLogps, compute_token_logps
 from headway.errors import ConfigError
+from headway.models.expert_routing import install_replay, replay_routing
 from headway.models.model_checks import find_attention_problem, print_once
 from headway.trainers.local import lora, tree_attention
 from headway.trainers.local.settings import LocalSettings, Precision
@@ -46,6 +48,8 @@ class PolicyModel:
         self.backbone = self.causal.base_model
         self.head: nn.Linear = self.causal.get_output_embeddings()
         self.vocabulary = int(self.head.weight.shape[0])
+        self.replays_routing = settings.routing_replay and install_replay(self.causal)
+        """Whether the model is a mixture that computes with the experts of the engine."""
         self._check_packed_forward()
 
     def logps(self, pack: TokenPack) -> TokenLogps:
@@ -146,6 +150,7 @@ def prepare_model(model: Any, settings: LocalSettings) -> Any:
 
 def compute_hidden_states(backbone: Any, pack: TokenPack) -> Tensor:
     """Return the last hidden states of all tokens of a pack, [L, H]."""
+    replay_routing(backbone, pack.routing_L)
     if backbone.config.get_text_config()._attn_implementation != tree_attention.TREE_ATTENTION:
         return _compute_each_sequence(backbone, pack)
     out = backbone(
@@ -163,9 +168,21 @@ def _compute_each_sequence(backbone: Any, pack: TokenPack) -> Tensor:
     """Return the last hidden states of a pack whose sequences never meet in a forward pass, [L, H]."""
     parts = []
     for prompt, own in (pair for tree in pack.trees for pair in tree.sequences()):
-        tokens = torch.cat([pack.token_L[one.start : one.stop] for one in (prompt, own)])
-        parts.append(backbone(input_ids=tokens[None], use_cache=False).last_hidden_state[0, len(prompt) :])
+        at = torch.tensor([*prompt, *own], device=pack.token_L.device)
+        routing = None if pack.routing_L is None else pack.routing_L[at]
+        arguments = backbone, pack.token_L[at], routing
+        if routing is not None and torch.is_grad_enabled():  # layers that are computed again need their own experts
+            hidden = checkpoint(_compute_sequence, *arguments, use_reentrant=False)
+        else:
+            hidden = _compute_sequence(*arguments)
+        parts.append(hidden[len(prompt) :])
     return torch.cat(parts)
+
+
+def _compute_sequence(backbone: Any, token_T: Tensor, routing_T: Tensor | None) -> Tensor:
+    replay_routing(backbone, routing_T)
+    hidden_TH: Tensor = backbone(input_ids=token_T[None], use_cache=False).last_hidden_state[0]
+    return hidden_TH
 
 
 PEAK_TFLOPS: Mapping[str, float] = {

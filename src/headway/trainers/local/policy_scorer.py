@@ -5,6 +5,7 @@ taken in between two groups. Without optimizer and gradients it needs the memory
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ class PolicyScorer:
         self, model: Any, settings: LocalSettings, receiver: Callable[[SwitchWeights], WeightReceiver] | None = None
     ) -> None:
         model.requires_grad_(False)
+        if receiver is None:  # the initial policy chooses experts by itself
+            settings = replace(settings, routing_replay=False)
         self._policy = PolicyModel(model, settings, adapters=False)
         self._settings = settings
         self._version: int | None = None

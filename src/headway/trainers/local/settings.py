@@ -90,6 +90,8 @@ class LocalSettings:
     """Compute ℓ_p at the start of a step for samples that do not bring it."""
     share_prompts: bool = True
     """Encode the common prompt of a group once."""
+    routing_replay: bool = True
+    """Let mixtures of experts compute with the experts that the engine has chosen, where samples bring them."""
 
     def __post_init__(self) -> None:
         for key in ("epochs", "micro_batch_tokens", "threads"):
@@ -133,6 +135,7 @@ def make_local_settings(
         lora=_make_lora_settings(train.model_args, config.seed),
         reference=derived.needs_reference,
         proximal=derived.needs_proximal,
+        routing_replay=config.routing_replay,
     )
 
 

@@ -15,15 +15,18 @@ Legend: N actions, S samples, K turns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.algorithms.advantages import TurnRewards
 from headway.algorithms.sample_weights import TRAIN_EVERYTHING, SampleSelection
 from headway.errors import TrainerError
+from headway.models.expert_routing import unpack_routing
 from headway.types import RepeatedValue, Sample, SampleGroup
 
 
@@ -41,6 +44,8 @@ class TokenRow:
     """Number of its first action in the batch."""
     starts: tuple[int, ...] = (0,)
     """Indices in `tokens` at which a context segment begins."""
+    routing: NDArray[np.int32] | None = field(default=None, compare=False, repr=False)
+    """Experts of each token, (tokens, layers, experts of a token), −1 where they are not known; None if all are not."""
 
     @property
     def context_segments(self) -> tuple[TokenRow, ...]:
@@ -51,7 +56,9 @@ class TokenRow:
         for start, end in zip(self.starts, (*self.starts[1:], len(self.tokens)), strict=True):
             inside = tuple(place - start for place in self.actions if start <= place < end)
             if inside:
-                found.append(replace(self, tokens=self.tokens[start:end], actions=inside, first=first, starts=(0,)))
+                routing = None if self.routing is None else self.routing[start:end]
+                tokens = self.tokens[start:end]
+                found.append(replace(self, tokens=tokens, actions=inside, first=first, starts=(0,), routing=routing))
             first += len(inside)
         return tuple(found)
 
@@ -145,7 +152,24 @@ def _make_row(sample: Sample, group: int, first: int, vocabulary: int) -> TokenR
         actions=tuple(actions),
         first=first,
         starts=tuple(starts),
+        routing=_read_routing(sample, len(tokens), starts),
     )
+
+
+def _read_routing(sample: Sample, tokens: int, starts: Sequence[int]) -> NDArray[np.int32] | None:
+    """Return the experts of all tokens of a sample; a turn has those of its context segment from `start` on."""
+    found: NDArray[np.int32] | None = None
+    segment = -1
+    for index, turn in enumerate(sample.episode.turns):
+        segment += not index or turn.starts_new_context
+        routing = turn.generation.routing
+        if routing is None:
+            continue
+        if found is None:
+            found = np.full((tokens, routing.layers, routing.experts), -1, dtype=np.int32)
+        first = starts[segment] + routing.start
+        found[first : first + len(routing)] = unpack_routing(routing)[: tokens - first]
+    return found
 
 
 def make_token_batch(

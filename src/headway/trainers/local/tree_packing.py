@@ -110,6 +110,8 @@ class TokenPack:
     """The action itself."""
     action_N: Tensor
     """Number of the action in the batch."""
+    routing_L: Tensor | None = None
+    """Experts of each token, [L, layers, experts of a token], −1 where not known; None lets the model route."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,4 +218,19 @@ def _make_pack(bundles: Sequence[_Bundle], device: str) -> TokenPack:
         before_N=before_N,
         chosen_N=chosen_N,
         action_N=action_N,
+        routing_L=_pack_routing(bundles, device),
     )
+
+
+def _pack_routing(bundles: Sequence[_Bundle], device: str) -> Tensor | None:
+    """Return the experts of the tokens of a pack; members share those of their prompt that one of them knows."""
+    trees = [tree for bundle in bundles for tree in bundle.trees]
+    shape = next((row.routing.shape[1:] for _, rows in trees for row in rows if row.routing is not None), None)
+    if shape is None:
+        return None
+    parts = []
+    for prefix, rows in trees:
+        known = [np.full((len(row.tokens), *shape), -1) if row.routing is None else row.routing for row in rows]
+        first = next((one for row, one in zip(rows, known, strict=True) if row.routing is not None), known[0])
+        parts += [first[:prefix], *(one[prefix:] for one in known)]
+    return torch.from_numpy(np.concatenate(parts)).to(device)

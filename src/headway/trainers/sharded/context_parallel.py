@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headway.models.attention_scores import ScoreExtras
+from headway.models.expert_routing import replay_routing
 from headway.trainers.local import tree_attention
 from headway.trainers.local.tree_packing import AttentionSpans, PromptTree, TokenPack
 
@@ -49,6 +50,8 @@ class ContextShard:
 
     token_l: Tensor
     position_l: Tensor
+    routing_l: Tensor | None
+    """Experts of the rank's tokens, as in the pack."""
     before_n: Tensor
     """Index of the rank's token before each of its actions."""
     number_n: Tensor
@@ -86,12 +89,17 @@ def make_context_shard(pack: TokenPack, group: Any) -> ContextShard:
     return ContextShard(
         token_l=torch.nn.functional.pad(pack.token_L, (0, padding))[token_index_l],
         position_l=torch.nn.functional.pad(pack.position_L, (0, padding))[token_index_l],
+        routing_l=None if pack.routing_L is None else _pad_routing(pack.routing_L, padding)[token_index_l],
         before_n=local_N[number_n],
         number_n=number_n,
         spans=tuple(_query_spans(trees, owned[rank])),
         order_L=order_L.to(device),
         group=group,
     )
+
+
+def _pad_routing(routing_L: Tensor, padding: int) -> Tensor:
+    return torch.nn.functional.pad(routing_L, (0, 0, 0, 0, 0, padding), value=-1)
 
 
 def _owned_ranges(tokens: int, rank: int, size: int) -> tuple[range, range]:
@@ -116,6 +124,7 @@ def _query_spans(trees: tuple[PromptTree, ...], owned: tuple[range, range]) -> I
 
 def compute_shard_hidden_states(backbone: Any, shard: ContextShard) -> Tensor:
     """Return the last hidden states of this rank's tokens, [l, H]."""
+    replay_routing(backbone, shard.routing_l)
     out = backbone(
         input_ids=shard.token_l[None], position_ids=shard.position_l[None], use_cache=False, headway_shard=shard
     )

@@ -47,14 +47,6 @@ steps = st.builds(
     after=st.binary(max_size=8),
     image=st.none() | images,
 )
-routings = st.builds(
-    ExpertRouting,
-    start=st.integers(0, 9),
-    layers=st.just(2),
-    experts=st.just(1),
-    width=st.sampled_from((1, 2)),
-    data=st.binary(max_size=8),
-)
 generations = st.builds(
     Generation,
     actions=integers | repeated | st.lists(json_values, max_size=4).map(tuple) | st.lists(steps, max_size=4).map(tuple),
@@ -62,7 +54,6 @@ generations = st.builds(
     runs=st.lists(st.builds(VersionRun, version=st.integers(-9, 99), count=st.integers(1, 9)), max_size=3).map(tuple),
     finish=st.sampled_from(FinishReason),
     text=st.text(),
-    routing=st.none() | routings,
 )
 mappings = st.dictionaries(st.text(), json_values, max_size=3)
 turns = st.builds(
@@ -156,7 +147,15 @@ def test_a_blob_cut_short_or_foreign_is_refused() -> None:
         decode_generation(b"\x80\x04" + blob)
 
 
-@given(generations, st.lists(turns, max_size=2).map(tuple))
-def test_a_partial_generation_comes_back_with_the_turns_before_it(made: Generation, before: tuple[Turn, ...]) -> None:
-    partial = PartialGeneration.of(made, before=before, observation=(1, 2, 3))
+@pytest.mark.parametrize("known", [False, True])
+def test_experts_come_back_with_their_generation_its_turns_and_what_was_before_it(known: bool) -> None:
+    routing = ExpertRouting(start=3, layers=2, experts=1, width=2, data=bytes(range(8))) if known else None
+    made = Generation(
+        actions=(1, 2), logps=(-0.5, -0.25), runs=(), finish=FinishReason.ABORTED, text="x", routing=routing
+    )
+    turn = Turn(observation=(7, 8), generation=made, starts_new_context=True)
+    partial = PartialGeneration.of(made, before=(turn, turn), observation=(1, 2, 3))
+    episode = Episode(sample_id="a", task=Task(position=0), turns=(turn, turn))
+    assert decode_generation(encode_generation(made)) == made
     assert decode_generation(encode_generation(partial)) == partial
+    assert decode_episode(encode_episode(episode)) == episode

@@ -45,9 +45,9 @@ class Pool:
             self._template = Template(*self._modules)
         self._runner.run(bounded())
 
-    async def start(self, spec: ChildSpec) -> ChildProcess:
+    async def start(self, spec: ChildSpec, timeout_s: float = 120.0) -> ChildProcess:
         assert self._template is not None
-        return await ChildProcess.start(spec, spawn=self._template.spawn)
+        return await ChildProcess.start(spec, timeout_s, spawn=self._template.spawn)
 
     def close(self) -> None:
         self._runner.close()

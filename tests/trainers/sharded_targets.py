@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,3 +121,28 @@ def missing(args: Mapping[str, Any]) -> RankSpec:
     """There is one rank more than come."""
     made = rank(args)
     return replace(made, ranks=made.ranks + 1)
+
+
+def signalled(args: Mapping[str, Any]) -> RankSpec:
+    """Rank `victim` sends itself a signal when it first comes to `where`, or at once; a file remembers that it did."""
+    mark = Path(args["mark"])
+
+    def signal_once() -> None:
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), args["signal"])
+
+    if args["rank"] == args["victim"] and not args["where"]:
+        signal_once()
+    elif args["rank"] == args["victim"]:
+        module, _, path = args["where"].partition(":")
+        *owners, name = path.split(".")
+        owner = reduce(getattr, owners, importlib.import_module(module))
+        called = getattr(owner, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            signal_once()
+            return called(*given, **named)
+
+        setattr(owner, name, call)
+    return replace(rank(args), timeout_s=args["rank_s"])

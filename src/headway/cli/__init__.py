@@ -1,9 +1,9 @@
 """The command line: `headway train`, `status`, `scale`, `eval`, `play`, `serve`, `report`, `config`, `simulate`,
-`plan`, `pretrain` and `cluster`.
+`plan`, `pretrain`, `cluster` and `launch`.
 
 Each command is a module with `HELP`, `add_arguments` and `run_command`; its docstring is the help text. Exit codes:
 0 done, 1 the run ended before its last step, 2 the input is wrong (said on standard error, without a traceback),
-130 interrupted. A traceback means a bug in Headway.
+75 SIGTERM stopped a run that the same command continues, 130 interrupted. A traceback means a bug in Headway.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from headway.errors import HeadwayError
 from headway.version import VERSION
 
 _NAMES = ["train", "status", "scale", "eval", "play", "serve", "report"]
-_NAMES += ["config", "simulate", "plan", "pretrain", "cluster"]
+_NAMES += ["config", "simulate", "plan", "pretrain", "cluster", "launch"]
 COMMANDS = {name: import_module(f"headway.cli.{name}_command") for name in _NAMES}
 """The modules of all commands, in the order in which `headway --help` lists them."""
 
@@ -59,6 +59,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if launch and "--" not in argv:  # the rest is the command line of another project's trainer
         argv = [*argv[:launch], "--", *argv[launch:]]
     args, rest = parser.parse_known_args(argv)
+    rest = [word for word in rest if word != "--"]
     unrecognized = [word for word in rest if word.startswith("-") or "=" not in word]
     if unrecognized:
         parser.error(f"unrecognized arguments: {' '.join(unrecognized)}")

@@ -5,7 +5,8 @@
     headway train examples/arithmetic.yaml --dry-run      # which component would run where and need what memory
 
 Exit codes: 0 all steps are done, 1 the run ended early (its state is saved; the last line says how to go on), 2 the
-input is wrong and nothing was started, 130 interrupted twice.
+input is wrong and nothing was started, 75 SIGTERM stopped it, as a batch system does before its time limit (the same
+command goes on), 130 interrupted twice.
 """
 
 import argparse
@@ -34,6 +35,8 @@ from headway.runs.run_changes import OptionChange
 from headway.runs.run_directory import LEDGER_FILE, RunDirectory
 
 HELP = "train a policy"
+RESUMABLE = 75
+"""Exit code after SIGTERM: start the same command again. Its name in `sysexits.h` is EX_TEMPFAIL."""
 _STOPPING = "the run stops after this step, with a checkpoint; once more, and it stops at once"
 
 
@@ -45,7 +48,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Check the configuration, train, and show how it went."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # applies before there is a run to stop, too
+    received: list[str] = []
+
+    def terminate(number: int, frame: object) -> None:
+        received.append(signal.Signals(number).name)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminate)  # applies before there is a run to stop, too
+    try:
+        code = _train(args, received)
+    except KeyboardInterrupt:
+        if signal.SIGTERM.name not in received:
+            raise
+        print("stopped by SIGTERM before the run had begun", file=sys.stderr)
+        return RESUMABLE
+    return RESUMABLE if code in (1, 130) and signal.SIGTERM.name in received else code
+
+
+def _train(args: argparse.Namespace, received: list[str]) -> int:
+    """Train, append the names of signals to `received`, and return the exit code, whatever ended the run."""
     resolved = load_run_config(args.arguments)
     console = make_console()
     prepared = prepare_run(resolved)
@@ -62,7 +83,7 @@ def run_command(args: argparse.Namespace) -> int:
             return 0
         print_introduction(prepared, done, console, directory.changes)
         try:
-            summary = asyncio.run(train_with_display(prepared, directory, console))
+            summary = asyncio.run(train_with_display(prepared, directory, console, received))
         except (asyncio.CancelledError, KeyboardInterrupt):
             if directory.started:
                 step = directory.count_trained_steps()
@@ -104,10 +125,19 @@ def print_introduction(
         console.print(f"changed since the last start: {change}", soft_wrap=True, markup=False)
 
 
-async def train_with_display(prepared: PreparedRun, directory: RunDirectory, console: Console) -> RunSummary:
-    """Train with the live display and the trackers of the configuration."""
+async def train_with_display(
+    prepared: PreparedRun, directory: RunDirectory, console: Console, received: list[str] | None = None
+) -> RunSummary:
+    """Train with the live display and the trackers of the configuration; append the names of signals to `received`."""
     config = prepared.resolved.config
     monitor = RunMonitor()
+
+    def on_interrupt(name: str, is_clean: bool) -> None:
+        if received is not None:
+            received.append(name)
+        if is_clean:
+            console.print(f"{name}: {_STOPPING}", markup=False)
+
     with ExitStack() as stack:
         changed = prepared.resolved.changed()
         trackers = make_trackers(config.track_with, directory.path, project=config.exp_name, config=changed)
@@ -120,7 +150,7 @@ async def train_with_display(prepared: PreparedRun, directory: RunDirectory, con
             sinks=[monitor, *trackers, live],
             tick=live.tick,
             show=live.show if live.is_panel else None,
-            on_interrupt=lambda name: console.print(f"{name}: {_STOPPING}", markup=False),
+            on_interrupt=on_interrupt,
         )
 
 

@@ -159,14 +159,14 @@ async def run_training(
     sinks: Sequence[EventSink] = (),
     tick: Callable[[float], None] | None = None,
     show: Callable[[RunStatus], None] | None = None,
-    on_interrupt: Callable[[str], None] = lambda how: None,
+    on_interrupt: Callable[[str, bool], None] = lambda how, is_clean: None,
 ) -> RunSummary:
     """Train to the end, or until an interrupt. `tick` is called twice a second with the time of the event log, and
     `show` every second with the status of the run.
 
-    The first SIGINT or SIGTERM stops the run cleanly and calls `on_interrupt` with its name. The second, or one before
-    all components are up, raises `CancelledError` as soon as everything is released. Code that blocks the event loop is
-    named, and gets a `KeyboardInterrupt` instead.
+    The first SIGINT or SIGTERM stops the run cleanly. The second, or one before all components are up, raises
+    `CancelledError` as soon as everything is released. `on_interrupt` is called with the name of each, and whether the
+    run stops cleanly. Code that blocks the event loop is named, and gets a `KeyboardInterrupt` instead.
     """
     trained, steps = directory.count_trained_steps(), prepared.resolved.config.max_steps
     observer = RunObserver(directory.path, trained=trained, steps=steps, show=show)
@@ -256,7 +256,7 @@ def _make_run_context(
 class _InterruptHandler:
     """Handles SIGINT and SIGTERM: the first stops the run cleanly, the second cancels it."""
 
-    def __init__(self, on_interrupt: Callable[[str], None]) -> None:
+    def __init__(self, on_interrupt: Callable[[str, bool], None]) -> None:
         self._stop_request: StopRequest | None = None
         self._on_interrupt, self._stopping = on_interrupt, False
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
@@ -283,12 +283,14 @@ class _InterruptHandler:
 
     def _interrupt(self, number: int) -> None:
         assert self._task is not None
+        name = signal.Signals(number).name
         if self._stopping or self._stop_request is None:
+            self._on_interrupt(name, False)
             self._task.cancel()
             return
-        self._stopping, name = True, signal.Signals(number).name
+        self._stopping = True
         self._stop_request.make(f"stopped by {name}")
-        self._on_interrupt(name)
+        self._on_interrupt(name, True)
 
 
 async def _call_periodically(tick: Callable[[float], None], clock: Callable[[], float]) -> None:

@@ -167,6 +167,9 @@ def main(descriptor: int | str, parent: int | str, *options: str) -> NoReturn:
     faulthandler.enable()
     if not die_with_parent(int(parent)):
         _exit_now()
+    if not options:  # code of users is contained, and may be ended by any signal
+        # A batch system sends it to every process of a job. Only the controller answers, and its children end with it.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
     for option in options if sys.platform == "linux" else ():
         _contain(int(descriptor), int(option.removeprefix("contained=")))
     end = socket.socket(fileno=int(descriptor))

@@ -9,6 +9,7 @@
 #   make test-vllm  engines over a real vLLM on the CPU, in an environment of its own (2 GB, a quarter of an hour on idle cores)
 #   make soak     ten thousand random scenarios with faults
 #   make chaos    runs whose engines, trainer, ranks, nodes or controller are killed at random moments: half an hour
+#   make lost-ranks  one of two ranks of a trainer is killed or stopped in every phase of its work: some minutes
 #   make bench    what the quicker benchmarks measure on this machine; BENCHES names others (peer_trl: hours)
 #   make gpu      tests and benchmarks on a GPU, with the interpreter that GPU names (it needs torch, triton)
 #
@@ -30,7 +31,7 @@ BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-images test test-vllm test-ray test-sharded check soak chaos bench gpu clean
+.PHONY: help demo demo-images test test-vllm test-ray test-sharded check soak chaos lost-ranks bench gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -85,6 +86,9 @@ soak: $(READY)
 
 chaos: $(READY)
 	$(BIN)/python benchmarks/chaos.py
+
+lost-ranks: $(READY)
+	$(BIN)/python benchmarks/lost_ranks.py
 
 bench: $(READY)
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done

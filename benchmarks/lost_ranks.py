@@ -55,10 +55,10 @@ def lose_and_describe(pool: Pool, name: str, phase: Phase, number: signal.Signal
         except Exception as error:
             return f"{start}| – | – | {error} |", False
     (lost,) = found
-    first = next(
-        (text for text in re.findall(r"trainer/\d(?: \(process[^)]*\))?", lost.error) if "process" in text), ""
-    )
-    named = re.sub(r"process \d+", "process", first or lost.error.splitlines()[0])
+    first = lost.error.splitlines()[0]
+    names = re.findall(r"trainer/\d(?: \(process[^)]*\))?", first)
+    named, said = re.sub(r"process \d+", "process", (names or [first])[0]), re.search(r"in phase (\w+)", first)
+    named += f" in phase {said[1]}" if said else ""
     is_right = f"trainer/{victim}" in named and lost.error_s < longest_s(phase) and lost.version >= 1
     return f"{start}| {lost.error_s:.1f} s | {lost.back_s:.1f} s | {named}{'' if is_right else ' (wrong)'} |", is_right
 

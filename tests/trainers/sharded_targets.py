@@ -64,6 +64,7 @@ def settings_of(args: Mapping[str, Any]) -> LocalSettings:
         mini_batch_samples=args.get("mini"),
         critic=OptimizerSettings(learning_rate=1e-2) if args.get("critic") else None,
         precision=args.get("precision", "fp64"),
+        device=args.get("device", "cpu"),
         **lora,
     )
 
@@ -78,14 +79,16 @@ def whole(args: Mapping[str, Any]) -> LocalTrainer:
 
 
 def rank(args: Mapping[str, Any], kind: type[RankTrainer] = RankTrainer) -> RankSpec:
+    device = args.get("device", "cpu")
+
     def make() -> RankTrainer:
         ranks = ShardedRankGroup(
-            RankLayout(ranks=args["ranks"], tensor=args.get("tensor", 1), context=args.get("context", 1)), "cpu"
+            RankLayout(ranks=args["ranks"], tensor=args.get("tensor", 1), context=args.get("context", 1)), device
         )
         model = partial(MODELS[args.get("model", "llama")])
         return kind(model, settings_of(args), store(args) if ranks.is_first else NonPublishingStore(None), ranks=ranks)
 
-    return RankSpec(number=args["rank"], ranks=args["ranks"], device="cpu", make=make)
+    return RankSpec(number=args["rank"], ranks=args["ranks"], device=device, make=make, backend=args.get("backend", ""))
 
 
 class _Unlucky(RankTrainer):
@@ -145,4 +148,4 @@ def signalled(args: Mapping[str, Any]) -> RankSpec:
             return called(*given, **named)
 
         setattr(owner, name, call)
-    return replace(rank(args), timeout_s=args["rank_s"])
+    return rank(args)

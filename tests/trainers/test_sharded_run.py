@@ -1,4 +1,4 @@
-"""`headway train` with two ranks, one of which is killed on the way."""
+"""`headway train` with two ranks, one of which is killed or stopped on the way."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import signal
 from pathlib import Path
+
+import pytest
 
 from tests.runs.factory import Runs, audit, count, events, parts
 
@@ -15,19 +17,22 @@ TWO_RANKS = {
     "save_steps": 2,
     "save_total_limit": 1,
     "reliability.restart_backoff_s": 0,
+    "reliability.rank_timeout_s": 2,
     "actor_train.device_mapping": "[0,1]",
     "actor_infer.device_mapping": "[2]",
     "actor_train.training_args.per_device_train_batch_size": 2,
 }
 
 
-def test_a_run_survives_the_death_of_a_rank(runs: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_survives_the_loss_of_a_rank(runs: Runs, tmp_path: Path, number: signal.Signals) -> None:
     run = runs.train(tmp_path / "run", **{key.replace(".", "__"): value for key, value in TWO_RANKS.items()})
     assert run.until(lambda: count(run.directory, "checkpoint") >= 1), run.text
     before = parts(run)
     assert {"trainer-0", "trainer-1", "engine-0"} <= before.keys()
-    os.kill(before["trainer-1"], signal.SIGKILL)
+    os.kill(before["trainer-1"], number)
     assert run.end() == 0, run.text
+    assert ("was killed by SIGKILL" if number == signal.SIGKILL else "which is stopped) in phase") in run.text
     audit(run.directory)
     ups = [event for event in events(run.directory, "up") if event.who == "trainer"]
     assert len(ups) >= 1, "the trainer came back"

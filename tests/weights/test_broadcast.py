@@ -161,6 +161,38 @@ def test_engines_in_other_processes_come_go_and_are_lost() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("phase", ["the group is formed", "the bucket is broadcast"])
+def test_an_engine_that_is_stopped_is_named_with_the_phase_and_the_others_go_on(phase: str) -> None:
+    async def scenario() -> None:
+        store = WeightStore(bucket_mb=BUCKET_MB, wire_dtype=None, arena=SharedArena())
+        transport = BroadcastTransport(timeout_s=3)
+        first, second = Remote("engine/0", transport), Remote("engine/1", transport)
+        store.publish(0, weights(0))
+        if phase == "the bucket is broadcast":
+            await asyncio.gather(*(updated(store, one, 0, transport) for one in (first, second)))
+        os.kill(second.process.pid or 0, signal.SIGSTOP)
+        store.publish(1, weights(1))
+        _, buckets = await store.gather(1)
+        bucket = await anext(buckets)
+        async with asyncio.timeout(15):
+            with pytest.raises(TransferError, match=rf"engine/1: rank 2 of 3 did not answer within 1 s while {phase}"):
+                await transport.send(bucket, second)
+            await updated(store, first, 1, transport)
+            with pytest.raises(TransferError, match="engine/1: rank 2 of 3"):
+                await transport.send(bucket, second)
+        assert first.sums == sums(1)
+        second.process.kill()
+        back = Remote("engine/1", transport)
+        await updated(store, back, 1, transport)
+        assert back.sums == sums(1)
+        for one in (first, back):
+            one.close()
+        transport.close()
+        store.close()
+
+    asyncio.run(scenario())
+
+
 async def lost(store: WeightStore, receiver: Remote, transport: BroadcastTransport) -> None:
     """It is told that an engine is gone, instead of waiting for it."""
     _, buckets = await store.gather(2)

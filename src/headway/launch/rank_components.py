@@ -64,5 +64,5 @@ def describe_rank(args: Mapping[str, Any], make_rank_trainer: MakeRankTrainer) -
         device=component.device,
         make=make,
         backend="" if backend == "auto" else backend,
-        timeout_s=config.reliability.rank_timeout_s,
+        timeout_s=2 * (config.reliability.rank_timeout_s + config.cluster.start_timeout_s),
     )

@@ -39,9 +39,6 @@ from headway.trainers.base import Trainer
 from headway.trainers.remote_trainer import TrainerHost
 
 DistributedBackend = Literal["gloo", "nccl"]
-_BACKSTOP = 2
-"""The library gives up a collective call after this many times the time that ranks may be late: the controller, which
-can name the rank, comes first."""
 _TRAINERS = str(Path(__file__).parents[1])
 _LIBRARY = str(Path(dist.__file__).parent)
 _INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -51,14 +48,14 @@ _SIOCGIFADDR = 0x8915
 class Rendezvous:
     """Connects one rank to the others, once in the life of its process.
 
-    `timeout_s` is how long ranks may be late. `backend` moves the tensors; empty: nccl on GPUs, gloo on CPUs.
+    `timeout_s` is when the library gives up a call. `backend` moves the tensors; empty: nccl on GPUs, gloo on CPUs.
     """
 
     def __init__(
-        self, rank: int, ranks: int, *, backend: DistributedBackend | Literal[""] = "", timeout_s: float = 1800.0
+        self, rank: int, ranks: int, *, backend: DistributedBackend | Literal[""] = "", timeout_s: float = 3600.0
     ) -> None:
         self._rank, self._ranks, self._backend = rank, ranks, backend
-        self._timeout = timedelta(seconds=_BACKSTOP * timeout_s)
+        self._timeout = timedelta(seconds=timeout_s)
         self._store: Store | None = None
         self.phase = "rendezvous"
         """What `join` does now: it connects to the store, then makes the process group."""
@@ -129,8 +126,8 @@ class RankSpec:
     """Makes the trainer, after all ranks have joined."""
     backend: DistributedBackend | Literal[""] = ""
     """Library that moves tensors between ranks; empty: nccl on GPUs, gloo on CPUs."""
-    timeout_s: float = 1800.0
-    """How long the others wait for a rank that is late."""
+    timeout_s: float = 3600.0
+    """When the library gives up a collective call: after the controller, which can name the rank that is late."""
 
 
 class RankHost(TrainerHost):
@@ -164,7 +161,7 @@ def count_collective_calls() -> dict[str, int]:
     """Return how many collective calls this process has begun, by the name of the process group."""
     if not dist.is_initialized():
         return {}
-    groups = dict(dist.distributed_c10d._world.pg_names)
+    groups: dict[Any, str] = dict(dist.distributed_c10d._world.pg_names)
     return {name: int(group._get_sequence_number_for_group()) for group, name in groups.items()}
 
 

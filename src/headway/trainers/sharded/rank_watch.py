@@ -38,11 +38,13 @@ class RankTrack:
     """When it last answered."""
     moved_s: float = 0.0
     """When it last had begun another collective call, or was first asked."""
+    halted: str = ""
+    """Why its process does not run, in words. Empty: it runs, or is on another machine."""
 
 
 def find_late_ranks(tracks: Sequence[RankTrack], now_s: float, silent_s: float) -> list[int]:
-    """Return the ranks that have not answered for `silent_s`; if all have, those that are behind others of a group."""
-    silent = [rank for rank, track in enumerate(tracks) if now_s - track.answered_s > silent_s]
+    """Return the ranks that do not run, or have not answered for `silent_s`; else those that are behind in a group."""
+    silent = [rank for rank, one in enumerate(tracks) if one.halted or now_s - one.answered_s > silent_s]
     if silent:
         return silent
     furthest: dict[str, int] = {}
@@ -89,7 +91,7 @@ class RankWatch:
                         self._questions[rank] = question
                         question.add_done_callback(partial(self._take_answer, rank))
                 await asyncio.sleep(self._pause_s)
-            return self._describe(self._clock())
+            return self.describe()
         finally:
             for question in list(self._questions.values()):
                 question.cancel()
@@ -106,9 +108,12 @@ class RankWatch:
                 track.moved_s = track.answered_s
             track.position, track.begun = position, begun
 
-    def _describe(self, now_s: float) -> str:
+    def describe(self) -> str:
         """Name the ranks that are late, with where they were last seen, and then some of those that wait for them."""
-        ranks = range(len(self._peers))
+        ranks, now_s = range(len(self._peers)), self._clock()
+        for peer, track in zip(self._peers, self._tracks, strict=True):
+            process = getattr(peer, "pid", None)
+            track.halted = read_process_state(process) if process else ""
         late = find_late_ranks(self._tracks, now_s, 2 * self._pause_s)
         if not late:
             return "no rank is behind: " + "; ".join(self._describe_rank(rank, now_s) for rank in ranks)
@@ -118,7 +123,7 @@ class RankWatch:
 
     def _describe_rank(self, rank: int, now_s: float) -> str:
         track, process = self._tracks[rank], getattr(self._peers[rank], "pid", None)  # one elsewhere has none
-        where = f" (process {process}{read_process_state(process)})" if process else ""
+        where = f" (process {process}{track.halted})" if process else ""
         position, silent_s = f", in {track.position}" if track.position else "", now_s - track.answered_s
         silence = f", no answer for {silent_s:.1f} s" if silent_s > 2 * self._pause_s else ""
         return f"{self._name}/{rank}{where} in phase {self._describe_call(rank)}{position}{silence}"

@@ -121,6 +121,8 @@ class RankProcesses(RestartablePeers):
 
     def _forget_call(self, call: asyncio.Future[Any]) -> None:
         self._unanswered.pop(call, None)
+        if not call.cancelled():
+            call.exception()  # marks the exception as retrieved
         if not self._unanswered and self._watching is not None:
             self._watching.cancel()
             self._watching = None
@@ -167,6 +169,8 @@ class RankProcesses(RestartablePeers):
                 limit = f"were not ready after {self._join_s:g} s; they meet at {self._address or first.host}"
                 raise PeerLost(f"ranks on {hosts} {limit}: {watching.result()}")
             await joining
+        except PeerFailed as error:  # most often the library's, about a rank that is gone or late
+            raise PeerLost(self._down_reason or f"{error}; {watch.describe()}") from error
         finally:
             for task in (joining, watching):
                 task.cancel()
@@ -176,9 +180,19 @@ class RankProcesses(RestartablePeers):
         first = self._peers[0]
         (opening,) = self._send_call("open", [first], [[first.host]])
         self._address = await opening
-        joining = [[self._address, peer.host] for peer in self._peers]
-        await asyncio.gather(*self._send_call("join", self._peers, joining))
-        await asyncio.gather(*self._send_call("ready", self._peers, [[]] * len(self._peers)))
+        await self._await_ranks(
+            self._send_call("join", self._peers, [[self._address, one.host] for one in self._peers])
+        )
+        await self._await_ranks(self._send_call("ready", self._peers, [[]] * len(self._peers)))
+
+    async def _await_ranks(self, calls: Sequence[asyncio.Future[Any]]) -> None:
+        """Wait for all ranks. If one fails because of another, how that one ended is known in a moment."""
+        done, late = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+        if late and any(isinstance(call.exception(), PeerFailed) for call in done):
+            await asyncio.wait(late, timeout=self._grace_s)
+        for call in calls:
+            if call.done() and (error := call.exception()) is not None:
+                raise error
 
     async def _collect_answer(
         self, method: str, calls: Sequence[asyncio.Future[Any]], failure: type[BackendError]

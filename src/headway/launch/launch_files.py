@@ -180,7 +180,7 @@ def _render_ssh(resolved: ResolvedConfig, options: LaunchOptions, shape: _Shape)
 
 
 def _render_kubernetes(resolved: ResolvedConfig, options: LaunchOptions, shape: _Shape) -> str:
-    config: dict[str, Any] = dict(resolved.given())
+    config: dict[str, Any] = {key: value for key, value in resolved.given().items() if value not in (None, [], {})}
     if not str(resolved.config.output_dir).startswith("/"):
         config["output_dir"] = f"{_MOUNT}/runs/{shape.name}"
     for override in _cluster_overrides(resolved, shape):

@@ -75,7 +75,7 @@ class Concurrency:
     """Counts episodes in flight and done, and looks at the memory when there are most in flight."""
 
     def __init__(self) -> None:
-        self.now = self.peak = self.done = 0
+        self.now = self.peak = self.done = self.measured_at = 0
         self.rss_mb = 0.0
 
     def __call__(self, event: LoggedEvent) -> None:
@@ -83,8 +83,8 @@ class Concurrency:
             self.now += 1
             self.peak = max(self.peak, self.now)
         elif isinstance(event.event, SampleFinish):
-            if self.now == self.peak:
-                self.rss_mb = rss_mb()
+            if self.now == self.peak > self.measured_at:
+                self.measured_at, self.rss_mb = self.peak, rss_mb()
             self.now -= 1
             self.done += 1
 

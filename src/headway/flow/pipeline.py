@@ -78,6 +78,7 @@ class Pipeline:
         self.on_trained = on_trained or (lambda batch, trained: None)
         self.on_validated = on_validated or (lambda trained, samples: None)
         self._deliver_generated: Callable[[EpisodeGroup], None] = lambda group: None
+        self._take_back_tasks: Callable[[], list[Task]] = list
         self._start_validation: Callable[[int], Awaitable[None]] | None = None
         self.recovery = DegradationControl(settings.reliability, events=events, on_level=self._degrade)
         self.loop = self._rollout_loop()
@@ -122,6 +123,10 @@ class Pipeline:
     def deliver_generated_groups_to(self, deliver: Callable[[EpisodeGroup], None]) -> None:
         """Hand every group to `deliver` once all its episodes are over."""
         self._deliver_generated = deliver
+
+    def take_back_tasks_from(self, take: Callable[[], list[Task]]) -> None:
+        """Call `take` for the tasks that were read ahead, whenever a position is put back and comes before them."""
+        self._take_back_tasks = take
 
     def validate_with(self, start: Callable[[int], Awaitable[None]]) -> None:
         """Call `start` with the trained version whenever a validation is due."""
@@ -189,10 +194,18 @@ class Pipeline:
         self.recorder.drop_group(group_id, slot.task.position, reason, who)
         self.zero_variance.forget(group_id)
         if reason.regenerates:
-            self.cursor.requeue(slot.task.position)
-            self.requeued.notify()
+            self._put_back(slot.task)
         self.headway.drop(slot)
         self.fruitless_drops.group_dropped(who, reason)
+
+    def _put_back(self, task: Task) -> None:
+        """Put the position of a task back into the source, and those of tasks read ahead, which come after it."""
+        unstarted = self._take_back_tasks()
+        self.tasks_handed_out -= len(unstarted)
+        for one in (task, *unstarted):
+            self.cursor.requeue(one.position)
+        self.exhausted = False
+        self.requeued.notify()
 
     def replace_member(self, group_id: int, sample_id: str, reason: DropReason) -> None:
         """Generate another member in place of one that proved unusable after the group had left `generate`."""

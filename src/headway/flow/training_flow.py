@@ -28,6 +28,8 @@ from headway.flow.checkpointing import save_checkpoint
 from headway.flow.engine_fleet import DeviceLending, EngineFleet
 from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, create_role_state_machine
+from headway.flow.stages.dataloader_stage import TASKS_READ_AHEAD, DataloaderStage
+from headway.flow.stages.generate_stage import GenerateStage
 from headway.flow.validation_flow import ValidationFlow
 from headway.flow.watchdog import ProgressWatch, check_replicas, watch_for_stalls
 from headway.ledger import Ledger
@@ -356,10 +358,12 @@ def _check_arguments(stage: StageConfig) -> None:
 
 
 def connect_stages(stages: list[Stage[Any, Any]], pipeline: Pipeline) -> None:
-    """Connect neighbouring stages by channels. One task is read ahead; channels of groups are never full."""
+    """Connect neighbouring stages by channels. Few tasks are read ahead; channels of groups are never full."""
     capacity = {Task: 1, Snapshot: 4}
     for left, right in pairwise(stages):
         name, size = f"{left.role} → {right.role}", capacity.get(left.produces, pipeline.capacity)
+        if isinstance(left, DataloaderStage) and isinstance(right, GenerateStage):  # nobody holds tasks in between
+            size = TASKS_READ_AHEAD
         ends = {"producer": left.role, "consumer": right.role}
         left.outbound = right.inbound = Channel[Any](name, left.produces, size, **ends, waits=pipeline.waits)
 

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from headway.deadlines import run_with_deadline
 from headway.engines.base import Progress, Request
 from headway.environments.base import (
-    ConcurrencyLimitedEnvironment,
     Environment,
     LocatableEnvironment,
     Observation,
+    find_concurrency_limit,
 )
 from headway.errors import EngineError, EnvironmentFailed
 from headway.rollout.concurrency import TurnBarrier
@@ -136,9 +136,9 @@ class EnvironmentAgent:
     async def run(self, environment: Environment) -> Episode:
         """Play to the end and close the environment. Raise `EnvironmentFailed` or `EngineError`."""
         try:
-            if isinstance(environment, ConcurrencyLimitedEnvironment):
+            if (limited := find_concurrency_limit(environment)) is not None:
                 self.waits_for = PLACE, asyncio.get_running_loop().time()
-                await environment.enter()
+                await limited.enter()
                 self.waits_for = None
             return await self._play_in_barrier(environment)
         finally:

@@ -8,6 +8,7 @@
 #   make test-ray runs on three nodes of Ray that may die, all on this machine
 #   make test-vllm  engines over a real vLLM on the CPU, in an environment of its own (2 GB, a quarter of an hour on idle cores)
 #   make soak     ten thousand random scenarios with faults
+#   make fuzz     ten thousand mutated configurations: accepted or refused, never a traceback, never slow
 #   make chaos    runs whose engines, trainer, ranks, nodes or controller are killed at random moments: half an hour
 #   make lost-ranks  one of two ranks of a trainer is killed or stopped in every phase of its work: some minutes
 #   make bench    what the quicker benchmarks measure on this machine; BENCHES names others (peer_trl: hours)
@@ -18,6 +19,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 SCENARIOS ?= 10000
+MUTATIONS ?= 10000
 GPU ?= $(BIN)/python
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +33,7 @@ BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-images test test-vllm test-ray test-sharded check soak chaos lost-ranks bench gpu clean
+.PHONY: help demo demo-images test test-vllm test-ray test-sharded check soak fuzz chaos lost-ranks bench gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -83,6 +85,9 @@ test-vllm: $(READY) $(VLLM_READY)
 
 soak: $(READY)
 	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/flow/test_coverage.py tests/ledger tests/runs/test_corruption.py tests/benchmarks
+
+fuzz: $(READY)
+	$(BIN)/python benchmarks/fuzz_configs.py --mutations $(MUTATIONS) --jobs $(JOBS)
 
 chaos: $(READY)
 	$(BIN)/python benchmarks/chaos.py

@@ -148,11 +148,13 @@ class Reader(ast.NodeVisitor):
 @cache
 def read_package() -> tuple[set[tuple[str, str]], set[str]]:
     """Fields that are read, by type, and every text of the package outside of the schema."""
-    paths = [path for path in SOURCE.rglob("*.py") if path.name not in SCHEMA]
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
-    package, read, texts = Package.read(trees), set[tuple[str, str]](), set[str]()
+    parsed = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    trees = [tree for path, tree in parsed.items() if path.name not in SCHEMA]
+    schema = [tree for path, tree in parsed.items() if path.name in SCHEMA]
+    methods: list[ast.AST] = [node for tree in schema for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    package, read, texts = Package.read([*trees, *schema]), set[tuple[str, str]](), set[str]()
     for _ in range(2):  # attributes that one module sets are read by others
-        for tree in trees:
+        for tree in [*trees, *methods]:
             reader = Reader(package)
             reader.visit(tree)
             read |= reader.read

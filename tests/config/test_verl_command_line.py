@@ -124,7 +124,6 @@ def test_a_share_of_warm_up_is_counted_in_the_steps_of_the_run() -> None:
         ("actor_rollout_ref.rollout.multi_turn.enable=True", "multi-turn"),
         ("algorithm.kl_ctrl.type=adaptive", "target"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "gspo"),
-        ("actor_rollout_ref.rollout.name=trtllm", "vllm"),
     ],
 )
 def test_what_is_not_offered_is_named_in_one_line(word: str, feature: str) -> None:
@@ -187,3 +186,9 @@ def test_gerl_without_a_window_trains_every_step() -> None:
     denoising = load_config(None, GERL).config.denoising
     assert denoising is not None
     assert (denoising.window, denoising.sampler, denoising.noise_level) == ("full", "sde", 0.7)
+
+
+def test_an_engine_that_is_not_here_is_replaced_and_a_note_says_so() -> None:
+    resolved = load_config(None, [*GRPO, "actor_rollout_ref.rollout.name=trtllm"])
+    assert resolved.config.actor_infer.strategy_args.strategy_name == "native"
+    assert any("trtllm is not in this build, native is used instead" in note for note in resolved.notes)

@@ -230,10 +230,14 @@ def make_full_window(steps: int) -> StepWindow:
     return StepWindow(0, _count_noisy_steps(steps))
 
 
-def draw_random_window(steps: int, width: int, rng: Rng) -> StepWindow:
-    """Draw `width` steps inside the first half (Flow-GRPO-Fast); start at step 0 if the half is too short."""
+def draw_random_window(steps: int, width: int, rng: Rng, span: tuple[int, int] | None = None) -> StepWindow:
+    """Draw `width` steps inside `span`, else inside the first half (Flow-GRPO-Fast).
+
+    The window starts where the span does if the span is too short.
+    """
     _check_width(steps, width)
-    return StepWindow(rng.randrange(0, max(steps // 2 - width, 0) + 1), width)
+    first, end = span or (0, steps // 2)
+    return StepWindow(rng.randrange(first, max(end - width, first) + 1), width)
 
 
 def make_sliding_window(steps: int, width: int, update: int, *, interval: int = 25, stride: int = 1) -> StepWindow:

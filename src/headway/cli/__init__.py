@@ -7,6 +7,7 @@ Each command is a module with `HELP`, `add_arguments` and `run_command`; its doc
 """
 
 import argparse
+import errno
 import gc
 import os
 import sys
@@ -40,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader closed the pipe, as `head` does. Nothing may be written to this stream any more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"no file can have a name that is so long: {str(error.filename)[:200]}…", file=sys.stderr)
+        return 2
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from headway.config import ResolvedConfig, load_config
-from headway.config.document import Source
+from headway.config.document import Source, is_existing_file
 from headway.config.launch_arguments import begins_launch
 from headway.errors import ConfigError
 from headway.runs.run_changes import CONFIG_FILE
@@ -46,7 +46,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | TextIO | None, list
     first, *rest = arguments
     if first == "-":
         return sys.stdin, rest
-    if "=" not in first or Path(first).is_file():
+    if "=" not in first or is_existing_file(Path(first)):
         return first, rest
     return None, list(arguments)
 

@@ -108,6 +108,7 @@ def _print_tables(resolved: ResolvedConfig) -> None:
 
 def _format_value(value: Any) -> str:
     """Return a value as YAML would have it, and consecutive devices as a range."""
-    if isinstance(value, tuple) and len(value) > 2 and value == tuple(range(value[0], value[-1] + 1)):
+    whole = isinstance(value, tuple) and len(value) > 2 and all(isinstance(item, int) for item in value)
+    if whole and value == tuple(range(value[0], value[-1] + 1)):
         return f"{value[0]}–{value[-1]} ({len(value)})"
     return value if isinstance(value, str) else json.dumps(to_plain_value(value), ensure_ascii=False)

@@ -92,6 +92,9 @@ class DenoisingConfig:
     move on with training (MixGRPO); all but the last (Flow-GRPO)."""
     window_size: Count = 2
     """Steps of a window that is not full."""
+    window_range: tuple[Amount, ...] = ()
+    """Denoising steps that a random window is drawn from: the first, and the one behind the last. Empty: the first
+    half."""
     window_interval: Count = 25
     """Training steps between two moves of a sliding window."""
     window_stride: Count = 1

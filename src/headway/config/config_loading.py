@@ -30,6 +30,7 @@ from headway.config.launch_arguments import split_launch_arguments
 from headway.config.overrides import apply_overrides, read_source
 from headway.config.references import resolve_references
 from headway.config.resolved_config import ConfigDraft, ResolvedConfig, get_at_key, list_leaves
+from headway.config.roll_algorithm import translate_roll_algorithm
 from headway.config.roll_translation import translate_roll
 from headway.config.schema import Config
 from headway.config.translation import is_foreign_key, set_foreign_keys_aside, suggest_dialect_key, translate
@@ -62,7 +63,7 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
     if dialect == "gerl":
         entries = translate_gerl(entries, notes, problems)
     if dialect == "roll":
-        entries = translate_roll(entries, notes, problems)
+        entries = translate_roll_algorithm(translate_roll(entries, notes, problems), notes, problems)
     entries = set_foreign_keys_aside(entries, notes, problems)
     translation = translate(entries, notes, problems)
     entries = translation.entries
@@ -70,7 +71,8 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
         entries = set_unknown_keys_aside(entries, notes)
         if dialect != "verl" or has_defaults:
             entries = apply_dialect_defaults(entries, dialect, notes)
-    config, provenance = build_tree(Config, _without_unknown_dialect_keys(entries, problems), problems)
+    entries = _without_covered_keys(_without_unknown_dialect_keys(entries, problems), problems)
+    config, provenance = build_tree(Config, entries, problems)
     if problems:
         raise ConfigErrors(problems)
     draft = ConfigDraft(config, provenance, notes, dialect)
@@ -137,4 +139,21 @@ def _without_unknown_dialect_keys(entries: ConfigEntries, problems: list[ConfigE
         else:
             problem = f"unknown key [{entry.origin}]"
             problems.append(ConfigError(problem, key=join_key(path), value=entry.value, hint=hint))
+    return kept
+
+
+def _without_covered_keys(entries: ConfigEntries, problems: list[ConfigError]) -> ConfigEntries:
+    """Return entries none of which is below another; a value above one that the user gave is a problem."""
+    empty = {path for path, entry in entries.items() if entry.value is None or entry.value == {}}
+    sections = {path[:length] for path in entries.keys() - empty for length in range(1, len(path))}
+    kept: ConfigEntries = {}
+    for path, entry in entries.items():
+        above = [path[:length] for length in range(1, len(path)) if path[:length] in entries]
+        values = [other for other in above if other not in empty]
+        if not values and not (path in empty and (above or path in sections)):
+            kept[path] = entry
+        elif values and path not in empty and not entry.origin.startswith("default of "):
+            value, problem = entries[values[0]].value, f"is one value, and {join_key(path)} is given, too"
+            where = f"{problem} [{entry.origin}]"
+            problems.append(ConfigError(where, key=join_key(values[0]), value=value, hint="keep one of them"))
     return kept

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from headway.config.dialect_tables import TRL_NAMES
+from headway.config.dialect_tables import TRL_NAMES, TRL_NAMES_WITHOUT_PLACE
 from headway.config.document import ConfigEntries, ConfigEntry, KeyPath, join_key, nest_values
 from headway.config.field_types import FieldShape, get_fields, iterate_options
 from headway.config.schema import Config
@@ -23,6 +23,8 @@ TreeNode = ConfigEntry | dict[str, Any]
 """One value, or a section of named nodes."""
 
 _BAD = object()
+NEAR = 0.8
+"""How alike two names are of which one may be a mistake for the other."""
 _MOST_DEVICES = 1_000_000
 _SAMPLING = "actor_infer.generating_args."
 _RANGE_TEXT = re.compile(r"(?:list\s*\(\s*)?range\s*\(\s*([0-9,\s]*)\)\s*\)?")
@@ -149,8 +151,8 @@ class _Builder:
     ) -> Any:
         given = node_to_value(node) if value is _BAD else value
         hint = "expected " + shape.describe()
-        if shape.kind == "choice" and (close := get_close_matches(str(given), shape.choices, 1)):
-            hint = f"did you mean {close[0]}? {hint}"
+        if shape.kind == "choice":
+            hint = _suggest_choice(str(given), shape) + hint
         self._problems.append(ConfigError(f"{what} [{get_origin(node)}]", key=join_key(path), value=given, hint=hint))
         return _BAD
 
@@ -175,14 +177,21 @@ def suggest_key(path: KeyPath, block: type, node: TreeNode) -> str:
     names = list(get_fields(block))
     if len(path) == 1 and path[0] in TRL_NAMES:
         return f"TRL's {path[0]} is {TRL_NAMES[path[0]]} here"
+    if len(path) == 1 and path[0] in TRL_NAMES_WITHOUT_PLACE:
+        return f"nothing here takes the place of TRL's {path[0]}: {TRL_NAMES_WITHOUT_PLACE[path[0]]}"
     leaf = path
     while isinstance(node, dict) and node:
         name, node = next(iter(node.items()))
         leaf = (*leaf, name)
     if similar := _find_key_with_same_ending(leaf):
         return f"did you mean {similar}?"
-    if close := get_close_matches(path[-1], names, 1, 0.6):
+    if close := get_close_matches(path[-1], names, 1, NEAR):
         return f"did you mean {join_key((*path[:-1], close[0]))}?"
+    endings = {option.key.rpartition(".")[2] for option in iterate_options(Config)}
+    if (close := get_close_matches(leaf[-1], endings, 1, NEAR)) and (
+        similar := _find_key_with_same_ending((*leaf[:-1], close[0]))
+    ):
+        return f"did you mean {similar}?"
     return f"known here: {', '.join(names)}" if len(names) <= 12 else "`headway config explain` lists every key"
 
 
@@ -190,14 +199,33 @@ def _find_key_with_same_ending(path: KeyPath) -> str | None:
     """Return the known key with the same last part.
 
     A key below the same role is preferred, then one that differs in the role alone, then one of actor_infer's sampling.
+    Below a section that is not ours, parts that many sections have, such as `name`, lead nowhere.
     """
     found = [option.key for option in iterate_options(Config) if option.key.rpartition(".")[2] == path[-1]]
+    if len(path) > 1 and path[0] not in get_fields(Config) and path[-1] in _COMMON_ENDINGS:
+        return None
     below_role = "." + join_key(path[1:])
     return max(
         found,
         key=lambda key: (key.startswith(f"{path[0]}."), key.endswith(below_role), key.startswith(_SAMPLING)),
         default=None,
     )
+
+
+_COMMON_ENDINGS = frozenset(
+    {"name", "path", "enabled", "kind", "args", "address", "url", "seed", "directory", "mean", "std"}
+)
+
+
+def _suggest_choice(given: str, shape: FieldShape) -> str:
+    """Return a hint at the name that may have been meant, or at the key that takes this name."""
+    others = [option for option in iterate_options(Config) if option.shape.registry not in (None, shape.registry)]
+    for option in others if shape.registry is not None else ():
+        if given in option.shape.choices:
+            return f"{given} is a value of {option.key}; "
+    alike = [name for name in shape.choices if name[:1] == given[:1]]  # names are short, and mistakes come later
+    close = get_close_matches(given, alike, 1, 0.65)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def _convert_scalar(shape: FieldShape, value: Any) -> Any:

@@ -86,6 +86,8 @@ def check_denoising(draft: ConfigDraft) -> None:
             draft.refuse(f"{_TRAIN}.num_inference_steps", "leaves no step to train: the last one has no noise", "≥ 2")
         elif denoising.window != "full" and denoising.window_size > steps - 1:
             draft.refuse("denoising.window_size", f"> {steps} denoising steps − 1", f"1 to {steps - 1}")
+        elif denoising.window_range:
+            _check_window_range(draft, denoising, steps)
         if config.actor_infer.generating_args.temperature == 0:
             draft.refuse(f"{_TRAIN}.temperature", "draws no noise, so there is nothing to train", "1")
         if denoising.noise_level == 0:
@@ -106,3 +108,13 @@ def check_denoising(draft: ConfigDraft) -> None:
             draft.refuse(key, "is for language", "false")
     if config.entropy_loss_coef:
         draft.refuse("entropy_loss_coef", "the noise of a step is given, its entropy cannot be raised", "0")
+
+
+def _check_window_range(draft: ConfigDraft, denoising: DenoisingConfig, steps: int) -> None:
+    """Refuse a range of steps that no window fits into, or that is never read."""
+    span, key = denoising.window_range, "denoising.window_range"
+    if denoising.window != "random":
+        draft.refuse(key, f"is read with window: random, and window is {denoising.window}")
+    elif len(span) != 2 or span[1] - span[0] < denoising.window_size or span[1] > steps - 1:
+        problem = f"has no room for {denoising.window_size} of the {steps - 1} steps that may get noise"
+        draft.refuse(key, problem, f"first and end, such as [0, {max(steps // 2, denoising.window_size)}]")

@@ -56,7 +56,24 @@ def _replace_negative(off: Any) -> Rewrite:
     return lambda value: off if isinstance(value, int | float) and value < 0 else value
 
 
+def _split_layer_names(value: Any) -> Any:
+    """Return names given as one text with commas as a list; `all-linear` is the empty list here."""
+    names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+    return [] if names == ["all-linear"] else names
+
+
+def _choose_trackers(value: Any) -> Any:
+    """Return the trackers that TRL's `report_to` names."""
+    names = value if isinstance(value, list) else [value]
+    known = {"tensorboard", "wandb", "trackio", "jsonl"}
+    if value == "all" or not {*map(str, names)} <= known | {"none"}:
+        raise ValueError(f"none, or some of {', '.join(sorted(known))}")
+    return [name for name in names if name != "none"]
+
+
 _REWRITES: Mapping[str, Rewrite] = {
+    "trackers": _choose_trackers,
+    "layer_names": _split_layer_names,
     "unchanged": lambda value: value,
     "always_true": lambda value: True,
     "negative_is_zero": _replace_negative(0),
@@ -105,7 +122,13 @@ _VERL, _ROLL, _TRL = map(_read_table, ("verl.yaml", "roll.yaml", "trl.yaml"))
 EARLIER_NAMES = {"flow": "denoising"}
 """Blocks of Headway's own configuration that had another name in an earlier version, and their names now."""
 KEY_RULES: Mapping[str, tuple[KeyRule, ...]] = {
-    key: _make_rules(row) for key, row in {**_VERL["translated"], **_ROLL["translated"], **EARLIER_NAMES}.items()
+    key: _make_rules(row)
+    for key, row in {
+        **_VERL["translated"],
+        **_ROLL["translated"],
+        **_TRL["translated"],
+        **EARLIER_NAMES,
+    }.items()
 }
 """Foreign key → what it sets."""
 VALUE_REWRITES: Mapping[str, Rewrite] = {key: _REWRITES[name] for key, name in _ROLL["rewritten"].items()}
@@ -124,3 +147,7 @@ ROLL_MARKS: Mapping[str, tuple[str, ...]] = _ROLL["marks"]
 """Top keys and names of back ends that only files of ROLL have."""
 TRL_NAMES: Mapping[str, str] = _TRL["hints"]
 """TRL's name → our key, as the hint shows it."""
+TRL_NAMES_WITHOUT_PLACE: Mapping[str, str] = {
+    name: reason for reason, names in _TRL["nothing"].items() for name in names
+}
+"""TRL's name → why nothing here takes its place."""

@@ -106,3 +106,11 @@ class MergedEntries:
         """Take away an entry and those below it."""
         for other in [other for other in self.entries if other[: len(path)] == path]:
             del self.entries[other]
+
+
+def is_existing_file(path: Path) -> bool:
+    """Return whether there is such a file; a name that no file can have names none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False

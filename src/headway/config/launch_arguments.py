@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.config.document import ConfigEntries, ConfigEntry, Source
+from headway.config.document import ConfigEntries, ConfigEntry, Source, is_existing_file
 from headway.errors import ConfigError
 
 _OPTIONS = {
@@ -83,7 +83,7 @@ class LaunchArguments:
     def _find_file(self) -> Path | None:
         name = self.name if self.name.endswith((".yaml", ".yml")) else f"{self.name}.yaml"
         file = Path(self.path) / name
-        return file if self.name and file.is_file() else None
+        return file if self.name and is_existing_file(file) else None
 
 
 def begins_launch(word: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.config.document import ConfigEntries, join_key
-from headway.config.verl_translation import VerlEntries
+from headway.config.foreign_entries import ForeignEntries
 from headway.errors import ConfigError
 
 _REWARD_WORKERS = {
@@ -42,7 +42,7 @@ _INSTRUCTION = "{env_instruction}"
 
 def translate_roll(entries: ConfigEntries, notes: list[str], problems: list[ConfigError]) -> ConfigEntries:
     """Return the entries with ROLL's rewards and environments under our own keys."""
-    given = VerlEntries(entries, notes, problems)
+    given = ForeignEntries(entries, notes, problems)
     for name in dict.fromkeys(path[1] for path in entries if path[0] == "rewards" and len(path) > 2):
         _translate_reward(given, f"rewards.{name}", name)
     for tag in dict.fromkeys(path[1] for path in entries if path[0] == "custom_envs" and len(path) > 2):
@@ -50,7 +50,7 @@ def translate_roll(entries: ConfigEntries, notes: list[str], problems: list[Conf
     return given.entries
 
 
-def _translate_reward(given: VerlEntries, key: str, name: str) -> None:
+def _translate_reward(given: ForeignEntries, key: str, name: str) -> None:
     """Translate the class of one reward, and the options that it reads."""
     worker = given.take(f"{key}.worker_cls")
     if isinstance(worker, str):
@@ -70,7 +70,7 @@ def _translate_reward(given: VerlEntries, key: str, name: str) -> None:
         given.notes.append(f"{key}.{option}: changes nothing here; {reason}")
 
 
-def _translate_worker(given: VerlEntries, key: str, worker: str) -> None:
+def _translate_worker(given: ForeignEntries, key: str, worker: str) -> None:
     """Give the reward that a class of ROLL stands for; refuse classes that have none."""
     known = _REWARD_WORKERS.get(worker.rpartition(".")[2])
     if known is not None:
@@ -85,7 +85,7 @@ def _translate_worker(given: VerlEntries, key: str, worker: str) -> None:
     given.problems.append(ConfigError(problem, key=f"{key}.worker_cls", value=worker, hint="" if pictures else hint))
 
 
-def _translate_environment(given: VerlEntries, key: str) -> None:
+def _translate_environment(given: ForeignEntries, key: str) -> None:
     """Translate the class that plays an environment, its penalty and its tools."""
     manager = given.take(f"{key}.env_manager_cls")
     manager = manager.rpartition(".")[2] if isinstance(manager, str) else manager
@@ -105,7 +105,7 @@ def _translate_environment(given: VerlEntries, key: str) -> None:
         given.give(f"{key}.env_config.tools", _take_tools(given, f"{key}.tool_wrapper"), f"{key}.tool_wrapper")
 
 
-def _translate_templates(given: VerlEntries, key: str, manager: Any) -> None:
+def _translate_templates(given: ForeignEntries, key: str, manager: Any) -> None:
     """Make templates for `str.format` ours; the policy gets the environment's instructions as it does there."""
     names = ("agent_system_template", "agent_template")
     found = {name: given.take(f"{key}.{name}") for name in names}
@@ -120,7 +120,7 @@ def _translate_templates(given: VerlEntries, key: str, manager: Any) -> None:
         given.give(f"{key}.{name}", text, f"{key}.{name}")
 
 
-def _take_tools(given: VerlEntries, key: str) -> dict[str, Any]:
+def _take_tools(given: ForeignEntries, key: str) -> dict[str, Any]:
     """Return the tools of an environment as one value: what a call earns, how many there are, and which."""
     parts = tuple(key.split("."))
     found: dict[str, Any] = {}

@@ -307,12 +307,12 @@ def _check_fully_async(entries: ConfigEntries, given: dict[str, ConfigEntry], pr
 
 
 def suggest_dialect_key(path: KeyPath) -> str | None:
-    """Return a hint for an unknown key of verl, or `None` for a key of ours."""
+    """Return a hint for an unknown key of verl, or `None` for a key of ours. The last parts of keys are compared."""
     if path[0] not in DOTTED_ROOTS:
         return None
-    close = get_close_matches(join_key(path), [*KEY_RULES, *_JOINT_KEYS], 1, 0.7)
-    return (
-        f"did you mean {close[0]}?"
-        if close
-        else "neither translated nor known; see the table of keys in docs/configuration.md"
-    )
+    known = [key for key in (*KEY_RULES, *_JOINT_KEYS) if key.split(".")[0] == path[0]]
+    close = get_close_matches(path[-1], {key.rpartition(".")[2] for key in known}, 1, 0.8)
+    near = [key for key in known if close and key.rpartition(".")[2] == close[0]]
+    if near:
+        return f"did you mean {get_close_matches(join_key(path), near, 1, 0)[0]}?"
+    return "neither translated nor known; see the table of keys in docs/configuration.md"

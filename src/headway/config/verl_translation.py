@@ -4,10 +4,12 @@ Devices of trainer and rollout, asynchrony, how long prompts are treated, the wa
 mismatch between engine and trainer. A value that follows from such keys gives way to one of our own keys.
 """
 
+import re
 from typing import Any
 
 from headway.config.dialect_recognition import is_vision_model
 from headway.config.document import ConfigEntries, ConfigEntry, join_key
+from headway.config.foreign_entries import ForeignEntries
 from headway.config.launch_arguments import LaunchArguments
 from headway.errors import ConfigError
 
@@ -16,47 +18,9 @@ _MINI_BATCH, _STEPS = f"{_ACTOR}.ppo_mini_batch_size", "trainer.total_training_s
 _REWARD_MODELS = ("reward_model", "reward.reward_model")
 _NODE = 8
 _DEFAULT_STEPS = 500
-
-
-class VerlEntries:
-    """Entries of a command line of verl, some of which are replaced by entries under our own keys."""
-
-    def __init__(self, entries: ConfigEntries, notes: list[str], problems: list[ConfigError]) -> None:
-        self.entries = dict(entries)
-        self.notes = notes
-        self.problems = problems
-
-    def get(self, key: str) -> Any:
-        """Return the value of a key, `None` if it is not given."""
-        entry = self.entries.get(tuple(key.split(".")))
-        return None if entry is None else entry.value
-
-    def take(self, key: str) -> Any:
-        """Return the value of a key and remove it."""
-        entry = self.entries.pop(tuple(key.split(".")), None)
-        return None if entry is None else entry.value
-
-    def has_below(self, root: str) -> bool:
-        """Return whether any key below `root` is given."""
-        parts = tuple(root.split("."))
-        return any(path[: len(parts)] == parts for path in self.entries)
-
-    def give(self, target: str, value: Any, source: str) -> None:
-        """Set one of our keys unless it is given."""
-        self.entries.setdefault(tuple(target.split(".")), ConfigEntry(value, f"translated from {source}"))
-
-    def take_number(self, key: str, default: float, least: float) -> float:
-        """Return a number and remove its key; one that is none or too small is a problem."""
-        entry = self.entries.pop(tuple(key.split(".")), None)
-        if entry is None or entry.value is None:
-            return default
-        if isinstance(entry.value, bool) or not isinstance(entry.value, int | float) or entry.value < least:
-            hint = f"expected a number ≥ {least:g}"
-            self.problems.append(
-                ConfigError(f"is out of range [{entry.origin}]", key=key, value=entry.value, hint=hint)
-            )
-            return default
-        return entry.value
+_LORA_ALPHA = 16
+_CODE_SOURCES = ("codecontests", "apps", "codeforces", "taco")
+"""Values of `data_source` for which verl runs programs where no reward function is given."""
 
 
 def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
@@ -89,23 +53,29 @@ def translate_verl(
     entries: ConfigEntries, launch: LaunchArguments, notes: list[str], problems: list[ConfigError]
 ) -> ConfigEntries:
     """Return the entries with joint keys of verl replaced by ours."""
-    given = VerlEntries(entries, notes, problems)
+    given = ForeignEntries(entries, notes, problems)
     _translate_fully_async(given, launch)
     _translate_pools(given)
-    _choose_mini_batch(given)
+    if given.get(f"{_ROLLOUT}.name") == "trtllm":
+        given.take(f"{_ROLLOUT}.name")
+        given.notes.append(f"{_ROLLOUT}.name: trtllm is not in this build, native is used instead")
     _check_kl_control(given)
     _translate_correction(given)
     _translate_long_prompts(given)
     _translate_overlong_penalty(given)
     _translate_reward_model(given)
     _translate_adapters(given)
+    if given.get(f"{_ROLLOUT}.name") != "diffusers":
+        _choose_mini_batch(given)
+        _choose_reward(given)
+    _note_clip(given)
     _note_steps(given)
     for role, key in (("actor_train", _ACTOR), ("critic", "critic")):
         _translate_warmup(given, role, key)
     return given.entries
 
 
-def _translate_fully_async(given: VerlEntries, launch: LaunchArguments) -> None:
+def _translate_fully_async(given: ForeignEntries, launch: LaunchArguments) -> None:
     """Translate the streaming trainer: k updates of `require_batches` mini-batches between two weight syncs.
 
     Rollout may have (1 + staleness_threshold) · k batches under way, which are 1 + pipeline_depth batches here.
@@ -136,7 +106,7 @@ def _translate_fully_async(given: VerlEntries, launch: LaunchArguments) -> None:
         given.notes.append(f"{base}.use_rollout_log_probs: the engine's are used; pg_variant: decoupled_ppo has both")
 
 
-def _translate_pools(given: VerlEntries) -> None:
+def _translate_pools(given: ForeignEntries) -> None:
     """Translate devices that rollout has beside those of the trainer."""
     sources = ("rollout", _ROLLOUT)
     rollout = next((root for root in sources if given.get(f"{root}.n_gpus_per_node")), None)
@@ -146,8 +116,8 @@ def _translate_pools(given: VerlEntries) -> None:
         return
     actor = f"{_ACTOR}.n_gpus_per_node"
     trainer = _ACTOR if given.get(actor) else "trainer"
-    sizes = [int(given.take_number(f"{root}.n_gpus_per_node", _NODE, 1)) for root in (trainer, rollout)]
-    nodes = [int(given.take_number(f"{root}.nnodes", 1, 1)) for root in (trainer, rollout)]
+    sizes = [int(given.take_number(f"{root}.n_gpus_per_node", _NODE, 1, 1024)) for root in (trainer, rollout)]
+    nodes = [int(given.take_number(f"{root}.nnodes", 1, 1, 1000)) for root in (trainer, rollout)]
     for root in ("trainer", _ACTOR, *sources):
         given.take(f"{root}.nnodes"), given.take(f"{root}.n_gpus_per_node")
     train, infer = (size * count for size, count in zip(sizes, nodes, strict=True))
@@ -160,7 +130,7 @@ def _translate_pools(given: VerlEntries) -> None:
     given.give("num_nodes", -(-(train + infer) // per_node), why)
 
 
-def _choose_mini_batch(given: VerlEntries) -> None:
+def _choose_mini_batch(given: ForeignEntries) -> None:
     """Take 256 prompts for an optimizer step that has no size, as verl does, where they divide the batch."""
     batch = given.get("data.train_batch_size")
     batch = batch if isinstance(batch, int) else 1024
@@ -168,14 +138,14 @@ def _choose_mini_batch(given: VerlEntries) -> None:
         given.entries[tuple(_MINI_BATCH.split("."))] = ConfigEntry(256, "default of verl")
 
 
-def _check_kl_control(given: VerlEntries) -> None:
+def _check_kl_control(given: ForeignEntries) -> None:
     kind, base = given.get("algorithm.kl_ctrl.type"), "algorithm.kl_ctrl"
     if kind == "adaptive" and given.get(f"{base}.target_kl") is None:
         problem, hint = "needs a target", f"{base}.target_kl, which is 0.1 in verl's own file"
         given.problems.append(ConfigError(problem, key=f"{base}.type", value=kind, hint=hint))
 
 
-def _translate_correction(given: VerlEntries) -> None:
+def _translate_correction(given: ForeignEntries) -> None:
     """Translate the weight exp(recomputed − engine) and the masks on it."""
     base = "algorithm.rollout_correction"
     weight, cap = given.take(f"{base}.rollout_is"), given.take_number(f"{base}.rollout_is_threshold", 2.0, 0)
@@ -199,7 +169,7 @@ def _translate_correction(given: VerlEntries) -> None:
         _translate_masks(given, base, str(masks).strip("'\""), str(bounds).strip("'\""), lower)
 
 
-def _translate_masks(given: VerlEntries, base: str, masks: str, bounds: str, lower: Any) -> None:
+def _translate_masks(given: ForeignEntries, base: str, masks: str, bounds: str, lower: Any) -> None:
     kinds = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
     kinds |= {name: name for name in ("token", "sequence", "geometric")}
     filters, unknown = [], []
@@ -218,7 +188,7 @@ def _translate_masks(given: VerlEntries, base: str, masks: str, bounds: str, low
         given.notes.append(f"{base}.rollout_rs: {', '.join(unknown)} changes nothing here; {known} known")
 
 
-def _translate_long_prompts(given: VerlEntries) -> None:
+def _translate_long_prompts(given: ForeignEntries) -> None:
     """Translate whether prompts over the length are left out, cut or refused; verl refuses them unless told."""
     cut, keys = given.take("data.truncation"), ("actor_train.data_args.too_long", "validation.data_args.too_long")
     drop = given.take("data.filter_overlong_prompts")
@@ -230,7 +200,7 @@ def _translate_long_prompts(given: VerlEntries) -> None:
             given.give(key, choice, "data.filter_overlong_prompts" if drop is True else "data.truncation")
 
 
-def _translate_overlong_penalty(given: VerlEntries) -> None:
+def _translate_overlong_penalty(given: ForeignEntries) -> None:
     """Translate the penalty of DAPO for answers that come near the longest length."""
     base = "reward.reward_kwargs" if given.has_below("reward.reward_kwargs") else "reward_model.reward_kwargs"
     buffer = f"{base}.overlong_buffer_cfg"
@@ -247,7 +217,7 @@ def _translate_overlong_penalty(given: VerlEntries) -> None:
         given.give(f"rewards.overlong.reward_args.{name}", value, buffer)
 
 
-def _translate_reward_model(given: VerlEntries) -> None:
+def _translate_reward_model(given: ForeignEntries) -> None:
     """Translate a learned reward model: its output is the reward of every task, as in verl."""
     for root in _REWARD_MODELS:
         enabled, path = given.take(f"{root}.enable"), given.take(f"{root}.model.path")
@@ -259,22 +229,51 @@ def _translate_reward_model(given: VerlEntries) -> None:
             given.give("rewards.default.model_args.model_name_or_path", path, f"{root}.model.path")
 
 
-def _translate_adapters(given: VerlEntries) -> None:
+def _translate_adapters(given: ForeignEntries) -> None:
     rank, base = given.get(f"{_MODEL}.lora_rank"), "actor_train.model_args"
     if rank is None and (rank := given.take(f"{_MODEL}.lora.rank")) is not None and rank != 0:
         given.give(f"{base}.lora_rank", rank, f"{_MODEL}.lora.rank")
-    if alpha := given.take(f"{_MODEL}.lora.alpha"):
+    if (alpha := given.take(f"{_MODEL}.lora.alpha")) and rank:
         given.give(f"{base}.lora_alpha", alpha, f"{_MODEL}.lora.alpha")
     targets = given.take(f"{_MODEL}.target_modules")
     if not rank:
         for key in ("lora_rank", "lora_alpha"):
             given.take(f"{_MODEL}.{key}")
-    elif targets and targets != "all-linear":
-        names = targets if isinstance(targets, list) else [name.strip() for name in str(targets).split(",")]
-        given.give(f"{base}.lora_target", names, f"{_MODEL}.target_modules")
+            if rank == 0:  # off, whatever the default is
+                given.give(f"{base}.{key}", None, f"{_MODEL}.lora_rank: 0")
+        return
+    if alpha is None and given.get(f"{_MODEL}.lora_alpha") is None:
+        given.give_default(f"{base}.lora_alpha", _LORA_ALPHA, "verl")
+    if targets:
+        given.give(f"{base}.lora_target", targets, f"{_MODEL}.target_modules")
 
 
-def _note_steps(given: VerlEntries) -> None:
+def _choose_reward(given: ForeignEntries) -> None:
+    """Choose the reward that verl would find by `data_source`, where no function is given: of programs, or of math."""
+    judges = {path[1] for path in given.entries if path[0] == "rewards" and len(path) > 1} - {"overlong"}
+    if given.get("custom_reward_function.path") or judges or not given.get("data.train_files"):
+        return
+    words = re.split(r"[^a-z]+", str(given.get("data.train_files")).lower())
+    chosen = "code" if any(source in words for source in _CODE_SOURCES) else "math"
+    if chosen == "code":
+        given.give("rewards.default.reward_fn", "code", "data.train_files, which name programs")
+        given.give("rewards.default.reward_args.tests", "reward_model.ground_truth", "data.train_files")
+        given.give("rewards.default.reward_args.partial", True, "data.train_files")
+    given.notes.append(
+        f"custom_reward_function: none is given, so {chosen} judges every answer by reward_model.ground_truth; verl "
+        f"asks data_source, and runs programs for {', '.join(_CODE_SOURCES)} (rewards.default.reward_fn: code)"
+    )
+
+
+def _note_clip(given: ForeignEntries) -> None:
+    """Say that one clip for both sides is taken at its word, which verl overrides by its defaults for the sides."""
+    clip, sides = given.get(f"{_ACTOR}.clip_ratio"), ("clip_ratio_low", "clip_ratio_high")
+    if clip not in (None, 0.2) and all(given.get(f"{_ACTOR}.{side}") is None for side in sides):
+        note = f"holds on both sides here; in verl clip_ratio_low and clip_ratio_high stay 0.2 beside {clip}"
+        given.notes.append(f"{_ACTOR}.clip_ratio: {note}")
+
+
+def _note_steps(given: ForeignEntries) -> None:
     """Say what ends the run where only passes over the data are given."""
     epochs = given.take("trainer.total_epochs")
     given.take("rollout.total_epochs")
@@ -286,7 +285,7 @@ def _note_steps(given: VerlEntries) -> None:
         )
 
 
-def _translate_warmup(given: VerlEntries, role: str, key: str) -> None:
+def _translate_warmup(given: ForeignEntries, role: str, key: str) -> None:
     ratio = given.take_number(f"{key}.optim.lr_warmup_steps_ratio", 0, 0)
     steps = given.get(_STEPS) or given.get("max_steps") or _DEFAULT_STEPS
     warmup = given.get(f"{key}.optim.lr_warmup_steps")

@@ -19,6 +19,7 @@ from headway.config.document import (
     MergedEntries,
     append_key,
     collect_entries,
+    is_existing_file,
     join_key,
 )
 from headway.errors import ConfigError
@@ -240,7 +241,7 @@ def _include(
     name, _, package = item.partition("@")
     directories = [path.parent, *(including[0].parent for _ in including[:1]), *_search_path(path, entries)]
     candidates = [directory / f"{name.lstrip('/').removesuffix('.yaml')}.yaml" for directory in directories]
-    found = next((one for one in candidates if one.is_file()), None)
+    found = next((one for one in candidates if is_existing_file(one)), None)
     if found is None:
         problem = f"no such file: {candidates[0]} [{listed.origin}]"
         problems.append(ConfigError(problem, key="defaults", value=item, hint="paths count from the file itself"))

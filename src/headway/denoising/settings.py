@@ -45,6 +45,8 @@ class DenoisingSettings:
     noise, and training uses the clean latent at the end (DiffusionNFT)."""
     window_size: int = 2
     """Steps of a window that is not full."""
+    window_range: tuple[int, ...] = ()
+    """Steps that a random window is drawn from, first and end. Empty: the first half."""
     window_interval: int = 25
     """Versions between two moves of a sliding window."""
     window_stride: int = 1
@@ -82,7 +84,8 @@ class DenoisingSettings:
         if self.window == "full":
             return make_full_window(steps)
         if self.window == "random":
-            return draw_random_window(steps, self.window_size, make_rng(self.seed, "window", group))
+            span = (self.window_range[0], self.window_range[1]) if self.window_range else None
+            return draw_random_window(steps, self.window_size, make_rng(self.seed, "window", group), span)
         return make_sliding_window(
             steps, self.window_size, max(version, 0), interval=self.window_interval, stride=self.window_stride
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,7 @@ class DenoisingModelFamily(ModelFamily):
         from headway.denoising.models.denoiser_storage import find_shipped_model, list_shipped_models
         from headway.denoising.models.mmdit import is_small_mmdit
         from headway.denoising.models.stable_diffusion_3 import is_sd3
+        from headway.models.model_checks import check_adapter_targets
 
         wanted = resolved.config.actor_train.model_args.model_name_or_path or resolved.config.pretrain or ""
         shipped = list_shipped_models()
@@ -84,7 +86,14 @@ class DenoisingModelFamily(ModelFamily):
                 "holds no denoising model, but `denoising` is given", key="pretrain", value=wanted, hint=hint
             )
         weights = path / "transformer" if (path / "transformer").is_dir() else path
-        tokenizer, parameters = Utf8PromptTokenizer(), _count_parameters(weights)
+        shapes = _read_shapes(weights)
+        args, layers = (
+            resolved.config.actor_train.model_args,
+            [name for name, shape in shapes.items() if len(shape) == 2],
+        )
+        if args.lora_rank is not None:
+            check_adapter_targets(args.lora_target, [name.removesuffix(".weight") for name in layers])
+        tokenizer, parameters = Utf8PromptTokenizer(), sum(map(prod, shapes.values()))
         return PolicyInfo(path=path.resolve(), critic=None, tokenizer=tokenizer, parameters=parameters, positions=None)
 
     def check_sources(self, policy: PolicyInfo, sources: DataSources) -> None:
@@ -195,6 +204,7 @@ def make_denoising_settings(resolved: ResolvedConfig) -> DenoisingSettings:
         shift=denoising.timestep_shift,
         window="last" if denoising.algorithm == "diffusion_nft" else denoising.window,
         window_size=denoising.window_size,
+        window_range=denoising.window_range,
         window_interval=denoising.window_interval,
         window_stride=denoising.window_stride,
         share_prefix=denoising.share_prefix,
@@ -238,16 +248,15 @@ def _add_default_lora_targets(training: DenoisingTrainerSettings, path: Path) ->
     return replace(training, local=replace(training.local, lora=replace(lora, targets=SD3_LORA_TARGETS)))
 
 
-def _count_parameters(directory: Path) -> int:
-    """Count the parameters in the weight files of a directory without reading them."""
-    from math import prod
-
+def _read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in the weight files of a directory without reading them."""
     from safetensors import safe_open
 
-    found = 0
+    found = {}
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
-            found += sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+            for name in tensors.keys():  # noqa: SIM118
+                found[name] = tuple(tensors.get_slice(name).get_shape())
     return found
 
 

@@ -62,6 +62,7 @@ class LanguageModelFamily(ModelFamily):
         """Find the model; fetch or convert it where needed. Raises `ConfigError` where there is none."""
         from transformers.utils import logging
 
+        from headway.models.model_checks import check_adapter_targets
         from headway.models.model_loading import load_tokenizer, make_architecture_factory, max_sequence_length
         from headway.models.model_names import resolve_model
 
@@ -69,6 +70,9 @@ class LanguageModelFamily(ModelFamily):
         config = resolved.config
         path = resolve_model(config.actor_train.model_args.model_name_or_path or config.pretrain or "")
         empty_model = make_architecture_factory(path)()
+        if config.actor_train.model_args.lora_rank is not None:
+            names, head = _list_adaptable_layers(empty_model)
+            check_adapter_targets(config.actor_train.model_args.lora_target, names, head)
         critic = config.critic.model_args.model_name_or_path or config.reward_pretrain
         return PolicyInfo(
             path=path,
@@ -180,6 +184,18 @@ def _make_replica_scorer(
 
 
 # -- components, made in the process that they live in
+
+
+def _list_adaptable_layers(model: Any) -> tuple[list[str], str]:
+    """Return the names of layers with a matrix of their own, and the name of the head."""
+    found = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if any(weight.ndim >= 2 for weight in layer.parameters(recurse=False))
+    ]
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    names = [name for name, layer in found if layer is not embedding]
+    return names, next((name for name, layer in found if layer is head), "")
 
 
 def make_local_trainer(args: ComponentArgs, store: PublishingStore) -> LocalTrainer:

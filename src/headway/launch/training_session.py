@@ -35,7 +35,7 @@ from headway.monitor.run_status import RunStatus
 from headway.processes.loop_watchdog import LoopWatchdog
 from headway.rewards.reward_registry import RoutedReward, make_run_rewards, open_reward_workers
 from headway.runs.run_changes import hash_reward_code
-from headway.runs.run_directory import RunDirectory, check_disk_space
+from headway.runs.run_directory import RunDirectory, check_disk_space, read_checkpoint_version
 from headway.runs.run_observer import RunObserver
 from headway.runs.sample_logs import SampleLog
 from headway.settings import make_run_settings
@@ -105,6 +105,8 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
     check_reward_models(resolved)
     sources = make_episode_sources(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
     family.check_sources(policy, sources)
+    if config.resume not in ("auto", "never"):
+        read_checkpoint_version(Path(config.resume).expanduser())
     notes = (*resolved.notes, *sources.notes, *(reward.notes if isinstance(reward, RoutedReward) else ()))
     return PreparedRun(
         resolved=resolved, policy=policy, sources=sources, placement=placement, family=family, notes=notes
@@ -137,7 +139,7 @@ def open_run_directory(prepared: PreparedRun) -> Iterator[RunDirectory]:
         identity = {"pretrain": str(prepared.policy.path), "data": sources.train.fingerprint()}
         directory.write_identity(prepared.resolved, identity, contents)
         if not directory.started and resume not in ("auto", "never"):
-            directory.start_from_checkpoint(Path(resume))
+            directory.start_from_checkpoint(Path(resume).expanduser())
         yield directory
 
 

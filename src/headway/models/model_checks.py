@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, suggest_close_match
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -130,6 +131,20 @@ def check_attention(model: PreTrainedModel) -> None:
     if problem is not None:
         name = type(model).__name__
         raise model_error(f"{name} is trained on one device: {problem}", name, "one rank of the trainer")
+
+
+def check_adapter_targets(targets: Sequence[str], layers: Iterable[str], head: str = "") -> None:
+    """Raise `ConfigError` for a name of `lora_target` that no layer has, or that is that of the head."""
+    key, names, value = "actor_train.model_args.lora_target", sorted(set(layers)), list(targets)
+    for target in targets:
+        found = [name for name in names if f".{name}".endswith(f".{target}")]
+        if found == [head]:
+            raise ConfigError(f"{target} is the head, which has no adapters", key=key, value=value, hint="without it")
+        if not found:
+            known = sorted({name.rpartition(".")[2] for name in names if name != head})
+            problem = f"the model has no layer {target}{suggest_close_match(target, known)}"
+            hint = f"one of {', '.join(known[:20])}; or all-linear"
+            raise ConfigError(problem, key=key, value=value, hint=hint)
 
 
 def check_rotation(whole: PreTrainedConfig, longest: int) -> None:

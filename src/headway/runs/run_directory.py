@@ -64,6 +64,19 @@ _FIXED_OPTIONS = (
 """Options that a resumed run cannot change, because the ledger or a checkpoint depends on them."""
 
 
+def read_checkpoint_version(checkpoint: Path) -> int:
+    """Return the version of the weights in a checkpoint that a run is to start from. Raises `ConfigError`."""
+    try:
+        return read_completion_mark(checkpoint).version
+    except TrainerError as error:
+        raise ConfigError(
+            f"is no checkpoint of a run: {error}",
+            key="resume",
+            value=str(checkpoint),
+            hint="auto, never, or a directory such as output/checkpoints/step-00000050",
+        ) from error
+
+
 class RunDirectory:
     """A context manager that holds the lock of a run directory."""
 
@@ -130,15 +143,7 @@ class RunDirectory:
 
     def start_from_checkpoint(self, checkpoint: Path) -> None:
         """Start a new run from a checkpoint of another one. Raises `ConfigError`."""
-        try:
-            version = read_completion_mark(checkpoint).version
-        except TrainerError as error:
-            raise ConfigError(
-                f"is no checkpoint of a run: {error}",
-                key="resume",
-                value=str(checkpoint),
-                hint="auto, never, or a directory such as output/checkpoints/step-00000050",
-            ) from error
+        version = read_checkpoint_version(checkpoint)
         ledger = Ledger(self.path / LEDGER_FILE)
         try:
             ledger.checkpoint(version, str(checkpoint.resolve()))

@@ -1,0 +1,137 @@
+"""Translates what several keys of ROLL say together about training, and its defaults that depend on other keys."""
+
+import math
+from typing import Any
+
+from headway.config.config_tree import parse_devices
+from headway.config.document import ConfigEntries
+from headway.config.foreign_entries import ForeignEntries
+from headway.errors import ConfigError
+
+_NAME = "ROLL"
+_MODEL = "actor_train.model_args"
+_SAMPLING = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
+_LORA_RANK = 8
+_MAX_STEPS = 500
+
+
+def translate_roll_algorithm(entries: ConfigEntries, notes: list[str], problems: list[ConfigError]) -> ConfigEntries:
+    """Return the entries of a file of ROLL with joint keys replaced by ours."""
+    given = ForeignEntries(entries, notes, problems)
+    _translate_clip_range(given)
+    _translate_adapters(given)
+    _translate_filters(given)
+    _translate_query_filters(given)
+    _translate_sampling(given)
+    for role in ("actor_train", "critic"):
+        _translate_warmup(given, role)
+    if given.take("importance_sampling") == "seq":
+        given.give("pg_variant", "gspo", "importance_sampling: seq")
+    _choose_normalization(given)
+    _translate_shared_devices(given)
+    _replace_half_precision(given)
+    return given.entries
+
+
+def _translate_clip_range(given: ForeignEntries) -> None:
+    """Leave out the two sides of the clip, which only count with `use_pg_clip_range`."""
+    if given.take("use_pg_clip_range") is True:
+        return
+    for key in ("pg_clip_low", "pg_clip_high"):
+        if (value := given.take(key)) is not None and value != given.get("pg_clip"):
+            given.notes.append(f"{key}: changes nothing without use_pg_clip_range: true, as in {_NAME}")
+
+
+def _translate_adapters(given: ForeignEntries) -> None:
+    """Train adapters where `lora_target` is given, as ROLL does; their rank alone asks for none."""
+    if given.get(f"{_MODEL}.lora_target"):
+        given.give_default(f"{_MODEL}.lora_rank", _LORA_RANK, _NAME)
+    elif given.take(f"{_MODEL}.lora_rank") is not None:
+        given.take(f"{_MODEL}.lora_alpha")
+        given.notes.append(f"{_MODEL}.lora_rank: changes nothing without lora_target, as in {_NAME}")
+
+
+def _translate_filters(given: ForeignEntries) -> None:
+    """Translate masks on the mismatch of trainer and engine; one is off unless it says `enabled`."""
+    key = ("train_infer_correction", "filters")
+    entry = given.entries.get(key)
+    if entry is None or not isinstance(entry.value, list):
+        return
+    rows = [{"enabled": False, **row} if isinstance(row, dict) else row for row in entry.value]
+    del given.entries[key]
+    given.give(".".join(key), [_translate_filter(row, given) for row in rows], f"{'.'.join(key)} ({entry.origin})")
+
+
+def _translate_filter(row: Any, given: ForeignEntries) -> Any:
+    if not isinstance(row, dict):
+        return row
+    known = {name: value for name, value in row.items() if not name.startswith("diff_") and name != "ratio_enabled"}
+    if row["enabled"] is True and (row.get("diff_enabled") is True or row.get("ratio_enabled") is False):
+        problem, hint = "masks by the difference of probabilities are not offered", "ratio_low and ratio_high"
+        given.problems.append(ConfigError(problem, key="train_infer_correction.filters", value=row, hint=hint))
+    return known
+
+
+def _translate_query_filters(given: ForeignEntries) -> None:
+    """Replace groups whose rewards are all equal where a reward filters queries by mean or deviation."""
+    for path in [path for path in given.entries if path[0] == "rewards" and "query_filter_config" in path]:
+        entry = given.entries.pop(path)
+        if path[-1] == "type" and entry.value in ("mean_filter", "std_filter"):
+            given.give("filter_zero_variance", True, ".".join(path))
+            note = f"{'.'.join(path[:-1])}: groups whose rewards are all equal are replaced; thresholds change nothing"
+            given.notes.append(note)
+
+
+def _translate_sampling(given: ForeignEntries) -> None:
+    for role in ("actor_infer", "validation"):
+        if given.has_below(f"{role}.generating_args"):
+            for name, value in _SAMPLING.items():
+                given.give_default(f"{role}.generating_args.{name}", value, _NAME)
+    if given.take("val_greedy") is True:
+        given.entries.pop(("validation", "generating_args", "temperature"), None)
+        given.give("validation.generating_args.temperature", 0.0, "val_greedy")
+
+
+def _translate_warmup(given: ForeignEntries, role: str) -> None:
+    """Translate a share of all steps; `warmup_steps` counts if it is more than 0."""
+    base = f"{role}.training_args"
+    ratio, steps = given.take_number(f"{base}.warmup_ratio", 0, 0, 1), given.get("max_steps") or _MAX_STEPS
+    if ratio and not given.get(f"{base}.warmup_steps") and isinstance(steps, int):
+        given.take(f"{base}.warmup_steps")
+        given.give(f"{base}.warmup_steps", math.ceil(ratio * steps), f"{base}.warmup_ratio × {steps} steps")
+        given.give(f"{base}.warmup_unit", "training_steps", f"{base}.warmup_ratio")
+
+
+def _choose_normalization(given: ForeignEntries) -> None:
+    """Normalize rewards only where ROLL does: within groups for grpo without agents, else if a key asks for it."""
+    agentic, estimator = given.has_below("train_env_manager"), given.get("adv_estimator") or "gae"
+    if estimator not in ("gae", "reinforce", "grpo") or (estimator == "grpo" and not agentic):
+        return
+    if given.get("reward_normalization.method") is None:
+        for key in ("norm_mean_type", "norm_std_type"):
+            given.give_default(key, "none", _NAME)
+
+
+def _translate_shared_devices(given: ForeignEntries) -> None:
+    """Lend the devices of training to rollout, where rollout has them beside its own and runs ahead."""
+    keys = "actor_train.device_mapping", "actor_infer.device_mapping"
+    train, infer = (parse_devices(str(given.get(key))) for key in keys)
+    ahead = given.get("async_generation_ratio")
+    if not isinstance(ahead, int | float) or not ahead or not train or not infer or not set(train) < set(infer):
+        return
+    own = [device for device in infer if device not in train]
+    given.take(keys[1])
+    given.give(keys[1], own, f"{keys[1]} without those of actor_train")
+    given.give("lend_idle_trainer", True, keys[1])
+    given.notes.append(f"{keys[1]}: devices of actor_train generate while training waits (lend_idle_trainer)")
+
+
+def _replace_half_precision(given: ForeignEntries) -> None:
+    """Train in bf16 where fp16 is asked for, which would need a scaled loss."""
+    key = "actor_train.model_args.dtype"
+    if given.get(key) != "fp16":
+        return
+    given.take(key)
+    given.give(key, "bf16", f"{key}: fp16")
+    note = "bf16 is trained instead of fp16, whose small gradients vanish without a scaled loss"
+    given.notes.append(f"{key}: {note}")

@@ -259,7 +259,7 @@ class TestRemoteTrainer(Closing, TrainerContract):
                 (trainer.save(tmp_path / "x"), TrainerCrashed),
                 (trainer.load(tmp_path / "x"), TrainerCrashed),
                 (trainer.source.gather(0), TransferError),
-                (TrainerScorer(trainer, "policy").score(trainers.group(1)), ScoringError),
+                (TrainerScorer(trainer, "policy").score(trainers.group(1)), TrainerCrashed),
             ]
             tasks = [asyncio.ensure_future(call) for call, _ in calls]
             await asyncio.sleep(0)
@@ -267,7 +267,7 @@ class TestRemoteTrainer(Closing, TrainerContract):
             for task, (_, error) in zip(tasks, calls, strict=True):
                 with pytest.raises(error, match="SIGKILL"):
                     await task
-            with pytest.raises(ScoringError):
+            with pytest.raises(TrainerCrashed):
                 await TrainerScorer(trainer, "policy").score(trainers.group(1))
 
         self.run(scenario())

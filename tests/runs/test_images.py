@@ -121,3 +121,18 @@ def test_what_is_wrong_is_refused_before_anything_starts(
     assert run.end() == 2, run.text
     assert message in run.text and "Traceback" not in run.text
     assert not (tmp_path / "run").exists()
+
+
+def test_two_ranks_train_what_two_engines_draw(runs: Runs, model: Path, tmp_path: Path) -> None:
+    options = {"processes": True, "max_steps": 4, "save_steps": 4, "async_generation_ratio": 1}
+    options |= {"actor_train.device_mapping": "[0, 1]", "actor_infer.device_mapping": "[2, 3]"}
+    options |= {"actor_train.training_args.per_device_train_batch_size": 2}
+    run = begin(runs, tmp_path / "run", model, **options)
+    assert run.until(lambda: count(run.directory, "step.end") >= 1), run.text
+    assert {"trainer-0", "trainer-1", "engine-0", "engine-1"} <= parts(run).keys()
+    assert run.end() == 0, run.text
+    audit(run.directory)
+    drawing = {event.who for event in events(run.directory, "request.end") if event.data["actions"]}
+    assert drawing == {"engine/0", "engine/1"}
+    (newest,) = (run.directory / "checkpoints").iterdir()
+    assert json.loads((newest / "trainer.json").read_text())["version"] == 4

@@ -372,7 +372,7 @@ def test_scorers_say_what_is_wrong() -> None:
             with pytest.raises(ScoringError):
                 await scorer.score(group)
         await made.close()
-        with pytest.raises(ScoringError):
+        with pytest.raises(TrainerCrashed):
             await TrainerScorer(made, "policy").score(group)
 
     asyncio.run(scenario())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import ScoringError, TrainerCrashed
+from headway.errors import TrainerCrashed
 from headway.processes.base import ChildSpec
 from headway.trainers.base import ScoringTrainer, TrainerScorer
 from headway.trainers.remote_critic import TrainerWithCritic
@@ -89,7 +89,7 @@ def test_a_killed_critic_takes_the_trainer_back_to_the_checkpoint(tmp_path: Path
         second = await trainer.train(factory.batch(1))
         (critic,) = trainer._critic._peers
         os.kill(critic.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        with pytest.raises(ScoringError, match="SIGKILL"):
+        with pytest.raises(TrainerCrashed, match="SIGKILL"):
             await TrainerScorer(trainer, "value").score(factory.group(1))
         with pytest.raises(TrainerCrashed, match="SIGKILL"):
             await trainer.train(factory.batch(2))

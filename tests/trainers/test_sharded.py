@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.errors import ConfigError, ScoringError, TrainerCrashed, TrainerError
+from headway.errors import ConfigError, TrainerCrashed, TrainerError
 from headway.processes.base import ChildSpec, StartPeer
 from headway.processes.child_process import ChildProcess
 from headway.trainers.base import ScoreKind, Trainer, TrainerScorer
@@ -245,7 +245,7 @@ class TestLife(Ranked):
             async with asyncio.timeout(5):
                 with pytest.raises(TrainerCrashed, match=r"trainer/1 .*SIGKILL"):
                     await step
-            with pytest.raises(ScoringError, match="SIGKILL"):
+            with pytest.raises(TrainerCrashed, match="SIGKILL"):
                 await TrainerScorer(trainer, "policy").score(factory.group(1))
             await trainer.restart()
             assert gone(pids)

@@ -1,7 +1,8 @@
 """Give the components of a run their devices: one engine and one trainer rank a device, roles beside or on top of them.
 
 Names are `trainer` (or `trainer/0`, `trainer/1`, … for several ranks), `engine/0`, …, `logp`, `reference`, `critic` and
-`reward/<domain>`. A role without devices of its own is no component: the trainer does its work.
+`reward/<domain>`; `logp`, `reference` and rewards with several devices have a number too. A role without devices of its
+own is no component: the trainer does its work.
 """
 
 from __future__ import annotations
@@ -71,6 +72,12 @@ def make_reward_names(resolved: ResolvedConfig, name: str) -> list[str]:
     return [f"reward/{name}"] if copies <= 1 else [f"reward/{name}/{number}" for number in range(copies)]
 
 
+def make_scorer_names(resolved: ResolvedConfig, role: str) -> list[str]:
+    """Return the names of the processes of `logp` or `reference`: one for each of its devices."""
+    count = len(resolved.derived.devices[role])
+    return [role] if count == 1 else [f"{role}/{number}" for number in range(count)]
+
+
 def _assign_rewards(resolved: ResolvedConfig) -> dict[str, tuple[int, ...]]:
     """Return the devices of reward models; one without any is beside the first engine."""
     assigned: dict[str, tuple[int, ...]] = {}
@@ -94,7 +101,8 @@ def assign_devices(resolved: ResolvedConfig, ranks: int, replicas: int | None = 
         share = max(len(devices[role]) // len(names), 1)
         for number, name in enumerate(names):
             assigned[name] = tuple(devices[role][number * share : (number + 1) * share])
-    assigned |= {role: tuple(devices[role]) for role in list_scorer_replicas(resolved)}
+    for role in list_scorer_replicas(resolved):
+        assigned |= {name: (one,) for name, one in zip(make_scorer_names(resolved, role), devices[role], strict=True)}
     if has_own_critic(resolved):
         assigned["critic"] = tuple(devices["critic"])
     return assigned | _assign_rewards(resolved)

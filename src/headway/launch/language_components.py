@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import ResolvedConfig
 from headway.engines.base import Engine
-from headway.launch.component_places import has_own_critic, list_scorer_replicas
+from headway.launch.component_places import has_own_critic, list_scorer_replicas, make_scorer_names
 from headway.launch.components import (
     ComponentArgs,
     LaunchContext,
@@ -41,7 +41,7 @@ from headway.launch.transports import ReceiverEnd, make_receiver_end, make_trans
 from headway.registry import ENGINES
 from headway.trainers.base import Scorer, Trainer, TrainerScorer
 from headway.trainers.remote_critic import TrainerWithCritic
-from headway.trainers.remote_trainer import RemoteTrainer, ReplicaScorer
+from headway.trainers.remote_trainer import RemoteTrainer, ReplicaScorer, ScorerReplicas
 from headway.trainers.sharded.rank_layout import RankLayout
 
 if TYPE_CHECKING:
@@ -176,11 +176,15 @@ def _make_trainer_process(context: LaunchContext) -> RemoteTrainer | TrainerWith
 
 def _make_replica_scorer(
     context: LaunchContext, role: str, target: Callable[..., Scorer], follows: Trainer | None = None
-) -> ReplicaScorer:
-    """Make a scorer with a process and a model of its own; with `follows` it takes that trainer's weights."""
+) -> Scorer:
+    """Make a scorer with a process and a model on each of its devices; with `follows` it takes a trainer's weights."""
     placement = context.placement
-    spec = context.make_child_spec(role, target, placement.train_threads)
-    return ReplicaScorer(spec, placement.start_child, follows=follows)
+    specs = [
+        context.make_child_spec(name, target, placement.train_threads)
+        for name in make_scorer_names(context.resolved, role)
+    ]
+    scorers = [ReplicaScorer(spec, placement.start_child, follows=follows) for spec in specs]
+    return scorers[0] if len(scorers) == 1 else ScorerReplicas(scorers)
 
 
 # -- components, made in the process that they live in

@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
-from headway.launch.component_places import assign_devices, has_own_replica, list_scorer_replicas, make_rank_names
+from headway.launch.component_places import (
+    assign_devices,
+    has_own_replica,
+    list_scorer_replicas,
+    make_rank_names,
+    make_scorer_names,
+)
 from headway.launch.components import PolicyInfo, count_engine_slots, count_prefix_tokens
 from headway.launch.inference_servers import uses_external_engines
 from headway.launch.placement import LENT_ENGINE, Placement
@@ -86,7 +92,8 @@ def estimate_component_needs(
         found += [_make_needs(name, placement, placement.infer_threads, needs) for name in engines]
     for role in list_scorer_replicas(resolved) if placement.processes else []:
         scorer_needs = model.estimate_scorer(role) if model else {}
-        found.append(_make_needs(role, placement, placement.train_threads, scorer_needs))
+        names = make_scorer_names(resolved, role)
+        found += [_make_needs(name, placement, placement.train_threads, scorer_needs) for name in names]
     if placement.cluster is None:
         return found
     return [_add_cluster_gpu(component, placement.cluster, devices) for component in found]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from headway.errors import ScoringError, TrainerCrashed, TrainerError
+from headway.errors import ScoringError, TrainerError
 from headway.types import Batch, SampleGroup
 from headway.weights.base import WeightSource
 
@@ -60,7 +60,7 @@ class Scorer(Protocol):
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
         """Return the numbers in the order of `group.samples`, as `VersionedScores` if the weights change over time.
 
-        Raise `ScoringError` if they cannot be computed.
+        Raise `ScoringError` if they cannot be computed, `TrainerCrashed` if the trainer that computes them is lost.
         """
 
     async def start(self) -> None:
@@ -99,7 +99,7 @@ class TrainerScorer:
     async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
         try:
             return await self._trainer.score(self._kind, group)
-        except (TrainerCrashed, TrainerError) as error:
+        except TrainerError as error:
             raise ScoringError(f"group {group.group_id}: {error}") from error
 
     async def start(self) -> None:

@@ -3,9 +3,9 @@
     trainer = RemoteTrainer(ChildSpec(name="trainer", target="package.module:make_trainer", args={…}), start=…)
 
 Guarantees: a step is all or nothing, as in the child; if it is cancelled here, it is cancelled there. When a child
-ends, everybody who waits for it gets `TrainerCrashed` at once (`TransferError` from `gather`, `ScoringError` from
-`score`), and so does every later call until `restart`, which starts a child in the initial state. `version` is what the
-child last reported: a change is reported before the answer of the call that made it, and after a step that was
+ends, everybody who waits for it gets `TrainerCrashed` at once (`TransferError` from `gather`, `ScoringError` from a
+`ReplicaScorer`), and so does every later call until `restart`, which starts a child in the initial state. `version` is
+what the child last reported: a change is reported before the answer of the call that made it, and after a step that was
 cancelled too late with the next answer. Weights cross as names of shared memory.
 """
 
@@ -243,6 +243,8 @@ class ReplicaScorer:
             await self._bring_up_to_date()
             rows: Sequence[Sequence[float]] = await self._child.call("score", group, failure=ScoringError)
         except (ScoringError, TransferError, EngineCrashed) as error:
+            if isinstance(error.__cause__, TrainerCrashed):
+                raise error.__cause__ from error  # the trainer that it follows is lost
             raise ScoringError(f"{self.name}: group {group.group_id}: {error}") from error
         return rows
 
@@ -267,3 +269,26 @@ class ReplicaScorer:
                 async for bucket in buckets:
                     await self._child.call("load", bucket, failure=TransferError)
                 self.version = await self._child.call("flip", failure=TransferError)
+
+
+class ScorerReplicas:
+    """A `Scorer` of several others that compute the same; each group goes to the one with the fewest groups."""
+
+    def __init__(self, scorers: Sequence[ReplicaScorer]) -> None:
+        self._scorers, self._groups = list(scorers), [0] * len(scorers)
+
+    async def start(self) -> None:
+        for outcome in await asyncio.gather(*(one.start() for one in self._scorers), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def score(self, group: SampleGroup) -> Sequence[Sequence[float]]:
+        number = self._groups.index(min(self._groups))
+        self._groups[number] += 1
+        try:
+            return await self._scorers[number].score(group)
+        finally:
+            self._groups[number] -= 1
+
+    async def close(self) -> None:
+        await asyncio.gather(*(one.close() for one in self._scorers))

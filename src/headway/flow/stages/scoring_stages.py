@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from headway.errors import BackendError, ScoringError
+from headway.errors import BackendError, ScoringError, TrainerCrashed
 from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, register_stage
 from headway.monitor.events import SpanBegin, SpanEnd
@@ -47,6 +47,8 @@ class ScoringStage(Stage[SampleGroup, SampleGroup]):
                 with self.pipeline.waits.waiting(self.role, what, scored_by):
                     rows = await self.attempt(what, call, retries=reliability.step_retries, timeout_s=limit)
                 check_rows(rows, item)
+            except TrainerCrashed:
+                raise  # the flow brings the trainer back, and continues with what the ledger has
             except BackendError as error:
                 self.pipeline.drop(item.group_id, DropReason.SCORING_FAILED, who=self.role)
                 self.degrade(error)

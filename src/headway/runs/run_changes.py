@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from headway.config import Config, ResolvedConfig
+from headway.config import Config, ResolvedConfig, RewardConfig
 from headway.config.document import nest_values
 from headway.config.resolved_config import list_leaves
 from headway.errors import ConfigError
@@ -29,7 +29,7 @@ CONFIG_FILE = "config.yaml"
 ACCEPT_KEY = "accept_changed_reward"
 _UNIMPORTANT = frozenset({ACCEPT_KEY, "resume", "output_dir"})
 """Options that say where and how to go on, not what to do."""
-_SAME_REWARD = ("device_mapping", "timeout_s", "concurrency")
+_SAME_REWARD = ("device_mapping", "timeout_s", "concurrency", "gpu_memory_utilization", "max_num_seqs", "num_threads")
 """Options of a reward that do not change its numbers."""
 
 
@@ -74,7 +74,7 @@ def find_option_changes(run_dir: Path, resolved: ResolvedConfig, started_in: Pat
     before = flatten_mapping(make_paths_absolute(written, started_in, moved_to=run_dir))
     given = yaml.safe_load(yaml.safe_dump(make_config_tree(resolved)))
     after = flatten_mapping(make_paths_absolute(given, Path.cwd()))
-    usual = {key: list(value) if isinstance(value, tuple) else value for key, value in list_leaves(Config())}
+    usual = _list_defaults(before, after)
     changes = []
     for key in dict.fromkeys([*before, *after]):
         values = [_drop_empty(options.get(key, usual.get(key))) for options in (before, after)]
@@ -82,6 +82,16 @@ def find_option_changes(run_dir: Path, resolved: ResolvedConfig, started_in: Pat
             told = [_format_value(options, key, usual) for options in (before, after)]
             changes.append(OptionChange(key, *told))
     return changes
+
+
+def _list_defaults(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what options have that are not given. A reward that was added or removed shows by its weight at least."""
+    names = [{key.split(".")[1] for key in options if key.startswith("rewards.")} for options in (before, after)]
+    leaves = list_leaves(Config())
+    for name in names[0] | names[1]:
+        own = list_leaves(RewardConfig(), f"rewards.{name}.")
+        leaves += own if name in names[0] & names[1] else [leaf for leaf in own if not leaf[0].endswith(".weight")]
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in leaves}
 
 
 def _drop_empty(value: Any) -> Any:

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from headway.environments.text_environment import Reply
 from headway.types import Episode
 
@@ -132,6 +134,8 @@ WRONG_RESULTS: dict[str, Any] = {
     "done_text": Reply("a", 1.0, "False"),  # type: ignore[arg-type]
     "done_none": Reply("a", 1.0, None),  # type: ignore[arg-type]
     "done_number": Reply("a", 1.0, 2),  # type: ignore[arg-type]
+    "done_array": Reply("a", 1.0, numpy.array([True, False])),  # type: ignore[arg-type]
+    "reward_array": Reply("a", numpy.array([1.0, 2.0])),  # type: ignore[arg-type]
     "done_list": Reply("a", 1.0, []),  # type: ignore[arg-type]
     "valid_text": Reply("a", 1.0, valid="no"),  # type: ignore[arg-type]
     "success_text": Reply("a", 1.0, True, success="no"),  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.peer_files import FILES, STEPS, make_arguments, summarise
+from benchmarks.peer_files import FILES, STEPS, make_arguments, roll_lake, summarise
 
 from headway.cli import main
 from headway.models.tiny_model import make_tiny_model
@@ -31,6 +31,17 @@ def test_a_file_of_roll_trains(name: str, tmp_path: Path) -> None:
     assert main(["train", *arguments, *smaller]) == 0
     found = summarise(tmp_path / "run")
     assert found["steps"] == 1 and found["samples"] in (4, 8) and found["actions"] > 0
+
+
+def test_single_turns_of_a_gigpo_file_are_trained(tmp_path: Path) -> None:
+    """`StepEnvManager`, a template that tells the last turns, roles that share their devices, and a reference."""
+    file = PEERS / "roll/qwen2.5-0.5B-agentic/agent_val_frozen_lake_gigpo.yaml"
+    words = [word for word in roll_lake(make_long_model(tmp_path / "model"), tmp_path) if "device_mapping" not in word]
+    words += [f"{role}.device_mapping=[0]" for role in ("actor_train", "actor_infer", "reference")]
+    words += ["actor_train.training_args.per_device_train_batch_size=2", "num_gpus_per_node=1"]
+    words += [f"output_dir={tmp_path / 'run'}", "device=cpu", "max_steps=1", "track_with=[]"]
+    assert main(["train", str(file), *words, "processes=false", "eval_steps=0", "save_steps=0"]) == 0
+    assert summarise(tmp_path / "run")["steps"] == 1
 
 
 def test_every_file_is_there_and_three_steps_are_asked_for(tmp_path: Path) -> None:

@@ -125,8 +125,8 @@ def _to_flag(method: str, name: str, value: object) -> bool | None:
     """Convert a truth value of Python or numpy; `None` is only possible for `success`. Raises `EnvironmentFailed`."""
     if isinstance(value, bool) or (value is None and name == "success"):
         return value
-    if value in (0, 1) and (isinstance(value, int) or type(value).__module__ == "numpy"):
-        return bool(value)
+    if (number := to_finite_float(value)) in (0.0, 1.0):
+        return bool(number)
     raise EnvironmentFailed(f"{method} gave {name} = {_shorten_repr(value)}, which is neither true nor false")
 
 

@@ -8,6 +8,9 @@ first look at each shape (kernels are compiled, graphs captured) and weights cou
 
 fixed     64, 256 and 512 requests of 512 tokens, all at once, 8 to a prompt
 lengths   512 requests of log-normal lengths
+long      256 requests of log-normal lengths, mean 4k, longest 32k, in the memory of one card
+share     what the engine makes of the bare step: 64, 256 and 512 requests, steady, KV of random numbers
+attention decode and prefill of one layer beside the floor and beside FlashAttention, by page size and length
 flip      other weights while requests run
 generate  `transformers`, batches of the same, fewer tokens
 exact     log-probabilities against full forwards, of the same weights in float32 and in bfloat16
@@ -36,11 +39,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from headway.engines.base import Progress, Request
-from headway.engines.native.kv_cache import LaneKvCache
+from headway.engines.native.block_ops import HeadShape, PageTable, PrefillBatch
+from headway.engines.native.decode_graphs import DecodeShape, choose_splits
+from headway.engines.native.kv_cache import PagedKvCache
 from headway.engines.native.kv_slots import NativeSequence
-from headway.engines.native.native_core import HELD_BACK_TOKENS, BlockCore
+from headway.engines.native.native_core import BlockCore, make_block_scheduler
 from headway.engines.native.native_engine import NativeEngine
-from headway.engines.native.native_scheduler import NativeScheduler, StepPlan
+from headway.engines.native.native_scheduler import StepPlan
 from headway.engines.native.settings import NativeSettings
 from headway.engines.threaded_engine import SwitchWeights
 from headway.types import SamplingParams
@@ -245,34 +250,185 @@ def full(model: PreTrainedModel, asked: list[Request], parts: list[Progress]) ->
     return torch.stack(rows)
 
 
-def bare(engine: NativeEngine, shape: Any, steps: int = 30) -> Callable[[Any], list[Any]]:
-    """A command for the worker: time replays of one shape, with nobody in the lanes but slots of equal length."""
+def bare(shape: tuple[int, int], seconds: float = 0.3) -> Callable[[Any], list[Any]]:
+    """A command for the worker: time replays of one shape on lanes of equal length, with random tokens and KV."""
 
     def time_it(core: Any) -> list[Any]:
         runner = core._runner
         with torch.inference_mode(), torch.cuda.stream(runner._stream):
             count, length = shape
-            size = runner._slots
-            runner._state[:, 1] = length
+            tables, state = runner.kv.tables, runner._state
+            before = tables.clone(), state.clone()
+            width = -(-(length + 1) // runner.kv.page_tokens)
+            pages = torch.randperm(runner.kv.pages - 1, device="cuda")[: count * width] + 1
+            tables[:count, :width] = pages.view(count, width).int()
+            state.zero_()
+            state[:count, 0] = torch.randint(10, 100_000, (count,), device="cuda")
+            state[:count, 1] = length
             runner._lanes[:count] = torch.arange(count, device="cuda")
-            from headway.engines.native.decode_graphs import DecodeShape, choose_splits
-
             wanted = DecodeShape(count, choose_splits(count, runner._kv_heads, length), False)
-            for _ in range(3):
-                runner._run(wanted)
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            marks[0].record()
-            for _ in range(steps):
-                runner._run(wanted)
-            marks[1].record()
-            marks[1].synchronize()
+            took = _time_events(lambda: runner._run(wanted), 20)
+            steps = max(20, int(seconds * 1e3 / took))
+            took = _time_events(lambda: runner._run(wanted), steps)
+            tables.copy_(before[0])
+            state.copy_(before[1])
             runner._changes = -1
-            runner._owners[:] = -1
-            runner._state[size, 1] = 0
-        results[(count, length)] = marks[0].elapsed_time(marks[1]) / steps
+            runner._stays[:] = -1
+        results[shape] = took
         return []
 
     return time_it
+
+
+def _time_events(work: Callable[[], object], times: int, warm: int = 3) -> float:
+    """Milliseconds for each."""
+    for _ in range(warm):
+        work()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    marks[0].record()
+    for _ in range(times):
+        work()
+    marks[1].record()
+    marks[1].synchronize()
+    return float(marks[0].elapsed_time(marks[1]) / times)
+
+
+def fill_kv(core: Any) -> list[Any]:
+    """Random numbers everywhere: zeros use less power and run faster."""
+    with torch.inference_mode(), torch.cuda.stream(core._runner._stream):
+        for layer in core._runner.kv.layers:
+            for part in layer:
+                part.normal_()
+    return []
+
+
+async def share(model: PreTrainedModel, name: str) -> None:
+    print(f"\n## {name}: the engine beside the bare step (mean over the lengths of a run), ms a token")
+    for count in (64, 256, 512):
+        engine = await engine_of(model, name, slots=count, slot_tokens=PROMPT + 512)
+        await engine._get_thread().call(fill_kv)
+        for mark in ("w", "x"):
+            await answer(engine, requests([512 if mark == "w" else 40] * count, model.config.vocab_size, mark))
+        begin = time.perf_counter()
+        await answer(engine, requests([1] * count, model.config.vocab_size, "p"))
+        first = time.perf_counter() - begin
+        took = []
+        for mark in ("a", "b"):
+            took.append((await answer(engine, requests([512] * count, model.config.vocab_size, mark)))[0] / 512 * 1e3)
+        steps = []
+        for length in (128, 256, 384, 512):
+            await engine._get_thread().call(bare((count, length), 0.7))
+            steps.append(results[(count, length)])
+        alone = sum(steps) / 4  # lengths from 64 to 576
+        ms, best = sum(took) / len(took), min(took)
+        print(
+            f"{count:4} requests: engine {', '.join(f'{each:.2f}' for each in took)}, bare {alone:.2f} "
+            f"({', '.join(f'{step:.2f}' for step in steps)} at 128 to 512): "
+            f"{alone / ms:.1%} (best {alone / best:.1%}), "
+            f"{count / ms * 1e3:,.0f} tok/s; prefill and first token {first * 1e3:.0f} ms",
+            flush=True,
+        )
+        await engine.close()
+
+
+LONG: dict[str, Any] = {"seconds": None, "bytes": None}
+"""When the long answers are stopped, and the memory of their KV cache."""
+
+
+async def long(model: PreTrainedModel, name: str) -> None:
+    asked = log_normal(256, 4096, 32768 - PROMPT)
+    most = 32768
+    print(f"\n## {name}: {len(asked)} requests, log-normal, mean {sum(asked) / len(asked):.0f}, longest {max(asked)}")
+    engine = await engine_of(model, name, slots=256, slot_tokens=most, kv_cache_bytes=LONG["bytes"])
+    found: dict[str, Any] = {}
+
+    def look(core: Any) -> list[Any]:
+        slots = core.scheduler.slots
+        found.update(pages=core._runner.kv.pages, preempted=slots.preemptions, reused=slots.reused_tokens)
+        return []
+
+    begin = time.perf_counter()
+    parts = [Progress() for _ in asked]
+    running = [
+        asyncio.create_task(engine.generate(each, part))
+        for each, part in zip(requests(asked, model.config.vocab_size, "a"), parts, strict=True)
+    ]
+    try:
+        async with asyncio.timeout(LONG["seconds"]):
+            await asyncio.gather(*running)
+    except TimeoutError:
+        print("stopped by the clock")
+    took = time.perf_counter() - begin
+    made = sum(len(part.actions) for part in parts)
+    assert all(len(part.actions) == len(part.logps) for part in parts)
+    await engine._get_thread().call(look)
+    print(
+        f"{made:,} of {sum(asked):,} tokens in {took:.1f} s: {made / took:,.0f} tok/s, captures included; "
+        f"{found['pages']:,} pages of 64, {found['preempted']} preemptions"
+    )
+    await engine.close()
+
+
+async def attention(model: PreTrainedModel, name: str) -> None:
+    """One layer's attention alone, captured in a graph."""
+    from headway.engines.native.triton_ops import TritonBlockOps
+
+    config, ops = model.config, TritonBlockOps()
+    size = config.hidden_size // config.num_attention_heads
+    heads = HeadShape(config.num_attention_heads, config.num_key_value_heads, size, size**-0.5)
+    print(f"\n## {name}: decode attention of one layer, µs and share of the floor of bytes")
+    for lanes, length in ((512, 320), (64, 320), (8, 4000), (1, 32000), (4, 32000), (16, 32000), (64, 8000)):
+        splits = choose_splits(lanes, heads.kv, length)
+        least = lanes * length * 2 * heads.kv * size * 2 / BANDWIDTH * 1e6
+        times = {page: _time_decode(ops, heads, lanes, length, page, splits) for page in (16, 32, 64, 128)}
+        line = ", ".join(f"{page}: {took:.1f} ({least / took:.0%})" for page, took in times.items())
+        print(f"{lanes:4} lanes of {length:6}, {splits:3} splits: {line}", flush=True)
+    print(f"## {name}: prefill attention of one layer, a chunk behind a context, TFLOP/s")
+    for count, context in ((8192, 8192), (8192, 32768), (2048, 32768)):
+        print(f"{count} of {context}: {_time_prefill(ops, heads, count, context)}", flush=True)
+
+
+def _time_decode(ops: Any, heads: HeadShape, lanes: int, length: int, page: int, splits: int) -> float:
+    """Microseconds; several sets of KV in turn, so that no cache holds them."""
+    width = -(-length // page)
+    sets = max(1, min(4, 2**32 // (lanes * length * heads.kv * heads.size * 4)))
+    shape = ((lanes * width + 1) * page, heads.kv, heads.size)
+    kv = [tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2)) for _ in range(sets)]
+    table = PageTable((torch.randperm(lanes * width, device="cuda") + 1).view(lanes, width).int(), page)
+    q = torch.randn(lanes, heads.query, heads.size, device="cuda", dtype=torch.bfloat16)
+    at, order = torch.full((lanes,), length - 1, device="cuda"), torch.arange(lanes, device="cuda")
+    ops.decode(q, kv[0], heads, table, order, at, splits)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(12):
+            ops.decode(q, kv[number % sets], heads, table, order, at, splits)
+    return _time_events(graph.replay, 10) / 12 * 1e3
+
+
+def _time_prefill(ops: Any, heads: HeadShape, count: int, context: int) -> str:
+    from headway.engines.native.triton_attention import prefill_pages
+
+    pages, start = context // 64, context - count
+    kv = tuple(torch.randn(context + 64, heads.kv, heads.size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    table = PageTable((torch.randperm(pages, device="cuda") + 1).view(1, -1).int(), 64)
+    q = torch.randn(count, heads.query, heads.size, device="cuda", dtype=torch.bfloat16)
+    at = torch.arange(context, device="cuda")
+    rows = table.tables[0, at // 64].long() * 64 + at % 64
+    ends = [torch.tensor([0, last], device="cuda", dtype=torch.int32) for last in (count, context)]
+    tiles = torch.tensor([(first, 64, 0, start + first) for first in range(0, count, 64)], device="cuda")
+    batch = PrefillBatch(tiles, rows, *ends, count, context, 1)
+    keys, values = (part[rows].transpose(0, 1)[None] for part in kv)
+    work = {
+        "engine": lambda: ops.prefill(q, kv, heads, table, batch),
+        "pages": lambda: prefill_pages(q, kv, heads, table, tiles),
+    }
+    if count == context:
+        wide = q.transpose(0, 1)[None]
+        work["sdpa"] = lambda: torch.nn.functional.scaled_dot_product_attention(
+            wide, keys, values, is_causal=True, enable_gqa=True
+        )
+    flops = 4 * heads.query * heads.size * (count * start + count * (count + 1) / 2)
+    return ", ".join(f"{title} {flops / _time_events(each, 10) / 1e9:.0f}" for title, each in work.items())
 
 
 results: dict[tuple[int, int], float] = {}
@@ -288,7 +444,7 @@ async def floor(model: PreTrainedModel, name: str) -> None:
     print(f"\n## {name}: a step, {weights / 1e9:.2f} GB of weights, {token:,} bytes of KV a token; length 320")
     engine = await engine_of(model, name, slots=512, slot_tokens=1024, prefix_tokens=0)
     for count in (1, 16, 64, 128, 256, 512):
-        await engine._get_thread().call(bare(engine, (count, 320)))
+        await engine._get_thread().call(bare((count, 320)))
         took = results[(count, 320)]
         least = (weights + count * 321 * token) / BANDWIDTH * 1e3
         work = max(weights / BANDWIDTH, count * flops / 7.9e14) * 1e3 + count * 321 * token / BANDWIDTH * 1e3
@@ -305,18 +461,18 @@ async def profile(model: PreTrainedModel, name: str) -> None:
 
     engine = await engine_of(model, name, slots=512, slot_tokens=1024, prefix_tokens=0)
     for count in (8, 64, 512):
-        await engine._get_thread().call(bare(engine, (count, 320), steps=2))
+        await engine._get_thread().call(bare((count, 320)))
         with record(activities=[ProfilerActivity.CUDA]) as seen:
-            await engine._get_thread().call(bare(engine, (count, 320), steps=7))
+            await engine._get_thread().call(bare((count, 320), 0.0))
         spent: Counter[str] = Counter()
         calls: Counter[str] = Counter()
         for event in seen.key_averages():
             spent[event.key[:90]] += event.self_device_time_total
             calls[event.key[:90]] += event.count
         total = sum(spent.values())
-        print(f"\n## {name}: kernels of a step, {count} lanes, length 320: {total / 10:.0f} µs in kernels")
+        print(f"\n## {name}: kernels of a step, {count} lanes, length 320: {total / 46:.0f} µs in kernels")
         for key, value in spent.most_common(16):
-            print(f"{value / 10:8.1f} µs {calls[key] / 10:6.1f} × {key}")
+            print(f"{value / 46:8.1f} µs {calls[key] / 46:6.1f} × {key}")
     await engine.close()
 
 
@@ -325,14 +481,15 @@ class FakeBlocks:
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self.kv_moves = LaneKvCache(
-            layers=1, slots=512, heads=1, slot_tokens=1, prefix_cache_tokens=9000, head_size=1, dtype=torch.float32,
-            device=torch.device("cpu"),
+        self.kv = PagedKvCache(
+            layers=1, slots=512, heads=1, slot_tokens=600, page_tokens=64, pages=6000, host_pages=0, head_size=1,
+            dtype=torch.float32, device=torch.device("cpu"),
         )  # fmt: skip
 
     def install(self, values: Any) -> None: ...
 
     def launch(self, plan: StepPlan) -> Any:
+        self.kv.settle()
         return plan if plan.ready else None
 
     def read(self, plan: StepPlan) -> list[Any]:
@@ -346,7 +503,7 @@ def host() -> None:
     """Scheduler and core alone, then with the entering of deliveries."""
     settings = NativeSettings(slots=512, slot_tokens=600, prefill_tokens=8192, prefix_tokens=9000)
     fake: Any = FakeBlocks(settings.steps_per_sync)
-    core = BlockCore(NativeScheduler(settings, fake.kv_moves, eos=frozenset(), held_back_tokens=HELD_BACK_TOKENS), fake)
+    core = BlockCore(make_block_scheduler(settings, fake, frozenset(), lambda sequence: False), fake)
     asked = requests([512] * 512, 1000)
     begin = time.process_time()
     parts = {}
@@ -372,6 +529,9 @@ def host() -> None:
 PARTS: dict[str, Any] = {
     "fixed": fixed,
     "lengths": lengths,
+    "long": long,
+    "share": share,
+    "attention": attention,
     "flip": flip,
     "generate": generate,
     "exact": exact,
@@ -387,7 +547,11 @@ def main(arguments: list[str]) -> None:
         "--freeze", action="store_true", help="take what is alive at first out of the collector's sight"
     )
     parser.add_argument("--model", choices=SHAPES, nargs="*", default=["0.5B"])
+    parser.add_argument("--long-seconds", type=float, help="stop `long` after so many seconds")
+    parser.add_argument("--long-kv-gib", type=float, help="give `long` less memory than there is")
     options = parser.parse_args(arguments)
+    LONG["seconds"] = options.long_seconds
+    LONG["bytes"] = None if options.long_kv_gib is None else int(options.long_kv_gib * 2**30)
     if "host" in options.parts:
         host()
     gpu_parts = [part for part in options.parts if part != "host"]

@@ -19,7 +19,6 @@ from headway.engines.native.kv_slots import NativeSequence
 from headway.engines.native.model_decoders import FusedDecoder, GenericDecoder, make_decoder
 from headway.engines.native.native_core import NativeCore
 from headway.engines.native.native_engine import NativeEngine
-from headway.engines.native.native_scheduler import NativeScheduler
 from headway.engines.native.served_parameters import ServedParameters
 from headway.engines.native.settings import NativeSettings
 from headway.errors import ConfigError, EngineCrashed
@@ -48,9 +47,7 @@ def in_blocks(model: Any, *, plain: bool = False, wrap: Any = as_made, **options
         parameters, runner = native_core.make_block_runner(
             made, settings, eos, (lambda model, ops, positions: GenericDecoder(model)) if plain else make_decoder
         )
-        scheduler = NativeScheduler(
-            settings, runner.kv_moves, eos=eos, has_stopped=stopped, held_back_tokens=native_core.HELD_BACK_TOKENS
-        )
+        scheduler = native_core.make_block_scheduler(settings, runner, eos, stopped)
         return wrap(parameters, native_core.BlockCore(scheduler, runner))
 
     return make_engine(model, make_core=make_core, **({"steps_per_sync": 3} | options))
@@ -108,7 +105,7 @@ def behind(parameters: ServedParameters, core: NativeCore) -> tuple[ServedParame
     launch = runner.launch
 
     def launched(plan: Any) -> Any:
-        with runner._kv.on_stream():
+        with runner.kv.on_stream():
             torch.cuda._sleep(10_000_000)
         return launch(plan)
 

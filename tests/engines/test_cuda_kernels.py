@@ -17,6 +17,8 @@ from headway.engines.native.block_ops import (
     TILE_TOKENS,
     BlockOps,
     HeadShape,
+    PageTable,
+    PrefillBatch,
     RotaryTable,
     float_to_bits,
     sum_planes,
@@ -40,6 +42,12 @@ def triton_ops() -> Any:
     return TritonBlockOps()
 
 
+def triton_attention() -> Any:
+    from headway.engines.native import triton_attention
+
+    return triton_attention
+
+
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).to(DEVICE, DTYPE)
 
@@ -48,33 +56,77 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return float((found.float() - wanted.float()).norm() / wanted.float().norm()) < NEAR
 
 
+def paged(slots: int, slot_tokens: int, page_tokens: int) -> tuple[PageTable, int]:
+    """Pages in any order, and the number of rows that they have."""
+    width = -(-slot_tokens // page_tokens)
+    tables = torch.randperm(slots * width).view(slots, width).to(DEVICE, torch.int32)
+    return PageTable(tables, page_tokens), slots * width * page_tokens
+
+
 @pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
 @pytest.mark.parametrize("window", [0, 70])
-@pytest.mark.parametrize("splits", [1, 4])
-def test_decoding(query: int, kv: int, size: int, window: int, splits: int) -> None:
+@pytest.mark.parametrize(("splits", "page_tokens"), [(1, 64), (4, 16), (8, 128)])
+def test_decoding(query: int, kv: int, size: int, window: int, splits: int, page_tokens: int) -> None:
     torch.manual_seed(query + window)
-    slot_tokens, positions = 1200, [0, 5, 127, 128, 400, 1199]
-    heads = HeadShape(query, kv, size, size**-0.5, window, slot_tokens=slot_tokens)
-    memory = (random(8 * slot_tokens, kv, size), random(8 * slot_tokens, kv, size))
+    heads = HeadShape(query, kv, size, size**-0.5, window)
+    pages, rows = paged(8, 1200, page_tokens)
+    memory = (random(rows, kv, size), random(rows, kv, size))
+    positions = [0, 5, 127, 128, 400, 1199]
     q, at = random(len(positions), query, size), torch.tensor(positions, device=DEVICE)
     lanes = torch.tensor([3, 0, 7, 1, 2, 6], device=DEVICE)
-    found = triton_ops().decode(q, memory, heads, lanes, at, splits)
+    found = triton_ops().decode(q, memory, heads, pages, lanes, at, splits)
     exact = tuple(part.float() for part in memory)
-    assert close(found, BlockOps().decode(q.float(), exact, heads, lanes, at, splits))
+    assert close(found, BlockOps().decode(q.float(), exact, heads, pages, lanes, at, splits))
 
 
 @pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
 @pytest.mark.parametrize("window", [0, 20])
-def test_filling(query: int, kv: int, size: int, window: int) -> None:
+@pytest.mark.parametrize("page_tokens", [16, 64])
+def test_filling(query: int, kv: int, size: int, window: int, page_tokens: int) -> None:
     torch.manual_seed(query)
-    heads = HeadShape(query, kv, size, size**-0.5, window, slot_tokens=200)
-    memory = (random(800, kv, size), random(800, kv, size))
-    tiles = torch.tensor(
-        [(0, TILE_TOKENS, 2, 0), (TILE_TOKENS, 5, 2, TILE_TOKENS), (TILE_TOKENS + 5, 40, 0, 130)], device=DEVICE
-    )
+    heads = HeadShape(query, kv, size, size**-0.5, window)
+    pages, rows = paged(4, 200, page_tokens)
+    memory = (random(rows, kv, size), random(rows, kv, size))
+    tiles = [(0, TILE_TOKENS, 2, 0), (TILE_TOKENS, 5, 2, TILE_TOKENS), (TILE_TOKENS + 5, 40, 0, 130)]
+    contexts = []
+    for slot, length in ((2, TILE_TOKENS + 5), (0, 170)):
+        at = torch.arange(length, device=DEVICE)
+        contexts.append(pages.tables[slot, at // page_tokens].long() * page_tokens + at % page_tokens)
+    ends = [torch.tensor([0, TILE_TOKENS + 5, last], dtype=torch.int32, device=DEVICE) for last in (109, 239)]
+    batch = PrefillBatch(torch.tensor(tiles, device=DEVICE), torch.cat(contexts), *ends, TILE_TOKENS + 5, 170, 2)
     q = random(TILE_TOKENS + 45, query, size)
     exact = tuple(part.float() for part in memory)
-    assert close(triton_ops().prefill(q, memory, heads, tiles), BlockOps().prefill(q.float(), exact, heads, tiles))
+    wanted = BlockOps().prefill(q.float(), exact, heads, pages, batch)
+    assert close(triton_ops().prefill(q, memory, heads, pages, batch), wanted)
+    assert close(triton_attention().prefill_pages(q, memory, heads, pages, batch.tiles), wanted)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="a kernel of a library")
+@pytest.mark.parametrize("start", [0, 2048])
+def test_filling_large_pieces_of_one_prompt(start: int) -> None:
+    torch.manual_seed(start)
+    heads, length = HeadShape(14, 2, 64, 0.125), start + 2048
+    pages, rows = paged(1, length, 64)
+    memory = (random(rows, 2, 64), random(rows, 2, 64))
+    at = torch.arange(length, device=DEVICE)
+    context = pages.tables[0, at // 64].long() * 64 + at % 64
+    ends = [torch.tensor([0, last], dtype=torch.int32, device=DEVICE) for last in (2048, length)]
+    tiles = torch.tensor([(0, 2048, 0, start)], device=DEVICE)
+    q = random(2048, 14, 64)
+    batch = PrefillBatch(tiles, context, *ends, 2048, length, 1)
+    wanted = BlockOps().prefill(q.float(), tuple(part.float() for part in memory), heads, pages, batch)
+    assert close(triton_ops().prefill(q, memory, heads, pages, batch), wanted)
+
+
+def test_the_row_of_the_next_token() -> None:
+    torch.manual_seed(0)
+    pages, _ = paged(300, 90, 16)
+    state = torch.randint(0, 90, (300, columns.COLUMNS), device=DEVICE)
+    lanes = torch.randperm(300).to(DEVICE)[:200]
+    for found, wanted in zip(
+        triton_ops().locate(state, lanes, pages), BlockOps().locate(state, lanes, pages), strict=True
+    ):
+        assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize(("query", "kv", "size"), SHAPES)
@@ -84,7 +136,7 @@ def test_rotating(query: int, kv: int, size: int, norms: bool) -> None:
     angles = torch.rand(50, size // 2, device=DEVICE) * 6
     weights = (random(size), random(size)) if norms else (None, None)
     by = RotaryTable(angles.cos(), angles.sin(), *weights, eps=1e-6)
-    heads = HeadShape(query, kv, size, 1.0, slot_tokens=10)
+    heads = HeadShape(query, kv, size, 1.0)
     planes = torch.randn(4, 5, (query + 2 * kv) * size, device=DEVICE) if norms else None
     qkv = random(5, (query + 2 * kv) * size) if planes is None else planes
     at = torch.tensor([0, 3, 9, 49, 7], device=DEVICE)

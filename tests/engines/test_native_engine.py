@@ -231,7 +231,7 @@ def test_a_receiver_of_somebody_else_can_hand_over_plain_tensors() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("setting", [{"slots": 0}, {"slot_tokens": 1}, {"prefix_tokens": -1}, {"dtype": "float8"}])
+@pytest.mark.parametrize("setting", [{"slots": -1}, {"slot_tokens": 1}, {"prefix_tokens": -1}, {"dtype": "float8"}])
 def test_settings_that_cannot_be_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         NativeSettings(**setting)

@@ -75,7 +75,7 @@ def test_members_of_a_group_share_a_prefill_and_get_the_same_log_probabilities()
 
 async def shared(engine: Any) -> int:
     found: list[int] = []
-    await engine._get_thread().call(lambda core: found.append(core.scheduler.prefixes.shared_prompts) or [])
+    await engine._get_thread().call(lambda core: found.append(core.scheduler.slots.prefixes.shared_prompts) or [])
     return found[0]
 
 

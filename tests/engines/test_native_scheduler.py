@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from headway.engines.engine_thread import RequestUpdate
-from headway.engines.native.kv_slots import NativeSequence
+from headway.engines.native.kv_slots import NativeSequence, RowSlots
 from headway.engines.native.native_scheduler import NativeScheduler, StepPlan
 from headway.engines.native.settings import NativeSettings
 from headway.engines.native.slot_attention import cut_into_segments
@@ -44,7 +44,8 @@ class Bench:
     def __init__(self, **settings: int) -> None:
         self.settings = NativeSettings(**settings)
         self.memory = Memory(self.settings.slots)
-        self.scheduler = NativeScheduler(self.settings, self.memory, eos=frozenset({0}))
+        self.slots = RowSlots(self.settings, self.memory)
+        self.scheduler = NativeScheduler(self.settings, self.slots, eos=frozenset({0}))
         self.sequences: dict[int, NativeSequence] = {}
 
     def add(
@@ -101,7 +102,7 @@ def test_siblings_wait_for_the_prompt_and_strangers_pass() -> None:
     second, _ = bench.step()
     assert [fill.sequence.number for fill in second.prefills] == [0]
     third, _ = bench.step()
-    assert sorted(s.number for s in third.ready) == [0, 1, 2] and bench.scheduler.prefixes.shared_prompts == 2
+    assert sorted(s.number for s in third.ready) == [0, 1, 2] and bench.slots.prefixes.shared_prompts == 2
 
 
 def test_when_the_one_who_fills_leaves_another_takes_over() -> None:
@@ -151,7 +152,7 @@ def test_any_order_of_joining_leaving_and_flipping_keeps_every_slot_to_its_owner
         for number, sequence in bench.sequences.items():
             assert made[number] == sequence.tokens[sequence.prompt_length :]
         assert sum(map(len, bench.memory.kept.values())) <= 30
-        continued += bench.scheduler.prefixes.continued_turns
+        continued += bench.slots.prefixes.continued_turns
     assert continued > 60
 
 

@@ -9,6 +9,7 @@ with half the slots. Does not know what a step computes.
 from __future__ import annotations
 
 import asyncio
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -192,6 +193,9 @@ class ThreadedEngine(ABC, Generic[B]):
             def build() -> EngineCore[Any, Any]:
                 torch.set_num_threads(self._settings.threads)
                 result, core = self._build()
+                if self._settings.device != "cpu":
+                    gc.collect()
+                    gc.freeze()  # full collections would look at all that was imported and stop the device meanwhile
                 loop.call_soon_threadsafe(_set_result, built, result)
                 return core
 

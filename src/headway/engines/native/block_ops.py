@@ -8,7 +8,7 @@ lane. A row of `state` (the columns below) says what a slot draws next. A row of
 last host synchronisation: a count, then tokens, then the bits of their log-probabilities.
 
 Shapes: B lanes, T tokens, E width of the model, H heads, K key-value heads, D head size, V vocabulary, R rows of KV:
-token p of slot s is row `s · slot_tokens + p`.
+token p of slot s is row `tables[s, p // page_tokens] · page_tokens + p % page_tokens`.
 """
 
 import struct
@@ -40,7 +40,14 @@ class HeadShape:
     scale: float
     window: int = 0
     """Tokens that a token sees, itself included; 0: all."""
-    slot_tokens: int = 0
+
+
+class PageTable(NamedTuple):
+    """Where the KV of each slot lies."""
+
+    tables: Tensor
+    """The pages of each slot, (S, pages), int32."""
+    page_tokens: int
 
 
 class RotaryTable(NamedTuple):
@@ -56,6 +63,22 @@ class RotaryTable(NamedTuple):
 
 TILE_TOKENS = 64
 """Most tokens that are prefilled together: a tile is a stretch of one prompt."""
+
+
+class PrefillBatch(NamedTuple):
+    """Pieces of prompts whose KV is computed in one forward pass, in two forms: kernels take the one they need."""
+
+    tiles: Tensor
+    """The first token in the flat batch, their number, their slot, the position of the first; for every tile."""
+    context_rows: Tensor
+    """The KV rows of everything that the pieces see, one piece after the other."""
+    query_ends: Tensor
+    """Where pieces begin and end in the flat batch, int32, from 0."""
+    context_ends: Tensor
+    """Where they begin and end in `context_rows`, int32, from 0."""
+    longest_query: int
+    longest_context: int
+    pieces: int
 
 
 class BlockOps:
@@ -95,23 +118,34 @@ class BlockOps:
         kv[1][rows_T] = v.to(dtype)
         return _rotate(q, cos, sin).to(dtype)
 
+    def locate(self, state: Tensor, lanes_B: Tensor, pages: PageTable) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the next token of each lane, its position, and its row of KV."""
+        rows = state.index_select(0, lanes_B)
+        positions_B = rows[:, POSITION].contiguous()
+        page_B = pages.tables[lanes_B, positions_B // pages.page_tokens].long()
+        return rows[:, TOKEN], positions_B, page_B * pages.page_tokens + positions_B % pages.page_tokens
+
     def decode(
-        self, q_BHD: Tensor, kv: KeysValues, heads: HeadShape, lanes_B: Tensor, positions_B: Tensor, splits: int
+        self,
+        q_BHD: Tensor,
+        kv: KeysValues,
+        heads: HeadShape,
+        pages: PageTable,
+        lanes_B: Tensor,
+        positions_B: Tensor,
+        splits: int,
     ) -> Tensor:
         """Attend with one token for each lane to its slot up to its position; long slots are read in `splits`."""
         out = torch.empty_like(q_BHD)
         for lane, (slot, position) in enumerate(zip(lanes_B.tolist(), positions_B.tolist(), strict=True)):
-            out[lane : lane + 1] = _attend_slot(q_BHD[lane : lane + 1], kv, heads, slot, position)
+            out[lane : lane + 1] = _attend_slot(q_BHD[lane : lane + 1], kv, heads, pages, slot, position)
         return out
 
-    def prefill(self, q_THD: Tensor, kv: KeysValues, heads: HeadShape, tiles_N4: Tensor) -> Tensor:
-        """Attend with tokens of prompts to their slots up to themselves.
-
-        A row of `tiles_N4` has the first token in the flat batch, their number, their slot, the position of the first.
-        """
+    def prefill(self, q_THD: Tensor, kv: KeysValues, heads: HeadShape, pages: PageTable, batch: PrefillBatch) -> Tensor:
+        """Attend with tokens of prompts to their slots up to themselves."""
         out = torch.empty_like(q_THD)
-        for first, count, slot, start in tiles_N4.tolist():
-            out[first : first + count] = _attend_slot(q_THD[first : first + count], kv, heads, slot, start)
+        for first, count, slot, start in batch.tiles.tolist():
+            out[first : first + count] = _attend_slot(q_THD[first : first + count], kv, heads, pages, slot, start)
         return out
 
     def draw(
@@ -175,14 +209,16 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def _attend_slot(q_QHD: Tensor, kv: KeysValues, heads: HeadShape, slot: int, start: int) -> Tensor:
+def _attend_slot(q_QHD: Tensor, kv: KeysValues, heads: HeadShape, pages: PageTable, slot: int, start: int) -> Tensor:
     """Attend with queries at `start` and after to one slot."""
-    base, length = slot * heads.slot_tokens, start + len(q_QHD)
+    length = start + len(q_QHD)
+    at = torch.arange(length, device=q_QHD.device)
+    rows = pages.tables[slot, at // pages.page_tokens].long() * pages.page_tokens + at % pages.page_tokens
     at_Q, at_L = torch.arange(start, length)[:, None], torch.arange(length)[None]
     seen_QL = at_L <= at_Q
     if heads.window:
         seen_QL &= at_L > at_Q - heads.window
-    k, v = (part[base : base + length].transpose(0, 1)[None] for part in kv)
+    k, v = (part[rows].transpose(0, 1)[None] for part in kv)
     attended = scaled_dot_product_attention(
         q_QHD.transpose(0, 1)[None],
         k,

@@ -1,8 +1,8 @@
 """Runs several decode steps per host synchronisation, on a GPU.
 
-A block is launched without waiting: copies of saved prefixes, pieces of prompts, then decode steps, each a replayed
-graph. The device itself decides draws, ends and lengths, so that a sequence that has ended draws nothing more; the host
-reads a block when it is done, while the next one runs. Knows lanes and slots, never a queue.
+A block is launched without waiting: copies of pages, pieces of prompts, then decode steps, each a replayed graph. The
+device itself decides draws, ends and lengths, so that a sequence that has ended draws nothing more; the host reads a
+block when it is done, while the next one runs. Knows lanes and slots, never a queue.
 
 Guarantees: what is computed for one sequence depends on no other, up to rounding; no token after an end is reported;
 weights change between two blocks only. On the CPU the same code runs without graphs, for tests.
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.engines.native import block_ops as columns
-from headway.engines.native.block_ops import TILE_TOKENS, BlockOps, HeadShape, KeysValues
+from headway.engines.native.block_ops import TILE_TOKENS, BlockOps, HeadShape, KeysValues, PageTable, PrefillBatch
 from headway.engines.native.decode_graphs import DecodeGraphs, DecodeShape, choose_splits, round_up_lanes
-from headway.engines.native.kv_cache import LaneKvCache, copy_to_device
-from headway.engines.native.kv_slots import KvCacheMoves, NativeSequence
+from headway.engines.native.kv_cache import PagedKvCache, copy_to_device
+from headway.engines.native.kv_slots import NativeSequence
 from headway.engines.native.model_decoders import BlockDecoder, KvView
 from headway.engines.native.native_scheduler import DrawnTokens, PrefillChunk, StepPlan
 from headway.engines.native.served_parameters import ServedParameters, ServedValues
@@ -50,17 +50,17 @@ class BlockRunner:
         self,
         decoder: BlockDecoder,
         ops: BlockOps,
-        kv: LaneKvCache,
+        kv: PagedKvCache,
         parameters: ServedParameters,
         settings: NativeSettings,
         *,
         kv_heads: int,
         eos: frozenset[int],
     ) -> None:
-        self._decoder, self._ops, self._kv, self._parameters = decoder, ops, kv, parameters
-        self.kv_moves: KvCacheMoves = kv
+        self._decoder, self._ops, self.kv, self._parameters = decoder, ops, kv, parameters
+        self._pages = PageTable(kv.tables, kv.page_tokens)
         self._kv_heads = kv_heads
-        self._slots, self._steps_per_sync = settings.slots, settings.steps_per_sync
+        self._slots = settings.slots
         device = kv.device
         self._stream = kv.stream
         empty = torch.full((settings.slots,), settings.slots, device=device)
@@ -76,31 +76,31 @@ class BlockRunner:
         """The slot of each lane."""
         self._truncates = False
         """Whether any sequence truncates the distribution that it draws from."""
-        self._owners = np.full(settings.slots, -1, dtype=np.int64)
-        """Number of the sequence that a slot's row of `state` belongs to."""
+        self._stays = np.full(settings.slots, -1, dtype=np.int64)
+        """The stay of a sequence that a slot's row of `state` belongs to."""
         self._lengths = np.zeros(settings.slots, dtype=np.int64)
         """Tokens of a slot's sequence after all that was launched, if it does not end before."""
         self._limits = np.zeros(settings.slots, dtype=np.int64)
 
     def install(self, values: ServedValues) -> None:
         """Serve other weights from the next block on."""
-        with self._kv.on_stream():
+        with self.kv.on_stream():
             if self._stream is not None:  # loaded by another thread, on the default stream
-                self._stream.wait_stream(torch.cuda.default_stream(self._kv.device))
+                self._stream.wait_stream(torch.cuda.default_stream(self.kv.device))
             self._parameters.install(values)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockInFlight | None:
         """Start a block. Returns None where no sequence would draw anything."""
-        with self._kv.on_stream():
-            self._kv.settle()
+        with self.kv.on_stream():
+            self.kv.settle()
             if plan.prefills:
                 self._prefill(plan.prefills)
             if not plan.ready:
                 return None
             if plan.changes != self._changes:
                 self._assign_lanes(plan)
-            return self._decode(plan.ready)
+            return self._decode(plan.ready, plan.steps)
 
     def read(self, block: BlockInFlight) -> list[DrawnTokens]:
         """Wait for a block; returns what each lane has drawn."""
@@ -119,28 +119,27 @@ class BlockRunner:
     def _assign_lanes(self, plan: StepPlan) -> None:
         """Tell the device which slot is in which lane, and all about sequences that are new."""
         self._changes = plan.changes
-        slots = np.array(self._kv.slot_of[: len(plan.ready)], dtype=np.int64)
-        numbers = np.array([sequence.number for sequence in plan.ready])
-        new = np.flatnonzero(self._owners[slots] != numbers).tolist()
+        slots, stays = np.array([(sequence.row, sequence.stay) for sequence in plan.ready], dtype=np.int64).T
+        new = np.flatnonzero(self._stays[slots] != stays).tolist()
         if new:
             joined = [plan.ready[lane] for lane in new]
             rows = copy_to_device(
-                np.array([_make_state_row(sequence) for sequence in joined], dtype=np.int64), self._kv.device
+                np.array([_make_state_row(sequence) for sequence in joined], dtype=np.int64), self.kv.device
             )
-            self._state.index_copy_(0, copy_to_device(slots[new], self._kv.device), rows)
-            self._owners[slots[new]] = numbers[new]
+            self._state.index_copy_(0, copy_to_device(slots[new], self.kv.device), rows)
+            self._stays[slots[new]] = stays[new]
             self._lengths[slots[new]] = [len(sequence.tokens) for sequence in joined]
             self._limits[slots[new]] = [sequence.limit for sequence in joined]
         lanes = np.full(round_up_lanes(len(slots), self._slots), self._slots, dtype=np.int64)
         lanes[: len(slots)] = slots
-        self._lanes[: len(lanes)].copy_(copy_to_device(lanes, self._kv.device))
+        self._lanes[: len(lanes)].copy_(copy_to_device(lanes, self.kv.device))
         self._lane_slots = slots
         self._truncates = any(_truncates_distribution(sequence) for sequence in plan.ready)
 
-    def _decode(self, ready: Sequence[NativeSequence]) -> BlockInFlight | None:
+    def _decode(self, ready: Sequence[NativeSequence], most_steps: int) -> BlockInFlight | None:
         slots = self._lane_slots
         lengths, limits = self._lengths[slots], self._limits[slots]
-        steps = min(self._steps_per_sync, int((limits - lengths).max()))
+        steps = min(most_steps, int((limits - lengths).max()))
         if steps <= 0:
             return None
         longest = int(lengths.max()) + steps
@@ -171,37 +170,46 @@ class BlockRunner:
         self._decode_lanes(self._empty_lanes[: shape.lanes], shape)
 
     def _decode_lanes(self, lanes_B: Tensor, shape: DecodeShape) -> None:
-        rows = self._state.index_select(0, lanes_B)
-        positions_B = rows[:, columns.POSITION].contiguous()
-        rows_B = torch.add(positions_B, lanes_B, alpha=self._kv.slot_tokens)
+        tokens_B, positions_B, rows_B = self._ops.locate(self._state, lanes_B, self._pages)
 
         def attend(q_BHD: Tensor, kv: KeysValues, heads: HeadShape) -> Tensor:
-            return self._ops.decode(q_BHD, kv, heads, lanes_B, positions_B, shape.splits)
+            return self._ops.decode(q_BHD, kv, heads, self._pages, lanes_B, positions_B, shape.splits)
 
-        view = KvView(self._kv, positions_B, rows_B, attend)
-        logits_BV = self._decoder.logits(rows[:, columns.TOKEN], view)
+        logits_BV = self._decoder.logits(tokens_B, KvView(self.kv, positions_B, rows_B, attend))
         self._ops.draw(logits_BV, lanes_B, self._state, self._block, self._ends, truncates=shape.truncates)
 
     def _prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Compute the KV of all pieces in one forward pass; nothing is drawn."""
         tokens: list[int] = []
-        positions, rows, tiles = [], [], []
+        positions, rows, contexts, tiles = [], [], [], []
         for chunk in chunks:
-            sequence, start, slot = chunk.sequence, chunk.sequence.cached, self._kv.slot_of[chunk.sequence.row]
+            slot, start = chunk.sequence.row, chunk.sequence.cached
+            end = start + chunk.count
             for first in range(0, chunk.count, TILE_TOKENS):
                 tiles.append((len(tokens) + first, min(TILE_TOKENS, chunk.count - first), slot, start + first))
-            tokens += sequence.tokens[start : start + chunk.count]
-            at = np.arange(start, start + chunk.count)
-            positions.append(at)
-            rows.append(at + slot * self._kv.slot_tokens)
+            tokens += chunk.sequence.tokens[start:end]
+            positions.append(np.arange(start, end))
+            contexts.append(self.kv.list_rows(slot, 0, end))
+            rows.append(contexts[-1][start:])
         flat = np.stack((np.array(tokens, dtype=np.int64), np.concatenate(positions), np.concatenate(rows)))
-        tokens_T, positions_T, rows_T = copy_to_device(flat, self._kv.device)
-        tiles_N4 = copy_to_device(np.array(tiles), self._kv.device)
+        device = self.kv.device
+        tokens_T, positions_T, rows_T = copy_to_device(flat, device)
+        sizes = np.array([(0, 0), *((len(part), len(context)) for part, context in zip(rows, contexts, strict=True))])
+        query_ends, context_ends = copy_to_device(sizes.cumsum(axis=0).T.astype(np.int32), device)
+        batch = PrefillBatch(
+            copy_to_device(np.array(tiles), device),
+            copy_to_device(np.concatenate(contexts), device),
+            query_ends,
+            context_ends,
+            longest_query=int(sizes[:, 0].max()),
+            longest_context=int(sizes[:, 1].max()),
+            pieces=len(chunks),
+        )
 
         def attend(q_THD: Tensor, kv: KeysValues, heads: HeadShape) -> Tensor:
-            return self._ops.prefill(q_THD, kv, heads, tiles_N4)
+            return self._ops.prefill(q_THD, kv, heads, self._pages, batch)
 
-        self._decoder.prefill(tokens_T, KvView(self._kv, positions_T, rows_T, attend))
+        self._decoder.prefill(tokens_T, KvView(self.kv, positions_T, rows_T, attend))
 
 
 def _make_state_row(sequence: NativeSequence) -> list[int]:

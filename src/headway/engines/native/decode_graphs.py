@@ -46,7 +46,7 @@ def choose_splits(lanes: int, kv_heads: int, longest: int) -> int:
         if programs < _BUSY_PROGRAMS
         else 2 * _SHARE_TOKENS
     )
-    return min(1 << (-(-longest // share) - 1).bit_length(), 32)
+    return min(1 << (-(-longest // share) - 1).bit_length(), max(32, min(_BUSY_PROGRAMS // 2 // programs, 128)))
 
 
 DecodeStep = Callable[[DecodeShape], None]

@@ -1,10 +1,12 @@
-"""Keys and values of all slots, allocated once: in rows on a CPU, in lanes on a GPU. Both implement `KvCacheMoves`.
+"""Keys and values of all sequences, allocated once: in rows on a CPU, in pages on a GPU.
 
 Shapes: S slots, K key-value heads, L tokens of a slot, D head size, R rows of KV on a GPU, one for each token: token p
-of slot s is row `s · slot_tokens + p`.
+of slot s is row `tables[s, p // page_tokens] · page_tokens + p % page_tokens`.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from headway.errors import ConfigError
 
 KvRows = NDArray[np.int64]
-_ROWS_PER_COPY = 8192
+_PAGE_ROWS_PER_COPY = 2048
 """Rows copied by one operation, to bound its memory."""
 
 
@@ -71,44 +73,39 @@ def _read_number(config: object, name: str) -> int:
     return value
 
 
-class LaneKvCache:
-    """A cache on a GPU: slots are never moved, and saved prefixes lie behind them.
+class PagedKvCache:
+    """A cache on a GPU. Implements `PageMoves`; the tables of pages are on the host and, for kernels, on the device.
 
-    Rows of the scheduler are *lanes*, places in the batch. Which slot is in which lane is a list here, so that closing
-    a gap between lanes swaps two numbers and copies nothing. Saved prefixes are copies, wherever there is room.
-
-    Copies are collected and carried out together by `settle`, in the order they were asked for. They are queued on
-    `stream`, like all work on this memory, so that the caller need not know what is computed yet. Behind the slots is
-    one more row, slot `slots` with a single token: lanes without a sequence write there.
+    Copies and changes of tables are collected and carried out together by `settle`, in the order they were asked for.
+    They are queued on `stream`, like all work on this memory, so that the caller need not know what is computed yet.
+    Behind the slots the tables have one more row, of page 0: lanes without a sequence write there.
     """
 
     def __init__(
         self,
         *,
         layers: int,
-        slots: int,
         heads: int,
-        slot_tokens: int,
-        prefix_cache_tokens: int,
         head_size: int,
+        slots: int,
+        slot_tokens: int,
+        page_tokens: int,
+        pages: int,
+        host_pages: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.slot_tokens = slot_tokens
+        self.page_tokens, self.pages, self.host_pages = page_tokens, pages, host_pages
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        slot_rows = slots * slot_tokens + 1
-        self._keys_values = torch.zeros(
-            layers, 2, slot_rows + prefix_cache_tokens, heads, head_size, dtype=dtype, device=device
-        )
+        self._keys_values = torch.zeros(layers, 2, pages * page_tokens, heads, head_size, dtype=dtype, device=device)
         self.layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self._keys_values]
         """Keys and values by layer, (R, K, D)."""
-        self.slot_of = list(range(slots))
-        """The slot of each lane."""
-        self._free: KvRows = np.arange(slot_rows, slot_rows + prefix_cache_tokens)
-        self._saved: dict[int, KvRows] = {}
-        self._saves: list[tuple[KvRows, KvRows]] = []
-        """Sources and targets of copies that were asked for."""
-        self._restores: list[tuple[KvRows, KvRows]] = []
+        self._host_tables = np.zeros((slots + 1, -(-slot_tokens // page_tokens)), dtype=np.int32)
+        self.tables = torch.zeros(self._host_tables.shape, dtype=torch.int32, device=device)
+        """Pages of each slot, (S + 1, most pages of a slot)."""
+        self._copies: list[tuple[int, int]] = []
+        self._written: list[KvRows] = []
+        """Places in the tables that have changed on the host."""
 
     @property
     def device(self) -> torch.device:
@@ -118,52 +115,61 @@ class LaneKvCache:
         """Return a context in which work is queued behind all work on this cache."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        self.exchange(source, length, target, 0)
+    def write_table(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        self._host_tables[slot, first : first + len(pages)] = pages
+        start = slot * self._host_tables.shape[1] + first
+        self._written.append(np.arange(start, start + len(pages)))
 
-    def exchange(self, one: int, one_length: int, other: int, other_length: int) -> None:
-        slots = self.slot_of
-        slots[one], slots[other] = slots[other], slots[one]
+    def copy_page(self, source: int, target: int) -> None:
+        self._copies.append((source, target))
 
-    def save(self, prefix: int, row: int, length: int) -> None:
-        if self._restores:
-            self.settle()
-        saved, self._free = self._free[:length], self._free[length:]
-        self._saved[prefix] = saved
-        self._saves.append((self._list_rows(row, length), saved))
+    @torch.inference_mode()
+    def save(self, pages: Sequence[int]) -> list[Tensor]:
+        self.settle()
+        with self.on_stream():
+            return [self._copy_to_host(self._keys_values[:, :, rows]) for rows in self._split_rows(pages)]
 
-    def restore(self, prefix: int, row: int, length: int) -> None:
-        if self._saves:
-            self.settle()
-        self._restores.append((self._saved[prefix][:length], self._list_rows(row, length)))
-
-    def drop(self, prefix: int) -> None:
-        if self._saves:  # free rows may be saved to again, which must not happen in one copy with this
-            self.settle()
-        self._free = np.concatenate((self._free, self._saved.pop(prefix)))
+    @torch.inference_mode()
+    def restore(self, saved: list[Tensor], pages: Sequence[int]) -> None:
+        self.settle()
+        with self.on_stream():
+            for rows, part in zip(self._split_rows(pages), saved, strict=True):
+                self._keys_values[:, :, rows] = part.to(self.device, non_blocking=True)
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Carry out the copies that were asked for."""
+        """Carry out the copies and the changes of tables that were asked for."""
         with self.on_stream():
-            for moves in (self._saves, self._restores):  # never both: each settles the other first
-                if moves:
-                    sources = np.concatenate([source for source, _ in moves])
-                    self._copy_rows(sources, np.concatenate([target for _, target in moves]))
-                    moves.clear()
+            if self._written:
+                places = np.unique(np.concatenate(self._written))
+                values = copy_to_device(self._host_tables.reshape(-1)[places], self.device)
+                self.tables.view(-1).index_copy_(0, copy_to_device(places, self.device), values)
+                self._written.clear()
+            if self._copies:
+                sources, targets = zip(*self._copies, strict=True)
+                for source, target in zip(self._split_rows(sources), self._split_rows(targets), strict=True):
+                    self._keys_values[:, :, target] = self._keys_values[:, :, source]
+                self._copies.clear()
 
-    def _copy_rows(self, sources: KvRows, targets: KvRows) -> None:
-        for start in range(0, len(sources), _ROWS_PER_COPY):
-            part = slice(start, start + _ROWS_PER_COPY)
-            taken = self._keys_values[:, :, copy_to_device(sources[part], self.device)]
-            self._keys_values[:, :, copy_to_device(targets[part], self.device)] = taken
+    def list_rows(self, slot: int, first: int, last: int) -> KvRows:
+        """Return the rows of the tokens `first` to `last` of a slot."""
+        at = np.arange(first, last)
+        rows: KvRows = self._host_tables[slot, at // self.page_tokens].astype(np.int64) * self.page_tokens
+        return rows + at % self.page_tokens
 
-    def _list_rows(self, lane: int, length: int) -> KvRows:
-        first = self.slot_of[lane] * self.slot_tokens
-        return np.arange(first, first + length)
+    def _split_rows(self, pages: Sequence[int]) -> list[Tensor]:
+        """Return the rows of whole pages, as many at a time as are copied together."""
+        rows = (np.array(pages)[:, None] * self.page_tokens + np.arange(self.page_tokens)).reshape(-1)
+        step = max(1, _PAGE_ROWS_PER_COPY // self.page_tokens) * self.page_tokens
+        return [copy_to_device(rows[start : start + step], self.device) for start in range(0, len(rows), step)]
+
+    def _copy_to_host(self, part: Tensor) -> Tensor:
+        if self.stream is None:
+            return part.clone()
+        return torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True)
 
 
-def copy_to_device(numbers: KvRows, device: torch.device) -> Tensor:
+def copy_to_device(numbers: NDArray[Any], device: torch.device) -> Tensor:
     """Copy numbers to the device without waiting for it."""
     on_host = torch.from_numpy(np.ascontiguousarray(numbers))
     return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host

@@ -1,4 +1,4 @@
-"""Sequences of the native engine, the rows of the KV cache they live in, and the KV that is saved for later ones.
+"""Sequences of the native engine; on a CPU the rows of the KV cache they live in, and the KV saved for later ones.
 
 Guarantees: ready sequences fill the rows from 0 without a gap, so that their KV is one view and a batch size says
 everything about a step's shape. The price is one move of KV when a row in the middle becomes free. Prefilling sequences
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from headway.engines.base import Request
+from headway.engines.native.settings import NativeSettings
 from headway.types import FinishReason
 
 _MASK = (1 << 64) - 1
@@ -28,8 +29,8 @@ class NativeSequence:
     """
 
     __slots__ = (
-        "cached", "continues", "era", "key", "limit", "number", "params", "prefix", "prompt_length",
-        "routed", "row", "session", "stops", "tokens", "unreported", "unreported_logps",
+        "cached", "continues", "era", "key", "limit", "number", "pages", "params", "prefix", "prompt_length", "routed",
+        "row", "saved", "session", "stay", "stops", "tokens", "unreported", "unreported_logps",
     )  # fmt: skip
 
     def __init__(
@@ -48,10 +49,16 @@ class NativeSequence:
         """The prompt, where others may share it."""
         self.session, self.continues = request.session, request.continues
         self.era = -1
-        """The weights it began under, as counted by `PrefixCache`."""
+        """The weights it began under: how often they had changed."""
         self.stops = self.params.stop
         self.key = int.from_bytes(blake2b(f"{seed}/{request.request_id}".encode(), digest_size=8).digest(), "big")
         self.row = -1
+        """Its row or slot while it has one."""
+        self.pages: list[int] = []
+        self.stay = -1
+        """Unique for each time that it gets a slot."""
+        self.saved: Any = None
+        """Its KV in host memory, the number of pages, and whether it decoded, while it is preempted."""
         self.cached = 0
         """Tokens whose KV is in the slot."""
         self.routed = 0
@@ -110,29 +117,74 @@ class KvCacheMoves(Protocol):
         """Forget a saved prefix."""
 
 
-class SlotTable:
-    """Rows and the sequences that live in them."""
+class SequenceSlots(Protocol):
+    """The sequences that hold KV: `RowSlots` on a CPU, `PagedSlots` on a GPU."""
 
-    def __init__(self, slots: int, moves: KvCacheMoves) -> None:
+    ready: list[NativeSequence]
+    """The sequences that decode, in the order of a step."""
+    changes: int
+    """Number of changes of `ready`: what was derived from it is valid while this stays the same."""
+
+    def is_being_prefilled(self, sequence: NativeSequence) -> bool:
+        """Return whether a sibling prefills this prompt right now, so that waiting is cheaper than doing it again."""
+
+    def is_leader(self, sequence: NativeSequence) -> bool:
+        """Return whether a sequence prefills a prompt that others wait for."""
+
+    def admit(self, sequence: NativeSequence) -> bool:
+        """Give memory to a sequence that is to prefill, with the KV that is there; returns whether there was enough."""
+
+    def promote(self, sequence: NativeSequence) -> None:
+        """Let a sequence decode."""
+
+    def reserve(self) -> list[NativeSequence]:
+        """Take memory for the next steps; returns the sequences that had to make room."""
+
+    def advance(self, steps: int) -> None:
+        """Count the steps of a plan: every ready sequence may grow by as many tokens."""
+
+    def record_prefill(self, sequence: NativeSequence) -> None:
+        """Share a prompt once a step has prefilled the whole of it."""
+
+    def release(self, sequence: NativeSequence, *, completed: bool) -> None:
+        """Let a sequence go; what a completed turn has computed is saved for the next one of its session."""
+
+    def clear(self) -> None:
+        """Share nothing computed so far with sequences that start later: the weights have changed."""
+
+
+class RowSlots:
+    """Rows and the sequences that live in them. A row has room for the longest sequence, so nobody makes room."""
+
+    def __init__(self, settings: NativeSettings, moves: KvCacheMoves) -> None:
         self.ready: list[NativeSequence] = []
-        """The sequences that decode, by row."""
-        self._rows: list[NativeSequence | None] = [None] * slots
+        self.prefixes = PrefixCache(settings.prefix_cache_tokens, moves)
+        self.is_being_prefilled = self.prefixes.is_being_prefilled
+        self.is_leader = self.prefixes.is_leader
+        self.record_prefill = self.prefixes.record_prefill
+        self.clear = self.prefixes.clear
+        self._rows: list[NativeSequence | None] = [None] * settings.slots
         self._moves = moves
         self._used = 0
         self.changes = 0
-        """Number of changes of `ready`: what was derived from it is valid while this stays the same."""
 
-    @property
-    def has_free(self) -> bool:
-        """Whether one more sequence fits."""
-        return self._used < len(self._rows)
-
-    def take(self, sequence: NativeSequence) -> None:
+    def admit(self, sequence: NativeSequence) -> bool:
         """Give a row to a sequence that starts to prefill: the lowest, as that is the likeliest it will decode in."""
+        if self._used == len(self._rows):
+            return False
         row = self._rows.index(None)
         self._rows[row] = sequence
         sequence.row = row
         self._used += 1
+        self.prefixes.join(sequence)
+        return True
+
+    def reserve(self) -> list[NativeSequence]:
+        """Take nothing: a row is long enough."""
+        return []
+
+    def advance(self, steps: int) -> None:
+        """Count nothing."""
 
     def promote(self, sequence: NativeSequence) -> None:
         """Let a sequence decode: swap it with whatever is behind the last sequence that decodes."""
@@ -148,9 +200,12 @@ class SlotTable:
         self.ready.append(sequence)
         self.changes += 1
 
-    def release(self, sequence: NativeSequence) -> None:
+    def release(self, sequence: NativeSequence, *, completed: bool) -> None:
         """Free the row of a sequence that leaves; the last sequence that decodes closes the gap."""
+        self.prefixes.release(sequence, completed=completed)
         row = sequence.row
+        if row < 0:
+            return
         if row < len(self.ready) and self.ready[row] is sequence:
             last = self.ready.pop()
             self.changes += 1
@@ -174,14 +229,12 @@ class _SavedPrefix:
 class PrefixCache:
     """Saved KV: prompts for the members of a group, and whole turns for the next turn of their episode.
 
-    A saved turn that is continued is dropped: its episode saves the next one. The last `held_back_tokens` of a prompt
-    are never prefilled, because tokens are drawn from them in another way.
+    A saved turn that is continued is dropped: its episode saves the next one.
     """
 
-    def __init__(self, budget_tokens: int, moves: KvCacheMoves, held_back_tokens: int = 0) -> None:
+    def __init__(self, budget_tokens: int, moves: KvCacheMoves) -> None:
         self._budget = budget_tokens
         self._moves = moves
-        self._held_back_tokens = held_back_tokens
         self._saved: OrderedDict[tuple[int, ...] | str, _SavedPrefix] = OrderedDict()
         """Saved KV of each prompt, or of each session."""
         self._tokens = 0
@@ -207,7 +260,7 @@ class PrefixCache:
         """Give saved KV to a sequence that has just got its row, or make it prefill the prompt for the others."""
         sequence.era = self._era
         prompt = sequence.prefix
-        if prompt is None or not self._held_back_tokens < len(prompt) <= self._budget:
+        if prompt is None or len(prompt) > self._budget:
             self._continue_turn(sequence)
             return
         saved = self._saved.get(prompt)
@@ -216,15 +269,15 @@ class PrefixCache:
             return
         self._saved.move_to_end(prompt)
         self.shared_prompts += 1
-        self._restore(sequence, saved, len(prompt) - self._held_back_tokens)
+        self._restore(sequence, saved, len(prompt))
 
     def record_prefill(self, sequence: NativeSequence) -> None:
         """Save the prompt once a step has prefilled the whole of it."""
         prompt = sequence.prefix
-        if prompt is None or not self.is_leader(sequence) or sequence.cached < len(prompt) - self._held_back_tokens:
+        if prompt is None or not self.is_leader(sequence) or sequence.cached < len(prompt):
             return
         del self._leaders[prompt]
-        self._save(prompt, sequence, prompt, len(prompt) - self._held_back_tokens)
+        self._save(prompt, sequence, prompt, len(prompt))
 
     def release(self, sequence: NativeSequence, *, completed: bool) -> None:
         """Let a sequence go that still has its row: another one must prefill its prompt; a completed turn is saved."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from headway.engines.native.block_ops import BlockOps, HeadShape, KeysValues, RotaryTable
-from headway.engines.native.kv_cache import LaneKvCache
+from headway.engines.native.kv_cache import PagedKvCache
 from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear
 from headway.engines.native.slot_attention import install_attention
 from headway.models.attention_scores import ScoreExtras
@@ -35,9 +35,8 @@ Attend = Callable[[Tensor, KeysValues, HeadShape], Tensor]
 class KvView:
     """An `AttentionView`: the positions and KV rows of the tokens of one forward pass."""
 
-    def __init__(self, cache: LaneKvCache, positions_T: Tensor, rows_T: Tensor, attend: Attend) -> None:
+    def __init__(self, cache: PagedKvCache, positions_T: Tensor, rows_T: Tensor, attend: Attend) -> None:
         self.kv = cache.layers
-        self.slot_tokens = cache.slot_tokens
         self.positions = positions_T
         self.rows = rows_T
         self._attend = attend
@@ -62,8 +61,7 @@ class KvView:
         keys.index_copy_(0, self.rows, key[0].transpose(0, 1))
         values.index_copy_(0, self.rows, value[0].transpose(0, 1))
         size = query.shape[-1]
-        scale = scaling or size**-0.5
-        heads = HeadShape(query.shape[1], key.shape[1], size, scale, window or 0, slot_tokens=self.slot_tokens)
+        heads = HeadShape(query.shape[1], key.shape[1], size, scaling or size**-0.5, window or 0)
         return self.attend(layer, query[0].transpose(0, 1).contiguous(), heads)
 
 
@@ -122,7 +120,7 @@ class FusedDecoder:
             normed = ops.add_norm(x_TE, delta, norm.weight, norm.variance_epsilon)
             attention = layer.self_attn
             qkv = self._product(normed, _get_fused(attention.q_proj))
-            heads = _read_heads(attention, model.config, view.slot_tokens)
+            heads = _read_heads(attention, model.config)
             rotary = self._make_rotation(attention)
             q_THD = ops.rotate_store(qkv, heads, rotary, view.positions, view.rows, view.kv[number])
             if not with_output and number + 1 == len(model.layers):
@@ -164,13 +162,13 @@ class GenericDecoder:
         self._model(input_ids=tokens_T[None], position_ids=positions, use_cache=False, logits_to_keep=1, view=view)
 
 
-def _read_heads(attention: Any, config: Any, slot_tokens: int) -> HeadShape:
+def _read_heads(attention: Any, config: Any) -> HeadShape:
     window = getattr(attention, "sliding_window", None)
     if type(attention).__name__ == "MistralAttention":  # the one family that keeps it in its configuration alone
         window = getattr(config, "sliding_window", None)
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return HeadShape(heads, kv_heads, attention.head_dim, attention.scaling, window or 0, slot_tokens=slot_tokens)
+    return HeadShape(heads, kv_heads, attention.head_dim, attention.scaling, window or 0)
 
 
 def _get_fused(part: Any) -> ServedLinear | None:

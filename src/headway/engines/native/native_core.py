@@ -9,6 +9,7 @@ the version that makes it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,12 @@ import torch
 from headway.engines.engine_thread import EngineCore, RequestUpdate
 from headway.engines.native.block_ops import BlockOps
 from headway.engines.native.block_runner import BlockInFlight, BlockRunner
-from headway.engines.native.kv_cache import LaneKvCache, read_kv_shape
+from headway.engines.native.kv_cache import PagedKvCache, read_kv_shape
+from headway.engines.native.kv_slots import RowSlots
 from headway.engines.native.model_cache_runner import ModelCacheRunner
 from headway.engines.native.model_decoders import BlockDecoder, make_decoder
 from headway.engines.native.native_scheduler import HasStopped, NativeScheduler
+from headway.engines.native.paged_slots import PagedSlots
 from headway.engines.native.recorded_routing import RoutingScheduler
 from headway.engines.native.served_linear import choose_fastest_layout
 from headway.engines.native.served_parameters import DeviceParameters, ServedParameters, ServedValues
@@ -118,10 +121,15 @@ def make_block_core(
     if (reason := find_slow_reason(model, settings.device)) is not None:
         return make_slow_core(model, settings, eos, has_stopped, reason)
     parameters, runner = make_block_runner(model, settings, eos)
-    scheduler = NativeScheduler(
-        settings, runner.kv_moves, eos=eos, has_stopped=has_stopped, held_back_tokens=HELD_BACK_TOKENS
-    )
-    return parameters, BlockCore(scheduler, runner)
+    return parameters, BlockCore(make_block_scheduler(settings, runner, eos, has_stopped), runner)
+
+
+def make_block_scheduler(
+    settings: NativeSettings, runner: BlockRunner, eos: frozenset[int], has_stopped: HasStopped
+) -> NativeScheduler:
+    """Return a scheduler of the pages that a runner has."""
+    slots = PagedSlots(settings, runner.kv, held_back_tokens=HELD_BACK_TOKENS)
+    return NativeScheduler(settings, slots, eos=eos, has_stopped=has_stopped, held_back_tokens=HELD_BACK_TOKENS)
 
 
 def make_slow_core(
@@ -146,9 +154,10 @@ def make_slow_core(
 def _make_step_scheduler(
     settings: NativeSettings, runner: AnyStepRunner, eos: frozenset[int], has_stopped: HasStopped
 ) -> NativeScheduler:
+    slots = RowSlots(settings, runner.kv_moves)
     if runner.read_routing is None:
-        return NativeScheduler(settings, runner.kv_moves, eos=eos, has_stopped=has_stopped)
-    scheduler = RoutingScheduler(settings, runner.kv_moves, eos=eos, has_stopped=has_stopped)
+        return NativeScheduler(settings, slots, eos=eos, has_stopped=has_stopped)
+    scheduler = RoutingScheduler(settings, slots, eos=eos, has_stopped=has_stopped)
     scheduler.read_routing = runner.read_routing
     return scheduler
 
@@ -172,15 +181,7 @@ def make_block_runner(
     parameters = DeviceParameters(model, dtype, device)
     model.to(device=device)
     shape = read_kv_shape(model.config.get_text_config(), settings.slot_tokens)
-    _check_memory(settings, shape, dtype, parameters, device)
-    kv = LaneKvCache(
-        **shape,
-        slots=settings.slots,
-        slot_tokens=settings.slot_tokens,
-        prefix_cache_tokens=settings.prefix_cache_tokens,
-        dtype=dtype,
-        device=device,
-    )
+    kv = _make_kv_cache(settings, shape, dtype, parameters, device)
     ops = _make_ops(device)
     decoder = make_block_decoder(model, ops, settings.slot_tokens)
     return parameters, BlockRunner(decoder, ops, kv, parameters, settings, kv_heads=shape["heads"], eos=eos)
@@ -207,21 +208,42 @@ def _find_device(settings: NativeSettings) -> torch.device:
     return device
 
 
-def _check_memory(
+def _make_kv_cache(
     settings: NativeSettings, shape: dict[str, int], dtype: torch.dtype, parameters: Any, device: torch.device
-) -> None:
-    """Raise `ConfigError` unless every slot has room for its longest sequence: nothing is admitted by memory later."""
-    if device.type != "cuda":
-        return
-    token = 2 * shape["layers"] * shape["heads"] * shape["head_size"] * dtype.itemsize
-    needed = (settings.slots * settings.slot_tokens + settings.prefix_cache_tokens) * token
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + unused - 2 * parameters.bytes
-    if needed > free:
-        fit = max(0, free - settings.prefix_cache_tokens * token) // (settings.slot_tokens * token)
+) -> PagedKvCache:
+    """Return pages for all slots and prefixes, or as many as there is memory for: the longest sequence at least."""
+    page = 2 * shape["layers"] * shape["heads"] * shape["head_size"] * dtype.itemsize * settings.page_tokens
+    longest = -(-settings.slot_tokens // settings.page_tokens)
+    wanted = 1 + settings.slots * longest + -(-settings.prefix_cache_tokens // settings.page_tokens)
+    memory, budget = _find_free_memory(parameters, device), settings.kv_cache_bytes
+    if budget is None:
+        budget = wanted * page if memory is None else memory * 9 // 10
+    pages = min(wanted, budget // page)
+    if pages < 1 + longest or (memory is not None and pages * page > memory):
+        free = "" if memory is None else f", {max(0, memory) / 2**30:.1f} GiB are free beside two copies of the weights"
         raise ConfigError(
-            f"{needed / 2**30:.1f} GiB of KV beside two copies of the weights, {max(0, free) / 2**30:.1f} GiB are free",
-            key="slots",
-            value=settings.slots,
-            hint=f"{fit} slots of {settings.slot_tokens} tokens fit",
+            f"a sequence of {settings.slot_tokens} tokens needs {(1 + longest) * page / 2**30:.2f} GiB of KV{free}",
+            key="kv_cache_bytes",
+            value=settings.kv_cache_bytes,
         )
+    host_bytes = settings.host_cache_bytes
+    if host_bytes is None:
+        host_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    return PagedKvCache(
+        **shape,
+        slots=settings.slots,
+        slot_tokens=settings.slot_tokens,
+        page_tokens=settings.page_tokens,
+        pages=pages,
+        host_pages=host_bytes // page,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _find_free_memory(parameters: Any, device: torch.device) -> int | None:
+    """Return the bytes of a GPU that are free beside two copies of the weights; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + unused - 2 * parameters.bytes)

@@ -1,15 +1,17 @@
 """Decides which sequences run in the next step, and records what each step made.
 
 Guarantees: a free slot takes the next request at the next step; a finished sequence leaves at once. Requests start
-first in, first out, but a member of a group lets others pass while a sibling prefills their prompt. Every step decodes
-one token of each ready sequence and prefills at most `prefill_tokens` of the others. Never sees a tensor.
+first in, first out, but a member of a group lets others pass while a sibling prefills their prompt. A sequence that
+had to make room waits in its place of arrival and goes on with all it has. Every step decodes one token of each ready
+sequence and prefills at most `prefill_tokens` of the others. Never sees a tensor.
 """
 
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headway.engines.engine_thread import RequestUpdate
-from headway.engines.native.kv_slots import KvCacheMoves, NativeSequence, PrefixCache, SlotTable
+from headway.engines.native.kv_slots import NativeSequence, SequenceSlots
 from headway.engines.native.settings import NativeSettings
 from headway.types import FinishReason
 
@@ -37,6 +39,8 @@ class StepPlan:
     prefills: tuple[PrefillChunk, ...]
     changes: int
     """Equal in two plans with the same `ready`."""
+    steps: int = 1
+    """Decode steps until the host looks again, where it does not look after each."""
 
     @property
     def drawing(self) -> list[NativeSequence]:
@@ -50,15 +54,14 @@ class NativeScheduler:
     def __init__(
         self,
         settings: NativeSettings,
-        kv_moves: KvCacheMoves,
+        slots: SequenceSlots,
         *,
         eos: frozenset[int],
         has_stopped: HasStopped = lambda sequence: False,
         held_back_tokens: int = 0,
     ) -> None:
         self._settings = settings
-        self._slots = SlotTable(settings.slots, kv_moves)
-        self.prefixes = PrefixCache(settings.prefix_cache_tokens, kv_moves, held_back_tokens)
+        self.slots = slots
         self._held_back_tokens = held_back_tokens
         self._eos = eos
         self._has_stopped = has_stopped
@@ -83,8 +86,18 @@ class NativeScheduler:
 
     def plan(self) -> StepPlan:
         """Admit the sequences that fit, and share out the next step."""
-        self._admit()
+        preempted = self.slots.reserve()
+        for sequence in preempted:
+            insort(self._waiting, sequence, key=lambda waiting: waiting.number)
+            if sequence in self._prefilling:
+                self._prefilling.remove(sequence)
+        joining = 0
+        if not preempted:  # what is in flight for them is not known yet
+            joining = self._admit()
         self._promote()
+        # A short block where most could join after it: they would wait for few.
+        steps = 1 if joining + len(self._prefilling) > len(self.slots.ready) else self._settings.steps_per_sync
+        self.slots.advance(steps)
         budget = self._settings.prefill_step_tokens
         prefills: list[PrefillChunk] = []
         for sequence in self._prefilling:
@@ -93,7 +106,7 @@ class NativeScheduler:
             count = min(budget, sequence.missing - self._held_back_tokens)
             prefills.append(PrefillChunk(sequence, count, draws=count == sequence.missing))
             budget -= count
-        return StepPlan(tuple(self._slots.ready), tuple(prefills), self._slots.changes)
+        return StepPlan(tuple(self.slots.ready), tuple(prefills), self.slots.changes, steps)
 
     def commit(self, plan: StepPlan, tokens: Sequence[int], logps: Sequence[float]) -> list[RequestUpdate]:
         """Record what a step has made."""
@@ -114,7 +127,7 @@ class NativeScheduler:
         """Record that the pieces of prompts of a plan are computed, or will be before anything planned later."""
         for chunk in plan.prefills:
             chunk.sequence.cached += chunk.count
-            self.prefixes.record_prefill(chunk.sequence)
+            self.slots.record_prefill(chunk.sequence)
 
     def commit_block(self, ready: Sequence[NativeSequence], drawn: Sequence[DrawnTokens]) -> list[RequestUpdate]:
         """Record what a block of steps has drawn; sequences that have left meanwhile are passed over."""
@@ -122,7 +135,8 @@ class NativeScheduler:
         for sequence, (tokens, logps) in zip(ready, drawn, strict=True):
             if not tokens or self._all.get(sequence.number) is not sequence:
                 continue
-            sequence.cached += len(tokens)
+            if sequence.row >= 0:
+                sequence.cached += len(tokens)
             if sequence.stops:
                 finish = self._append_until_stop(sequence, tokens, logps)
             else:
@@ -152,40 +166,41 @@ class NativeScheduler:
 
     def forget_shared_prefixes(self) -> None:
         """Share nothing computed so far with sequences that start later; running ones keep their KV."""
-        self.prefixes.clear()
+        self.slots.clear()
 
-    def _admit(self) -> None:
+    def _admit(self) -> int:
+        """Admit those that fit; returns how many wait for a sibling only."""
         waiting: list[NativeSequence] = []
+        siblings = 0
         for number, sequence in enumerate(self._waiting):
-            if not self._slots.has_free:
-                waiting.extend(self._waiting[number:])
-                break
-            if self.prefixes.is_being_prefilled(sequence):
+            if self.slots.is_being_prefilled(sequence):
                 waiting.append(sequence)
+                siblings += 1
                 continue
-            self._slots.take(sequence)
-            self.prefixes.join(sequence)
+            if not self.slots.admit(sequence):
+                waiting.extend(self._waiting[number:])
+                siblings = 0
+                break
             self._prefilling.append(sequence)
         self._waiting = waiting
+        return siblings
 
     def _promote(self) -> None:
         prefilling = []
         for sequence in self._prefilling:
-            if sequence.missing == 1 and not self.prefixes.is_leader(sequence):
-                self._slots.promote(sequence)
+            if sequence.missing == 1 and not self.slots.is_leader(sequence):
+                self.slots.promote(sequence)
             else:
                 prefilling.append(sequence)
         self._prefilling = prefilling
 
     def _end(self, sequence: NativeSequence, finish: FinishReason) -> RequestUpdate:
         del self._all[sequence.number]
-        self.prefixes.release(sequence, completed=finish is not FinishReason.ABORTED)
-        if sequence.row >= 0:
-            self._slots.release(sequence)
-            if sequence in self._prefilling:
-                self._prefilling.remove(sequence)
-        else:
+        if sequence.row < 0:
             self._waiting.remove(sequence)
+        elif sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+        self.slots.release(sequence, completed=finish is not FinishReason.ABORTED)
         return _report(sequence, finish)
 
 

@@ -11,20 +11,30 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeSettings:
-    """One replica. It needs `slots · slot_tokens` tokens of KV, `prefix_tokens` more, and two copies of the weights."""
+    """One replica. It needs two copies of the weights and a KV cache.
 
-    slots: int = 32
-    """Requests that are worked on together."""
+    On a CPU the cache has `slots · slot_tokens` tokens and `prefix_tokens` more. On a GPU it has pages that sequences
+    take as they grow, so that many slots cost nothing where sequences are short.
+    """
+
+    slots: int = 0
+    """Most requests that are worked on together; 0: 32 on a CPU, 512 on a GPU."""
     slot_tokens: int = 2048
     """Longest sequence, prompt and answer together."""
     prefill_tokens: int | None = None
     """Prompt tokens in one step beside those that decode: how much a long prompt may delay the others. By default 128
     on a CPU, 8192 in a block of steps on a GPU."""
     prefix_tokens: int | None = None
-    """Prompt tokens saved for members of a group that come later; by default as many as an eighth of the slots hold."""
+    """Tokens saved for requests that come later; by default as many as an eighth of the slots hold. On a GPU they are
+    part of `kv_cache_bytes`, and pages that nobody else needs hold more."""
     kv_cache_bytes: int | None = None
-    """Memory of the KV cache on a GPU, where others need memory too; by default as much as all slots can fill, and at
-    most nine tenths of what is free beside two copies of the weights."""
+    """Memory of the KV cache on a GPU. By default as much as all slots and prefixes can fill, and at most nine tenths
+    of what is free beside two copies of the weights."""
+    host_cache_bytes: int | None = None
+    """Host memory for the KV of sequences that had to make room on a GPU; what does not fit is computed again. By
+    default a quarter of what is free at the start."""
+    page_tokens: int = 64
+    """Tokens of a page of the KV cache on a GPU."""
     stream_tokens: int = 8
     """Actions between two reports into a `Progress`."""
     threads: int = 1
@@ -41,13 +51,15 @@ class NativeSettings:
     or other weights take effect later."""
 
     def __post_init__(self) -> None:
-        for key in ("slots", "prefill_tokens", "stream_tokens", "threads", "steps_per_sync"):
+        if self.slots == 0:
+            object.__setattr__(self, "slots", 32 if self.device == "cpu" else 512)
+        for key in ("slots", "prefill_tokens", "stream_tokens", "threads", "steps_per_sync", "page_tokens"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError("must be at least 1", key=key, value=value)
         if self.slot_tokens < 2:
             raise ConfigError("must hold a prompt and an answer", key="slot_tokens", value=self.slot_tokens)
-        for key in ("prefix_tokens", "kv_cache_bytes"):
+        for key in ("prefix_tokens", "kv_cache_bytes", "host_cache_bytes"):
             value = getattr(self, key)
             if value is not None and value < 0:
                 raise ConfigError("must not be negative", key=key, value=value)
@@ -70,5 +82,9 @@ class NativeSettings:
 
     def halve_batch(self) -> NativeSettings:
         """Return settings for an engine that ran out of memory: half as much at once."""
-        prefill_tokens = max(16, self.prefill_step_tokens // 2)
-        return replace(self, slots=max(1, self.slots // 2), prefill_tokens=prefill_tokens)
+        return replace(
+            self,
+            slots=max(1, self.slots // 2),
+            prefill_tokens=max(16, self.prefill_step_tokens // 2),
+            kv_cache_bytes=None if self.kv_cache_bytes is None else self.kv_cache_bytes // 2,
+        )

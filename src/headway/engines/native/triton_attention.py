@@ -1,36 +1,53 @@
-"""Attention over slots in Triton: one token for each lane (decode), and tiles of prompts (prefill).
+"""Attention over paged KV in Triton: one token for each lane (decode), and tiles of prompts (prefill).
 
 Decode: a program handles all query heads of one key-value head of one lane, padded to the 16 rows that tensor cores
 need, and one share of the slot. Shares are equal inside a slot and no shorter than `SHORTEST`, so that one program
 reads a short slot and many read a long one. Where there are several, `_join` sums them.
 
+Prefill in 16 bits: the KV that the pieces see is gathered from its pages, which costs little beside the products, and
+the FlashAttention of torch does the rest. Large pieces of one long prompt go to the attention of cuDNN, twice as fast
+on Hopper: it prepares itself for every size, so only multiples of `_CUDNN_TOKENS` do. In float32 a kernel of our own
+reads the pages.
+
 Scores are in base 2. Nothing behind a sequence's end is read.
 """
+
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway.engines.native.block_ops import TILE_TOKENS, HeadShape, KeysValues
+from headway.engines.native.block_ops import TILE_TOKENS, HeadShape, KeysValues, PageTable, PrefillBatch
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 SHORTEST = 256
+_CUDNN_TOKENS = 2048
 _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
 def _share(length, window, splits, BLOCK: tl.constexpr, SHORTEST: tl.constexpr):
-    """Return the first token that is seen, the tokens of a share, and the number of shares that have any."""
-    begin = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+    """Return the token at which reading begins, the tokens of a share, and the number of shares that have any."""
+    begin = tl.where(window > 0, tl.maximum(length - window, 0), 0) // BLOCK * BLOCK
     span = length - begin
     share = tl.maximum(tl.cdiv(tl.cdiv(span, splits), BLOCK) * BLOCK, SHORTEST)
     return begin, share, tl.cdiv(span, share)
 
 
+@triton.jit
+def _find_rows(table, start, n, high, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the rows of the tokens `start + n`, of which those below `high` count."""
+    if PAGE % BLOCK == 0:
+        return tl.load(table + start // PAGE).to(tl.int64) * PAGE + (start % PAGE + n)
+    at = start + n
+    return tl.load(table + at // PAGE, mask=at < high, other=0).to(tl.int64) * PAGE + at % PAGE
+
+
 @triton.jit(do_not_specialize=["splits", "window"])
 def _decode(
-    q, keys, values, out, parts, weights, lanes, positions, scale, window, splits, slot_tokens,
+    q, keys, values, out, parts, weights, tables, lanes, positions, scale, window, splits, width, PAGE: tl.constexpr,
     HEADS: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, GROUP_PAD: tl.constexpr, SIZE_PAD: tl.constexpr,
     BLOCK: tl.constexpr, SHORTEST: tl.constexpr, SHARED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -49,14 +66,15 @@ def _decode(
     mine = (g[:, None] < group) & (d[None, :] < SIZE)
     head = lane.to(tl.int64) * HEADS + kv_head * group + g
     q_GD = tl.load(q + head[:, None] * SIZE + d[None, :], mask=mine, other=0.0)
-    base = tl.load(lanes + lane).to(tl.int64) * slot_tokens * (KV * SIZE) + kv_head * SIZE
+    table = tables + tl.load(lanes + lane).to(tl.int64) * width
+    first_seen = tl.where(window > 0, length - window, 0)
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     sum_GD = tl.zeros([GROUP_PAD, SIZE_PAD], tl.float32)
     for start in range(low, high, BLOCK):
         at = start + n
-        here = at < high
-        offset = base + at.to(tl.int64) * (KV * SIZE)
+        here = (at < high) & (at >= first_seen)
+        offset = _find_rows(table, start, n, high, PAGE, BLOCK) * (KV * SIZE) + kv_head * SIZE
         k_DN = tl.load(keys + offset[None, :] + d[:, None], mask=here[None, :] & (d[:, None] < SIZE), other=0.0)
         score = tl.dot(q_GD, k_DN, input_precision="ieee") * scale
         score = tl.where(here[None, :], score, float("-inf"))
@@ -99,8 +117,9 @@ def _join(
 
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
-    q, keys, values, out, tiles, scale, window, slot_tokens, HEADS: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr,
-    SIZE_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    q, keys, values, out, tables, tiles, scale, window, width, PAGE: tl.constexpr, HEADS: tl.constexpr,
+    KV: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     tile = tl.program_id(0)
@@ -118,14 +137,14 @@ def _prefill(
     position = start + m
     high = start + count.to(tl.int32)
     low = tl.where(window > 0, tl.maximum(start - window + 1, 0), 0) // BLOCK * BLOCK
-    base = slot * slot_tokens * (KV * SIZE) + head // (HEADS // KV) * SIZE
+    table = tables + slot * width
     peak = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sum_MD = tl.zeros([ROWS, SIZE_PAD], tl.float32)
     for begin in range(low, high, BLOCK):
         at = begin + n
         here = at < high
-        offset = base + at.to(tl.int64) * (KV * SIZE)
+        offset = _find_rows(table, begin, n, high, PAGE, BLOCK) * (KV * SIZE) + head // (HEADS // KV) * SIZE
         k_DN = tl.load(keys + offset[None, :] + d[:, None], mask=here[None, :] & (d[:, None] < SIZE), other=0.0)
         score = tl.dot(q_MD, k_DN, input_precision="ieee") * scale
         seen = here[None, :] & (at[None, :] <= position[:, None])
@@ -142,7 +161,13 @@ def _prefill(
 
 
 def decode(
-    q_BHD: Tensor, kv: KeysValues, heads: HeadShape, lanes_B: Tensor, positions_B: Tensor, splits: int
+    q_BHD: Tensor,
+    kv: KeysValues,
+    heads: HeadShape,
+    pages: PageTable,
+    lanes_B: Tensor,
+    positions_B: Tensor,
+    splits: int,
 ) -> Tensor:
     """See `BlockOps.decode`."""
     lanes, out = len(q_BHD), torch.empty_like(q_BHD)
@@ -151,13 +176,15 @@ def decode(
     parts = torch.empty(shape, dtype=torch.float32, device=out.device)
     weights = torch.empty(shape[:1], dtype=torch.float32, device=out.device)
     size_pad, block = triton.next_power_of_2(heads.size), 64
-    busy = lanes * heads.kv * splits >= 1024
+    programs = lanes * heads.kv * splits
+    # Pages are looked up first, which takes a stage; where programs are few, each must have more loads under way.
+    few = programs < 512 and (splits > 1 or size_pad <= 64) and q_BHD.element_size() == 2
     _decode[(lanes, heads.kv, splits)](
-        q_BHD, *kv, out, parts, weights, lanes_B, positions_B, heads.scale * _LOG2_E, heads.window, splits,
-        heads.slot_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
+        q_BHD, *kv, out, parts, weights, pages.tables, lanes_B, positions_B, heads.scale * _LOG2_E, heads.window,
+        splits, pages.tables.shape[1], PAGE=pages.page_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
         GROUP_PAD=max(16, triton.next_power_of_2(heads.query // heads.kv)), SIZE_PAD=size_pad, BLOCK=block,
-        SHORTEST=SHORTEST, SHARED=shared, num_warps=2 if size_pad <= 64 else 4, num_stages=2 if busy else 3,
-        **launch_options(),
+        SHORTEST=SHORTEST, SHARED=shared, num_warps=2 if size_pad <= 64 else 4,
+        num_stages=5 if few else 2 if programs >= 1024 else 3, **launch_options(),
     )  # fmt: skip
     if shared:
         _join[(lanes, heads.query)](
@@ -168,12 +195,60 @@ def decode(
     return out
 
 
-def prefill(q_THD: Tensor, kv: KeysValues, heads: HeadShape, tiles_N4: Tensor) -> Tensor:
+def prefill(q_THD: Tensor, kv: KeysValues, heads: HeadShape, pages: PageTable, batch: PrefillBatch) -> Tensor:
     """See `BlockOps.prefill`."""
+    if q_THD.is_cuda and q_THD.dtype != torch.float32 and heads.size % 8 == 0 and heads.size <= 256:
+        return _prefill_with_flash(q_THD, kv, heads, batch)
+    return prefill_pages(q_THD, kv, heads, pages, batch.tiles)
+
+
+def prefill_pages(q_THD: Tensor, kv: KeysValues, heads: HeadShape, pages: PageTable, tiles_N4: Tensor) -> Tensor:
+    """Attend with tiles of prompts to their pages, in any type."""
     out = torch.empty_like(q_THD)
     _prefill[(len(tiles_N4), heads.query)](
-        q_THD, *kv, out, tiles_N4, heads.scale * _LOG2_E, heads.window, heads.slot_tokens, HEADS=heads.query,
-        KV=heads.kv, SIZE=heads.size, SIZE_PAD=triton.next_power_of_2(heads.size), ROWS=TILE_TOKENS, BLOCK=64,
-        num_warps=4, num_stages=2, **launch_options(),
+        q_THD, *kv, out, pages.tables, tiles_N4, heads.scale * _LOG2_E, heads.window, pages.tables.shape[1],
+        PAGE=pages.page_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
+        SIZE_PAD=triton.next_power_of_2(heads.size), ROWS=TILE_TOKENS, BLOCK=64, num_warps=4, num_stages=2,
+        **launch_options(),
     )  # fmt: skip
     return out
+
+
+def _prefill_with_flash(q_THD: Tensor, kv: KeysValues, heads: HeadShape, batch: PrefillBatch) -> Tensor:
+    keys, values = (part.index_select(0, batch.context_rows) for part in kv)
+    start = len(keys) - len(q_THD)
+    aligned = len(q_THD) % _CUDNN_TOKENS == 0 and start % _CUDNN_TOKENS == 0
+    if batch.pieces == 1 and aligned and not heads.window and heads.size <= 128 and _is_hopper():
+        return _prefill_with_cudnn(q_THD, keys, values, heads.scale, start)
+    window = heads.window - 1 if heads.window else None
+    attended: Tensor = torch.ops.aten._flash_attention_forward(
+        q_THD, keys, values, batch.query_ends, batch.context_ends, batch.longest_query, batch.longest_context, 0.0,
+        True, False, scale=heads.scale, window_size_left=window, window_size_right=None if window is None else 0,
+    )[0]  # fmt: skip
+    return attended
+
+
+def _prefill_with_cudnn(q_THD: Tensor, keys: Tensor, values: Tensor, scale: float, start: int) -> Tensor:
+    """Attend to the piece itself with a mask and to what is before it without one, then join both."""
+    own, weight_TH1 = _attend_with_cudnn(q_THD, keys[start:], values[start:], scale, causal=True)
+    if start == 0:
+        return own
+    before, before_TH1 = _attend_with_cudnn(q_THD, keys[:start], values[:start], scale, causal=False)
+    share = torch.sigmoid(weight_TH1 - before_TH1)
+    return torch.lerp(before.float(), own.float(), share).to(q_THD.dtype)
+
+
+def _attend_with_cudnn(
+    q_THD: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the result (T, H, D) and the logarithm of the sum of its weights (T, H, 1)."""
+    q, k, v = (part.transpose(0, 1)[None] for part in (q_THD, keys, values))
+    out, weight = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, causal, False, scale=scale
+    )[:2]
+    return out[0].transpose(0, 1).contiguous(), weight.view(1, q.shape[1], -1, 1)[0].transpose(0, 1)
+
+
+@cache
+def _is_hopper() -> bool:
+    return torch.cuda.get_device_capability()[0] == 9

@@ -9,9 +9,29 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from headway.engines.native import triton_attention, triton_products, triton_sampling
-from headway.engines.native.block_ops import BlockOps, HeadShape, KeysValues, RotaryTable
+from headway.engines.native import block_ops, triton_attention, triton_products, triton_sampling
+from headway.engines.native.block_ops import BlockOps, HeadShape, KeysValues, PageTable, RotaryTable
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
+
+_TOKEN = tl.constexpr(block_ops.TOKEN)
+_POSITION = tl.constexpr(block_ops.POSITION)
+_COLUMNS = tl.constexpr(block_ops.COLUMNS)
+
+
+@triton.jit
+def _locate(
+    state, lanes, tables, tokens, positions, rows, count, width, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    wait_for_previous_kernel(EARLY)
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = lane < count
+    slot = tl.load(lanes + lane, mask=here, other=0)
+    position = tl.load(state + slot * _COLUMNS + _POSITION, mask=here, other=0)
+    page = tl.load(tables + slot * width + position // PAGE, mask=here, other=0).to(tl.int64)
+    tl.store(tokens + lane, tl.load(state + slot * _COLUMNS + _TOKEN, mask=here, other=0), mask=here)
+    tl.store(positions + lane, position, mask=here)
+    tl.store(rows + lane, page * PAGE + position % PAGE, mask=here)
 
 
 @triton.jit
@@ -95,6 +115,15 @@ class TritonBlockOps(BlockOps):
     decode = staticmethod(triton_attention.decode)
     prefill = staticmethod(triton_attention.prefill)
     draw = staticmethod(triton_sampling.draw)
+
+    def locate(self, state: Tensor, lanes_B: Tensor, pages: PageTable) -> tuple[Tensor, Tensor, Tensor]:
+        count = len(lanes_B)
+        tokens_B, positions_B, rows_B = torch.empty(3, count, dtype=torch.int64, device=state.device)
+        _locate[(triton.cdiv(count, 128),)](
+            state, lanes_B, pages.tables, tokens_B, positions_B, rows_B, count, pages.tables.shape[1],
+            PAGE=pages.page_tokens, BLOCK=128, num_warps=4, **launch_options(),
+        )  # fmt: skip
+        return tokens_B, positions_B, rows_B
 
     def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
         out = torch.empty(x_TE.shape, dtype=weight_E.dtype, device=x_TE.device)

@@ -135,6 +135,7 @@ def _allowed(module: str, imported: str) -> bool:
         ("flow", "rollout"),
         ("serving", "rollout"),
         ("settings", "config"),
+        ("launch", "sim"),  # the planner chooses the split where a configuration says nothing
         ("rewards", "sandbox"),
         ("environments", "sandbox"),
         ("environments", "data"),  # questions are rows of data sets,

@@ -11,7 +11,8 @@ from headway.cluster.ray.ray_session import ClusterNode, ResourceRequest
 from headway.config import ConfigErrors, load_config
 from headway.errors import ConfigError
 from headway.launch.memory_needs import estimate_component_needs
-from headway.launch.placement import count_trainer_ranks, make_resource_requests, plan_placement, select_cluster_device
+from headway.launch.placement import make_resource_requests, plan_placement, select_cluster_device
+from headway.launch.trainer_ranks import count_trainer_ranks
 
 THREADS = "strategy_args.strategy_config.num_threads"
 SERVER = [
@@ -28,7 +29,9 @@ APART: dict[str, Any] = {
 
 def requests(device: Literal["cpu", "cuda"], **options: Any) -> dict[str, ResourceRequest]:
     resolved = load_config({"cluster": {"kind": "ray"}}, [f"{key}={value}" for key, value in options.items()])
-    return make_resource_requests(resolved, device, count_trainer_ranks(resolved, device, separate=True))
+    return make_resource_requests(
+        resolved, device, count_trainer_ranks(resolved, device, resolved.derived.devices["actor_train"], separate=True)
+    )
 
 
 def test_a_device_is_a_slot_of_the_node_that_its_number_says() -> None:
@@ -61,8 +64,8 @@ def test_on_gpus_everybody_has_one_and_who_shares_has_a_part_of_it() -> None:
         "trainer": ResourceRequest(node=0, cpus=1, gpus=0.5),
         "engine/0": ResourceRequest(node=0, cpus=1, gpus=0.5),
     }
-    with pytest.raises(ConfigError, match="an engine of this build is on one GPU"):
-        requests("cuda", **APART, **{"actor_infer.strategy_args.strategy_config.tensor_model_parallel_size": 3})
+    shared_model = {"actor_infer.strategy_args.strategy_config.tensor_model_parallel_size": 3}
+    assert requests("cuda", **APART, **shared_model) == requests("cuda", **APART), "each of our engines has one GPU"
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0.0), ("cuda", 1.0)])

@@ -13,11 +13,8 @@ from headway.errors import ConfigError
 from headway.launch.language_components import check_tensor_parallel_model
 from headway.launch.machine import Machine
 from headway.launch.memory_needs import estimate_component_needs
-from headway.launch.placement import (
-    make_rank_layout,
-    make_visible_devices_env,
-    plan_placement,
-)
+from headway.launch.placement import make_visible_devices_env, plan_on_machine, plan_placement
+from headway.launch.trainer_ranks import make_rank_layout
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 SIZES = "actor_train.strategy_args.strategy_config"
@@ -57,23 +54,39 @@ def test_on_a_cpu_sizes_make_the_ranks_that_they_need(name: str) -> None:
     with pytest.raises(ConfigError, match="2 ranks of the trainer are processes") as refused:
         plan_placement(load_config({"device": "cpu", "num_gpus_per_node": 8, f"{SIZES}.{name}": 2, "processes": False}))
     assert f"{SIZES}.{name}: 1" in refused.value.hint
-    with pytest.raises(ConfigError, match=f"{name} = 2: 1 devices are not whole copies.*or a multiple of 2 devices"):
-        load_config({f"{SIZES}.{name}": 2})
 
 
 @pytest.mark.parametrize(("gpus", "options"), [(1, {}), (8, {"processes": False})])
 @pytest.mark.parametrize("name", ["tensor_model_parallel_size", "context_parallel_size"])
-def test_sizes_that_one_process_would_ignore_are_refused(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, options: dict[str, Any], name: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    given = {**APART, "device": "cuda", **options}
-    assert plan_placement(load_config(given)).ranks == 1, "with sizes of 1, many devices are one process"
-    with pytest.raises(ConfigError, match="the trainer would be one process here") as refused:
-        plan_placement(load_config({**given, f"{SIZES}.{name}": 2}))
-    assert (refused.value.key, refused.value.value) == (f"{SIZES}.{name}", 2)
-    assert refused.value.hint.startswith("1, or actor_train.device_mapping with GPUs of this machine")
+def test_sizes_that_one_process_cannot_use_are_named(gpus: int, options: dict[str, Any], name: str) -> None:
+    given = {**APART, "device": "cuda", **options, f"{SIZES}.{name}": 2}
+    made = plan_on_machine(load_config(given), Machine(cores=8, gpus=gpus))
+    assert made.ranks == 1
+    assert f"actor_train: {name} = 2 has no effect here: one process trains the whole model" in made.notes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {f"{SIZES}.pipeline_model_parallel_size": 2},
+        {f"{SIZES}.expert_model_parallel_size": 4},
+        {f"{SIZES}.tensor_model_parallel_size": 3},
+        {f"{SIZES}.context_parallel_size": 8},
+    ],
+)
+def test_sizes_that_only_make_a_model_fit_are_fsdp2_over_all_ranks(options: dict[str, Any]) -> None:
+    made = plan_on_machine(load_config({**APART, **options}), Machine(cores=8, gpus=0))
+    assert (made.ranks, made.layout.text) == (4, "data 4")
+    key, value = next(iter(options.items()))
+    (note,) = made.notes
+    assert f"{key.rpartition('.')[2]} = {value} has no effect here: FSDP2 cuts weights" in note and "gathers" in note
+
+
+def test_of_two_sizes_the_one_that_divides_is_used() -> None:
+    sizes = {f"{SIZES}.tensor_model_parallel_size": 3, f"{SIZES}.context_parallel_size": 2}
+    assert (
+        plan_on_machine(load_config({**APART, **sizes}), Machine(cores=8, gpus=0)).layout.text == "data 2 × context 2"
+    )
 
 
 @pytest.mark.parametrize("cuda", [False, True])
@@ -112,10 +125,6 @@ def test_sizes_of_other_trainers_are_taken_over_with_one_line(name: str) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({f"{SIZES}.pipeline_model_parallel_size": 2}, "one device after the other"),
-        ({f"{SIZES}.expert_model_parallel_size": 2}, "experts"),
-        ({f"{SIZES}.tensor_model_parallel_size": 3}, "not whole copies"),
-        ({f"{SIZES}.context_parallel_size": 8}, "not whole copies"),
         ({"processes": False}, "ranks of the trainer are processes"),
         ({f"{SIZES}.tensor_model_parallel_size": 2, "actor_train.model_args.lora_rank": 4}, "adapters"),
     ],

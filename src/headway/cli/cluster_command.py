@@ -24,7 +24,8 @@ from rich.table import Table
 
 from headway.cli.command_line import add_json_option, add_run_arguments, load_run_config, make_console, print_json
 from headway.config import ResolvedConfig
-from headway.launch.memory_needs import HOST, ComponentNeeds, estimate_component_needs, sum_by_memory
+from headway.launch.memory_model import HOST
+from headway.launch.memory_needs import ComponentNeeds, estimate_component_needs, sum_by_memory
 from headway.launch.placement import Placement, plan_placement
 from headway.processes.child_process import count_usable_cores
 from headway.version import VERSION
@@ -53,7 +54,7 @@ def run_command(args: argparse.Namespace) -> int:
         return 0
     where = plan_placement(resolved)
     parts = estimate_component_needs(resolved, where)
-    notes = _note_missing_devices(resolved, len(facts["gpus"]), where.device)
+    notes = [*where.notes, *_note_missing_devices(resolved, len(facts["gpus"]), where.device)]
     if args.json:
         placed = {"placement": where.summary, "layout": where.layout.sizes, "parts": parts_to_json(parts)}
         print_json({**facts, **placed, "notes": notes, **_list_nodes(where)})

@@ -4,7 +4,9 @@
     headway config explain actor_rollout_ref.hybrid_engine=False trainer.n_gpus_per_node=8 --json
     headway config check -- python3 -m verl.trainer.main_ppo data.train_files=… actor_rollout_ref.model.path=…
 
-Problems go to standard error, one a line, with exit code 2. Nothing is started and torch is not imported.
+`check` also plans where the parts of the run go, here or with `--gpus N` on another machine, and refuses what would not
+fit. Problems go to standard error, one a line, with exit code 2. Nothing is started, and torch is imported only where
+there are GPUs.
 """
 
 import argparse
@@ -20,8 +22,14 @@ from headway.cli.command_line import add_json_option, make_console, print_json, 
 from headway.config import ConfigError, ConfigErrors, ResolvedConfig, load_config
 from headway.config.conversion import write_own_shape
 from headway.config.resolved_config import to_plain_value
+from headway.launch.inference_servers import check_server_requirements
+from headway.launch.machine import Machine, find_machine
+from headway.launch.placement import plan_on_machine
+from headway.launch.plan_table import describe_plan
 
 HELP = "check or explain a configuration"
+_USUAL_NODE, _USUAL_CORES = 8, 64
+"""GPUs and cores of a node where nothing is said about them."""
 _ARGUMENTS_HELP = "YAML file (- for standard input; may be left out), then overrides key=value"
 
 
@@ -30,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "say what is wrong with the options; model, data and rewards are looked for by train --dry-run"
     check = actions.add_parser("check", help=what)
     check.add_argument("arguments", nargs="*", metavar="FILE|key=value", help=_ARGUMENTS_HELP)
+    check.add_argument("--gpus", type=int, metavar="N", help="plan for a machine with N GPUs, not for this one")
+    check.add_argument("--gpu-memory", type=float, metavar="GIB", default=80.0, help="memory of each of them (80)")
     explain = actions.add_parser("explain", help="show every value and where it came from")
     explain.add_argument("arguments", nargs="*", metavar="FILE|key=value", help=_ARGUMENTS_HELP)
     add_json_option(explain)
@@ -43,14 +53,46 @@ def run_command(args: argparse.Namespace) -> int:
     if resolved is None:
         return 2
     if args.action == "check":
-        _print_summary(resolved)
-    elif args.action == "convert":
+        return _check_placement(resolved, args)
+    if args.action == "convert":
         print(write_own_shape(resolved), end="")
     elif args.json:
         print_json(explain_config(resolved))
     else:
         _print_tables(resolved)
     return 0
+
+
+def _check_placement(resolved: ResolvedConfig, args: argparse.Namespace) -> int:
+    """Plan the run, and print the plan. Return 2 where it would not start."""
+    if args.gpus is None and resolved.config.cluster.kind == "ray":
+        _print_summary(resolved)
+        print("its place on the Ray cluster: headway cluster check")
+        return 0
+    try:
+        machine = find_machine() if args.gpus is None else _make_machine(resolved, args.gpus, args.gpu_memory)
+        lines = describe_plan(resolved, plan_on_machine(resolved, machine))
+        if args.gpus is None:
+            check_server_requirements(resolved)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    _print_summary(resolved)
+    print("\n".join(lines))
+    return 0
+
+
+def _make_machine(resolved: ResolvedConfig, gpus: int, memory_gib: float) -> Machine:
+    """Return a machine with these GPUs, or nodes as large as the configuration has them."""
+    for key, value in (("--gpus", gpus), ("--gpu-memory", memory_gib)):
+        if value <= 0:
+            raise ConfigError("must be above 0", key=key, value=value)
+    said = resolved.provenance["num_gpus_per_node"]
+    size = _USUAL_NODE if said.startswith("derived: ") else resolved.derived.num_gpus_per_node
+    nodes = -(-gpus // size)
+    if gpus % nodes:
+        raise ConfigError(f"is no whole number of nodes of {size}", key="--gpus", value=gpus)
+    return Machine(cores=_USUAL_CORES * nodes, gpus=gpus // nodes, gpu_memory_gib=memory_gib, nodes=nodes)
 
 
 def _print_summary(resolved: ResolvedConfig) -> None:

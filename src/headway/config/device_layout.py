@@ -6,17 +6,18 @@ device is always shared, in turns if the engine is hybrid, else side by side.
 
     samples per step = optimizer steps × per_device_train_batch_size × gradient_accumulation_steps × data parallel
     data parallel    = devices of actor_train / (tensor · pipeline · context parallel)
-    replicas         = devices of actor_infer / (tensor · pipeline parallel)
+    replicas         = devices of actor_infer, for servers / (tensor · pipeline parallel)
 
-Numbers that do not divide are refused.
+Batches that do not divide are refused. Parallel sizes of actor_train that do not divide its devices are not used.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.config.document import ConfigEntry
 from headway.config.resolved_config import ConfigDraft
+from headway.config.strategies import uses_server
 from headway.errors import ConfigError
 
 DeviceIds = tuple[int, ...]
@@ -92,20 +93,25 @@ def _place_by_ratio(draft: ConfigDraft, total: int) -> dict[str, DeviceIds]:
     if len(ratios) != len(RATIO_ROLES):
         draft.refuse(key, f"has {len(ratios)} shares", "four are needed: [train, logp, ref_logp, generate]")
         return {}
-    counts = [int(ratio * total + 1e-6) for ratio in ratios]
-    for role, ratio, count in zip(RATIO_ROLES, ratios, counts, strict=True):
-        if count == 0:
+    placed = divide_by_ratio(ratios, total)
+    for role, ratio in zip(RATIO_ROLES, ratios, strict=True):
+        if not placed[role]:
             draft.refuse(key, f"{role} gets {ratio:g} × {total} = {ratio * total:g} devices, an empty pool")
-    train, logp, reference, generate = counts
+    generate, trainers = placed["actor_infer"], max(len(placed[role]) for role in RATIO_ROLES[:3])
+    if trainers + len(generate) > total and not draft.config.hybrid_engine:
+        hint = "lower the shares, or hybrid_engine: true to let them share"
+        draft.refuse(key, f"{trainers} devices for training + {len(generate)} for generate > {total}", hint)
+    return placed
+
+
+def divide_by_ratio(ratios: Sequence[float], total: int) -> dict[str, DeviceIds]:
+    """Return the devices of the four shares: one after the other if there are enough, else the first three together."""
+    counts = [int(ratio * total + 1e-6) for ratio in ratios]
     if sum(counts) <= total:
         ends = [sum(counts[: i + 1]) for i in range(4)]
         return {role: tuple(range(e - n, e)) for role, e, n in zip(RATIO_ROLES, ends, counts, strict=True)}
-    trainers = max(train, logp, reference)
-    if trainers + generate > total and not draft.config.hybrid_engine:
-        hint = "lower the shares, or hybrid_engine: true to let them share"
-        draft.refuse(key, f"{trainers} devices for training + {generate} for generate > {total}", hint)
     placed = {role: tuple(range(n)) for role, n in zip(RATIO_ROLES, counts, strict=True)}
-    placed["actor_infer"] = tuple(range(total - generate, total))
+    placed["actor_infer"] = tuple(range(total - counts[3], total))
     return placed
 
 
@@ -194,7 +200,8 @@ def compute_step_sizes(
     `mini_batch` is the size of an optimizer step in prompts, as verl's key gives it.
     """
     training = draft.config.actor_train.training_args
-    ways, replicas = _count_copies(draft, "actor_train", devices), _count_copies(draft, "actor_infer", devices)
+    ways = _count_trainer_copies(draft, len(devices["actor_train"]))
+    replicas = _count_replicas(draft, len(devices["actor_infer"]))
     micro = _fit_micro_batch(draft, groups, mini_batch, ways)
     if training.gradient_accumulation_steps is None:
         samples, reason = groups.samples, f"{groups.samples} samples / ({micro} per device × {ways} data parallel)"
@@ -241,20 +248,31 @@ def _fit_accumulation(draft: ConfigDraft, samples: int, unit: int) -> int:
     return fitting
 
 
-def _count_copies(draft: ConfigDraft, role: str, devices: Mapping[str, tuple[int, ...]]) -> int:
-    """Return how many copies of the model a role holds."""
-    sizes = (
-        draft.config.actor_train if role == "actor_train" else draft.config.actor_infer
-    ).strategy_args.strategy_config
-    cut = ("tensor", "pipeline", "context") if role == "actor_train" else ("tensor", "pipeline")
-    factors = {name: int(getattr(sizes, _SIZES[name])) for name in cut}
-    one, count = math.prod(factors.values()), len(devices[role])
+def _count_trainer_copies(draft: ConfigDraft, count: int) -> int:
+    """Return how many shares a batch has. Sizes that do not divide the devices are not used, and each has a share."""
+    sizes = draft.config.actor_train.strategy_args.strategy_config
+    one = math.prod(int(getattr(sizes, name)) for name in _SIZES.values())
+    return max(1, count // one) if count % one == 0 or count < one else count
+
+
+def _count_replicas(draft: ConfigDraft, count: int) -> int:
+    """Return how many engines there are: servers share a model among devices, an engine of ours has one device."""
+    sizes, key = draft.config.actor_infer.strategy_args.strategy_config, "actor_infer.strategy_args.strategy_config"
+    factors = {name: int(getattr(sizes, _SIZES[name])) for name in ("tensor", "pipeline")}
+    one, largest = math.prod(factors.values()), max(factors, key=lambda name: factors[name])
+    if one == 1:
+        return count
+    if not uses_server(sizes):
+        draft.notes.append(
+            f"{key}.{_SIZES[largest]} = {factors[largest]}: has no effect on engines of our own, each of which holds "
+            f"the whole model on one device: {count} engines; vllm and sglang with launch: true share a model"
+        )
+        return count
     if count % one:
         product = " × ".join(f"{name} {size}" for name, size in factors.items())
         problem = f"{count} devices are not whole copies of the model, one copy takes {product} = {one}"
-        largest = max(factors, key=lambda name: factors[name])
-        hint = f"1, or a multiple of {one} devices in {role}.device_mapping"
-        draft.refuse(f"{role}.strategy_args.strategy_config.{_SIZES[largest]}", problem, hint)
+        hint = f"1, or a multiple of {one} devices in actor_infer.device_mapping"
+        draft.refuse(f"{key}.{_SIZES[largest]}", problem, hint)
     return max(1, count // one)
 
 

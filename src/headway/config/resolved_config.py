@@ -54,7 +54,7 @@ class DerivedConfig:
     num_gpus_per_node: int
     """Devices of a node."""
     replicas: int
-    """Engine replicas: devices of actor_infer / (tensor · pipeline parallel)."""
+    """Engine replicas: devices of actor_infer, for servers / (tensor · pipeline parallel)."""
     data_parallel: int
     """Devices of actor_train / (tensor · pipeline · context parallel)."""
     mini_batch_samples: int

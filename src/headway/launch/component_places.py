@@ -7,15 +7,18 @@ own is no component: the trainer does its work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from headway.config import ResolvedConfig
 from headway.config.reward_model_choice import list_served_rewards
+from headway.config.strategies import uses_server
 from headway.launch.machine import Machine
 
 Sharing = Literal["alone", "turns", "overlap"]
+SCORERS = ("logp", "reference", "critic")
+"""Roles that are processes only where they have devices of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,8 @@ class ComponentPlace:
     threads: int = 1
     memory_gib: float | None = None
     """Memory that it may take on each of its devices; `None`: nothing is known about the card or the model."""
+    kv_cache_bytes: int | None = None
+    """The part of it that is the KV cache of an engine of ours."""
 
 
 def make_rank_names(ranks: int) -> list[str]:
@@ -78,34 +83,39 @@ def make_scorer_names(resolved: ResolvedConfig, role: str) -> list[str]:
     return [role] if count == 1 else [f"{role}/{number}" for number in range(count)]
 
 
-def _assign_rewards(resolved: ResolvedConfig) -> dict[str, tuple[int, ...]]:
-    """Return the devices of reward models; one without any is beside the first engine."""
-    assigned: dict[str, tuple[int, ...]] = {}
-    devices = resolved.derived.devices
+def count_engine_devices(resolved: ResolvedConfig) -> int:
+    """Return the devices of one engine: several for servers that share a model, one for engines of our own."""
+    sizes = resolved.config.actor_infer.strategy_args.strategy_config
+    return sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size if uses_server(sizes) else 1
+
+
+def assign_devices(
+    resolved: ResolvedConfig, devices: Mapping[str, tuple[int, ...]], ranks: int, replicas: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the devices of each component, of those that `devices` gives each role: equal shares, in order.
+
+    A reward model without devices is beside the first engine.
+    """
+    engines = [f"engine/{number}" for number in range(replicas)]
+    most = count_engine_devices(resolved)
+    assigned = _share_out(devices["actor_train"], make_rank_names(ranks))
+    assigned |= _share_out(devices["actor_infer"], engines, most if most > 1 else None)
+    for role in list_scorer_replicas(resolved):
+        names = make_scorer_names(resolved, role)[: len(devices[role])]
+        assigned |= _share_out(devices[role], names, 1)
+    if has_own_critic(resolved):
+        assigned["critic"] = tuple(devices["critic"])
     for name in list_served_rewards(resolved.config):
-        own, names = devices.get(f"rewards.{name}", devices["actor_infer"][:1]), make_reward_names(resolved, name)
-        share = max(len(own) // len(names), 1)
-        assigned |= {one: tuple(own[number * share : (number + 1) * share]) for number, one in enumerate(names)}
+        where = devices.get(f"rewards.{name}", devices["actor_infer"][:1])
+        assigned |= _share_out(where, make_reward_names(resolved, name))
     return assigned
 
 
-def assign_devices(resolved: ResolvedConfig, ranks: int, replicas: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Return the devices of each component by their numbers in the run: equal shares, in order.
-
-    `replicas` are the engines, by default those of the configuration.
-    """
-    derived, devices = resolved.derived, resolved.derived.devices
-    engines = [f"engine/{number}" for number in range(replicas or derived.replicas)]
-    assigned: dict[str, tuple[int, ...]] = {}
-    for role, names in (("actor_train", make_rank_names(ranks)), ("actor_infer", engines)):
-        share = max(len(devices[role]) // len(names), 1)
-        for number, name in enumerate(names):
-            assigned[name] = tuple(devices[role][number * share : (number + 1) * share])
-    for role in list_scorer_replicas(resolved):
-        assigned |= {name: (one,) for name, one in zip(make_scorer_names(resolved, role), devices[role], strict=True)}
-    if has_own_critic(resolved):
-        assigned["critic"] = tuple(devices["critic"])
-    return assigned | _assign_rewards(resolved)
+def _share_out(devices: tuple[int, ...], names: Sequence[str], most: int | None = None) -> dict[str, tuple[int, ...]]:
+    """Return equal shares of at most `most` devices; where there are fewer devices than names, names share them."""
+    share = min(max(len(devices) // len(names), 1), most or len(devices))
+    firsts = [number * share % len(devices) for number in range(len(names))]
+    return {name: tuple(devices[first : first + share]) for name, first in zip(names, firsts, strict=True)}
 
 
 def make_places(
@@ -131,3 +141,14 @@ def find_idle_cards(places: Mapping[str, ComponentPlace], machine: Machine) -> t
     """Return the cards that no component uses."""
     used = {card for place in places.values() for card in place.cards}
     return tuple(card for card in range(machine.nodes * machine.gpus) if card not in used)
+
+
+def format_numbers(numbers: Sequence[int]) -> str:
+    """Return numbers in order as text, such as `0–3, 6`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

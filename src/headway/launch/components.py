@@ -72,6 +72,8 @@ class ComponentArgs:
     """Directory of the critic's decoder; `None`: the same as the policy."""
     device: Device
     threads: int
+    kv_cache_bytes: int | None = None
+    """Memory of an engine's KV cache; `None`: the engine decides."""
 
     def load_config(self) -> ResolvedConfig:
         """Resolve the configuration again."""
@@ -97,15 +99,19 @@ class LaunchContext:
     logs: Path | None = None
     """Directory for the output of child processes; `None`: it goes nowhere."""
 
-    def make_args(self, threads: int) -> ComponentArgs:
+    def make_args(self, threads: int, name: str = "") -> ComponentArgs:
         """Return the arguments of a component with this number of CPU threads."""
-        critic = self.policy.critic
+        critic, place = self.policy.critic, self.placement.places.get(name)
+        config = self.resolved.changed()
+        if place is not None and place.sleeps and name.startswith("trainer"):
+            config["actor_train.training_args.offload_optimizer"] = True
         return ComponentArgs(
-            config=self.resolved.changed(),
+            config=config,
             model=str(self.policy.path),
             critic=None if critic is None else str(critic),
             device=self.placement.device,
             threads=threads,
+            kv_cache_bytes=None if place is None else place.kv_cache_bytes,
         )
 
     def make_child_spec(self, name: str, target: Callable[..., Any], threads: int) -> ChildSpec:
@@ -114,7 +120,7 @@ class LaunchContext:
             name=name,
             target=f"{target.__module__}:{target.__name__}",
             args={
-                "component": asdict(self.make_args(threads)),
+                "component": asdict(self.make_args(threads, name)),
                 "name": name,
                 "transport": self.placement.transport.to_json(),
             },
@@ -321,7 +327,7 @@ def make_own_engine(
     """Make an engine in this process by `make`, or in a child by `target`, where the placement puts it."""
     placement = context.placement
     if not placement.processes:
-        return make(context.make_args(placement.infer_threads), name)
+        return make(context.make_args(placement.infer_threads, name), name)
     spec = context.make_child_spec(name, target, placement.infer_threads)
     return RemoteEngine(spec, count_engine_slots(context.resolved, placement.device), placement.start_child)
 

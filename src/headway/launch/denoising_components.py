@@ -27,8 +27,8 @@ from headway.launch.components import (
     make_own_engine,
     make_publishing_trainer,
 )
-from headway.launch.placement import make_rank_layout
 from headway.launch.rank_components import describe_rank, make_remote_trainer
+from headway.launch.trainer_ranks import make_rank_layout
 from headway.launch.transports import ReceiverEnd, make_transport, select_wire_dtype
 from headway.trainers.base import Trainer
 

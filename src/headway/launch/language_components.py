@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import ResolvedConfig
 from headway.engines.base import Engine
-from headway.launch.component_places import has_own_critic, list_scorer_replicas, make_scorer_names
+from headway.launch.component_places import has_own_critic, list_scorer_replicas
 from headway.launch.components import (
     ComponentArgs,
     LaunchContext,
@@ -35,8 +35,9 @@ from headway.launch.inference_servers import (
     uses_external_engines,
     uses_in_process_vllm,
 )
-from headway.launch.placement import Placement, make_rank_layout
+from headway.launch.placement import Placement
 from headway.launch.rank_components import describe_rank, make_remote_trainer
+from headway.launch.trainer_ranks import make_rank_layout
 from headway.launch.transports import ReceiverEnd, make_receiver_end, make_transport, select_wire_dtype
 from headway.registry import ENGINES
 from headway.trainers.base import Scorer, Trainer, TrainerScorer
@@ -104,7 +105,9 @@ class LanguageModelFamily(ModelFamily):
         if placement.processes:
             trainer: RemoteTrainer | TrainerWithCritic | LocalTrainer = _make_trainer_process(context)
         else:
-            trainer = make_local_trainer(context.make_args(placement.train_threads), context.make_local_store())
+            trainer = make_local_trainer(
+                context.make_args(placement.train_threads, "trainer"), context.make_local_store()
+            )
         reference: Scorer = TrainerScorer(trainer, "reference")
         logp: Scorer = TrainerScorer(trainer, "policy")
         if placement.processes and "reference" in replicas:
@@ -181,7 +184,7 @@ def _make_replica_scorer(
     placement = context.placement
     specs = [
         context.make_child_spec(name, target, placement.train_threads)
-        for name in make_scorer_names(context.resolved, role)
+        for name in context.placement.list_components(role)
     ]
     scorers = [ReplicaScorer(spec, placement.start_child, follows=follows) for spec in specs]
     return scorers[0] if len(scorers) == 1 else ScorerReplicas(scorers)
@@ -270,6 +273,7 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
             slots=count_engine_slots(resolved, args.device),
             slot_tokens=resolved.derived.sequence_length,
             prefix_tokens=count_prefix_tokens(resolved, args.device),
+            kv_cache_bytes=args.kv_cache_bytes,
             threads=args.threads,
             seed=resolved.config.seed,
             device=args.device,

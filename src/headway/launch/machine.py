@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from headway.config.config_blocks import DevicesConfig
 from headway.errors import ConfigError
@@ -58,6 +59,12 @@ class Machine:
             gpu_memory_gib=memory,
             logical_devices=wanted.count or physical,
         )
+
+
+def find_machine() -> Machine:
+    """Look at this machine; torch is asked only where there are GPUs, because it takes seconds to load."""
+    has_gpus = any(Path("/dev").glob("nvidia[0-9]*"))
+    return read_machine() if has_gpus else Machine(cores=count_usable_cores(), gpus=0)
 
 
 def read_machine() -> Machine:

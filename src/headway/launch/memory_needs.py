@@ -10,26 +10,13 @@ from dataclasses import dataclass, replace
 
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig
-from headway.errors import ConfigError
-from headway.launch.component_places import (
-    assign_devices,
-    has_own_replica,
-    list_scorer_replicas,
-    make_rank_names,
-    make_scorer_names,
-)
+from headway.launch.component_places import SCORERS, make_rank_names
 from headway.launch.components import PolicyInfo, count_engine_slots, count_prefix_tokens
 from headway.launch.inference_servers import uses_external_engines
-from headway.launch.placement import LENT_ENGINE, Placement
-from headway.launch.transports import count_device_version_bytes
+from headway.launch.memory_model import HOST, MemoryModel
+from headway.launch.placement import LENT_ENGINE, Placement, make_memory_model
+from headway.models.model_shapes import ModelShape, find_model_shape
 from headway.trainers.sharded.rank_layout import RankCoordinates
-
-HOST = "host"
-_SHARED_VERSIONS, _HEAP_VERSIONS = 3, 2
-_BROADCAST_VERSIONS = 2
-"""Versions that an engine holds when they are broadcast; a delta transfer keeps one more."""
-_WEIGHT_SETS = 2
-"""Copies of an engine's weights: those that are served, and those that arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +59,12 @@ def estimate_component_needs(
     resolved: ResolvedConfig, placement: Placement, policy: PolicyInfo | None = None
 ) -> list[ComponentNeeds]:
     """Return every component in the order of their start. Without a policy no shapes are known, and needs are empty."""
-    model = None if policy is None else _make_memory_model(resolved, placement, policy)
-    devices = assign_devices(resolved, placement.ranks)
+    model = None if policy is None else _make_policy_model(resolved, placement, policy)
+    devices = {name: place.devices for name, place in placement.places.items()}
     found = []
     for number, name in enumerate(make_rank_names(placement.ranks)):
-        trainer = _make_needs(name, placement, placement.train_threads, model.estimate_rank(number) if model else {})
+        step = {**model.estimate_rank(number), **model.estimate_activations()} if model else {}
+        trainer = _make_needs(name, placement, placement.train_threads, step)
         if placement.ranks > 1:
             rank = RankPlacement(devices=devices[name], coordinates=placement.layout.coordinates(number))
             trainer = replace(trainer, rank=rank)
@@ -88,11 +76,11 @@ def estimate_component_needs(
             found.append(ComponentNeeds(name=name, lives="server", memory=url, threads=0, needs={}))
     else:
         engines += [LENT_ENGINE] if resolved.config.lend_idle_trainer else []
-        needs = model.estimate_engine() if model else {}
+        needs = model.estimate_engine(_count_kv_bytes(resolved, placement, model)) if model else {}
         found += [_make_needs(name, placement, placement.infer_threads, needs) for name in engines]
-    for role in list_scorer_replicas(resolved) if placement.processes else []:
+    for role in SCORERS if placement.processes else ():
         scorer_needs = model.estimate_scorer(role) if model else {}
-        names = make_scorer_names(resolved, role)
+        names = placement.list_components(role)
         found += [_make_needs(name, placement, placement.train_threads, scorer_needs) for name in names]
     if placement.cluster is None:
         return found
@@ -128,93 +116,27 @@ def _add_cluster_gpu(
     return replace(component, memory=f"GPU {devices[component.name][0]}, {component.memory}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MemoryModel:
-    """Numbers from which the memory of components is computed."""
-
-    resolved: ResolvedConfig
-    placement: Placement
-    parameters: int
-    trained: int
-    """Parameters that have gradients: all of them, or those of the adapters."""
-    critic: int
-    """Parameters of the critic."""
-    kv_bytes_per_token: int
-    train_bytes: int
-    """Bytes of an element in training."""
-    infer_bytes: int
-    """Bytes of an element in an engine."""
-
-    def estimate_trainer(self) -> dict[str, int]:
-        """Return the needs of a trainer that is one process."""
-        offloads = self.placement.device == "cuda" and self.resolved.config.actor_train.training_args.offload_optimizer
-        masters = 4 * self.trained if self.train_bytes < 4 else 0
-        found = {
-            "weights": self.train_bytes * self.parameters + masters,
-            "gradients": 4 * self.trained,
-            f"{HOST}:optimizer" if offloads else "optimizer": 8 * self.trained,
-        }
-        derived = self.resolved.derived
-        separate = self.placement.processes and has_own_replica(self.resolved, "reference")
-        if derived.needs_reference and self.trained == self.parameters and not separate:
-            found["reference"] = self.train_bytes * self.parameters
-        if self.critic:
-            found["critic"] = (self.train_bytes + 12) * self.critic
-        return found | self._estimate_versions()
-
-    def estimate_rank(self, number: int) -> dict[str, int]:
-        """Return the needs of one rank: its share of everything, and for rank 0 the versions."""
-        ranks, whole = self.placement.ranks, self.estimate_trainer()
-        if ranks == 1:
-            return whole
-        whole["weights"] = 4 * self.parameters
-        versions = {purpose: size for purpose, size in whole.items() if purpose.endswith("versions")}
-        shared = {purpose: -(-size // ranks) for purpose, size in whole.items() if purpose not in versions}
-        return shared | versions if number == 0 else shared
-
-    def estimate_engine(self) -> dict[str, int]:
-        """Return the needs of one engine."""
-        found = {"weights": _WEIGHT_SETS * self.infer_bytes * self.parameters}
-        if self.kv_bytes_per_token:
-            slots = count_engine_slots(self.resolved, self.placement.device)
-            prefixes = count_prefix_tokens(self.resolved, self.placement.device)
-            found["KV"] = self.kv_bytes_per_token * (slots * self.resolved.derived.sequence_length + prefixes)
-        transport = self.placement.transport
-        copies = _BROADCAST_VERSIONS * (transport.kind == "broadcast") + transport.delta
-        if copies:
-            found[f"{HOST}:versions"] = copies * self.infer_bytes * self.parameters
-        return found
-
-    def estimate_scorer(self, role: str) -> dict[str, int]:
-        """Return the needs of a scorer with a replica of its own; `logp` takes new weights beside its own."""
-        return {"weights": (_WEIGHT_SETS if role == "logp" else 1) * 4 * self.parameters}
-
-    def _estimate_versions(self) -> dict[str, int]:
-        """Return the memory of versions that are kept for engines."""
-        on_gpu, processes = self.placement.device == "cuda", self.placement.processes
-        if on_gpu and not processes and (size := count_device_version_bytes(self.parameters)):
-            return {"versions": size}
-        if self.placement.transport.kind == "cuda_ipc":
-            return {"versions": _SHARED_VERSIONS * self.infer_bytes * self.parameters}
-        count = _SHARED_VERSIONS if processes else _HEAP_VERSIONS
-        return {f"{HOST}:versions": count * self.infer_bytes * self.parameters}
-
-
-def _make_memory_model(resolved: ResolvedConfig, placement: Placement, policy: PolicyInfo) -> _MemoryModel:
-    config, on_gpu = resolved.config, placement.device == "cuda"
-    sizes = {"fp32": 4, "bf16": 2, "fp16": 2}
-    infer_bytes = sizes[config.actor_infer.model_args.dtype] if on_gpu else 4
+def _make_policy_model(resolved: ResolvedConfig, placement: Placement, policy: PolicyInfo) -> MemoryModel:
+    """Return the memory model of a policy that is here, with its parameters counted."""
     language = resolved.derived.pipeline != "denoising"
-    return _MemoryModel(
-        resolved=resolved,
-        placement=placement,
-        parameters=policy.parameters,
+    shape = find_model_shape(policy.path) if language else None
+    known = shape or ModelShape(layers=0, hidden=0, intermediate=0, heads=0, kv_heads=0, head_size=0, vocabulary=0)
+    model = make_memory_model(resolved, placement, replace(known, given_parameters=policy.parameters))
+    return replace(
+        model,
+        shape=shape,
         trained=_count_trained_parameters(resolved, policy) if language else policy.parameters,
-        critic=_count_critic_parameters(resolved, policy),
-        kv_bytes_per_token=_count_kv_per_token(resolved, policy) * infer_bytes if language else 0,
-        train_bytes=sizes[config.actor_train.model_args.dtype] if on_gpu else 4,
-        infer_bytes=infer_bytes,
+        critic=_count_critic_parameters(resolved, policy) if model.critic else 0,
     )
+
+
+def _count_kv_bytes(resolved: ResolvedConfig, placement: Placement, model: MemoryModel) -> int:
+    """Return the memory of an engine's KV cache: as planned, or all slots and prefixes."""
+    planned = placement.places["engine/0"].kv_cache_bytes if "engine/0" in placement.places else None
+    if planned is not None:
+        return planned
+    slots, prefixes = (count(resolved, placement.device) for count in (count_engine_slots, count_prefix_tokens))
+    return model.kv_bytes_per_token * (slots * resolved.derived.sequence_length + prefixes)
 
 
 def _count_trained_parameters(resolved: ResolvedConfig, policy: PolicyInfo) -> int:
@@ -243,17 +165,3 @@ def _count_critic_parameters(resolved: ResolvedConfig, policy: PolicyInfo) -> in
     from headway.models.model_loading import count_parameters
 
     return count_parameters(policy.critic)
-
-
-def _count_kv_per_token(resolved: ResolvedConfig, policy: PolicyInfo) -> int:
-    """Count the KV cache elements of one token in a native engine; 0 for a model that it cannot hold."""
-    from transformers import AutoConfig
-
-    from headway.engines.native.kv_cache import read_kv_shape
-
-    config = AutoConfig.from_pretrained(policy.path, local_files_only=True).get_text_config()
-    try:
-        shape = read_kv_shape(config, resolved.derived.sequence_length)
-    except ConfigError:
-        return 0
-    return 2 * shape["layers"] * shape["heads"] * shape["head_size"]

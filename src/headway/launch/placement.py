@@ -22,15 +22,18 @@ from headway.cluster.ray.ray_session import (
     resolve_address,
 )
 from headway.config import ResolvedConfig
-from headway.config.resolved_config import get_at_key
 from headway.errors import ConfigError
 from headway.launch.component_places import (
+    SCORERS,
     ComponentPlace,
     assign_devices,
+    count_engine_devices,
     find_idle_cards,
+    format_numbers,
     make_places,
     make_rank_names,
 )
+from headway.launch.device_pools import DevicePools, fit_device_pools
 from headway.launch.inference_servers import (
     check_server_requirements,
     make_visible_gpus_env,
@@ -38,7 +41,11 @@ from headway.launch.inference_servers import (
     uses_in_process_vllm,
 )
 from headway.launch.machine import Machine, read_machine
+from headway.launch.memory_budget import MemoryBudget, budget_memory
+from headway.launch.memory_model import GIB, MemoryModel
+from headway.launch.trainer_ranks import count_trainer_ranks, explain_rank_layout, plan_rank_layout
 from headway.launch.transports import Device, TransportPlan, plan_transport, plan_transport_without_trainer
+from headway.models.model_shapes import ModelShape, find_model_shape
 from headway.processes.base import StartPeer
 from headway.processes.child_process import ChildProcess
 from headway.trainers.sharded.rank_layout import RankLayout
@@ -47,8 +54,6 @@ LENT_ENGINE = "engine/lent-0"
 """Name of the engine that runs on the trainer's devices while the trainer is idle."""
 _FEW_CORES = 4
 """Up to this many cores, every component may use all of them."""
-_DEVICES_KEY = "actor_train.device_mapping"
-_SIZES_KEY = "actor_train.strategy_args.strategy_config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +78,14 @@ class Placement:
     """What was planned for, with its logical devices."""
     places: Mapping[str, ComponentPlace] = field(default_factory=dict)
     """Devices of every component, by its name."""
+    budget: MemoryBudget | None = None
+    """Memory of the cards; `None`: on a CPU, on a Ray cluster, or where cards or model are not known."""
     notes: tuple[str, ...] = ()
     """Sentences that a user should read before the run starts."""
+
+    def list_components(self, role: str) -> list[str]:
+        """Return the names of the components of a role, such as `trainer`, `engine` or `reference`."""
+        return [name for name in self.places if name.partition("/")[0] == role]
 
     @property
     def idle_cards(self) -> tuple[int, ...]:
@@ -111,24 +122,41 @@ class Placement:
         return f"{self.device}: {trainer} × {self.train_threads}{layout} and {engines} CPU threads, as {where}"
 
 
-def plan_placement(resolved: ResolvedConfig, machine: Machine | None = None) -> Placement:
-    """Plan what the configuration asks for, or what suits the machine (`None`: this one). Raises `ConfigError`."""
+def plan_placement(
+    resolved: ResolvedConfig, machine: Machine | None = None, shape: ModelShape | None = None
+) -> Placement:
+    """Plan what the configuration asks for, or what suits the machine (`None`: this one). Raises `ConfigError`.
+
+    `shape` is that of the policy; `None`: as its directory or its name says, where they say anything.
+    """
     check_server_requirements(resolved)
-    machine = machine or read_machine()
-    placement = _plan_on_ray(resolved) if resolved.config.cluster.kind == "ray" else _plan_on_machine(resolved, machine)
+    if resolved.config.cluster.kind != "ray":
+        return plan_on_machine(resolved, machine or read_machine(), shape)
+    placement = _plan_on_ray(resolved)
     transport = plan_transport(resolved, device=placement.device, processes=placement.processes)
     return replace(placement, transport=transport)
 
 
-def _plan_on_machine(resolved: ResolvedConfig, machine: Machine) -> Placement:
+def plan_on_machine(resolved: ResolvedConfig, machine: Machine, shape: ModelShape | None = None) -> Placement:
+    """Plan a run on any machine, or on several equal ones; this one is not looked at. Raises `ConfigError`."""
+    placement = _plan_components(resolved, machine)
+    transport = plan_transport(resolved, device=placement.device, processes=placement.processes)
+    placement = replace(placement, transport=transport)
+    return add_memory_budget(resolved, placement, shape or find_policy_shape(resolved))
+
+
+def _plan_components(resolved: ResolvedConfig, machine: Machine) -> Placement:
+    """Return the components on their devices; transport and memory are not planned yet."""
     config, urls = resolved.config, resolved.config.actor_infer.strategy_args.strategy_config.url
     device = _select_device(config.device, machine)
     machine = machine.arrange(config.devices, device)
-    separate = config.processes is not False and (device == "cpu" or machine.devices > 1)
+    separate = config.processes is not False and (device == "cpu" or machine.devices * machine.nodes > 1)
+    counted = device == "cuda" or config.devices.count is not None
+    pools = fit_device_pools(resolved, machine) if counted else DevicePools(devices=resolved.derived.devices)
     processes = separate or (config.processes is not False and uses_in_process_vllm(resolved)) or bool(config.processes)
-    ranks = count_trainer_ranks(resolved, device, separate=separate or device == "cpu")
-    replicas = len(urls) or _count_engines(resolved, device, separate=separate)
+    ranks = count_trainer_ranks(resolved, device, pools.devices["actor_train"], separate=separate or device == "cpu")
     layout = plan_rank_layout(resolved, ranks, device=device, processes=processes)
+    replicas = len(urls) or _count_engines(resolved, device, pools, separate=separate)
     threads_per_engine = max((machine.cores // 2) // replicas, 1)
     share_all = resolved.derived.hybrid_engine or (machine.cores <= _FEW_CORES and replicas == 1)
     train = machine.cores if share_all or urls else max(machine.cores - threads_per_engine * replicas, 1)
@@ -141,56 +169,65 @@ def _plan_on_machine(resolved: ResolvedConfig, machine: Machine) -> Placement:
         or (machine.cores if share_all else threads_per_engine),
         replicas=replicas,
         machine=machine,
+        notes=(*pools.notes, *explain_rank_layout(resolved, layout), *_note_nodes(resolved, machine)),
     )
-    placement = _add_places(resolved, placement, separate=separate)
+    placement = _add_places(resolved, placement, pools, separate=separate)
     _check_lending(resolved, device, placement.gpus)
     return placement
 
 
-def _count_engines(resolved: ResolvedConfig, device: Device, *, separate: bool) -> int:
-    """Return the number of engines: those of the configuration where each has a device, else one."""
+def _count_engines(resolved: ResolvedConfig, device: Device, pools: DevicePools, *, separate: bool) -> int:
+    """Return the number of engines: one for each device or group of devices, or one that shares with the trainer."""
     counted = resolved.config.devices.count is not None or resolved.config.actor_infer.device_mapping is not None
-    alone = not counted if device == "cpu" else not separate
-    return 1 if alone else resolved.derived.replicas
+    if (device == "cpu" and not counted) or (device == "cuda" and not separate):
+        return 1
+    group, there = count_engine_devices(resolved), len(pools.devices["actor_infer"])
+    if there < group:
+        problem, key = (
+            f"an engine takes {group} devices, and actor_infer has {there} here",
+            "actor_infer.device_mapping",
+        )
+        raise ConfigError(problem, key=key, value=there, hint="smaller parallel sizes of actor_infer")
+    return there // group
 
 
-def _add_places(resolved: ResolvedConfig, placement: Placement, *, separate: bool) -> Placement:
+def _add_places(resolved: ResolvedConfig, placement: Placement, pools: DevicePools, *, separate: bool) -> Placement:
     """Return the placement with the devices of its components, and on GPUs with the card of each process."""
     machine, on_gpu = placement.machine, placement.device == "cuda"
-    assigned = assign_devices(resolved, placement.ranks, placement.replicas)
+    assigned = assign_devices(resolved, pools.devices, placement.ranks, placement.replicas)
+    if not placement.processes:  # the trainer is scorer and critic too
+        assigned = {name: devices for name, devices in assigned.items() if name.partition("/")[0] not in SCORERS}
     if on_gpu and not separate:
         assigned = dict.fromkeys(assigned, (0,))
     elif on_gpu:
-        _check_devices_exist(resolved, machine)
-        if len(assigned["engine/0"]) > 1 and not uses_external_engines(resolved):
-            raise _make_single_gpu_error(resolved)
+        assigned |= {name: devices[:1] for name, devices in assigned.items() if name == "critic"}  # it is one process
     if resolved.config.actor_infer.strategy_args.strategy_config.url:  # these engines run elsewhere
         assigned = {name: () if name.startswith("engine/") else devices for name, devices in assigned.items()}
     is_engine = {name: name.startswith("engine/") for name in assigned}
     threads = {name: placement.infer_threads if is_engine[name] else placement.train_threads for name in assigned}
     places = make_places(assigned, machine, threads, takes_turns=resolved.derived.hybrid_engine)
+    placement = replace(placement, places=places)
+    if on_gpu and placement.idle_cards:
+        placement = replace(placement, notes=(*placement.notes, _describe_idle_cards(placement.idle_cards)))
     if not (on_gpu and separate):
-        return replace(placement, places=places)
+        return placement
     external = uses_external_engines(resolved)  # servers are told their cards by their command line
     gpus = {name: place.cards[0] for name, place in places.items() if not (external and is_engine[name])}
     gpus["trainer"] = places[make_rank_names(placement.ranks)[0]].cards[0]
     if resolved.config.lend_idle_trainer:
         gpus[LENT_ENGINE] = gpus["trainer"]
-    return replace(placement, places=places, gpus=gpus)
+    return replace(placement, gpus=gpus)
 
 
-def _check_devices_exist(resolved: ResolvedConfig, machine: Machine) -> None:
-    """Refuse devices that the machine does not have."""
-    derived, there = resolved.derived, machine.devices * machine.nodes
-    by_url = bool(resolved.config.actor_infer.strategy_args.strategy_config.url)
-    for role, devices in derived.devices.items():
-        if devices and max(devices) >= there and not (by_url and role == "actor_infer"):
-            mapped = role != "logp" and get_at_key(resolved.config, f"{role}.device_mapping") is not None
-            key = f"{role}.device_mapping" if mapped else "num_gpus_per_node"
-            value = list(devices) if mapped else derived.num_gpus_per_node
-            noun = "logical devices" if machine.is_virtual else "GPUs"
-            hint = f"devices 0 to {there - 1}, or devices: {{count: {max(devices) + 1}}} to let several share a GPU"
-            raise ConfigError(f"this machine has {there} {noun}", key=key, value=value, hint=hint)
+def _note_nodes(resolved: ResolvedConfig, machine: Machine) -> list[str]:
+    if machine.nodes == 1 or resolved.config.cluster.kind == "ray":
+        return []
+    return [f"{machine.nodes} nodes are reached with cluster.kind: ray; without it a run has the devices of one"]
+
+
+def _describe_idle_cards(cards: Sequence[int]) -> str:
+    shown = f"GPU {cards[0]} is" if len(cards) == 1 else f"GPUs {format_numbers(cards)} are"
+    return f"{shown} idle: no role was given work there"
 
 
 def _select_device(wanted: str, machine: Machine) -> Device:
@@ -211,15 +248,6 @@ def _check_lending(resolved: ResolvedConfig, device: Device, gpus: Mapping[str, 
         raise ConfigError(problem, key="lend_idle_trainer", value=True)
 
 
-def _make_single_gpu_error(resolved: ResolvedConfig) -> ConfigError:
-    return ConfigError(
-        "an engine of this build is on one GPU",
-        key="actor_infer.device_mapping",
-        value=list(resolved.derived.devices["actor_infer"]),
-        hint="as many GPUs as engines, without tensor parallelism",
-    )
-
-
 def make_visible_devices_env(placement: Placement, name: str) -> dict[str, str]:
     """Return the environment in which the GPU of component `name` is the first one.
 
@@ -233,90 +261,51 @@ def make_visible_devices_env(placement: Placement, name: str) -> dict[str, str]:
     return make_visible_gpus_env(gpus)
 
 
-# -- ranks of the trainer
+# -- memory
 
 
-def count_trainer_ranks(resolved: ResolvedConfig, device: str, *, separate: bool) -> int:
-    """Return the number of trainer processes. `separate`: each of its devices can have a process of its own."""
-    if not separate:
-        return 1
+def find_policy_shape(resolved: ResolvedConfig) -> ModelShape | None:
+    """Return the shape of the policy as far as its directory or its name says it."""
     config = resolved.config
-    if device == "cpu" and config.actor_train.device_mapping is None and config.devices.count is None:
-        sizes = resolved.config.actor_train.strategy_args.strategy_config
-        return sizes.tensor_model_parallel_size * sizes.context_parallel_size
-    return len(resolved.derived.devices["actor_train"])
+    if resolved.derived.pipeline == "denoising":
+        return None
+    return find_model_shape(config.actor_train.model_args.model_name_or_path or config.pretrain)
 
 
-def make_rank_layout(resolved: ResolvedConfig, ranks: int) -> RankLayout:
-    """Return how the ranks share a step. Raises `ConfigError` where the sizes do not divide their number."""
-    sizes = resolved.config.actor_train.strategy_args.strategy_config
-    if ranks == 1:
-        return RankLayout(ranks=1)
-    return RankLayout(ranks=ranks, tensor=sizes.tensor_model_parallel_size, context=sizes.context_parallel_size)
+def add_memory_budget(resolved: ResolvedConfig, placement: Placement, shape: ModelShape | None) -> Placement:
+    """Return the placement with the memory of its components. Raises `ConfigError` where it is not enough.
+
+    Nothing is budgeted on a CPU, on a Ray cluster, or where the cards or the model are not known.
+    """
+    if shape is None or placement.device == "cpu" or not placement.machine.gpu_memory_gib:
+        return placement
+    model = make_memory_model(resolved, placement, shape)
+    served = uses_external_engines(resolved)
+    budget = budget_memory(placement.places, placement.machine, model, served=served)
+    return replace(placement, places=budget.places, budget=budget)
 
 
-def plan_rank_layout(resolved: ResolvedConfig, ranks: int, *, device: str, processes: bool) -> RankLayout:
-    """Return how the ranks share a step. Raises `ConfigError` for anything in the configuration that they cannot do."""
-    config, sizes = resolved.config, resolved.config.actor_train.strategy_args.strategy_config
-    pipeline, expert = sizes.pipeline_model_parallel_size, sizes.expert_model_parallel_size
-    for name, size, problem in (
-        ("pipeline", pipeline, "layers are not laid out one device after the other in this build"),
-        ("expert", expert, "models with experts are not trained in this build"),
-    ):
-        if size > 1:
-            hint = "1; tensor_model_parallel_size cuts layers, and weights are cut over all ranks anyway"
-            raise ConfigError(problem, key=f"{_SIZES_KEY}.{name}_model_parallel_size", value=size, hint=hint)
-    if ranks == 1:
-        _check_single_rank(resolved)
-        return RankLayout(ranks=1)
-    layout, (key, _, single) = make_rank_layout(resolved, ranks), _find_ranks_key(resolved)
-    if not processes:
-        problem = f"{ranks} ranks of the trainer are processes"
-        raise ConfigError(problem, key="processes", value=False, hint=f"true, or {key}: {single}")
-    if resolved.derived.pipeline == "denoising" and layout.data < layout.ranks:
-        sharing, size = next(iter(_list_sharing_sizes(resolved).items()))
-        problem = "ranks of a denoising model share neither layers nor pictures"
-        raise ConfigError(
-            problem, key=f"{_SIZES_KEY}.{sharing}", value=size, hint="1: each rank has samples of its own"
-        )
-    if config.actor_train.training_args.offload_optimizer and device == "cuda":
-        problem = "moments of ranks are not kept in the memory of the host"
-        raise ConfigError(problem, key="actor_train.training_args.offload_optimizer", value=True, hint="more ranks")
-    if config.actor_train.model_args.lora_rank is not None and layout.tensor > 1:
-        problem, key = "adapters are not cut by columns and rows", f"{_SIZES_KEY}.tensor_model_parallel_size"
-        raise ConfigError(problem, key=key, value=layout.tensor, hint="1: adapters go with cut weights and sequences")
-    return layout
-
-
-def _list_sharing_sizes(resolved: ResolvedConfig) -> dict[str, int]:
-    """Return the sizes above 1 that ask several ranks to share work."""
-    sizes = resolved.config.actor_train.strategy_args.strategy_config
-    given = {
-        "tensor_model_parallel_size": sizes.tensor_model_parallel_size,
-        "context_parallel_size": sizes.context_parallel_size,
-    }
-    return {name: size for name, size in given.items() if size > 1}
-
-
-def _check_single_rank(resolved: ResolvedConfig) -> None:
-    """Reject sizes that a single process would have to ignore."""
-    for name, size in _list_sharing_sizes(resolved).items():
-        problem = f"the trainer would be one process here, and {size} ranks were to share its work"
-        hint = (
-            f"1, or {_DEVICES_KEY} with GPUs of this machine (a multiple of {size}) that actor_infer does not have, "
-            "and processes left out"
-        )
-        raise ConfigError(problem, key=f"{_SIZES_KEY}.{name}", value=size, hint=hint)
-
-
-def _find_ranks_key(resolved: ResolvedConfig) -> tuple[str, object, str]:
-    """Return the key that asks for several ranks, its value, and the value that would make it one rank."""
-    mapping, sizes = resolved.config.actor_train.device_mapping, _list_sharing_sizes(resolved)
-    if mapping is None and sizes:
-        name, size = next(iter(sizes.items()))
-        return f"{_SIZES_KEY}.{name}", size, "1"
-    value = None if mapping is None else list(mapping)
-    return _DEVICES_KEY, value, str([resolved.derived.devices["actor_train"][0]])
+def make_memory_model(resolved: ResolvedConfig, placement: Placement, shape: ModelShape) -> MemoryModel:
+    """Return what the memory of the components is computed from."""
+    args, derived = resolved.config.actor_train.model_args, resolved.derived
+    adapters = (
+        None if args.lora_rank is None else shape.count_adapter_parameters(args.lora_rank, frozenset(args.lora_target))
+    )
+    critic = find_model_shape(resolved.config.critic.model_args.model_name_or_path) or shape
+    return MemoryModel(
+        resolved=resolved,
+        device=placement.device,
+        processes=placement.processes,
+        parameters=shape.parameters,
+        trained=shape.parameters if adapters is None else adapters,
+        critic=critic.parameters if derived.needs_critic and "critic" not in placement.places else 0,
+        shape=shape,
+        transport=placement.transport,
+        ranks=placement.ranks,
+        context=placement.layout.context,
+        card_bytes=int(placement.machine.gpu_memory_gib * GIB),
+        holds_reference=derived.needs_reference and not placement.list_components("reference"),
+    )
 
 
 # -- resources on a cluster
@@ -325,25 +314,39 @@ def _find_ranks_key(resolved: ResolvedConfig) -> tuple[str, object, str]:
 def _plan_on_ray(resolved: ResolvedConfig) -> Placement:
     """Ask the cluster for its nodes and plan resources on them; nothing is started there."""
     check_ray_installed()
-    config = resolved.config.cluster
+    config, derived = resolved.config.cluster, resolved.derived
     cluster = RayCluster(
         address=resolve_address(config.address), runtime_env=config.runtime_env, timeout_s=config.start_timeout_s
     )
     device = select_cluster_device(resolved, cluster.nodes())
     _check_lending(resolved, device, {})
-    ranks = count_trainer_ranks(resolved, device, separate=True)
+    ranks = count_trainer_ranks(resolved, device, derived.devices["actor_train"], separate=True)
     layout = plan_rank_layout(resolved, ranks, device=device, processes=True)
     requests = make_resource_requests(resolved, device, layout.ranks)
     cluster.plan(requests)
+    machine = _make_run_machine(resolved, device)
+    assigned = assign_devices(resolved, derived.devices, ranks, derived.replicas)
+    threads = {name: request.cpus for name, request in requests.items()}
     return Placement(
         device=device,
         processes=True,
         layout=layout,
         train_threads=requests[make_rank_names(layout.ranks)[0]].cpus,
         infer_threads=requests["engine/0"].cpus,
-        replicas=resolved.derived.replicas,
+        replicas=derived.replicas,
         cluster=cluster,
+        machine=machine,
+        places=make_places(assigned, machine, threads, takes_turns=derived.hybrid_engine),
+        notes=tuple(explain_rank_layout(resolved, layout)),
     )
+
+
+def _make_run_machine(resolved: ResolvedConfig, device: Device) -> Machine:
+    """Return the nodes that the configuration describes; the cluster says on which machines they are."""
+    derived = resolved.derived
+    cards = derived.num_gpus_per_node
+    gpus = cards if device == "cuda" else 0
+    return Machine(cores=cards, gpus=gpus, nodes=derived.num_nodes, logical_devices=cards)
 
 
 def select_cluster_device(resolved: ResolvedConfig, nodes: Sequence[ClusterNode]) -> Device:
@@ -355,14 +358,12 @@ def select_cluster_device(resolved: ResolvedConfig, nodes: Sequence[ClusterNode]
 
 
 def make_resource_requests(resolved: ResolvedConfig, device: Device, ranks: int) -> dict[str, ResourceRequest]:
-    """Return the resources of each component by its name. Raises `ConfigError` for engines that need several GPUs.
+    """Return the resources of each component by its name.
 
     A device is a GPU where models run on GPUs, else a CPU slot. The number of a component's first device says on which
     node of the run it is. Components that share a GPU have equal shares of it.
     """
-    assigned = assign_devices(resolved, ranks)
-    if device == "cuda" and len(assigned["engine/0"]) > 1:
-        raise _make_single_gpu_error(resolved)
+    assigned = assign_devices(resolved, resolved.derived.devices, ranks, resolved.derived.replicas)
     sharing = Counter(devices[0] for devices in assigned.values())
     requests = {}
     for name, devices in assigned.items():

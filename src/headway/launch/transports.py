@@ -209,11 +209,13 @@ def make_local_store(resolved: ResolvedConfig, device: Device, parameters: int) 
     return make_weight_store(resolved, device)
 
 
-def count_device_version_bytes(parameters: int) -> int:
-    """Return the bytes that versions take on the GPU; 0 where they go through the memory of the host."""
-    import torch
+def count_device_version_bytes(parameters: int, total: int = 0) -> int:
+    """Return the bytes that versions take on a GPU with `total` bytes; 0 where they go through the host's memory."""
+    needed = 2 * parameters * _VERSIONS_ON_GPU
+    if not total:
+        import torch
 
-    total, needed = torch.cuda.get_device_properties(0).total_memory, 2 * parameters * _VERSIONS_ON_GPU
+        total = torch.cuda.get_device_properties(0).total_memory
     return needed if needed < _GPU_SHARE_FOR_VERSIONS * total else 0
 
 

@@ -201,6 +201,14 @@ def plan_gpu_split(
     )
 
 
+def choose_split(scenario: Scenario, gpus: int) -> int:
+    """Return how many of `gpus` GPUs should generate at the scenario's α, by the coarse estimate alone."""
+    search = _Search(scenario, gpus, 1, check=lambda train, infer: "", on_option=lambda option: None)
+    candidates = [_Candidate(scenario.settings.async_generation_ratio, infer) for infer in search.splits]
+    best = min(candidates, key=lambda one: search.estimate(one).step_s, default=_Candidate(0.0, gpus // 2))
+    return best.infer_gpus
+
+
 def _search_neighbours(search: _Search, alphas: Sequence[float]) -> None:
     """Move from the best split so far to better neighbours, until there is none or enough were simulated."""
     while True:

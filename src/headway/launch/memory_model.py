@@ -1,0 +1,127 @@
+"""Compute the memory of each component of a run from the shapes of model and configuration.
+
+Counted: weights with their spare set, master weights, gradients, moments, versions in transfer, reference, critic,
+activations, KV cache, and the libraries of each process on a GPU. What a needs-table calls `host:…` is memory of the
+host. Activations and libraries are estimates; the rest follows from shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.config import ResolvedConfig
+from headway.launch.transports import Device, TransportPlan, count_device_version_bytes
+from headway.models.model_shapes import ModelShape
+
+HOST = "host"
+GIB = 1 << 30
+_SHARED_VERSIONS, _HEAP_VERSIONS = 3, 2
+_BROADCAST_VERSIONS = 2
+"""Versions that an engine holds when they are broadcast; a delta transfer keeps one more."""
+_WEIGHT_SETS = 2
+"""Copies of an engine's weights: those that are served, and those that arrive."""
+_LIBRARIES = GIB
+"""Memory of the CUDA context and of libraries, for each process on a card."""
+_LOGIT_CHUNKS = 3 * GIB
+"""Most memory of logits: three chunks, whatever the number of tokens."""
+_DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryModel:
+    """Numbers from which the memory of components is computed. All results are bytes by purpose."""
+
+    resolved: ResolvedConfig
+    device: Device
+    processes: bool
+    parameters: int
+    trained: int
+    """Parameters that have gradients: all of them, or those of the adapters."""
+    critic: int = 0
+    """Parameters of the critic inside the trainer."""
+    shape: ModelShape | None = None
+    """`None`: a denoising model, or one whose layers are not known; activations and KV are not counted then."""
+    transport: TransportPlan
+    ranks: int = 1
+    context: int = 1
+    card_bytes: int = 0
+    """Memory of one card; 0: not known."""
+    holds_reference: bool = False
+    """Whether the trainer holds the reference."""
+
+    @property
+    def train_bytes(self) -> int:
+        """Bytes of an element in training."""
+        on_gpu = self.device == "cuda"
+        return _DTYPE_BYTES[self.resolved.config.actor_train.model_args.dtype] if on_gpu else 4
+
+    @property
+    def infer_bytes(self) -> int:
+        """Bytes of an element in an engine."""
+        on_gpu = self.device == "cuda"
+        return _DTYPE_BYTES[self.resolved.config.actor_infer.model_args.dtype] if on_gpu else 4
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token in the KV cache; 0 where there is none."""
+        return 0 if self.shape is None else self.shape.kv_per_token * self.infer_bytes
+
+    def estimate_rank(self, number: int) -> dict[str, int]:
+        """Return the needs of one rank: its share of everything, and for rank 0 the versions."""
+        offloads = self.device == "cuda" and self.resolved.config.actor_train.training_args.offload_optimizer
+        masters = 4 * self.trained if self.train_bytes < 4 else 0
+        whole = {
+            "weights": self.train_bytes * self.parameters + masters if self.ranks == 1 else 4 * self.parameters,
+            "gradients": 4 * self.trained,
+            f"{HOST}:optimizer" if offloads else "optimizer": 8 * self.trained,
+        }
+        if self.holds_reference and self.trained == self.parameters:
+            whole["reference"] = self.train_bytes * self.parameters
+        if self.critic:
+            whole["critic"] = (self.train_bytes + 12) * self.critic
+        shared = {purpose: -(-size // self.ranks) for purpose, size in whole.items()}
+        return shared | (self._estimate_versions() if number == 0 else {})
+
+    def estimate_activations(self) -> dict[str, int]:
+        """Return what one forward and backward pass needs on a GPU beside all that stays."""
+        if self.shape is None or self.device == "cpu":
+            return {}
+        shape, train = self.shape, self.resolved.config.actor_train
+        micro = train.training_args.per_device_train_batch_size
+        tokens = -(-micro * self.resolved.derived.sequence_length // self.context)
+        wide = 8 * shape.hidden + 3 * shape.intermediate + 2 * (shape.heads + shape.kv_heads) * shape.head_size
+        layer = tokens * wide * self.train_bytes
+        every = shape.layers * (layer if train.model_args.disable_gradient_checkpointing else tokens * shape.hidden * 2)
+        gathered = self.train_bytes * (2 * shape.layer_parameters + 2 * shape.vocabulary * shape.hidden)
+        logits = min(12 * tokens * shape.vocabulary, _LOGIT_CHUNKS)
+        return {"activations": every + 2 * layer + logits + (gathered if self.ranks > 1 else 0)}
+
+    def estimate_libraries(self) -> dict[str, int]:
+        """Return what a process has on its card before it does anything."""
+        return {"libraries": _LIBRARIES} if self.device == "cuda" else {}
+
+    def estimate_engine(self, kv_bytes: int | None = None) -> dict[str, int]:
+        """Return the needs of one engine with a KV cache of this size."""
+        found = {"weights": _WEIGHT_SETS * self.infer_bytes * self.parameters}
+        if kv_bytes:
+            found["KV"] = kv_bytes
+        copies = _BROADCAST_VERSIONS * (self.transport.kind == "broadcast") + self.transport.delta
+        if copies:
+            found[f"{HOST}:versions"] = copies * self.infer_bytes * self.parameters
+        return found
+
+    def estimate_scorer(self, role: str) -> dict[str, int]:
+        """Return the needs of a scorer with a replica of its own; `logp` takes new weights beside its own."""
+        if role == "critic":
+            return {"weights": 16 * self.parameters}
+        return {"weights": (_WEIGHT_SETS if role == "logp" else 1) * 4 * self.parameters}
+
+    def _estimate_versions(self) -> dict[str, int]:
+        """Return the memory of versions that are kept for engines."""
+        on_gpu = self.device == "cuda"
+        if on_gpu and not self.processes and (size := count_device_version_bytes(self.parameters, self.card_bytes)):
+            return {"versions": size}
+        if self.transport.kind == "cuda_ipc":
+            return {"versions": _SHARED_VERSIONS * self.infer_bytes * self.parameters}
+        count = _SHARED_VERSIONS if self.processes else _HEAP_VERSIONS
+        return {f"{HOST}:versions": count * self.infer_bytes * self.parameters}

@@ -1,0 +1,78 @@
+"""The plan of a run as a table for people, in lines of at most 80 characters.
+
+part          cards  shares   GiB each
+trainer/0–3   0–3    alone         8.5
+engine/0–3    4–7    alone        56.8
+most in use on a card: 56.8 of 80 GiB; each engine runs 512 sequences of 8192 tokens at once
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from headway.config import ResolvedConfig
+from headway.launch.component_places import ComponentPlace, format_numbers
+from headway.launch.placement import Placement
+
+_WIDTH = 80
+
+
+def describe_plan(resolved: ResolvedConfig, placement: Placement) -> list[str]:
+    """Return the lines of the table, what it comes to, and the notes of the plan."""
+    lines = [_describe_machine(placement), *_make_rows(placement)]
+    if placement.budget is not None:
+        lines += _wrap(_describe_budget(resolved, placement))
+    elif placement.device == "cuda":
+        lines += _wrap("memory is not planned: the shape of the model or the memory of the cards is not known here")
+    for note in placement.notes:
+        lines += _wrap(f"note: {note}")
+    return lines
+
+
+def _describe_machine(placement: Placement) -> str:
+    machine, how = placement.machine, "processes" if placement.processes else "threads of one process"
+    if placement.device == "cpu":
+        shared = f", {machine.devices} logical devices" if machine.is_virtual else ""
+        return f"CPU with {machine.cores} cores{shared}: {how}"
+    cards = f"{machine.gpus * machine.nodes} GPU{'s' if machine.gpus * machine.nodes > 1 else ''}"
+    cards += f" × {machine.gpu_memory_gib:.4g} GiB" if machine.gpu_memory_gib else ""
+    cards += f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
+    cards += f", {machine.devices} logical devices a node" if machine.is_virtual else ""
+    return f"{cards}: {how}"
+
+
+def _make_rows(placement: Placement) -> Iterator[str]:
+    """Yield a line for each kind of component, and one for idle cards."""
+    groups: dict[tuple[str, str, float | None, bool], list[ComponentPlace]] = {}
+    for place in placement.places.values():
+        kind = place.name.partition("/")[0] if not place.name.startswith("reward/") else place.name
+        groups.setdefault((kind, place.sharing, place.memory_gib, place.sleeps), []).append(place)
+    on_gpu = placement.device == "cuda"
+    yield f"{'part':<20}{'cards' if on_gpu else 'devices':<13}{'shares':<22}{'threads':>8}{'GiB each':>10}".rstrip()
+    for (kind, sharing, memory, sleeps), places in groups.items():
+        numbers = [int(place.name.partition("/")[2]) for place in places if place.name.partition("/")[2].isdigit()]
+        name = f"{kind}/{format_numbers(numbers)}" if numbers else kind
+        where = sorted({number for place in places for number in (place.cards if on_gpu else place.devices)})
+        how = {"alone": "alone", "turns": "takes turns", "overlap": "overlaps"}[sharing]
+        how += (", sleeps" if kind == "engine" else ", moments leave") if sleeps else ""
+        need = "" if memory is None else f"{memory:.1f}"
+        shown = format_numbers(where) if where else "elsewhere"
+        yield f"{name:<20}{shown:<13}{how:<22}{places[0].threads:>8}{need:>10}".rstrip()
+    if placement.idle_cards and on_gpu:
+        yield f"{'idle':<20}{format_numbers(placement.idle_cards)}"
+
+
+def _describe_budget(resolved: ResolvedConfig, placement: Placement) -> str:
+    budget, derived = placement.budget, resolved.derived
+    assert budget is not None
+    text = f"most in use on a card: {max(budget.peaks_gib.values()):.1f} of {placement.machine.gpu_memory_gib:.4g} GiB"
+    if budget.sequences:
+        text += f"; each engine runs {budget.sequences} sequences of {derived.sequence_length} tokens at once"
+        if budget.sequences < budget.wanted_sequences:
+            text += f", and more while they are shorter: up to {budget.wanted_sequences} are in flight"
+    return text
+
+
+def _wrap(text: str) -> Sequence[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

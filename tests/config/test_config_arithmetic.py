@@ -108,13 +108,13 @@ REFUSALS: list[tuple[str, dict[str, Any], list[str]]] = [
         ["pg_variant = 'vanilla'", "async_generation_ratio = 2", "allow_uncorrected_async"],
     ),
     (
-        "a model copy that does not fit the devices",
-        {**APART, SIZES + "tensor_model_parallel_size": 3},
-        ["4 devices", "tensor 3 × pipeline 1 × context 1 = 3"],
-    ),
-    (
         "a replica that does not fit the devices",
-        {**APART, "actor_infer.strategy_args.strategy_config.tensor_model_parallel_size": 8},
+        {
+            **APART,
+            "actor_infer.strategy_args.strategy_name": "vllm",
+            "actor_infer.strategy_args.strategy_config.launch": True,
+            "actor_infer.strategy_args.strategy_config.tensor_model_parallel_size": 8,
+        },
         ["actor_infer.strategy_args", "4 devices", "tensor 8 × pipeline 1 = 8"],
     ),
     (

@@ -66,11 +66,22 @@ def test_blocks_that_exist_only_by_name_survive_the_round_trip() -> None:
     assert load_config(first.changed()).config == first.config
 
 
-def test_check_says_ok_with_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("check", RLVR) == 0
+def test_check_says_ok_with_notes_and_plans_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", RLVR, "--gpus", "8") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ok: rlvr, α = 1 (bound 1), 128 slots, 64 groups × 8 = 512 samples per step")
-    assert all(line.startswith("note: ") for line in lines[1:])
+    plan = lines.index("8 GPUs × 80 GiB: processes")
+    assert all(line.startswith("note: ") for line in lines[1:plan])
+    assert lines[plan + 2].split()[:3] == ["trainer/0–4", "0–4", "alone"]
+    assert max(map(len, lines[plan:])) <= 80 and "85 sequences of 10240" in " ".join(lines)
+
+
+def test_check_refuses_what_would_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", RLVR, "--gpus", "2", "--gpu-memory", "24") == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.splitlines()) == 1
+    assert "a step of trainer needs" in captured.err and "devices for actor_train" in captured.err
+    assert run("check", RLVR, "--gpus", "0") == 2
 
 
 def test_check_prints_each_problem_on_a_line_and_returns_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import disk_usage
@@ -27,6 +28,7 @@ from headway.config import ResolvedConfig
 from headway.launch.memory_model import HOST
 from headway.launch.memory_needs import ComponentNeeds, estimate_component_needs, sum_by_memory
 from headway.launch.placement import Placement, plan_placement
+from headway.launch.plan_table import describe_plan
 from headway.processes.child_process import count_usable_cores
 from headway.version import VERSION
 
@@ -54,12 +56,15 @@ def run_command(args: argparse.Namespace) -> int:
         return 0
     where = plan_placement(resolved)
     parts = estimate_component_needs(resolved, where)
-    notes = [*where.notes, *_note_missing_devices(resolved, len(facts["gpus"]), where.device)]
+    notes = _note_missing_devices(resolved, len(facts["gpus"]), where.device)
     if args.json:
         placed = {"placement": where.summary, "layout": where.layout.sizes, "parts": parts_to_json(parts)}
+        placed["plan"] = [asdict(place) for place in where.places.values()]
         print_json({**facts, **placed, "notes": notes, **_list_nodes(where)})
         return 0
     console.print(where.summary, markup=False, soft_wrap=True)
+    if where.cluster is None:
+        console.print("\n".join(describe_plan(resolved, where)), markup=False, soft_wrap=True)
     print_layout(parts, console)
     for note in notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)

@@ -24,6 +24,7 @@ from headway.cli.command_line import add_run_arguments, load_run_config, make_co
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.training_flow import RunSummary
 from headway.launch.memory_needs import estimate_component_needs
+from headway.launch.plan_table import describe_plan
 from headway.launch.training_session import PreparedRun, open_run_directory, prepare_run, run_training
 from headway.monitor.event_files import read_event_log
 from headway.monitor.live_display import LiveDisplay
@@ -74,6 +75,7 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
         raise ConfigError("there is no run to go on with", key="output_dir", value=str(prepared.directory))
     if args.dry_run:
         print_introduction(prepared, 0, console)
+        console.print("\n".join(describe_plan(prepared.resolved, prepared.placement)), markup=False, soft_wrap=True)
         print_layout(estimate_component_needs(resolved, prepared.placement, prepared.policy), console)
         return 0
     with open_run_directory(prepared) as directory:

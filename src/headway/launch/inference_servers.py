@@ -135,6 +135,8 @@ class ServerOptions:
     """Requests that each of them decodes together."""
     threads: int = 0
     """CPU threads of each that is started; 0: it decides itself."""
+    cards: Sequence[Sequence[int]] = ()
+    """GPUs of each; empty: as `actor_infer.device_mapping` says, or all of them."""
     logs: Path | None = None
 
 
@@ -252,6 +254,8 @@ def make_visible_gpus_env(gpus: Sequence[int]) -> dict[str, str]:
 def _make_gpu_share_env(servers: ServerOptions, number: int) -> dict[str, str]:
     """Return the environment in which server `number` sees its share of the GPUs; all of them where none are mapped."""
     resolved = servers.resolved
+    if servers.cards:
+        return make_visible_gpus_env(servers.cards[number])
     if servers.device == "cpu" or resolved.config.actor_infer.device_mapping is None:
         return {}
     devices = resolved.derived.devices["actor_infer"]

@@ -24,6 +24,7 @@ from headway.launch.placement import plan_placement
 from headway.launch.reward_components import connect_reward_models
 from headway.launch.training_session import PreparedRun
 from headway.ledger.checkpoint_hold import release_checkpoint
+from headway.models.model_shapes import find_model_shape
 from headway.monitor.event_log import EventLog, EventSink
 from headway.rewards.reward_registry import make_run_rewards, open_reward_workers
 from headway.rollout.inference_hub import InferenceHub
@@ -137,7 +138,7 @@ def prepare_serving(model: str, overrides: Sequence[str] = ()) -> PreparedServin
     if not keys & {"sequence_length", "prompt_length", "response_length"}:
         longest = min(policy.positions or _DEFAULT_CONTEXT_TOKENS, _DEFAULT_CONTEXT_TOKENS)
         resolved = load_config(None, [*options, f"sequence_length={longest}"])
-    placement = plan_placement(resolved)
+    placement = plan_placement(resolved, shape=find_model_shape(policy.path), trains=False)
     family.check_policy(resolved, policy, placement)
     context = LaunchContext(resolved=resolved, policy=policy, placement=placement)
     return PreparedServing(context=context, template=make_chat_template(policy))

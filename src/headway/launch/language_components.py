@@ -146,6 +146,7 @@ class LanguageModelFamily(ModelFamily):
             replicas=placement.replicas,
             slots=count_engine_slots(resolved, placement.device),
             threads=placement.infer_threads,
+            cards=[placement.places[name].cards for name in placement.list_components("engine") if placement.gpus],
             logs=context.logs,
         )
         if uses_in_process_vllm(resolved):

@@ -123,25 +123,31 @@ class Placement:
 
 
 def plan_placement(
-    resolved: ResolvedConfig, machine: Machine | None = None, shape: ModelShape | None = None
+    resolved: ResolvedConfig, machine: Machine | None = None, shape: ModelShape | None = None, *, trains: bool = True
 ) -> Placement:
     """Plan what the configuration asks for, or what suits the machine (`None`: this one). Raises `ConfigError`.
 
-    `shape` is that of the policy; `None`: as its directory or its name says, where they say anything.
+    `shape` is that of the policy; `None`: as its directory or its name says, where they say anything. Without `trains`
+    memory is planned for engines alone.
     """
     check_server_requirements(resolved)
     if resolved.config.cluster.kind != "ray":
-        return plan_on_machine(resolved, machine or read_machine(), shape)
+        return plan_on_machine(resolved, machine or read_machine(), shape, trains=trains)
     placement = _plan_on_ray(resolved)
     transport = plan_transport(resolved, device=placement.device, processes=placement.processes)
     return replace(placement, transport=transport)
 
 
-def plan_on_machine(resolved: ResolvedConfig, machine: Machine, shape: ModelShape | None = None) -> Placement:
+def plan_on_machine(
+    resolved: ResolvedConfig, machine: Machine, shape: ModelShape | None = None, *, trains: bool = True
+) -> Placement:
     """Plan a run on any machine, or on several equal ones; this one is not looked at. Raises `ConfigError`."""
     placement = _plan_components(resolved, machine)
     transport = plan_transport(resolved, device=placement.device, processes=placement.processes)
     placement = replace(placement, transport=transport)
+    if not trains:
+        engines = {name: place for name, place in placement.places.items() if name.startswith("engine/")}
+        placement = replace(placement, places=engines)
     return add_memory_budget(resolved, placement, shape or find_policy_shape(resolved))
 
 

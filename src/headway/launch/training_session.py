@@ -24,9 +24,10 @@ from headway.launch.components import LaunchContext, ModelFamily, PolicyInfo, ma
 from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.launch.language_components import LanguageModelFamily
-from headway.launch.placement import Placement, plan_placement
+from headway.launch.placement import Placement, add_memory_budget, plan_placement
 from headway.launch.reward_components import check_reward_models, connect_reward_models
 from headway.launch.transports import VERSIONS_ON_DISK
+from headway.models.model_shapes import find_model_shape
 from headway.monitor.event_files import EventFileWriter
 from headway.monitor.event_log import EventLog, EventSink
 from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RunBegin, RunEnd
@@ -101,13 +102,16 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
     placement, family = plan_placement(resolved), select_model_family(resolved)
     policy = family.find_policy(resolved)
     _check_context_length(resolved, policy)
+    if resolved.derived.pipeline != "denoising" and placement.budget is None:
+        placement = add_memory_budget(resolved, placement, find_model_shape(policy.path))
     family.check_policy(resolved, policy, placement)
     check_reward_models(resolved)
     sources = make_episode_sources(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
     family.check_sources(policy, sources)
     if config.resume not in ("auto", "never"):
         read_checkpoint_version(Path(config.resume).expanduser())
-    notes = (*resolved.notes, *sources.notes, *(reward.notes if isinstance(reward, RoutedReward) else ()))
+    own_notes = reward.notes if isinstance(reward, RoutedReward) else ()
+    notes = (*resolved.notes, *placement.notes, *sources.notes, *own_notes)
     return PreparedRun(
         resolved=resolved, policy=policy, sources=sources, placement=placement, family=family, notes=notes
     )

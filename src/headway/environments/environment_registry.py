@@ -36,6 +36,8 @@ BUILT_IN_ENVIRONMENTS: dict[str, str] = {
     "webshop": "headway.environments.library.roll_worlds:make_webshop",
 }
 """Import path of every environment that comes with Headway."""
+_WORLD_KINDS = ("math", "qa", "logic", "code", "eval", "rg", "game")
+"""First parts of the ids of GEM's worlds."""
 
 
 def is_built_in(name: str) -> bool:
@@ -44,6 +46,9 @@ def is_built_in(name: str) -> bool:
 
 
 def _find_world(name: str) -> EnvironmentClass | None:
+    kind, separator, _ = name.partition(":")
+    if separator and kind not in _WORLD_KINDS:
+        return None  # a class of the user's, for which nothing more is imported
     worlds = importlib.import_module("headway.environments.library.roll_worlds")  # it imports this module
     return cast("EnvironmentClass | None", worlds.find_world(name))
 

@@ -16,7 +16,6 @@ from headway.environments.library.question_environment import QuestionEnvironmen
 from headway.environments.library.shop import ShopEnvironment
 from headway.errors import ConfigError
 
-_GEM_KINDS = ("math", "qa", "logic", "code", "eval", "rg", "game")
 _QUESTION_WORLDS = {"roll_math": "math", "roll_qa": "qa", "roll_code": "code"}
 _SWE = "env_type: repair mends small repositories in the sandbox; openai_agent trains an agent of your own"
 _MISSING_WORLDS = {
@@ -41,7 +40,7 @@ def find_world(name: str) -> Callable[..., Any] | None:
     if name in _QUESTION_WORLDS:
         return partial(QuestionEnvironment, _QUESTION_WORLDS[name])
     kind, _, rest = name.partition(":")
-    if kind not in _GEM_KINDS or not rest or _is_users_module(kind):
+    if not rest or _is_users_module(kind):
         return None
     if kind == "rg":
         return partial(make_puzzle, rest)

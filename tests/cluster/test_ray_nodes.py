@@ -255,7 +255,7 @@ def test_a_cluster_of_our_own_ends_with_the_run(model: Path, tmp_path: Path, how
     ours, parts = raylets() - before, list(run.parts().values())
     assert len(ours) >= 5 and len(parts) == 3, "gcs, raylet and three parts"
     run.process.send_signal(how)
-    run.end(60)
+    assert run.end(60) == (75 if how == signal.SIGTERM else -signal.SIGKILL), run.text
     assert gone(parts, 5.0)
     assert gone(list(ours), 90.0), f"left behind: {sorted(raylets() & ours)}"  # Ray's agents look around at leisure
     audit(run.directory)

@@ -17,7 +17,7 @@ TWO_RANKS = {
     "save_steps": 2,
     "save_total_limit": 1,
     "reliability.restart_backoff_s": 0,
-    "reliability.rank_timeout_s": 2,
+    "reliability.rank_timeout_s": 4,
     "actor_train.device_mapping": "[0,1]",
     "actor_infer.device_mapping": "[2]",
     "actor_train.training_args.per_device_train_batch_size": 2,
@@ -32,7 +32,9 @@ def test_a_run_survives_the_loss_of_a_rank(runs: Runs, tmp_path: Path, number: s
     assert {"trainer-0", "trainer-1", "engine-0"} <= before.keys()
     os.kill(before["trainer-1"], number)
     assert run.end() == 0, run.text
-    assert ("was killed by SIGKILL" if number == signal.SIGKILL else "which is stopped) in phase") in run.text
+    how = "was killed by SIGKILL" if number == signal.SIGKILL else "which is stopped) in phase"
+    messages = [str(event.data["message"]) for event in events(run.directory, "error")]
+    assert any("trainer/1" in message and how in message for message in messages), messages
     audit(run.directory)
     ups = [event for event in events(run.directory, "up") if event.who == "trainer"]
     assert len(ups) >= 1, "the trainer came back"

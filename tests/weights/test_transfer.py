@@ -17,6 +17,7 @@ from headway.launch.transports import (
     TransportPlan,
     choose_bucket_mb,
     make_transport,
+    plan_transport,
     select_transport_kind,
 )
 from headway.runs.run_directory import check_disk_space
@@ -92,12 +93,27 @@ def of(**options: Any) -> ResolvedConfig:
         ({"weight_transfer.address": "h", "weight_transfer.transport": "disk"}, "address", "only by transport: broad"),
         ({"weight_transfer.transport": "cuda_ipc"}, "transport", "needs a GPU"),
         ({"weight_transfer.transport": "broadcast", "weight_transfer.address": "h:x"}, "address", "no address"),
+        ({"weight_transfer.backend": "nccl"}, "backend", "only by transport: broadcast"),
+        ({"weight_transfer.timeout_s": 5}, "timeout_s", "only by transport: broadcast"),
+        ({"weight_transfer.transport": "broadcast", "weight_transfer.backend": "nccl"}, "backend", "needs GPUs"),
     ],
 )
 def test_what_contradicts_itself_is_refused(options: dict[str, Any], key: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as refused:
         plan_placement(load_config({"device": "cpu", **options}))
     assert f"weight_transfer.{key}" in str(refused.value)
+
+
+def test_nccl_is_planned_where_the_trainer_and_every_engine_have_a_gpu_of_their_own() -> None:
+    nccl = {**BROADCAST, "weight_transfer.backend": "nccl", "actor_train.device_mapping": [0]}
+    apart = load_config({**nccl, "actor_infer.device_mapping": [1, 2]})
+    assert plan_transport(apart, device="cuda", processes=True).backend == "nccl"
+    shared = load_config({**nccl, "actor_infer.device_mapping": [0], "hybrid_engine": True})
+    with pytest.raises(ConfigError, match="device 0 is the trainer's and an engine's"):
+        plan_transport(shared, device="cuda", processes=True)
+    ranks = "actor_train.strategy_args.strategy_config.distributed_backend"
+    with pytest.raises(ConfigError, match=f"{ranks}.*needs GPUs"):
+        plan_placement(load_config({"device": "cpu", "processes": True, ranks: "nccl"}))
 
 
 def test_servers_are_given_whole_directories() -> None:

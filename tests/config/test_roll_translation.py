@@ -16,7 +16,8 @@ MANAGERS = "roll.pipeline.agentic.env_manager"
 
 
 def load_reward(worker: str, **options: Any) -> ResolvedConfig:
-    return load_config({"rewards": {"mine": {"worker_cls": f"{REWARDS}.{worker}", **options}}})
+    reward = {"worker_cls": f"{REWARDS}.{worker}", **options}
+    return load_config({"reward_pretrain": "a-judge", "rewards": {"mine": reward}})
 
 
 @pytest.mark.parametrize(

@@ -327,4 +327,4 @@ if __name__ == "__main__":
         for pages in (10_000, 12, 0):
             world = drive(1000 + one, 40, host_pages=pages, flips=0.0 if pages == 12 else 0.04)
             totals = [totals[0] + 40, totals[1] + world.slots.preemptions]
-    print(f"{totals[0]} requests, {totals[1]} preemptions")
+        print(f"{totals[0]} requests, {totals[1]} preemptions", flush=True)

@@ -218,7 +218,7 @@ def _make_kv_cache(
     memory, budget = _find_free_memory(parameters, device), settings.kv_cache_bytes
     if budget is None:
         budget = wanted * page if memory is None else memory * 9 // 10
-    pages = min(wanted, budget // page)
+    pages = min(wanted, 1 + -(-budget // page))  # page 0 is nobody's, and a budget for a whole sequence is enough
     if pages < 1 + longest or (memory is not None and pages * page > memory):
         free = "" if memory is None else f", {max(0, memory) / 2**30:.1f} GiB are free beside two copies of the weights"
         raise ConfigError(

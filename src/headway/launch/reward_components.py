@@ -18,7 +18,7 @@ from headway.config.reward_model_choice import CLASSIFIER, get_reward_function, 
 from headway.errors import ConfigError, EngineCrashed, EngineError, RewardError
 from headway.launch.component_places import make_reward_names
 from headway.launch.components import ComponentArgs, LaunchContext, read_child_args
-from headway.launch.inference_servers import TORCH_DTYPES, exit_soon, make_llm
+from headway.launch.inference_servers import TORCH_DTYPES, estimate_kv_cache_bytes, exit_soon, make_llm
 from headway.processes.base import ChildSpec, StartPeer
 from headway.processes.child_process import ChildProcess, spawn_with_interpreter
 from headway.rewards.base import Reward
@@ -98,6 +98,8 @@ def _make_client(
     if isinstance(model, ServedJudgeReward):
         options |= {"context_tokens": _choose_context_tokens(context.resolved, path, model.max_tokens)}
     specs = [_make_spec(context, one, target, reward, options) for one in names]
+    if target is create_vllm_judge:
+        specs = [_add_vllm_launch(spec, reward, context.placement.device) for spec in specs]
     return RewardModelClient(
         specs=specs,
         start_child=start,
@@ -114,6 +116,28 @@ def _make_spec(
     threads = reward.strategy_args.strategy_config.num_threads or context.placement.infer_threads
     spec = context.make_child_spec(name, target, threads)
     return replace(spec, args={**spec.args, **options})
+
+
+def _add_vllm_launch(spec: ChildSpec, reward: RewardConfig, device: str) -> ChildSpec:
+    """Add what vLLM is started with, in the process of a judge."""
+    from headway.engines.servers.server_process import LaunchSettings, make_vllm_environment
+
+    options, on_cpu, args = reward.strategy_args.strategy_config, device == "cpu", spec.args
+    slots, tokens = args["slots"], args["context_tokens"]
+    launch = LaunchSettings(
+        model=args["path"],
+        port=0,
+        slots=slots,
+        context_tokens=tokens,
+        dtype="float32" if on_cpu else TORCH_DTYPES[reward.model_args.dtype],
+        tensor_parallel=options.tensor_model_parallel_size,
+        memory_share=options.gpu_memory_utilization,
+        cache_bytes=estimate_kv_cache_bytes(Path(args["path"]), slots, tokens) if on_cpu else 0,
+        threads=(spec.threads or 1) if on_cpu else 0,
+        extra=options.server_args,
+    )
+    env = {**spec.env, **make_vllm_environment(launch), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    return replace(spec, args={**args, "launch": {**asdict(launch), "extra": dict(launch.extra)}}, env=env)
 
 
 def _start_with_vllm(reward: RewardConfig) -> StartPeer:
@@ -196,25 +220,11 @@ async def _load_weights(engine: NativeEngine, model: Any) -> None:
 
 async def create_vllm_judge(args: Mapping[str, Any]) -> JudgeModel:
     """Start vLLM with a judge's weights in this process."""
-    from headway.engines.servers.server_process import LaunchSettings
     from headway.models.model_loading import find_end_tokens, load_tokenizer
     from headway.processes.parent_watchdog import tie_process_group_to_parent
 
     tie_process_group_to_parent()
-    (component, reward), path = _read_reward_args(args), args["path"]
-    options, on_cpu = reward.strategy_args.strategy_config, component.device == "cpu"
-    launch = LaunchSettings(
-        model=path,
-        port=0,
-        slots=args["slots"],
-        context_tokens=args["context_tokens"],
-        dtype="float32" if on_cpu else TORCH_DTYPES[reward.model_args.dtype],
-        tensor_parallel=options.tensor_model_parallel_size,
-        memory_share=options.gpu_memory_utilization,
-        threads=component.threads if on_cpu else 0,
-        extra=options.server_args,
-    )
-    core = make_llm({"launch": {**asdict(launch), "extra": dict(launch.extra)}})
+    core, path = make_llm(args), args["path"]
     return JudgeModel(partial(_generate_with_vllm, core, find_end_tokens(path)), load_tokenizer(path), core.close)
 
 

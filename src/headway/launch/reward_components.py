@@ -18,7 +18,14 @@ from headway.config.reward_model_choice import CLASSIFIER, get_reward_function, 
 from headway.errors import ConfigError, EngineCrashed, EngineError, RewardError
 from headway.launch.component_places import make_reward_names
 from headway.launch.components import ComponentArgs, LaunchContext, read_child_args
-from headway.launch.inference_servers import TORCH_DTYPES, estimate_kv_cache_bytes, exit_soon, make_llm
+from headway.launch.inference_servers import (
+    TORCH_DTYPES,
+    estimate_kv_cache_bytes,
+    exit_soon,
+    make_llm,
+    make_visible_gpus_env,
+)
+from headway.launch.placement import Placement
 from headway.processes.base import ChildSpec, StartPeer
 from headway.processes.child_process import ChildProcess, spawn_with_interpreter
 from headway.rewards.base import Reward
@@ -99,7 +106,7 @@ def _make_client(
         options |= {"context_tokens": _choose_context_tokens(context.resolved, path, model.max_tokens)}
     specs = [_make_spec(context, one, target, reward, options) for one in names]
     if target is create_vllm_judge:
-        specs = [_add_vllm_launch(spec, reward, context.placement.device) for spec in specs]
+        specs = [_add_vllm_launch(spec, reward, placement) for spec in specs]
     return RewardModelClient(
         specs=specs,
         start_child=start,
@@ -118,11 +125,11 @@ def _make_spec(
     return replace(spec, args={**spec.args, **options})
 
 
-def _add_vllm_launch(spec: ChildSpec, reward: RewardConfig, device: str) -> ChildSpec:
+def _add_vllm_launch(spec: ChildSpec, reward: RewardConfig, placement: Placement) -> ChildSpec:
     """Add what vLLM is started with, in the process of a judge."""
     from headway.engines.servers.server_process import LaunchSettings, make_vllm_environment
 
-    options, on_cpu, args = reward.strategy_args.strategy_config, device == "cpu", spec.args
+    options, on_cpu, args = reward.strategy_args.strategy_config, placement.device == "cpu", spec.args
     slots, tokens = args["slots"], args["context_tokens"]
     launch = LaunchSettings(
         model=args["path"],
@@ -137,6 +144,8 @@ def _add_vllm_launch(spec: ChildSpec, reward: RewardConfig, device: str) -> Chil
         extra=options.server_args,
     )
     env = {**spec.env, **make_vllm_environment(launch), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    if spec.name in placement.gpus:
+        env |= make_visible_gpus_env(placement.places[spec.name].cards)
     return replace(spec, args={**args, "launch": {**asdict(launch), "extra": dict(launch.extra)}}, env=env)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from headway.types import (
     Batch,
     Episode,
+    ExpertRouting,
     FinishReason,
     Generation,
     Sample,
@@ -95,6 +97,26 @@ def group(number: int, *, members: int = 4, turns: int = 1, longest: int = 9, fl
         for index, reward in enumerate(rewards)
     )
     return SampleGroup(group_id=number, task=Task(position=number, prompt=prompt), samples=samples)
+
+
+def add_routing(batch: Batch, *, layers: int = 2, experts: int = 4) -> Batch:
+    """Give every token two experts that no router has chosen, as an engine reports them."""
+    groups = []
+    for group in batch.groups:
+        samples = []
+        for sample in group.samples:
+            dice, turns, length = random.Random(sample.sample_id), [], 0
+            for index, turn in enumerate(sample.episode.turns):
+                seen = turn.observation if index or len(turn.observation) else group.task.prompt
+                start = max(length - 1, 0)
+                length += len(seen) + len(turn.generation.actions)
+                tokens = length - 1 - start
+                data = b"".join(bytes(dice.sample(range(experts), 2)) for _ in range(tokens * layers))
+                routing = ExpertRouting(start=start, layers=layers, experts=2, width=1, data=data)
+                turns.append(replace(turn, generation=replace(turn.generation, routing=routing)))
+            samples.append(replace(sample, episode=replace(sample.episode, turns=tuple(turns))))
+        groups.append(replace(group, samples=tuple(samples)))
+    return replace(batch, groups=tuple(groups))
 
 
 def batch(trained: int = 0, *, groups: int = 3, **options: Any) -> Batch:

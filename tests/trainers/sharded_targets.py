@@ -50,7 +50,27 @@ def qwen3(*, seed: int = 0) -> Any:
     return model
 
 
-MODELS = {"llama": tiny, "qwen3": qwen3}
+def mixture(*, seed: int = 0) -> Any:
+    """A mixture of four experts, two for each token."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+    )
+    return Qwen3MoeForCausalLM(config)
+
+
+MODELS = {"llama": tiny, "qwen3": qwen3, "mixture": mixture}
 
 
 def settings_of(args: Mapping[str, Any]) -> LocalSettings:

@@ -109,6 +109,8 @@ CASES: list[Any] = [
     pytest.param(2, {"mini": 4, "checkpointing": True, "tokens": 40}, id="weights-cut-in-2"),
     pytest.param(2, {"tensor": 2, "model": "qwen3", "tokens": 40}, id="layers-cut-in-2"),
     pytest.param(2, {"context": 2, "tokens": 200, "checkpointing": True}, id="sequences-cut-in-2"),
+    pytest.param(2, {"model": "mixture", "tokens": 40, "checkpointing": True, "precision": "fp32"}, id="mixture-on-2"),
+    pytest.param(2, {"model": "mixture", "context": 2, "precision": "fp32"}, id="mixture-and-sequences", marks=more),
     pytest.param(2, {"lora": True, "reference": True, "precision": "fp32"}, id="adapters-on-2", marks=more),
     pytest.param(3, {"tokens": 30}, id="weights-cut-in-3", marks=more),
     pytest.param(4, {"tensor": 2, "model": "qwen3", "mini": 6}, id="weights-and-layers", marks=more),
@@ -128,6 +130,7 @@ class TestEquality(Ranked):
             assert furthest(await weights(one), await weights(many)) < 1e-6
             for trained in range(3):
                 batch = factory.batch(trained, groups=3, turns=1 + trained % 2)
+                batch = factory.add_routing(batch) if options.get("model") == "mixture" else batch
                 alone, together = await one.train(batch), await many.train(batch)
                 for name in SAME_UP_TO_ROUNDING:
                     assert together[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6), name

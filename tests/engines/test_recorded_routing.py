@@ -15,6 +15,7 @@ from headway.models.expert_routing import RoutingRecorder, find_mixture, unpack_
 
 from .factory import make_engine, request, run, serve, together
 from .families import make_family
+from .test_cuda_blocks import DEVICES, in_blocks
 
 
 @torch.no_grad()
@@ -34,11 +35,13 @@ def read(progress: Progress) -> np.ndarray:
     return np.sort(unpack_routing(progress.routing), axis=-1)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "glm4_moe", "deepseek_v3"])
-def test_members_that_share_a_prompt_report_its_experts_too(kind: str) -> None:
+@pytest.mark.parametrize("device", ["steps", *DEVICES])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "glm4_moe"])
+def test_members_that_share_a_prompt_report_its_experts_too(kind: str, device: str) -> None:
     async def scenario() -> None:
         model = make_family(kind)
-        engine = make_engine(model, slot_tokens=64, slots=2, prefill_tokens=7, eos=[])
+        options: dict[str, Any] = {"slot_tokens": 64, "slots": 2, "prefill_tokens": 7, "eos": []}
+        engine = make_engine(model, **options) if device == "steps" else in_blocks(model, device=device, **options)
         await serve(engine, model)
         prompts = [[(5 * step + group) % 50 + 1 for step in range(9 + 4 * group)] for group in range(2)]
         asked = [request(str(n), prompts[n // 3], group=n // 3, count=4 + 2 * n) for n in range(6)]

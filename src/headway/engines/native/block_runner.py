@@ -25,6 +25,7 @@ from headway.engines.native.kv_cache import PagedKvCache, copy_to_device
 from headway.engines.native.kv_slots import NativeSequence
 from headway.engines.native.model_decoders import BlockDecoder, KvView
 from headway.engines.native.native_scheduler import DrawnTokens, PrefillChunk, StepPlan
+from headway.engines.native.recorded_routing import PageRecorder
 from headway.engines.native.served_parameters import ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
 
@@ -58,6 +59,8 @@ class BlockRunner:
         eos: frozenset[int],
     ) -> None:
         self._decoder, self._ops, self.kv, self._parameters = decoder, ops, kv, parameters
+        self.recorder: PageRecorder | None = None
+        """What records the experts of a mixture."""
         self._pages = PageTable(kv.tables, kv.page_tokens)
         self._kv_heads = kv_heads
         self._slots = settings.slots

@@ -27,7 +27,7 @@ from headway.engines.native.settings import NativeSettings
 from headway.errors import ConfigError
 from headway.models.expert_routing import RoutingRecorder, find_mixture
 from headway.models.model_checks import print_once
-from headway.types import ExpertRouting
+from headway.types import ExpertRouting, FinishReason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,7 +121,7 @@ class ModelCacheRunner:
         """What reads the experts of a sequence; None where the model has none."""
         return None if self._recorder is None else self._read_routing
 
-    def _read_routing(self, sequence: NativeSequence) -> ExpertRouting | None:
+    def _read_routing(self, sequence: NativeSequence, finish: FinishReason) -> ExpertRouting | None:
         store, last = self._routing.get(sequence.number), len(sequence.tokens) - 1
         if store is None or self._recorder is None:
             return None

@@ -21,6 +21,7 @@ from headway.engines.native.kv_cache import PagedKvCache
 from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear
 from headway.engines.native.slot_attention import install_attention
 from headway.models.attention_scores import ScoreExtras
+from headway.models.expert_routing import RoutingRecorder, find_mixture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -145,19 +146,51 @@ class FusedDecoder:
         return RotaryTable(self._cos, self._sin, q_norm.weight, k_norm.weight, q_norm.variance_epsilon)
 
 
+class ExpertProducts:
+    """Chooses how the experts of a mixture are multiplied on a GPU; does nothing to other models, and on a CPU.
+
+    Products of groups in bfloat16 need no number on the host. In other types they do, which a captured graph cannot
+    wait for: there decode steps gather the weights of each token's experts, and pieces of prompts wait for the host.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model: Any = model
+        self._mixes = find_mixture(model) is not None and hasattr(model, "set_experts_implementation")
+        self._chosen = ""
+
+    def choose(self, *, decodes: bool) -> None:
+        """Choose the products for the next forward pass."""
+        if not self._mixes:
+            return
+        weight = next(self._model.parameters())
+        wanted = "batched_mm" if decodes and weight.dtype != torch.bfloat16 else "grouped_mm"
+        if weight.is_cuda and wanted != self._chosen:
+            self._model.set_experts_implementation(wanted)
+            self._chosen = wanted
+
+
 class GenericDecoder:
     """Runs any model that goes through the attention interface."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         install_attention(model)
         self._model = model
+        self._experts = ExpertProducts(model)
+        self.recorder: RoutingRecorder | None = None
 
     def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
+        self._prepare(view, decodes=True)
         output = self._model(input_ids=tokens_B[None], position_ids=view.positions[None], use_cache=False, view=view)
         logits_BV: Tensor = output.logits[0].float()
         return logits_BV
 
+    def _prepare(self, view: KvView, *, decodes: bool) -> None:
+        self._experts.choose(decodes=decodes)
+        if self.recorder is not None:
+            self.recorder.rows = view.rows
+
     def prefill(self, tokens_T: Tensor, view: KvView) -> None:
+        self._prepare(view, decodes=False)
         positions = view.positions[None]
         self._model(input_ids=tokens_T[None], position_ids=positions, use_cache=False, logits_to_keep=1, view=view)
 

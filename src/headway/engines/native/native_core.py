@@ -20,12 +20,12 @@ from headway.engines.engine_thread import EngineCore, RequestUpdate
 from headway.engines.native.block_ops import BlockOps
 from headway.engines.native.block_runner import BlockInFlight, BlockRunner
 from headway.engines.native.kv_cache import PagedKvCache, read_kv_shape
-from headway.engines.native.kv_slots import RowSlots
+from headway.engines.native.kv_slots import RowSlots, SequenceSlots
 from headway.engines.native.model_cache_runner import ModelCacheRunner
-from headway.engines.native.model_decoders import BlockDecoder, make_decoder
+from headway.engines.native.model_decoders import BlockDecoder, GenericDecoder, make_decoder
 from headway.engines.native.native_scheduler import HasStopped, NativeScheduler
 from headway.engines.native.paged_slots import PagedSlots
-from headway.engines.native.recorded_routing import RoutingScheduler
+from headway.engines.native.recorded_routing import ReadRouting, RecordedPageMoves, RoutingScheduler, make_page_recorder
 from headway.engines.native.served_linear import choose_fastest_layout
 from headway.engines.native.served_parameters import DeviceParameters, ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
@@ -108,7 +108,8 @@ def make_step_core(make_runner: MakeRunner) -> MakeCore:
         dtype = choose_compute_dtype(settings)
         parameters = ServedParameters(model, choose_fastest_layout(dtype), dtype)
         runner = make_runner(model, parameters, settings)
-        return parameters, StepCore(_make_step_scheduler(settings, runner, eos, has_stopped), runner)
+        slots = RowSlots(settings, runner.kv_moves)
+        return parameters, StepCore(_make_scheduler(settings, slots, eos, has_stopped, runner.read_routing), runner)
 
     return make_core
 
@@ -128,8 +129,11 @@ def make_block_scheduler(
     settings: NativeSettings, runner: BlockRunner, eos: frozenset[int], has_stopped: HasStopped
 ) -> NativeScheduler:
     """Return a scheduler of the pages that a runner has."""
-    slots = PagedSlots(settings, runner.kv, held_back_tokens=HELD_BACK_TOKENS)
-    return NativeScheduler(settings, slots, eos=eos, has_stopped=has_stopped, held_back_tokens=HELD_BACK_TOKENS)
+    recorder = runner.recorder
+    moves = runner.kv if recorder is None else RecordedPageMoves(runner.kv, recorder)
+    slots = PagedSlots(settings, moves, held_back_tokens=HELD_BACK_TOKENS)
+    read = None if recorder is None else recorder.read
+    return _make_scheduler(settings, slots, eos, has_stopped, read, HELD_BACK_TOKENS)
 
 
 def make_slow_core(
@@ -148,17 +152,23 @@ def make_slow_core(
     model.to(device=device)
     settings = replace(settings, prefix_tokens=0)
     runner = make_runner(model, parameters, settings)
-    return parameters, StepCore(_make_step_scheduler(settings, runner, eos, has_stopped), runner)
-
-
-def _make_step_scheduler(
-    settings: NativeSettings, runner: AnyStepRunner, eos: frozenset[int], has_stopped: HasStopped
-) -> NativeScheduler:
     slots = RowSlots(settings, runner.kv_moves)
-    if runner.read_routing is None:
-        return NativeScheduler(settings, slots, eos=eos, has_stopped=has_stopped)
-    scheduler = RoutingScheduler(settings, slots, eos=eos, has_stopped=has_stopped)
-    scheduler.read_routing = runner.read_routing
+    return parameters, StepCore(_make_scheduler(settings, slots, eos, has_stopped, runner.read_routing), runner)
+
+
+def _make_scheduler(
+    settings: NativeSettings,
+    slots: SequenceSlots,
+    eos: frozenset[int],
+    has_stopped: HasStopped,
+    read_routing: ReadRouting | None,
+    held_back_tokens: int = 0,
+) -> NativeScheduler:
+    """Return a scheduler, which reports the experts of sequences where there is something that reads them."""
+    kind = NativeScheduler if read_routing is None else RoutingScheduler
+    scheduler = kind(settings, slots, eos=eos, has_stopped=has_stopped, held_back_tokens=held_back_tokens)
+    if isinstance(scheduler, RoutingScheduler) and read_routing is not None:
+        scheduler.read_routing = read_routing
     return scheduler
 
 
@@ -184,7 +194,10 @@ def make_block_runner(
     kv = _make_kv_cache(settings, shape, dtype, parameters, device)
     ops = _make_ops(device)
     decoder = make_block_decoder(model, ops, settings.slot_tokens)
-    return parameters, BlockRunner(decoder, ops, kv, parameters, settings, kv_heads=shape["heads"], eos=eos)
+    runner = BlockRunner(decoder, ops, kv, parameters, settings, kv_heads=shape["heads"], eos=eos)
+    if isinstance(decoder, GenericDecoder):
+        runner.recorder = decoder.recorder = make_page_recorder(model, kv)
+    return parameters, runner
 
 
 def _make_ops(device: torch.device) -> BlockOps:

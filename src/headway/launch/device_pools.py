@@ -21,7 +21,7 @@ DeviceSets = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePools:
+class RoleDevices:
     """The logical devices of each role: actor_train, actor_infer, logp, reference, critic, and of rewards.<domain>."""
 
     devices: DeviceSets
@@ -29,7 +29,7 @@ class DevicePools:
     """Where they differ from what the configuration says, one line."""
 
 
-def fit_device_pools(resolved: ResolvedConfig, machine: Machine) -> DevicePools:
+def fit_device_pools(resolved: ResolvedConfig, machine: Machine) -> RoleDevices:
     """Return the devices of each role on this machine."""
     devices, there = resolved.derived.devices, machine.devices * machine.nodes
     said = resolved.provenance.get("num_gpus_per_node", "default")
@@ -37,14 +37,14 @@ def fit_device_pools(resolved: ResolvedConfig, machine: Machine) -> DevicePools:
         return _use_whole_machine(resolved, there, silent="nothing is said" in said)
     wanted = 1 + max(device for pool in devices.values() for device in pool)
     if wanted <= there:
-        return DevicePools(devices=devices)
+        return RoleDevices(devices=devices)
     fitted = shrink_pools(devices, there)
     pools = f"actor_train {len(devices['actor_train'])} → {len(fitted['actor_train'])}"
     pools += f", actor_infer {len(devices['actor_infer'])} → {len(fitted['actor_infer'])}"
     if there == 1:
         pools = "all roles share it"
     note = f"the configuration is for {wanted} devices and there {'is' if there == 1 else 'are'} {there} here: {pools}"
-    return DevicePools(devices=fitted, notes=(note,))
+    return RoleDevices(devices=fitted, notes=(note,))
 
 
 def _is_mapped(resolved: ResolvedConfig) -> bool:
@@ -53,23 +53,23 @@ def _is_mapped(resolved: ResolvedConfig) -> bool:
     return any(get_at_key(resolved.config, f"{role}.device_mapping") is not None for role in roles)
 
 
-def _use_whole_machine(resolved: ResolvedConfig, there: int, *, silent: bool) -> DevicePools:
+def _use_whole_machine(resolved: ResolvedConfig, there: int, *, silent: bool) -> RoleDevices:
     """Place the roles of a configuration that names no device and no number of devices."""
     config, derived, every = resolved.config, resolved.derived, tuple(range(there))
     if there == 1:
-        return DevicePools(devices=dict.fromkeys(derived.devices, every))
+        return RoleDevices(devices=dict.fromkeys(derived.devices, every))
     if config.use_nodes_ratios is not None:
         shares = divide_by_ratio(config.use_nodes_ratios, there)
         if all(shares.values()):
-            return DevicePools(devices={"critic": shares["actor_train"], **shares})
-        return DevicePools(devices=shrink_pools(derived.devices, there))  # too few devices for these shares
+            return RoleDevices(devices={"critic": shares["actor_train"], **shares})
+        return RoleDevices(devices=shrink_pools(derived.devices, there))  # too few devices for these shares
     if derived.hybrid_engine:
         note = f"no devices are named: trainer and engines take turns on all {there}"
-        return DevicePools(devices=dict.fromkeys(derived.devices, every), notes=(note,) if silent else ())
+        return RoleDevices(devices=dict.fromkeys(derived.devices, every), notes=(note,) if silent else ())
     train = there - _choose_generating(resolved, there) if silent else max(1, there // 2)
     note = f"no devices are named: {train} of {there} train and {there - train} generate, as headway plan estimates it"
     devices = dict.fromkeys(derived.devices, every[:train]) | {"actor_infer": every[train:]}
-    return DevicePools(devices=devices, notes=(note,) if silent else ())
+    return RoleDevices(devices=devices, notes=(note,) if silent else ())
 
 
 def _choose_generating(resolved: ResolvedConfig, there: int) -> int:

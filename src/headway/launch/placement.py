@@ -33,7 +33,7 @@ from headway.launch.component_places import (
     make_places,
     make_rank_names,
 )
-from headway.launch.device_pools import DevicePools, fit_device_pools
+from headway.launch.device_pools import RoleDevices, fit_device_pools
 from headway.launch.inference_servers import (
     check_server_requirements,
     make_visible_gpus_env,
@@ -158,7 +158,7 @@ def _plan_components(resolved: ResolvedConfig, machine: Machine) -> Placement:
     machine = machine.arrange(config.devices, device)
     separate = config.processes is not False and (device == "cpu" or machine.devices * machine.nodes > 1)
     counted = device == "cuda" or config.devices.count is not None
-    pools = fit_device_pools(resolved, machine) if counted else DevicePools(devices=resolved.derived.devices)
+    pools = fit_device_pools(resolved, machine) if counted else RoleDevices(devices=resolved.derived.devices)
     processes = separate or (config.processes is not False and uses_in_process_vllm(resolved)) or bool(config.processes)
     ranks = count_trainer_ranks(resolved, device, pools.devices["actor_train"], separate=separate or device == "cpu")
     layout = plan_rank_layout(resolved, ranks, device=device, processes=processes)
@@ -182,7 +182,7 @@ def _plan_components(resolved: ResolvedConfig, machine: Machine) -> Placement:
     return placement
 
 
-def _count_engines(resolved: ResolvedConfig, device: Device, pools: DevicePools, *, separate: bool) -> int:
+def _count_engines(resolved: ResolvedConfig, device: Device, pools: RoleDevices, *, separate: bool) -> int:
     """Return the number of engines: one for each device or group of devices, or one that shares with the trainer."""
     counted = resolved.config.devices.count is not None or resolved.config.actor_infer.device_mapping is not None
     if (device == "cpu" and not counted) or (device == "cuda" and not separate):
@@ -197,7 +197,7 @@ def _count_engines(resolved: ResolvedConfig, device: Device, pools: DevicePools,
     return there // group
 
 
-def _add_places(resolved: ResolvedConfig, placement: Placement, pools: DevicePools, *, separate: bool) -> Placement:
+def _add_places(resolved: ResolvedConfig, placement: Placement, pools: RoleDevices, *, separate: bool) -> Placement:
     """Return the placement with the devices of its components, and on GPUs with the card of each process."""
     machine, on_gpu = placement.machine, placement.device == "cuda"
     assigned = assign_devices(resolved, pools.devices, placement.ranks, placement.replicas)

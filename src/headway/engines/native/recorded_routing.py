@@ -103,7 +103,7 @@ class PageRecorder(RoutingRecorder):
         last = min(sequence.cached, len(sequence.tokens) - 1)
         if sequence.row < 0 or last <= sequence.routed:
             return None
-        if self._side is not None and finish is FinishReason.ABORTED:
+        if self._side is not None and self._kv.stream is not None and finish is FinishReason.ABORTED:
             self._side.wait_stream(self._kv.stream)
         rows = torch.from_numpy(self._kv.list_rows(sequence.row, sequence.routed, last))
         with nullcontext() if self._side is None else torch.cuda.stream(self._side), torch.inference_mode():

@@ -8,6 +8,7 @@ from headway.cli import main
 from headway.config import load_config
 from headway.config.conversion import write_own_shape
 from headway.config.resolved_config import list_leaves
+from headway.errors import ConfigErrors
 from tests.config.test_peers import PEERS, list_items
 from tests.config.test_verl_command_line import FULLY_ASYNC, GERL, GRPO, PPO
 
@@ -23,12 +24,31 @@ def test_a_converted_command_line_loads_as_the_same_configuration(words: list[st
 
 
 @pytest.mark.skipif(not PEERS.is_dir(), reason="the files of other projects are not here")
-def test_a_converted_file_of_roll_loads_as_the_same_configuration(tmp_path: Path) -> None:
-    name, source, _ = next(item for item in list_items("roll") if "rlvr" in item[0])
-    resolved = load_config(source)
-    file = tmp_path / name
+@pytest.mark.parametrize("system", ["roll", "verl", "dots.rl", "gerl"])
+def test_whatever_is_accepted_of_another_project_loads_as_the_same_configuration(system: str, tmp_path: Path) -> None:
+    file, tried = tmp_path / "own.yaml", 0
+    for name, source, words in list_items(system):
+        try:
+            resolved = load_config(source, words)
+        except ConfigErrors:
+            continue
+        text = write_own_shape(resolved)
+        file.write_text(text, encoding="utf-8")
+        again, tried = load_config(file), tried + 1
+        assert dict(list_leaves(again.config)) == dict(list_leaves(resolved.config)), name
+        assert again.derived == resolved.derived, name
+        assert sum(line.startswith("# ") for line in text.splitlines()) == len(resolved.notes), name
+        theirs = [key for key, _, origin in resolved.rows() if origin.startswith("default of ")]
+        assert text.count("# default of ") == len(theirs), name
+    assert tried
+
+
+def test_names_that_are_not_plain_and_values_with_quotes_survive(tmp_path: Path) -> None:
+    tags = {"a b": {"env_type": 'say "x: #1"', "agent_template": "{observation}\n# no comment"}}
+    resolved = load_config({"train_env_manager": {"tags": ["a b"]}, "custom_envs": tags})
+    file = tmp_path / "own.yaml"
     file.write_text(write_own_shape(resolved), encoding="utf-8")
-    assert dict(list_leaves(load_config(file).config)) == dict(list_leaves(resolved.config))
+    assert load_config(file).config.custom_envs == resolved.config.custom_envs
 
 
 def test_comments_name_defaults_of_theirs_and_keys_that_fell_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,13 @@
 """Writes a configuration of another project in our own shape, with comments on what changed."""
 
 import json
+import re
 from typing import Any
 
 from headway.config.document import KeyPath, nest_values
 from headway.config.resolved_config import ResolvedConfig
+
+_PLAIN = re.compile(r"[A-Za-z0-9_][\w.-]*")
 
 
 def write_own_shape(resolved: ResolvedConfig) -> str:
@@ -14,7 +17,7 @@ def write_own_shape(resolved: ResolvedConfig) -> str:
     at the top are the notes, which name every key that fell away.
     """
     values = {tuple(key.split(".")): value for key, value in resolved.given().items()}
-    lines = [f"# {note}" for note in resolved.notes]
+    lines = [f"# {' '.join(note.split())}" for note in resolved.notes]
     _write_section(nest_values(values), (), values, resolved, lines)
     return "\n".join(lines) + "\n"
 
@@ -24,10 +27,11 @@ def _write_section(
 ) -> None:
     for name, value in tree.items():
         here, indent = (*path, name), "  " * len(path)
+        shown = name if _PLAIN.fullmatch(name) else json.dumps(name, ensure_ascii=False)
         if here not in values:
-            lines.append(f"{indent}{name}:")
+            lines.append(f"{indent}{shown}:")
             _write_section(value, here, values, resolved, lines)
             continue
-        origin = resolved.provenance.get(".".join(here), "")
+        origin = " ".join(resolved.provenance.get(".".join(here), "").split())
         comment = f"  # {origin}" if origin.startswith(("default of ", "translated from ", "derived: ")) else ""
-        lines.append(f"{indent}{name}: {json.dumps(value, ensure_ascii=False)}{comment}")
+        lines.append(f"{indent}{shown}: {json.dumps(value, ensure_ascii=False)}{comment}")

@@ -14,6 +14,7 @@ from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS
 from headway.config.config_blocks import EnvManagerConfig
 from headway.config.denoising_defaults import derive_denoising
 from headway.config.device_layout import GroupSizes, compute_step_sizes, place_roles
+from headway.config.dialect_tables import ROLL_MARKS
 from headway.config.document import ConfigEntry
 from headway.config.resolved_config import ConfigDraft, DerivedConfig, get_at_key
 from headway.config.reward_model_choice import derive_reward_models
@@ -298,4 +299,7 @@ def _choose_strategies(draft: ConfigDraft) -> dict[str, str]:
             continue
         if note is not None:
             draft.notes.append(note)
+            if name in ROLL_MARKS["strategies"]:  # what is stored is a file of our own
+                key = f"{role}.strategy_args.strategy_name"
+                draft.derive(key, chosen[role], f"translated from {key}: {name} ({draft.provenance.get(key)})")
     return chosen

@@ -45,7 +45,7 @@ def recognize_dialect(entries: ConfigEntries) -> str | None:
     for path, entry in entries.items():
         if path[0] in ROLL_MARKS["keys"] or (isinstance(entry.value, str) and entry.value.startswith("roll.")):
             return "roll"
-        if path[-1] == "strategy_name" and entry.value in ROLL_MARKS["strategies"]:
+        if path[-1] == "strategy_name" and path[0] != "rewards" and entry.value in ROLL_MARKS["strategies"]:
             return "roll"
     return None
 

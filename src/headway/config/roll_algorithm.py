@@ -21,7 +21,6 @@ def translate_roll_algorithm(entries: ConfigEntries, notes: list[str], problems:
     _translate_clip_range(given)
     _translate_adapters(given)
     _translate_filters(given)
-    _translate_query_filters(given)
     _translate_sampling(given)
     for role in ("actor_train", "critic"):
         _translate_warmup(given, role)
@@ -70,16 +69,6 @@ def _translate_filter(row: Any, given: ForeignEntries) -> Any:
         problem, hint = "masks by the difference of probabilities are not offered", "ratio_low and ratio_high"
         given.problems.append(ConfigError(problem, key="train_infer_correction.filters", value=row, hint=hint))
     return known
-
-
-def _translate_query_filters(given: ForeignEntries) -> None:
-    """Replace groups whose rewards are all equal where a reward filters queries by mean or deviation."""
-    for path in [path for path in given.entries if path[0] == "rewards" and "query_filter_config" in path]:
-        entry = given.entries.pop(path)
-        if path[-1] == "type" and entry.value in ("mean_filter", "std_filter"):
-            given.give("filter_zero_variance", True, ".".join(path))
-            note = f"{'.'.join(path[:-1])}: groups whose rewards are all equal are replaced; thresholds change nothing"
-            given.notes.append(note)
 
 
 def _translate_sampling(given: ForeignEntries) -> None:

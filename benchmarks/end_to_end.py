@@ -44,10 +44,12 @@ SHAPES: dict[str, dict[str, int]] = {
 WATCH = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
 
 
-def lot(text: str, task_data: Mapping[str, Any], wait_s: float = 0.0) -> float:
-    """A reward that means nothing, after a wait."""
+def lot(text: str, task_data: Mapping[str, Any], wait_s: float = 0.0, gate: str = "") -> float:
+    """A reward that means nothing, after a wait, and not while there is a file `gate`."""
     if wait_s:
         time.sleep(wait_s)
+    while gate and Path(gate).exists():
+        time.sleep(0.02)
     return zlib.crc32(text.encode()) / 2**32
 
 

@@ -259,3 +259,28 @@ def test_an_engine_that_ran_out_of_memory_comes_back_smaller() -> None:
         await engine.close()
 
     factory.run(scenario())
+
+
+def test_an_engine_that_slept_serves_the_next_version_as_if_it_had_not() -> None:
+    async def scenario() -> None:
+        model = factory.make_model()
+        awake, sleeper = (factory.make_engine(model, name=f"engine/{n}", checks=True) for n in range(2))
+        asked = factory.request("a", [1, 2, 3], count=12)
+        for engine in (awake, sleeper):
+            await factory.serve(engine, model, 0)
+        await sleeper.pause()
+        await sleeper.sleep()
+        await sleeper.resume()
+        assert sleeper.receiver.version == -1 and sleeper._thread is None, "nothing is left of the model"
+        for engine in (awake, sleeper):
+            await factory.serve(engine, factory.make_model(seed=1), 1)
+        assert awake._receiver.checksum == sleeper._receiver.checksum != ""  # type: ignore[attr-defined]
+        answers = [(await factory.together(engine, [asked]))[0].actions for engine in (awake, sleeper)]
+        assert answers[0] == answers[1] and len(answers[0]) == 12
+        before = awake._receiver.checksum  # type: ignore[attr-defined]
+        await factory.serve(awake, model, 2)
+        assert awake._receiver.checksum != before, "other weights have another checksum"  # type: ignore[attr-defined]
+        for engine in (awake, sleeper):
+            await engine.close()
+
+    factory.run(scenario())

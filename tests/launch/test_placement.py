@@ -8,6 +8,7 @@ import pytest
 
 from headway.config import load_config
 from headway.errors import ConfigError
+from headway.launch.component_places import count_memory_share, share_a_card
 from headway.launch.machine import Machine
 from headway.launch.placement import Placement, make_visible_devices_env, plan_placement
 
@@ -118,6 +119,36 @@ def test_hybrid_roles_take_turns_and_others_overlap() -> None:
     }
     overlapping = share(4, num_gpus_per_node=2, async_generation_ratio=1)
     assert overlapping.places["engine/1"].sharing == "overlap" and overlapping.idle_cards == (2, 3)
+
+
+def test_engines_read_versions_from_the_rank_on_their_own_device() -> None:
+    made = share(4, num_gpus_per_node=4, hybrid_engine=True)
+    assert made.transport.kind == "cuda_ipc" and made.transport.publishers == (0, 1, 2, 3)
+    assert made.transport.sources == {f"engine/{number}": number for number in range(4)}
+    assert make_visible_devices_env(made, "engine/3") == {"CUDA_VISIBLE_DEVICES": "3"}, "it needs no other GPU"
+    more = {"actor_train.device_mapping": [0, 1], "actor_infer.device_mapping": [0, 1, 2, 3], "hybrid_engine": True}
+    some = share(4, **more)
+    assert some.transport.sources == {"engine/0": 0, "engine/1": 1, "engine/2": 0, "engine/3": 0}
+    assert make_visible_devices_env(some, "engine/2") == {"CUDA_VISIBLE_DEVICES": "2,0"}
+    virtual = share(2, devices={"count": 4, "physical": 2}, **more)
+    assert virtual.transport.sources == {"engine/0": 0, "engine/1": 1, "engine/2": 0, "engine/3": 0}
+    apart = {"actor_train.device_mapping": [0, 1], "actor_infer.device_mapping": [2, 3]}
+    decoupled = share(4, **apart)
+    assert (decoupled.transport.kind, decoupled.transport.publishers) == ("shared_memory", (0,))
+    on_cpu = share(0, devices={"kind": "cpu", "count": 2}, hybrid_engine=True)
+    assert on_cpu.transport.kind == "cuda_ipc", "logical devices of a CPU run the code of GPUs"
+    assert share(0, hybrid_engine=True, processes=True).transport.kind == "shared_memory"
+
+
+def test_ranks_on_one_gpu_do_not_meet_through_nccl_and_share_its_memory() -> None:
+    apart = {"actor_train.device_mapping": [0, 1], "actor_infer.device_mapping": [2, 3]}
+    ranks = ("trainer/0", "trainer/1")
+    assert not share_a_card(share(4, **apart).places, ranks)
+    virtual = share(1, devices={"count": 4, "physical": 1}, **apart)
+    assert share_a_card(virtual.places, ranks)
+    assert count_memory_share(virtual.places, virtual.machine, "engine/0") <= 0.25
+    hybrid = share(1, devices={"count": 2, "physical": 1}, hybrid_engine=True)
+    assert count_memory_share(hybrid.places, hybrid.machine, "engine/1") <= 0.5
 
 
 def test_logical_devices_are_spread_over_cards_in_order() -> None:

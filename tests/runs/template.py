@@ -179,6 +179,7 @@ def become(order: dict[str, Any], descriptors: list[int], address: str) -> NoRet
             os.environ.update(order["env"])
             child_main.main(descriptors[0], os.getppid())
         elif order["kind"] == "call":
+            _fork_children(address)
             module, _, name = order["target"].partition(":")
             code = getattr(importlib.import_module(module), name)(*order["args"]) or 0
         else:
@@ -192,6 +193,16 @@ def become(order: dict[str, Any], descriptors: list[int], address: str) -> NoRet
         os._exit(code)
 
 
+def _fork_children(address: str) -> None:
+    """Let the children of this process be forks of the template."""
+
+    def spawn(spec: ChildSpec, theirs: socket.socket, output: int) -> child_process.ProcessHandle:
+        wanted = {"kind": "child", "env": dict(spec.env)}
+        return Forked(_ask(address, wanted, [theirs.fileno(), output]))
+
+    child_process.spawn_child = spawn  # type: ignore[assignment]
+
+
 def _run(order: dict[str, Any], output: int, address: str) -> int:
     for standard in (1, 2):
         os.dup2(output, standard)
@@ -200,12 +211,7 @@ def _run(order: dict[str, Any], output: int, address: str) -> int:
     if order["largest_file"]:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"], order["largest_file"]))
-
-    def spawn(spec: ChildSpec, theirs: socket.socket, output: int) -> child_process.ProcessHandle:
-        wanted = {"kind": "child", "env": dict(spec.env)}
-        return Forked(_ask(address, wanted, [theirs.fileno(), output]))
-
-    child_process.spawn_child = spawn  # type: ignore[assignment]
+    _fork_children(address)
     from headway.cli import main
 
     try:

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway.codec import decode, encode
 from headway.errors import TransferError
+from headway.trainers.sharded.ranked_trainer import merge_copies
 from headway.weights.base import Bucket, IpcSlice, WeightReceiver, WeightSource, WeightTransport
-from headway.weights.device_memory import IpcArena, IpcPayloadReader
+from headway.weights.device_memory import HostMemory, IpcArena, IpcPayloadReader
 from headway.weights.host_transports import InProcessTransport
-from headway.weights.shared_memory import SharedSegment
 from headway.weights.weight_receiver import DoubleBufferedReceiver
 from headway.weights.weight_store import WeightStore
 
@@ -25,29 +26,20 @@ from ..contracts.weights_contract import WeightsContract
 from .test_local_weights import BUCKET_MB, Real, Serving, updated, weights
 
 
-class HostMemory:
-    """Shared memory in the place of a GPU's: a buffer is opened by the name of its segment."""
+class CountingMemory(HostMemory):
+    """Counts how often buffers are exported and opened."""
 
     def __init__(self) -> None:
-        self.exported, self.opens = list[SharedSegment](), 0
-        self._made: dict[int, SharedSegment] = {}
-
-    def empty(self, size: int) -> Tensor:
-        segment = SharedSegment.create(size)
-        data = torch.frombuffer(segment.buffer, dtype=torch.uint8)
-        self._made[data.data_ptr()] = segment
-        return data
+        super().__init__()
+        self.exports = self.opens = 0
 
     def export(self, data: Tensor) -> tuple[Any, ...]:
-        self.exported.append(self._made[data.data_ptr()])
-        return (self.exported[-1].name, b"handle")
+        self.exports += 1
+        return super().export(data)
 
     def open(self, handle: tuple[Any, ...]) -> Tensor:
         self.opens += 1
-        return torch.frombuffer(SharedSegment.attach(handle[0]).buffer, dtype=torch.uint8)
-
-    def synchronize(self) -> None:
-        """Nothing is ever under way."""
+        return super().open(handle)
 
 
 def store_in(memory: HostMemory) -> tuple[WeightStore, IpcArena]:
@@ -81,7 +73,7 @@ class TestIpc(Real, WeightsContract):
 
 def test_buffers_are_exported_and_opened_once_and_written_again() -> None:
     async def scenario() -> None:
-        memory = HostMemory()
+        memory = CountingMemory()
         store, arena = store_in(memory)
         readers = [IpcPayloadReader(memory) for _ in range(2)]
         serving = [Serving() for _ in readers]
@@ -94,7 +86,7 @@ def test_buffers_are_exported_and_opened_once_and_written_again() -> None:
                 await updated(store, receiver, version, InProcessTransport())
             for one in serving:
                 assert all(torch.equal(one.tensors[name], value) for name, value in weights(version).items())
-        assert (arena.buffers, len(memory.exported), memory.opens) == (3, 3, 6)
+        assert (arena.buffers, memory.exports, memory.opens) == (3, 3, 6)
         store.close()
 
     asyncio.run(scenario())
@@ -180,5 +172,32 @@ def test_what_cannot_be_read_is_said() -> None:
         store.close()
         with pytest.raises(TransferError, match="cannot be opened"):
             IpcPayloadReader(memory).open(payload)
+
+    asyncio.run(scenario())
+
+
+def test_every_reader_opens_the_copy_of_its_own_rank() -> None:
+    async def scenario() -> None:
+        memories = [CountingMemory() for _ in range(2)]
+        stores = [
+            WeightStore(bucket_mb=BUCKET_MB, wire_dtype=None, arena=IpcArena(memory, rank))
+            for rank, memory in enumerate(memories)
+        ]
+        for store in stores:
+            store.publish(3, weights(3))
+        manifest, buckets = merge_copies([await store_bucket(store, 3) for store in stores])
+        for rank, memory in enumerate(memories):
+            reader = IpcPayloadReader(memory, rank)
+            for bucket in buckets:
+                opened = reader.open(decode(encode(bucket.payload)))
+                assert opened.checksum() == manifest.checksums[bucket.index]
+            assert [one.opens for one in memories] == [1, rank]
+            reader.close()
+        stores[1].publish(4, weights(5))
+        stores[0].publish(4, weights(4))
+        with pytest.raises(TransferError, match="copy 1 of the ranks differs"):
+            merge_copies([await store_bucket(store, 4) for store in stores])
+        for store in stores:
+            store.close()
 
     asyncio.run(scenario())

@@ -183,7 +183,8 @@ class WeightTransferConfig:
 
     transport: Literal["auto", "shared_memory", "disk", "broadcast", "cuda_ipc", "object_store"] = "auto"
     """Shared memory; files; sockets to all engines at once; from GPU to GPU of this machine; or Ray's object store.
-    `auto`: the object store on Ray, else shared memory between processes, and no copy inside one process."""
+    `auto`: the object store on Ray, GPU to GPU where trainer and engines share devices, else shared memory between
+    processes, and no copy inside one process."""
     delta: bool = False
     """Only buckets that changed travel; each engine keeps a copy of those that it serves."""
     bucket_mb: Positive | None = None
@@ -197,6 +198,9 @@ class WeightTransferConfig:
     timeout_s: Seconds | None = None
     """broadcast: one bucket to all engines, from forming the group to their answers. null: 60, or less where
     `reliability.transfer_timeout_s` has no time for that."""
+    compare_served: bool = False
+    """Every native engine computes a checksum of the tensors that it serves after each update. One that serves others
+    than the rest is restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ The token that completes one is the last token of the answer and stays, because 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headway.codec import register_records
 from headway.errors import EngineError
@@ -153,6 +153,17 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release everything. Idempotent."""
+
+
+@runtime_checkable
+class SleepingEngine(Protocol):
+    """An engine that can free the memory of its device."""
+
+    async def sleep(self) -> None:
+        """Free weights, KV cache and model. The next version that arrives brings them back.
+
+        No request may be running. `receiver.version` is −1 afterwards.
+        """
 
 
 def check_request(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from headway.engines.base import Engine, Progress, Request
+from headway.engines.base import Engine, Progress, Request, SleepingEngine
 from headway.errors import BackendError, EngineCrashed, EngineError, TransferError
 from headway.processes.base import ChildSpec, RestartablePeer, StartPeer
 from headway.types import ExpertRouting, FinishReason, VersionRun
@@ -83,16 +83,25 @@ class EngineHost:
     async def resume(self) -> None:
         await self._engine.resume()
 
+    async def sleep(self) -> bool:
+        """Return whether the engine could free its memory."""
+        if not isinstance(self._engine, SleepingEngine):
+            return False
+        await self._engine.sleep()
+        return True
+
     async def begin(self, manifest: Manifest) -> None:
         await self._engine.receiver.begin(manifest)
 
     async def load(self, bucket: Bucket) -> None:
         await self._engine.receiver.load(bucket)
 
-    async def flip(self) -> int:
-        await self._engine.receiver.flip()
+    async def flip(self) -> tuple[int, str]:
+        """Return the version that is served now, and its checksum where the engine computes one."""
+        receiver = self._engine.receiver
+        await receiver.flip()
         self._flush()
-        return self._engine.receiver.version
+        return receiver.version, getattr(receiver, "checksum", "")
 
     async def close(self) -> None:
         await self._engine.close()
@@ -160,6 +169,10 @@ class RemoteEngine:
         if self._child.alive:
             await self.call("resume")
 
+    async def sleep(self) -> None:
+        if await self.call("sleep"):
+            self._forget_version()
+
     async def restart(self) -> None:
         if self._closed:
             raise EngineCrashed(f"{self.name} is closed")
@@ -201,10 +214,11 @@ class RemoteEngine:
 
 
 class RemoteReceiver:
-    """A `WeightReceiver` that forwards to the child; `version` is what the child serves."""
+    """A `WeightReceiver` that forwards to the child; `version` and `checksum` are of what the child serves."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self.version = -1
+        self.checksum = ""
         self.name = engine.name
         """Name of the engine, by which broadcasts of weights address it."""
         self._engine = engine
@@ -223,4 +237,4 @@ class RemoteReceiver:
         await self._engine.call("load", bucket, failure=TransferError)
 
     async def flip(self) -> None:
-        self.version = await self._engine.call("flip", failure=TransferError)
+        self.version, self.checksum = await self._engine.call("flip", failure=TransferError)

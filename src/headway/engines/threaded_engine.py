@@ -118,7 +118,7 @@ class ThreadedEngine(ABC, Generic[B]):
         await self._get_thread().call(lambda core: core.pause())
 
     async def resume(self) -> None:
-        if not (self._down or self._closed):
+        if self._thread is not None and not (self._down or self._closed):  # a new core is not paused
             await self._get_thread().call(lambda core: core.resume())
 
     async def restart(self) -> None:
@@ -135,6 +135,18 @@ class ThreadedEngine(ABC, Generic[B]):
         except Exception as error:
             self._go_down(EngineCrashed(f"{self.name} does not come up: {error}"))
             raise EngineCrashed(f"{self.name} does not come up: {error}") from error
+
+    async def sleep(self) -> None:
+        """Free weights, KV cache and model; the next version that arrives brings them back."""
+        self._check_up()
+        thread, self._thread, self._built = self._thread, None, None
+        if thread is not None:
+            thread.stop(EngineCrashed(f"{self.name} sleeps"))
+            await thread.wait_until_ended(_JOIN_S)
+        self._receiver.reset(gone=False)
+        if self._settings.device != "cpu":
+            gc.collect()  # modules refer to each other in circles
+            torch.cuda.empty_cache()
 
     async def close(self) -> None:
         if self._closed:

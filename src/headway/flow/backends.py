@@ -57,6 +57,8 @@ class Backends:
     """Makes engines that join later. `None`: none may join."""
     lent: Sequence[Engine] = ()
     """Engines on the trainer's devices, which work while the trainer waits."""
+    engines_sleep: bool = False
+    """Whether engines free their memory while the trainer uses devices that they share."""
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Devices of `train`, `logp`, `ref_logp`, `critic` and `generate`. Roles that share devices take turns."""
 

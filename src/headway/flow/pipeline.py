@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headway.cluster.base import DevicePools
 from headway.data.task_sources import TaskCursor
-from headway.errors import BackendError
+from headway.errors import BackendError, TransferError
 from headway.flow.backends import Backends
 from headway.flow.fruitless_drops import FruitlessDrops
 from headway.flow.recovery import DegradationControl, DegradationLevel
@@ -236,9 +236,14 @@ class Pipeline:
             self.headway.serve(self.hub.served)
 
     def _flipped(self, replica: Replica) -> None:
-        self.events.emit(WeightsServed(who=replica.name, version=replica.version, trained=self.headway.trained))
+        checksum, served = replica.checksum or None, (replica.version, self.headway.trained)
+        self.events.emit(WeightsServed(who=replica.name, version=served[0], trained=served[1], checksum=checksum))
         self.hub.version_changed(replica)
         self.versions_changed()
+        expected = self.updater.checksums.setdefault(replica.version, checksum) if checksum else None
+        if checksum != expected:
+            problem = f"{replica.name} serves version {replica.version} with checksum {checksum}, others {expected}"
+            self.hub.fail(replica, TransferError(problem))
 
     def _replica_failed(self, replica: Replica, error: BaseException) -> None:
         self.recovery.failure(replica.name, error)

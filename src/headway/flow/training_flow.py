@@ -25,6 +25,7 @@ from headway.flow import stages as _stages
 from headway.flow.backends import RunContext
 from headway.flow.channel import Channel
 from headway.flow.checkpointing import save_checkpoint
+from headway.flow.device_turns import DeviceTurns
 from headway.flow.engine_fleet import DeviceLending, EngineFleet
 from headway.flow.pipeline import Pipeline
 from headway.flow.stage import Stage, create_role_state_machine
@@ -170,7 +171,7 @@ class AsyncTrainingFlow:
             on_validated=self.context.on_validated,
         )
         if pipeline.devices.are_shared("train", "generate"):
-            pipeline.devices.locks["train"].call_when_held(hub.halt_engines, when_free=hub.continue_engines)
+            DeviceTurns(pipeline, engines_sleep=self.backends.engines_sleep)
         elif self.backends.lent:
             DeviceLending(hub, pipeline.devices.locks["train"], pipeline.versions_changed)
         args = {stage.name: stage.args for stage in self.context.stages}

@@ -49,6 +49,8 @@ class WeightUpdater:
         self._spans = count()
         self.turn = asyncio.Lock()
         """Held while a version is pushed, and while a validation needs the versions of the replicas to stay."""
+        self.checksums: dict[int, str] = {}
+        """Checksum of each version that an engine has served, where engines compute them."""
         self.newest = -1
         """Version of the last push that began."""
 

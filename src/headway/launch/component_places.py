@@ -137,6 +137,44 @@ def make_places(
     return places
 
 
+def find_weight_sources(places: Mapping[str, ComponentPlace], ranks: int) -> dict[str, int]:
+    """Return the trainer rank that each engine reads versions from; nothing if no engine is on a device of a rank.
+
+    It is the rank on the engine's own device, else one on its card, else rank 0.
+    """
+    names = make_rank_names(ranks)
+    by_device = {device: rank for rank, name in enumerate(names) for device in places[name].devices}
+    by_card = {card: rank for rank, name in reversed(list(enumerate(names))) for card in places[name].cards}
+    engines = {name: place for name, place in places.items() if name.startswith("engine/") and place.devices}
+    if not any(place.devices[0] in by_device for place in engines.values()):
+        return {}
+    return {name: by_device.get(place.devices[0], by_card.get(place.cards[0], 0)) for name, place in engines.items()}
+
+
+def count_memory_share(places: Mapping[str, ComponentPlace], machine: Machine, name: str) -> float:
+    """Return the share of a GPU that a component may take: all of it, but on a virtual device an equal part.
+
+    It is more than that where the plan of the memory needs more.
+    """
+    place, on_card = places.get(name), -(-machine.devices // max(machine.gpus, 1))
+    if place is None or on_card == 1:
+        return 1.0
+    equal = 1.0 / (on_card * (1 + len(place.partners)))
+    planned = (place.memory_gib or 0.0) / machine.gpu_memory_gib if machine.gpu_memory_gib else 0.0
+    return min(max(equal, planned), 1.0)
+
+
+def share_a_card(places: Mapping[str, ComponentPlace], names: Sequence[str]) -> bool:
+    """Return whether two of the components are on one card."""
+    cards = [card for name in names if name in places for card in places[name].cards]
+    return len(set(cards)) < len(cards)
+
+
+def let_engines_sleep(places: Mapping[str, ComponentPlace]) -> bool:
+    """Return whether engines free their memory while the trainer has its turn."""
+    return any(place.sleeps and name.startswith("engine/") for name, place in places.items())
+
+
 def find_idle_cards(places: Mapping[str, ComponentPlace], machine: Machine) -> tuple[int, ...]:
     """Return the cards that no component uses."""
     used = {card for place in places.values() for card in place.cards}

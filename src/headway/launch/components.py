@@ -19,6 +19,7 @@ from headway.config import ResolvedConfig, load_config
 from headway.engines.base import Engine
 from headway.engines.remote_engine import RemoteEngine
 from headway.errors import BackendError
+from headway.launch.component_places import count_memory_share, let_engines_sleep
 from headway.launch.inference_servers import TORCH_DTYPES, uses_external_engines
 from headway.launch.placement import LENT_ENGINE, Placement, make_visible_devices_env
 from headway.launch.transports import (
@@ -123,6 +124,7 @@ class LaunchContext:
                 "component": asdict(self.make_args(threads, name)),
                 "name": name,
                 "transport": self.placement.transport.to_json(),
+                "memory_share": count_memory_share(self.placement.places, self.placement.machine, name),
             },
             threads=threads,
             env=make_visible_devices_env(self.placement, name),
@@ -150,6 +152,8 @@ class TrainingComponents:
     """Source of engines that may join later; `None`: none may."""
     cluster: RayCluster | None = None
     """Closed after the components that run on it."""
+    engines_sleep: bool = False
+    """Whether engines free their memory while the trainer uses devices that they share."""
 
     async def start(self) -> None:
         """Start every component at once. Raise the error of the first that does not come up."""
@@ -262,7 +266,8 @@ def make_run_components(context: LaunchContext, family: ModelFamily) -> Training
     if uses_external_engines(context.resolved):
         return components
     lent = [family.make_engine(context, LENT_ENGINE)] if context.resolved.config.lend_idle_trainer else []
-    return replace(components, lent=lent, reserve=_make_reserve(context, family, components.engines))
+    reserve = _make_reserve(context, family, components.engines)
+    return replace(components, lent=lent, reserve=reserve, engines_sleep=let_engines_sleep(context.placement.places))
 
 
 def _make_reserve(context: LaunchContext, family: ModelFamily, engines: list[Engine]) -> EngineReserve:
@@ -309,6 +314,7 @@ def make_backends(
         ref_logp=components.ref_logp,
         critic=components.critic,
         decode=make_decoder(policy.tokenizer),
+        engines_sleep=components.engines_sleep,
         devices={"train": (0,), "generate": (0,) if resolved.derived.hybrid_engine else (1,)},
     )
 
@@ -353,8 +359,13 @@ def count_prefix_tokens(resolved: ResolvedConfig, device: Device) -> int:
 
 
 def read_child_args(args: Mapping[str, Any]) -> tuple[ComponentArgs, TransportPlan]:
-    """Read the arguments that `LaunchContext.make_child_spec` wrote."""
-    return ComponentArgs(**args["component"]), TransportPlan(**args["transport"])
+    """Read the arguments that `LaunchContext.make_child_spec` wrote, and keep to the memory that they allow."""
+    component, share = ComponentArgs(**args["component"]), args.get("memory_share", 1.0)
+    if component.device == "cuda" and share < 1.0:
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(share, 0)
+    return component, TransportPlan(**args["transport"])
 
 
 async def create_own_engine(
@@ -370,7 +381,7 @@ async def create_own_engine(
 def make_publishing_trainer(
     args: Mapping[str, Any], make_trainer: Callable[[ComponentArgs, PublishingStore], ThreadedTrainer[Any]]
 ) -> ThreadedTrainer[Any]:
-    """Make a trainer that publishes its versions for other processes."""
+    """Make a trainer, or a rank of it, that publishes its versions for other processes."""
     component, transport = read_child_args(args)
-    store = make_published_store(component.load_config(), component.device, transport)
+    store = make_published_store(component.load_config(), component.device, transport, args.get("rank", 0))
     return make_trainer(component, store)

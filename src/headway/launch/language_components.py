@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import ResolvedConfig
 from headway.engines.base import Engine
-from headway.launch.component_places import has_own_critic, list_scorer_replicas
+from headway.errors import ConfigError
+from headway.launch.component_places import (
+    has_own_critic,
+    list_scorer_replicas,
+    make_rank_names,
+    share_a_card,
+)
 from headway.launch.components import (
     ComponentArgs,
     LaunchContext,
@@ -90,6 +96,7 @@ class LanguageModelFamily(ModelFamily):
         from headway.models.model_checks import check_attention, check_rotation
         from headway.models.model_loading import make_architecture_factory
 
+        check_shared_card(resolved, placement)
         if not uses_external_engines(resolved):
             config = AutoConfig.from_pretrained(policy.path, local_files_only=True)
             check_rotation(config, resolved.derived.sequence_length)
@@ -152,6 +159,20 @@ class LanguageModelFamily(ModelFamily):
         if uses_in_process_vllm(resolved):
             return make_in_process_engines(options, placement.transport)
         return make_server_engines(options)
+
+
+def check_shared_card(resolved: ResolvedConfig, placement: Placement) -> None:
+    """Check that ranks on one GPU only exchange what goes through the memory of the host. Raises `ConfigError`."""
+    sizes, key = resolved.config.actor_train.strategy_args.strategy_config, "actor_train.strategy_args.strategy_config"
+    if placement.device != "cuda" or not share_a_card(placement.places, make_rank_names(placement.ranks)):
+        return
+    if sizes.distributed_backend == "nccl":
+        problem = "NCCL refuses two ranks on one GPU"
+        raise ConfigError(problem, key=f"{key}.distributed_backend", value="nccl", hint="auto, or a GPU for each rank")
+    for name in ("tensor_model_parallel_size", "context_parallel_size"):
+        if (size := getattr(sizes, name)) > 1:
+            problem = "ranks on one GPU share weights, but neither layers nor sequences"
+            raise ConfigError(problem, key=f"{key}.{name}", value=size, hint="1, or a GPU for each rank")
 
 
 def check_tensor_parallel_model(layout: RankLayout, path: Path) -> None:
@@ -223,7 +244,7 @@ def _make_trainer(args: ComponentArgs, store: PublishingStore, settings: LocalSe
 
 
 def make_rank_trainer(args: ComponentArgs, store: PublishingStore | None, ranks: int) -> RankTrainer:
-    """Make one rank of a trainer whose ranks have connected to each other; rank 0 publishes into `store`."""
+    """Make one rank of a trainer whose ranks have connected to each other; it may publish into `store`."""
     from headway.trainers.sharded.sharded_trainer import RankTrainer, ShardedRankGroup
     from headway.weights.weight_store import NonPublishingStore
 
@@ -266,7 +287,7 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
     from headway.models.model_loading import find_end_tokens, load_tokenizer, make_architecture_factory
 
     resolved = args.load_config()
-    end = end or ReceiverEnd(open_payload=memoryview)
+    end = end or ReceiverEnd(open_payload=memoryview, checks=resolved.config.weight_transfer.compare_served)
     return NativeEngine(
         name,
         make_architecture_factory(args.model),
@@ -284,6 +305,7 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
         eos=find_end_tokens(args.model),
         open_payload=end.open_payload,
         wrap_receiver=end.wrap_receiver,
+        checks=end.checks,
     )
 
 

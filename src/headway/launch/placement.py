@@ -29,6 +29,7 @@ from headway.launch.component_places import (
     assign_devices,
     count_engine_devices,
     find_idle_cards,
+    find_weight_sources,
     format_numbers,
     make_places,
     make_rank_names,
@@ -142,13 +143,22 @@ def plan_on_machine(
     resolved: ResolvedConfig, machine: Machine, shape: ModelShape | None = None, *, trains: bool = True
 ) -> Placement:
     """Plan a run on any machine, or on several equal ones; this one is not looked at. Raises `ConfigError`."""
-    placement = _plan_components(resolved, machine)
-    transport = plan_transport(resolved, device=placement.device, processes=placement.processes)
-    placement = replace(placement, transport=transport)
+    placement, shape = _plan_components(resolved, machine), shape or find_policy_shape(resolved)
+    local = trains and placement.processes and not uses_external_engines(resolved)
+    sources = find_weight_sources(placement.places, placement.ranks) if local else {}
+    kinds = {"device": placement.device, "processes": placement.processes}
+    near = replace(placement, transport=plan_transport(resolved, **kinds, sources=sources))
     if not trains:
         engines = {name: place for name, place in placement.places.items() if name.startswith("engine/")}
-        placement = replace(placement, places=engines)
-    return add_memory_budget(resolved, placement, shape or find_policy_shape(resolved))
+        near = replace(near, places=engines)
+    try:
+        return add_memory_budget(resolved, near, shape)
+    except ConfigError:
+        plain = plan_transport(resolved, **kinds)
+        if plain.kind == near.transport.kind:
+            raise
+    note = "versions of the weights go through the memory of the host: the GPUs have no room for them"
+    return add_memory_budget(resolved, replace(placement, transport=plain, notes=(*placement.notes, note)), shape)
 
 
 def _plan_components(resolved: ResolvedConfig, machine: Machine) -> Placement:
@@ -257,13 +267,14 @@ def _check_lending(resolved: ResolvedConfig, device: Device, gpus: Mapping[str, 
 def make_visible_devices_env(placement: Placement, name: str) -> dict[str, str]:
     """Return the environment in which the GPU of component `name` is the first one.
 
-    It is the only one, unless weights are read from the trainer's GPU.
+    It is the only one, unless weights are read from the GPU of a trainer rank elsewhere.
     """
     if name not in placement.gpus:
         return {}
     gpus = [placement.gpus[name]]
-    if placement.transport.kind == "cuda_ipc":
-        gpus = list(dict.fromkeys((*gpus, placement.gpus["trainer"])))
+    if placement.transport.kind == "cuda_ipc" and not name.startswith("trainer"):
+        source = placement.transport.sources.get(name, 0)
+        gpus = list(dict.fromkeys((*gpus, placement.gpus.get(f"trainer/{source}", placement.gpus["trainer"]))))
     return make_visible_gpus_env(gpus)
 
 

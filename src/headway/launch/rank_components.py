@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headway.launch.component_places import make_rank_names, share_a_card
 from headway.launch.components import ComponentArgs, LaunchContext, make_publishing_trainer, read_child_args
 from headway.processes.base import ChildSpec
 from headway.trainers.base import Trainer
@@ -29,9 +30,11 @@ def make_remote_trainer(
         spec = context.make_child_spec("trainer", create_trainer, placement.train_threads)
         return RemoteTrainer(spec, placement.start_child)
 
+    shares_card = share_a_card(placement.places, make_rank_names(placement.ranks))
+
     def adapt_to_rank(spec: ChildSpec, rank: int) -> ChildSpec:
         own = context.make_child_spec(spec.name, create_rank, placement.train_threads)
-        return replace(spec, env=own.env, log=own.log)
+        return replace(spec, env=own.env, log=own.log, args={**spec.args, **own.args, "shares_card": shares_card})
 
     return MultiRankTrainer(
         context.make_child_spec("trainer", create_rank, placement.train_threads),
@@ -40,18 +43,19 @@ def make_remote_trainer(
         customize=adapt_to_rank,
         join_s=context.resolved.config.cluster.start_timeout_s,
         rank_s=context.resolved.config.reliability.rank_timeout_s,
+        publishers=placement.transport.publishers,
     )
 
 
 def describe_rank(args: Mapping[str, Any], make_rank_trainer: MakeRankTrainer) -> RankSpec:
-    """Describe one rank of the trainer; rank 0 publishes versions for other processes."""
+    """Describe one rank of the trainer. Ranks on one GPU meet through gloo, because NCCL refuses them."""
     from headway.trainers.sharded.rank_host import RankSpec
 
     component: ComponentArgs = read_child_args(args)[0]
     number, ranks = args["rank"], args["ranks"]
 
     def make() -> Trainer:
-        if number:
+        if not args["publishes"]:
             trainer: Trainer = make_rank_trainer(component, None, ranks)
             return trainer
         return make_publishing_trainer(args, partial(make_rank_trainer, ranks=ranks))
@@ -63,6 +67,6 @@ def describe_rank(args: Mapping[str, Any], make_rank_trainer: MakeRankTrainer) -
         ranks=ranks,
         device=component.device,
         make=make,
-        backend="" if backend == "auto" else backend,
+        backend=backend if backend != "auto" else "gloo" if args["shares_card"] else "",
         timeout_s=2 * (config.reliability.rank_timeout_s + config.cluster.start_timeout_s),
     )

@@ -57,9 +57,6 @@ def plan_rank_layout(resolved: ResolvedConfig, ranks: int, *, device: str, proce
     if not processes:
         problem = f"{ranks} ranks of the trainer are processes"
         raise ConfigError(problem, key="processes", value=False, hint=f"true, or {key}: {single}")
-    if config.actor_train.training_args.offload_optimizer and device == "cuda":
-        problem = "moments of ranks are not kept in the memory of the host"
-        raise ConfigError(problem, key="actor_train.training_args.offload_optimizer", value=True, hint="more ranks")
     if config.actor_train.model_args.lora_rank is not None and layout.tensor > 1:
         problem, key = "adapters are not cut by columns and rows", f"{_SIZES_KEY}.tensor_model_parallel_size"
         raise ConfigError(problem, key=key, value=layout.tensor, hint="1: adapters go with cut weights and sequences")

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from headway.config import ResolvedConfig
@@ -23,6 +24,7 @@ from headway.flow.training_flow import AsyncTrainingFlow, RunSummary, order_stag
 from headway.launch.components import LaunchContext, ModelFamily, PolicyInfo, make_backends, make_run_components
 from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
+from headway.launch.inference_servers import uses_external_engines
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import Placement, add_memory_budget, plan_placement
 from headway.launch.reward_components import check_reward_models, connect_reward_models
@@ -30,7 +32,7 @@ from headway.launch.transports import VERSIONS_ON_DISK
 from headway.models.model_shapes import find_model_shape
 from headway.monitor.event_files import EventFileWriter
 from headway.monitor.event_log import EventLog, EventSink
-from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RunBegin, RunEnd
+from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RunBegin, RunEnd, SpanBegin, SpanEnd
 from headway.monitor.machine_facts import describe_machine
 from headway.monitor.run_status import RunStatus
 from headway.processes.loop_watchdog import LoopWatchdog
@@ -40,6 +42,7 @@ from headway.runs.run_directory import RunDirectory, check_disk_space, read_chec
 from headway.runs.run_observer import RunObserver
 from headway.runs.sample_logs import SampleLog
 from headway.settings import make_run_settings
+from headway.trainers.base import Trainer
 from headway.version import VERSION
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -112,6 +115,9 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
         read_checkpoint_version(Path(config.resume).expanduser())
     own_notes = reward.notes if isinstance(reward, RoutedReward) else ()
     notes = (*resolved.notes, *placement.notes, *sources.notes, *own_notes)
+    compares = config.weight_transfer.compare_served
+    if compares and (uses_external_engines(resolved) or resolved.derived.pipeline == "denoising"):
+        notes += ("weight_transfer.compare_served has no effect: only our engines of language models have checksums",)
     return PreparedRun(
         resolved=resolved, policy=policy, sources=sources, placement=placement, family=family, notes=notes
     )
@@ -216,6 +222,7 @@ async def open_run_context(
     connect_reward_models(reward, launch, partial(_report_reward_model, events))
     backends = make_backends(prepared.resolved, prepared.policy, components, prepared.sources, environments, reward)
     context = _make_run_context(prepared, directory, backends, events)
+    _show_offload(components.trainer, events)
     with EventFileWriter(directory.path, on_failure=context.stop_request.make) as log:
         events.attach(log)
         trained, machine = directory.count_trained_steps(), describe_machine()
@@ -238,6 +245,22 @@ async def open_run_context(
 
 def _report_reward_model(events: EventLog, name: str, reason: str) -> None:
     events.emit(BackendDown(who=name, reason=reason) if reason else BackendUp(who=name))
+
+
+def _show_offload(trainer: Trainer, events: EventLog) -> None:
+    """Show optimizer steps that move moments between host and GPU as spans of the timeline."""
+    loop, numbers = asyncio.get_running_loop(), count()
+    open_spans: list[int] = []
+
+    def emit(begins: bool) -> None:
+        if begins:
+            open_spans[:] = [next(numbers)]  # one that a crash has left open stays so
+            events.emit(SpanBegin(who="optimizer", span=open_spans[0], name="moments from the host and back"))
+        elif open_spans:
+            events.emit(SpanEnd(who="optimizer", span=open_spans.pop()))
+
+    if hasattr(trainer, "on_offload"):
+        trainer.on_offload = lambda begins: loop.call_soon_threadsafe(emit, begins)
 
 
 def _make_run_context(

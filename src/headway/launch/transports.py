@@ -13,8 +13,8 @@ An engine that joins late needs nothing else: it is sent the newest version by t
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,15 +55,29 @@ class TransportPlan:
     """Library of a broadcast: through the memory of the hosts, or from GPU to GPU."""
     directory: str = ""
     """Directory into which versions are written."""
+    compare: bool = False
+    """Whether engines compute a checksum of what they serve."""
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Trainer rank whose copy each component reads, by its name; those that are left out read that of rank 0."""
+
+    @property
+    def publishers(self) -> tuple[int, ...]:
+        """Trainer ranks that hold versions for others."""
+        return tuple(sorted(set(self.sources.values()))) or (0,)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan for a child process, which makes it again by `TransportPlan(**…)`."""
         return asdict(self)
 
 
-def plan_transport(resolved: ResolvedConfig, *, device: str, processes: bool) -> TransportPlan:
-    """Plan the transport that the configuration asks for, or one that suits the placement. Raises `ConfigError`."""
-    kind = select_transport_kind(resolved, device=device, processes=processes)
+def plan_transport(
+    resolved: ResolvedConfig, *, device: str, processes: bool, sources: Mapping[str, int] | None = None
+) -> TransportPlan:
+    """Plan the transport that the configuration asks for, or one that suits the placement. Raises `ConfigError`.
+
+    `sources` names the trainer rank that each engine reads from, where engines and ranks share devices.
+    """
+    kind = select_transport_kind(resolved, device=device, processes=processes, colocated=bool(sources))
     given = resolved.config.weight_transfer.directory
     directory = Path(given).expanduser() if given else Path(resolved.config.output_dir).expanduser() / "weights"
     return TransportPlan(
@@ -72,10 +86,14 @@ def plan_transport(resolved: ResolvedConfig, *, device: str, processes: bool) ->
         rendezvous=_choose_rendezvous(resolved) if kind == "broadcast" else "",
         backend=_choose_backend(resolved, device),
         directory=str(directory.absolute()) if kind == "disk" else "",
+        compare=resolved.config.weight_transfer.compare_served,
+        sources=(sources or {}) if kind == "cuda_ipc" else {},
     )
 
 
-def select_transport_kind(resolved: ResolvedConfig, *, device: str, processes: bool) -> TransportKind:
+def select_transport_kind(
+    resolved: ResolvedConfig, *, device: str, processes: bool, colocated: bool = False
+) -> TransportKind:
     """Return what the configuration asks for, or what suits the placement. Raises `ConfigError`."""
     wanted = resolved.config.weight_transfer
     if not processes:
@@ -84,10 +102,14 @@ def select_transport_kind(resolved: ResolvedConfig, *, device: str, processes: b
             problem = "trainer and engines are threads of one process here, and weights are handed over"
             raise ConfigError(problem, key=key, value=value, hint="processes: true")
         return "in_process"
-    if wanted.transport == "cuda_ipc" and device != "cuda":
-        raise ConfigError("needs a GPU", key=_KEY, value=wanted.transport, hint="shared_memory")
+    virtual = resolved.config.devices.count is not None
+    if wanted.transport == "cuda_ipc" and device != "cuda" and not virtual:
+        hint = "shared_memory, or devices: {count: …} for logical devices"
+        raise ConfigError("needs a GPU", key=_KEY, value=wanted.transport, hint=hint)
     if wanted.transport != "auto":
         return wanted.transport
+    if colocated and not wanted.delta and (device == "cuda" or virtual):
+        return "cuda_ipc"
     return "object_store" if resolved.config.cluster.kind == "ray" else "shared_memory"
 
 
@@ -183,9 +205,11 @@ def _choose_sending_gpu(resolved: ResolvedConfig) -> str:
 # -- in the process of the trainer
 
 
-def make_published_store(resolved: ResolvedConfig, device: Device, plan: TransportPlan) -> PublishingStore:
-    """Make the store in which versions are published for engines in other processes."""
-    from headway.weights.device_memory import CudaMemory, IpcArena
+def make_published_store(
+    resolved: ResolvedConfig, device: Device, plan: TransportPlan, rank: int = 0
+) -> PublishingStore:
+    """Make the store in which a trainer, or a rank of it, publishes versions for engines in other processes."""
+    from headway.weights.device_memory import IpcArena, make_shareable_memory
     from headway.weights.disk_transport import DiskStore, VersionDirectory
     from headway.weights.weight_store import ObjectArena, SharedArena
 
@@ -195,7 +219,7 @@ def make_published_store(resolved: ResolvedConfig, device: Device, plan: Transpo
         )
         return DiskStore(make_weight_store(resolved, device), directory)
     if plan.kind == "cuda_ipc":
-        return make_weight_store(resolved, device, IpcArena(CudaMemory(device)))
+        return make_weight_store(resolved, device, IpcArena(make_shareable_memory(device), rank))
     on_ray = resolved.config.cluster.kind == "ray"  # a broadcast from another machine reads the object store too
     return make_weight_store(resolved, device, ObjectArena() if on_ray else SharedArena())
 
@@ -255,6 +279,8 @@ class ReceiverEnd:
     open_payload: Callable[[Any], Any]
     delta: bool = False
     """Whether the bytes of the served version are kept, for buckets that did not change."""
+    checks: bool = False
+    """Whether the engine computes a checksum of the tensors that it serves."""
 
     def wrap_receiver(self, receiver: WeightReceiver) -> WeightReceiver:
         """Return the receiver that the controller sees: one that keeps a copy, where delta needs it."""
@@ -268,7 +294,7 @@ class ReceiverEnd:
 
 def make_receiver_end(plan: TransportPlan, name: str, device: Device) -> ReceiverEnd:
     """Make the end of engine `name`; a scorer has no name, and reads what the trainer published."""
-    return ReceiverEnd(open_payload=_make_payload_reader(plan, name, device), delta=plan.delta)
+    return ReceiverEnd(open_payload=_make_payload_reader(plan, name, device), delta=plan.delta, checks=plan.compare)
 
 
 def _make_payload_reader(plan: TransportPlan, name: str, device: Device) -> Callable[[Any], Any]:
@@ -278,9 +304,9 @@ def _make_payload_reader(plan: TransportPlan, name: str, device: Device) -> Call
         host, _, port = plan.rendezvous.rpartition(":")
         return BroadcastInbox(name, host, int(port), device=device if plan.backend == "nccl" else "cpu").open
     if plan.kind == "cuda_ipc":
-        from headway.weights.device_memory import CudaMemory, IpcPayloadReader
+        from headway.weights.device_memory import IpcPayloadReader, make_shareable_memory
 
-        return IpcPayloadReader(CudaMemory(device)).open
+        return IpcPayloadReader(make_shareable_memory(device), plan.sources.get(name, 0)).open
 
     from headway.weights.shared_memory import PayloadReader
 

@@ -146,6 +146,8 @@ class WeightsServed(Event):
     version: int
     trained: int | None = None
     """Version that the trainer held at that time."""
+    checksum: str | None = None
+    """Checksum of the tensors in the engine, with `weight_transfer.compare_served`."""
 
 
 @event_kind("span.begin")

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 
 from headway.config import ReliabilityConfig
-from headway.engines.base import Engine, Progress, Request
+from headway.engines.base import Engine, Progress, Request, SleepingEngine
 from headway.errors import BackendError, EngineCrashed, EngineError
 from headway.monitor.event_log import EventLog
 from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RequestEnd, RequestStart, SpanBegin, SpanEnd
@@ -221,6 +221,21 @@ class InferenceHub:
         await self._pause_all(False)
         for replica in self.replicas:
             await self._pause_requests(replica, False)
+
+    async def put_engines_to_sleep(self) -> None:
+        """Let halted engines free the memory of their devices. Their requests wait for the next weights."""
+        healthy = [replica for replica in self.replicas if replica.health is ReplicaHealth.UP]
+        await asyncio.gather(*map(self._put_to_sleep, healthy))
+
+    async def _put_to_sleep(self, replica: Replica) -> None:
+        engine = replica.engine
+        if isinstance(engine, SleepingEngine):
+            replica.flipped_in_pipeline = False
+            self._router.withdraw(replica)
+            if not await self.empty(replica):
+                self.fail(replica, EngineCrashed(f"{replica.name} does not make way for the trainer"))
+            else:
+                await self._call_engine(replica, engine.sleep)
 
     # -- replicas that join and leave
 

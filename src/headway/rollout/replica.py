@@ -155,6 +155,11 @@ class Replica:
     def version(self) -> int:
         return self.engine.receiver.version
 
+    @property
+    def checksum(self) -> str:
+        """Checksum of the weights that it serves; empty if the engine computes none."""
+        return getattr(self.engine.receiver, "checksum", "")
+
 
 class ReplicaLoadIndex:
     """Finds the least loaded replica in constant time."""

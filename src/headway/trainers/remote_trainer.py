@@ -49,7 +49,8 @@ class ReplicaModel(Protocol):
 
 
 class TrainerHost:
-    """Serves a trainer; `tell` reports its version. A rank has no trainer before all ranks have joined."""
+    """Serves a trainer; `tell` reports its version as a number, and as true and false when it begins and ends a step
+    that moves moments between host and device. A rank has no trainer before all ranks have joined."""
 
     def __init__(self, trainer: Trainer | None, tell: Callable[[Any], None]) -> None:
         self.trainer = trainer
@@ -106,6 +107,9 @@ class TrainerHost:
         trainer = self.trainer
         if trainer is None:
             raise TrainerCrashed("the ranks have not joined yet")
+        if self._reported is None and hasattr(trainer, "on_offload"):
+            loop = asyncio.get_running_loop()
+            trainer.on_offload = lambda begins: loop.call_soon_threadsafe(self._tell, begins)
         try:
             yield trainer
         finally:
@@ -150,6 +154,8 @@ class RemoteTrainer:
     def __init__(self, spec: ChildSpec, start: StartPeer) -> None:
         self.name = spec.name
         self.version = 0
+        self.on_offload: Callable[[bool], None] = lambda begins: None
+        """Called when an optimizer step that moves moments begins, and when it ends."""
         self.source = RemoteWeightSource(self)
         self._child = self._make_child(replace(spec, host=TRAINER_HOST), start)
 
@@ -184,8 +190,11 @@ class RemoteTrainer:
         """Call a method of the child. An error that is not Headway's becomes `failure`."""
         return await self._child.call(method, *args, failure=failure)
 
-    def _set_version(self, version: int) -> None:
-        self.version = version
+    def _set_version(self, note: int | bool) -> None:
+        if isinstance(note, bool):
+            self.on_offload(note)
+        else:
+            self.version = note
 
 
 class RemoteWeightSource:

@@ -134,9 +134,22 @@ class IpcSlice:
     """Numbers, text and bytes by which the whole buffer is opened."""
     start: int
     size: int
+    rank: int = 0
+    """Trainer rank that has the bytes on its device."""
 
 
-PayloadRef = SharedSlice | FileSlice | ObjectSlice | IpcSlice | ReceivedBuffer | UnchangedBucket
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IpcCopies:
+    """The payload of a bucket of which several trainer ranks hold a copy, each on its own device."""
+
+    copies: tuple[IpcSlice, ...]
+
+    def choose(self, rank: int) -> IpcSlice:
+        """Return the copy of `rank`, or the first one if that rank has none."""
+        return next((copy for copy in self.copies if copy.rank == rank), self.copies[0])
+
+
+PayloadRef = SharedSlice | FileSlice | ObjectSlice | IpcSlice | IpcCopies | ReceivedBuffer | UnchangedBucket
 """Payloads that cross to another process as they are, because they only say where the bytes are."""
 
 
@@ -168,7 +181,8 @@ class Bucket:
 
 
 register_records(
-    *(TensorEntry, Manifest, Bucket, SharedSlice, FileSlice, ObjectSlice, IpcSlice, ReceivedBuffer, UnchangedBucket)
+    *(TensorEntry, Manifest, Bucket, SharedSlice, FileSlice, ObjectSlice, IpcSlice, IpcCopies),
+    *(ReceivedBuffer, UnchangedBucket),
 )
 
 
@@ -176,6 +190,8 @@ def payload_size(payload: Any) -> int:
     """Return the number of bytes of a payload, wherever they are."""
     if isinstance(payload, FileSlice):
         return sum(size for _, _, size in payload.spans)
+    if isinstance(payload, IpcCopies):
+        return payload.copies[0].size
     if isinstance(payload, SharedSlice | ObjectSlice | IpcSlice | ReceivedBuffer | UnchangedBucket):
         return payload.size
     if isinstance(payload, DevicePayload):
@@ -206,6 +222,10 @@ class WeightSource(Protocol):
 
 class PublishingStore(WeightSource, Protocol):
     """A weight source that versions are published into."""
+
+    @property
+    def wire_dtype(self) -> Any:
+        """Type in which floating tensors are sent; `None`: as they are."""
 
     def publish(self, version: int, tensors: Mapping[str, Any], read: Callable[[str], Any] | None = None) -> None:
         """Hold a copy of `tensors` as `version`; with `read`, of what it returns for each of their names in order."""
@@ -267,6 +287,8 @@ class StagedReceiver(ABC, Generic[S]):
 
     def __init__(self, on_thread: Callable[[], object] = lambda: None) -> None:
         self.version = -1
+        self.checksum = ""
+        """Checksum of the tensors that are served, where the receiver computes one."""
         self.gone = False
         """Whether the engine is down: then every method raises `EngineCrashed`."""
         self._on_thread = on_thread

@@ -102,6 +102,10 @@ class RetainingReceiver:
     def version(self) -> int:
         return self._inner.version
 
+    @property
+    def checksum(self) -> str:
+        return str(getattr(self._inner, "checksum", ""))
+
     async def begin(self, manifest: Manifest) -> None:
         self._manifest, self._next = None, {}
         if self._served is not None and self._served[0].version != self._inner.version:

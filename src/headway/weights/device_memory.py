@@ -9,9 +9,11 @@
 A version is one flat buffer on the device. A bucket is a part of it, and its checksum is computed there. A published
 version is complete when `publish` returns, whatever stream its reader works on. docs/architecture.md describes leases:
 a buffer is overwritten only when no process reads it. A reader that comes too late, or on another machine, gets a
-`TransferError`. Only `CudaMemory` uses CUDA; any memory that can be opened by a handle will do.
+`TransferError`. Only `CudaMemory` uses CUDA; any memory that can be opened by a handle will do. Devices that are only
+logical, on a CPU, have `HostMemory`. Where several trainer ranks publish a version, a reader opens the copy of one.
 """
 
+import weakref
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import TransferError
-from headway.weights.base import IpcSlice
+from headway.weights.base import IpcCopies, IpcSlice
 from headway.weights.shared_memory import PayloadReader, SharedSegment
 from headway.weights.weight_store import Arena
 
@@ -133,6 +135,38 @@ class CudaMemory:
             torch.cuda.synchronize(device)
 
 
+class HostMemory:
+    """Shared memory of the host in the place of a GPU's, for devices that are only logical."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        """Segment of each buffer by its address."""
+
+    def empty(self, size: int) -> Tensor:
+        segment = SharedSegment.create(size)
+        data = torch.frombuffer(segment.buffer, dtype=torch.uint8)
+        self._names[data.data_ptr()] = segment.name
+        weakref.finalize(data, segment.close)
+        return data
+
+    def export(self, data: Tensor) -> tuple[Any, ...]:
+        return (self._names[data.data_ptr()],)
+
+    def open(self, handle: tuple[Any, ...]) -> Tensor:
+        segment = SharedSegment.attach(handle[0])
+        data = torch.frombuffer(segment.buffer, dtype=torch.uint8)
+        segment.close()  # the tensor keeps it mapped
+        return data
+
+    def synchronize(self) -> None:
+        """Do nothing: no copy is ever under way."""
+
+
+def make_shareable_memory(device: str) -> ShareableMemory:
+    """Return the memory of a GPU, or of the host for a logical device of the CPU."""
+    return CudaMemory(device) if torch.device(device).type == "cuda" else HostMemory()
+
+
 def _get_uuid(number: int) -> str:
     return str(torch.cuda.get_device_properties(number).uuid)
 
@@ -155,10 +189,13 @@ class _LeasedBuffer:
 
 
 class IpcArena(Arena):
-    """Buffers that are exported: one for each held version, one more, and one for each slow reader."""
+    """Buffers that are exported: one for each held version, one more, and one for each slow reader.
 
-    def __init__(self, memory: ShareableMemory) -> None:
-        self._memory = memory
+    `rank` is the trainer rank that publishes here.
+    """
+
+    def __init__(self, memory: ShareableMemory, rank: int = 0) -> None:
+        self._memory, self._rank = memory, rank
         self._buffers: list[_LeasedBuffer] = []
         """Ordered by when they were last written."""
 
@@ -186,7 +223,8 @@ class IpcArena(Arena):
         return compute_tensor_checksum(key.data[place])
 
     def payload(self, key: _LeasedBuffer, place: slice) -> IpcSlice:
-        return IpcSlice(lease=key.lease.name, handle=key.handle, start=place.start, size=place.stop - place.start)
+        size = place.stop - place.start
+        return IpcSlice(lease=key.lease.name, handle=key.handle, start=place.start, size=size, rank=self._rank)
 
     def close(self) -> None:
         for old in self._buffers:
@@ -195,10 +233,13 @@ class IpcArena(Arena):
 
 
 class IpcPayloadReader:
-    """Opens payloads in the process that reads them: an `IpcSlice` on the device, others as `PayloadReader` does."""
+    """Opens payloads in the process that reads them: an `IpcSlice` on the device, others as `PayloadReader` does.
 
-    def __init__(self, memory: ShareableMemory) -> None:
-        self._memory = memory
+    Of several copies it opens that of `rank`.
+    """
+
+    def __init__(self, memory: ShareableMemory, rank: int = 0) -> None:
+        self._memory, self._rank = memory, rank
         self._other = PayloadReader()
         self._lease: SharedSegment | None = None
         self._opened: dict[tuple[Any, ...], Tensor] = {}
@@ -206,6 +247,8 @@ class IpcPayloadReader:
 
     def open(self, payload: Any) -> Any:
         """Return a `DevicePayload`, or the bytes. Raises `TransferError` if they are gone."""
+        if isinstance(payload, IpcCopies):
+            payload = payload.choose(self._rank)
         if not isinstance(payload, IpcSlice):
             return self._other.open(payload)
         if self._lease is None or self._lease.name != payload.lease:

@@ -186,7 +186,7 @@ class DiskStore:
     """
 
     def __init__(self, store: PublishingStore, directory: VersionDirectory) -> None:
-        self._store, self._directory = store, directory
+        self._store, self._directory, self.wire_dtype = store, directory, store.wire_dtype
         self.publish, self.clear, self.close = store.publish, store.clear, store.close
         self._written: dict[int, WrittenVersion] = {}
         self._writing = asyncio.Lock()

@@ -166,7 +166,7 @@ class WeightStore:
         self, *, bucket_mb: float = 512, wire_dtype: torch.dtype | None = torch.bfloat16, arena: Arena | None = None
     ) -> None:
         self._bucket_bytes = int(bucket_mb * _MB)
-        self._wire_dtype = wire_dtype
+        self.wire_dtype = wire_dtype
         self._arena: Arena = arena or HeapArena()
         self._held: dict[int, _HeldVersion] = {}
         self._lock = threading.Lock()
@@ -177,7 +177,7 @@ class WeightStore:
         Where the values lie in many processes, `tensors` only describes them, and `read` returns one by its name, in
         the order of `make_tensor_entries`.
         """
-        entries = make_tensor_entries(tensors, self._wire_dtype)
+        entries = make_tensor_entries(tensors, self.wire_dtype)
         extents, total = compute_layout(entries)
         with self._lock:
             self._held.pop(version, None)
@@ -229,10 +229,10 @@ class NonPublishingStore:
     """
 
     def __init__(self, wire_dtype: torch.dtype | None) -> None:
-        self._wire_dtype = wire_dtype
+        self.wire_dtype = wire_dtype
 
     def publish(self, version: int, tensors: Mapping[str, Tensor], read: ReadTensor | None = None) -> None:
-        for entry in make_tensor_entries(tensors, self._wire_dtype):
+        for entry in make_tensor_entries(tensors, self.wire_dtype):
             if read is not None and all(entry.shape):
                 read(entry.name)
 

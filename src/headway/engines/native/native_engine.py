@@ -31,8 +31,9 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
     """`model` makes the architecture, its weights do not matter; `decode` is needed for stop strings only.
 
     `open_payload` opens payloads that are not buffers themselves. `make_receiver` makes another receiver than the
-    engine's own, `wrap_receiver` puts one in front of it. `make_core` makes what runs the model: by default a
-    `StepCore` with `make_runner` on the CPU and a `BlockCore` on a GPU.
+    engine's own, `wrap_receiver` puts one in front of it; `checks` lets it compute checksums of what is served.
+    `make_core` makes what runs the model: by default a `StepCore` with `make_runner` on the CPU and a `BlockCore` on a
+    GPU.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
         make_receiver: MakeReceiver | None = None,
         open_payload: OpenPayload = memoryview,
         wrap_receiver: Callable[[WeightReceiver], WeightReceiver] = lambda receiver: receiver,
+        checks: bool = False,
     ) -> None:
         super().__init__(name, settings or NativeSettings())
         self._model = model
@@ -60,7 +62,11 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
         )
         self._receiver = (
             NativeReceiver(
-                self._wait_until_built, self._flip, threads=self._settings.threads, open_payload=open_payload
+                self._wait_until_built,
+                self._flip,
+                threads=self._settings.threads,
+                open_payload=open_payload,
+                checks=checks,
             )
             if make_receiver is None
             else make_receiver(self.switch)

@@ -25,15 +25,20 @@ from headway.weights.base import (
     TensorEntry,
     compute_checksum,
 )
+from headway.weights.device_memory import compute_tensor_checksum
 from headway.weights.weight_layout import DTYPES, compute_manifest_layout
 
 
 class StagedVersion:
     """A version that arrives. Used by one thread at a time."""
 
-    def __init__(self, manifest: Manifest, parameters: ServedParameters, open_payload: OpenPayload) -> None:
+    def __init__(
+        self, manifest: Manifest, parameters: ServedParameters, open_payload: OpenPayload, *, checks: bool = False
+    ) -> None:
         _check_manifest(manifest, parameters)
         self._open_payload = open_payload
+        self._sums: list[str] | None = [] if checks else None
+        """Checksums of the tensors as they are in the memory of this engine; `None`: none are computed."""
         self.manifest = manifest
         self.served_in_place = parameters.served_in_place
         self._parameters = parameters
@@ -67,6 +72,11 @@ class StagedVersion:
             lacking = self.manifest.tensors[self._entry].name
             raise TransferError(f"version {self.manifest.version}: the buckets end before {lacking} does")
         return self._values
+
+    @property
+    def checksum(self) -> str:
+        """Checksum of all tensors in the type that the engine computes with; empty if none was asked for."""
+        return "" if self._sums is None else compute_checksum("".join(self._sums).encode())
 
     def _copy_payload(self, payload: Any) -> tuple[Tensor, str]:
         """Return the bytes and their checksum. Bytes on the host are copied, so that they cannot change."""
@@ -103,6 +113,8 @@ class StagedVersion:
         name, tensor = self._parameters.canonical(entry.name), self._tensor
         if name is not None and tensor is not None and name not in self._seen:  # else tied: the same tensor again
             self._seen.add(name)
+            if self._sums is not None:
+                self._sums.append(compute_tensor_checksum(tensor.view(-1).view(torch.uint8)))
             self._parameters.collect(name, tensor, self._parts, self._values)
         self._entry, self._arrived, self._tensor = self._entry + 1, 0, None
 
@@ -123,7 +135,10 @@ def _check_manifest(manifest: Manifest, parameters: ServedParameters) -> None:
 
 
 class NativeReceiver(StagedReceiver[StagedVersion]):
-    """`get_parameters` is called when a version begins; `switch` serves it between two tokens."""
+    """`get_parameters` is called when a version begins; `switch` serves it between two tokens.
+
+    With `checks`, `checksum` is that of the tensors that are served.
+    """
 
     def __init__(
         self,
@@ -132,8 +147,10 @@ class NativeReceiver(StagedReceiver[StagedVersion]):
         *,
         threads: int = 1,
         open_payload: OpenPayload = memoryview,
+        checks: bool = False,
     ) -> None:
         super().__init__(lambda: torch.set_num_threads(threads))
+        self._checks = checks
         self._get_parameters = get_parameters
         self._switch = switch
         self._open_payload = open_payload
@@ -142,11 +159,12 @@ class NativeReceiver(StagedReceiver[StagedVersion]):
         self._to_free: list[ServedValues] = []
 
     async def _make_stage(self, manifest: Manifest) -> StagedVersion:
-        return StagedVersion(manifest, await self._get_parameters(), self._open_payload)
+        return StagedVersion(manifest, await self._get_parameters(), self._open_payload, checks=self._checks)
 
     async def _serve(self, stage: StagedVersion) -> None:
         values = stage.take_values()
         await self._switch(values, stage.manifest.version)
+        self.checksum = stage.checksum
         self._to_free, self._served = [self._served], values if stage.served_in_place else {}
 
     async def _release_previous(self) -> None:

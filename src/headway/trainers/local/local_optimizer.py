@@ -3,10 +3,11 @@
 Guarantees: `clip_gradients` changes no weight and raises `TrainerError` if a gradient is NaN or infinite. State round
 trips bit for bit through `state_tensors` and `overwrite_tensors`. State exists from the start, so the first step
 allocates nothing new. With `offload` the moments live in host memory and are moved to the device a few parameters at a
-time; the numbers are the same.
+time; the numbers are the same, and the seconds are counted.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -37,6 +38,10 @@ class Optimizer:
         )
         self._adams = [_make_adam(chunk, settings) for chunk in chunks]
         self._state = {one: adam.state[one] for adam, chunk in zip(self._adams, chunks, strict=True) for one in chunk}
+        self.offload_s = 0.0
+        """Seconds for which the last step moved moments between host and device."""
+        self.on_offload: Callable[[bool], None] = lambda begins: None
+        """Called when a step that moves moments begins, and when it ends."""
 
     def clip_gradients(self, step_name: str) -> float:
         """Clip the gradients and return their norm before clipping. Raise `TrainerError` if they are not finite."""
@@ -56,14 +61,47 @@ class Optimizer:
 
     def step(self, version: int) -> float:
         """Update the weights and return the learning rate, which is that of `version`."""
-        rate = self._settings.rate_at(version)
+        rate, self.offload_s = self._settings.rate_at(version), 0.0
+        if self._settings.offload:
+            self.on_offload(True)
         for adam in self._adams:
             for group in adam.param_groups:
                 group["lr"] = rate
-            with _moments_on_device(adam) if self._settings.offload else nullcontext():
+            with self._moments_on_device(adam) if self._settings.offload else nullcontext():
                 adam.step()
         self._copy_masters()
+        if self._settings.offload:
+            self.on_offload(False)
         return rate
+
+    @contextmanager
+    def _moments_on_device(self, adam: torch.optim.AdamW) -> Iterator[None]:
+        """Keep the moments on the device inside the context, and copy them back to the host afterwards."""
+        on_host = {one: {moment: state[moment] for moment in _MOMENTS} for one, state in adam.state.items()}
+        with self._measured(on_host):
+            for one, moments in on_host.items():
+                there = {name: moment.to(one.device, non_blocking=True) for name, moment in moments.items()}
+                adam.state[one] |= there
+        try:
+            yield
+        finally:
+            with self._measured(on_host):
+                for one, moments in on_host.items():
+                    for name, moment in moments.items():
+                        moment.copy_(adam.state[one][name], non_blocking=True)
+                    adam.state[one] |= moments
+
+    @contextmanager
+    def _measured(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+        """Add the seconds of copies to `offload_s`; they are complete afterwards."""
+        on_gpu = any(one.is_cuda for one in parameters)
+        if on_gpu:
+            torch.cuda.current_stream().synchronize()
+        begun_s = time.perf_counter()
+        yield
+        if on_gpu:
+            torch.cuda.current_stream().synchronize()
+        self.offload_s += time.perf_counter() - begun_s
 
     @torch.no_grad()
     def _copy_masters(self) -> None:
@@ -132,23 +170,6 @@ def _zeros_like(one: nn.Parameter, *, host: bool) -> Tensor:
     if not host:
         return torch.zeros_like(one)
     return torch.zeros(one.shape, dtype=one.dtype, pin_memory=one.is_cuda)
-
-
-@contextmanager
-def _moments_on_device(adam: torch.optim.AdamW) -> Iterator[None]:
-    """Keep the moments on the device inside the context, and copy them back to the host afterwards."""
-    on_host = {one: {moment: state[moment] for moment in _MOMENTS} for one, state in adam.state.items()}
-    for one, host_moments in on_host.items():
-        adam.state[one] |= {moment: tensor.to(one.device, non_blocking=True) for moment, tensor in host_moments.items()}
-    try:
-        yield
-    finally:
-        for one, host_moments in on_host.items():
-            for moment, tensor in host_moments.items():
-                tensor.copy_(adam.state[one][moment], non_blocking=True)
-            adam.state[one] |= host_moments
-        if any(one.is_cuda for one in on_host):
-            torch.cuda.current_stream().synchronize()
 
 
 def _make_master(live: nn.Parameter) -> nn.Parameter:

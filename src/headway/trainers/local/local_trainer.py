@@ -42,6 +42,8 @@ class ThreadedTrainer(ABC, Generic[L]):
         self._tokenizer = tokenizer
         self.source: WeightSource = store
         self.version = 0
+        self.on_offload: Callable[[bool], None] = lambda begins: None
+        """Called on the training thread when an optimizer step that moves moments begins, and when it ends."""
         self._thread = TrainingThread(settings.threads, device=settings.device)
         self._publishing = threading.Lock()
         self._learner: L | None = None
@@ -69,6 +71,8 @@ class ThreadedTrainer(ABC, Generic[L]):
 
     def _use_learner(self, learner: L) -> None:
         self._learner = learner
+        for optimizer in learner.optimizers:
+            optimizer.on_offload = lambda begins: self.on_offload(begins)
         self._store.clear()
         self._publish(learner)
 

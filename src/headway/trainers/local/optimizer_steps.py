@@ -95,6 +95,8 @@ class OptimizerStepReport:
     grad_norm: float = 0.0
     learning_rate: float = 0.0
     micro_batches: int = 0
+    offload_s: float = 0.0
+    """Seconds in which moments were moved between host and device."""
     sums: PolicyMetricSums | None = None
     skipped: set[int] = field(default_factory=set)
     """Samples that were left out because they had no gradient, by their first action."""
@@ -107,6 +109,7 @@ class OptimizerStepReport:
             "learning_rate": self.learning_rate,
             "optimizer_steps": float(self.steps),
             "micro_batches": float(self.micro_batches),
+            **({"offload_s": self.offload_s} if self.offload_s else {}),
             "samples": float(samples),
             "skipped_samples": float(len(self.skipped)),
             "lag_mean": float(batch.lag_N.mean()),
@@ -154,6 +157,7 @@ def apply_optimizer_steps(
             norms = [one.clip_gradients(f"step {version + 1}") for one in optimizers]
             gate.commit()
             rates = [one.step(version) for one in optimizers]
+            report.offload_s += sum(one.offload_s for one in optimizers)
             for one in optimizers:
                 one.clear_gradients()
             report.steps += 1

@@ -3,7 +3,8 @@
     trainer = MultiRankTrainer(ChildSpec(name="trainer", target="package.module:make_rank", …), start=…, ranks=4)
 
 Each rank gets its number (`rank`) and the number of ranks (`ranks`). Every call that ranks compute together goes to all
-of them at once, in one order, and rank 0 answers. docs/sharding.md says how they meet.
+of them at once, in one order, and rank 0 answers. Versions are gathered from `publishers`, each of which has a whole
+copy on its own device; they must agree on every checksum. docs/sharding.md says how ranks meet.
 
 Guarantees: ranks live and die together. When one ends, the others are killed at once, and everybody who waits here gets
 `TrainerCrashed` with how it ended and in which call. The same happens if one does not come to a collective call within
@@ -12,22 +13,23 @@ A call that was sent is completed even if it is cancelled here, and `version` fo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from headway.errors import BackendError, TrainerCrashed
+from headway.errors import BackendError, TrainerCrashed, TransferError
 from headway.monitor.wait_graph import WaitEdge
 from headway.processes.base import ChildSpec, Peer, PeerFailed, PeerLost, RestartablePeers, StartPeer
 from headway.processes.process_output import read_process_state
 from headway.trainers.remote_trainer import RemoteTrainer
 from headway.trainers.sharded.rank_watch import RankWatch
+from headway.weights.base import Bucket, IpcCopies, Manifest
 
 RANK_HOST = "headway.trainers.sharded.rank_host:RankHost"
-_RANK_0_METHODS = frozenset({"gather"})
-"""Methods that only rank 0 is asked for, because they concern nothing but its store."""
+_GATHER = "gather"
+"""Method that only ranks with a store are asked for."""
 
 
 class MultiRankTrainer(RemoteTrainer):
@@ -35,6 +37,7 @@ class MultiRankTrainer(RemoteTrainer):
 
     `customize` changes the spec of one rank, such as its environment. `join_s` is the time that the processes may take
     to join and to read the model, once they run. `rank_s` is how long the others wait for a rank that is late.
+    `publishers` are the ranks that hold versions for engines.
     """
 
     def __init__(
@@ -47,17 +50,19 @@ class MultiRankTrainer(RemoteTrainer):
         join_s: float = 120.0,
         rank_s: float = 1800.0,
         grace_s: float = 10.0,
+        publishers: Sequence[int] = (0,),
     ) -> None:
-        self._ranks, self._customize = ranks, customize
+        self._ranks, self._customize, self._publishers = ranks, customize, tuple(publishers)
         self._limits = {"join_s": join_s, "rank_s": rank_s, "grace_s": grace_s}
         super().__init__(spec, start)
 
     def _make_child(self, spec: ChildSpec, start: StartPeer) -> RestartablePeers:
         specs = []
         for rank in range(self._ranks):
-            args = {**spec.args, "rank": rank, "ranks": self._ranks}
+            args = {**spec.args, "rank": rank, "ranks": self._ranks, "publishes": rank in self._publishers}
             specs.append(self._customize(replace(spec, name=f"{spec.name}/{rank}", host=RANK_HOST, args=args), rank))
-        return RankProcesses(spec.name, specs, start, on_note=self._set_version, **self._limits)
+        note, publishers = self._set_version, self._publishers
+        return RankProcesses(spec.name, specs, start, on_note=note, publishers=publishers, **self._limits)
 
     def waits(self) -> list[WaitEdge]:
         """Return edges of the wait-for graph: ranks that have not answered; if some do not run, only those.
@@ -81,8 +86,10 @@ class RankProcesses(RestartablePeers):
         join_s: float,
         rank_s: float,
         grace_s: float,
+        publishers: Sequence[int] = (0,),
     ) -> None:
         super().__init__(name, crashed=TrainerCrashed)
+        self._publishers = publishers
         self._specs, self._start, self._on_note = list(specs), start, on_note
         self._join_s, self._rank_s, self._grace_s = join_s, rank_s, grace_s
         self._unanswered: dict[asyncio.Future[Any], tuple[str, int, float]] = {}
@@ -96,24 +103,23 @@ class RankProcesses(RestartablePeers):
 
     async def call(self, method: str, *args: Any, failure: type[BackendError]) -> Any:
         peers = await self._ensure_up()
-        called = peers[:1] if method in _RANK_0_METHODS else peers
-        calls = self._send_call(method, called, [args] * len(called))
+        ranks = self._publishers if method == _GATHER else range(len(peers))
+        calls = self._send_call(method, dict.fromkeys(ranks, args))
         if self._watching is None:
             watch = RankWatch(self.name, peers, self._rank_s, self._describe_call)
             self._watching = asyncio.ensure_future(watch.run_until_stuck())
             self._watching.add_done_callback(self._on_watch_end)
-        answer = asyncio.ensure_future(self._collect_answer(method, calls, failure))
+        collect = self._collect_copies if method == _GATHER else self._collect_answer
+        answer = asyncio.ensure_future(collect(method, calls, failure))
         self._pending.add(answer)
         answer.add_done_callback(self._on_answer)
         return await asyncio.shield(answer)
 
-    def _send_call(
-        self, method: str, peers: Sequence[Peer], args: Sequence[Sequence[Any]]
-    ) -> list[asyncio.Future[Any]]:
-        """Send a call to each of the first ranks, with its own arguments."""
+    def _send_call(self, method: str, args: Mapping[int, Sequence[Any]]) -> list[asyncio.Future[Any]]:
+        """Send a call to ranks, to each with its own arguments."""
         calls: list[asyncio.Future[Any]] = []
-        for rank, (peer, own) in enumerate(zip(peers, args, strict=True)):
-            call = asyncio.ensure_future(peer.call(method, *own))
+        for rank, own in args.items():
+            call = asyncio.ensure_future(self._peers[rank].call(method, *own))
             self._unanswered[call] = method, rank, asyncio.get_running_loop().time()
             call.add_done_callback(self._forget_call)
             calls.append(call)
@@ -178,12 +184,11 @@ class RankProcesses(RestartablePeers):
     async def _join_ranks(self) -> None:
         """Let the ranks meet and make their trainers."""
         first = self._peers[0]
-        (opening,) = self._send_call("open", [first], [[first.host]])
+        (opening,) = self._send_call("open", {0: [first.host]})
         self._address = await opening
-        await self._await_ranks(
-            self._send_call("join", self._peers, [[self._address, one.host] for one in self._peers])
-        )
-        await self._await_ranks(self._send_call("ready", self._peers, [[]] * len(self._peers)))
+        joining = {rank: [self._address, peer.host] for rank, peer in enumerate(self._peers)}
+        await self._await_ranks(self._send_call("join", joining))
+        await self._await_ranks(self._send_call("ready", dict.fromkeys(joining, ())))
 
     async def _await_ranks(self, calls: Sequence[asyncio.Future[Any]]) -> None:
         """Wait for all ranks. If one fails because of another, how that one ended is known in a moment."""
@@ -219,10 +224,38 @@ class RankProcesses(RestartablePeers):
             raise failure(f"{self.name}: {first}") from first
         raise first
 
+    async def _collect_copies(
+        self, method: str, calls: Sequence[asyncio.Future[Any]], failure: type[BackendError]
+    ) -> tuple[Manifest, list[Bucket]]:
+        """Return a version with the copies of all publishers. A rank that holds it no longer stays up."""
+        await asyncio.wait(calls)
+        for call in calls:
+            error = call.exception()
+            if isinstance(error, PeerLost):
+                raise TrainerCrashed(self._down_reason or str(error)) from error
+            if isinstance(error, PeerFailed):
+                raise failure(f"{self.name}: {error}") from error
+        return merge_copies([call.result() for call in calls])
+
     def _on_answer(self, answer: asyncio.Future[Any]) -> None:
         self._pending.discard(answer)
         if not answer.cancelled():
             answer.exception()  # marks the exception as retrieved
+
+
+def merge_copies(gathered: Sequence[tuple[Manifest, list[Bucket]]]) -> tuple[Manifest, list[Bucket]]:
+    """Join what ranks have published of one version. Raise `TransferError` unless all copies are equal."""
+    manifest, buckets = gathered[0]
+    if len(gathered) == 1:
+        return manifest, buckets
+    different = [number for number, (other, _) in enumerate(gathered) if other != manifest]
+    if different:
+        raise TransferError(f"version {manifest.version}: copy {different[0]} of the ranks differs from the first one")
+    columns = zip(*(found for _, found in gathered), strict=True)
+    return manifest, [
+        replace(bucket, payload=IpcCopies(copies=tuple(copy.payload for copy in column)))
+        for bucket, column in zip(buckets, columns, strict=True)
+    ]
 
 
 async def _start_all(starts: Sequence[Awaitable[Peer]]) -> list[Peer]:

@@ -28,6 +28,7 @@ from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.tree_packing import TokenPack
 from headway.trainers.sharded import context_parallel
 from headway.trainers.sharded.sharded_optimizer import gather_full_tensor
+from headway.trainers.sharded.staged_collectives import is_staged, stage_shards
 
 COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROW_PARALLEL = ("o_proj", "down_proj")
@@ -130,12 +131,15 @@ class ShardedWeights:
         """Return the shards of all weights by name; with LoRA those of the layers under the adapters."""
         return self._shards
 
-    def gather_weight(self, name: str) -> Tensor:
-        """Return the full weight `name` with its adapter added; all ranks must ask for it at the same time."""
-        found = gather_full_tensor(self._shards[name])
-        layer = self._adapted.get(name)
+    def gather_weight(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the full weight `name` with its adapter added; all ranks must ask for it at the same time.
+
+        A weight without adapter is gathered in `dtype`, if it is given and the weight is a floating tensor.
+        """
+        layer, shard = self._adapted.get(name), self._shards[name]
         if layer is None:
-            return found
+            return gather_full_tensor(shard.to(dtype) if dtype and shard.is_floating_point() else shard)
+        found = gather_full_tensor(shard)
         down, up = (gather_full_tensor(side[lora.ADAPTER_NAME].weight) for side in (layer.lora_A, layer.lora_B))
         more: Tensor = up @ down * layer.scaling[lora.ADAPTER_NAME]
         return found + (more.T if layer.fan_in_fan_out else more).to(found.dtype)
@@ -241,6 +245,8 @@ def cut_modules(root: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, 
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # denominators are those of the whole batch already
             module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo has
+            if is_staged(mesh.device_type):
+                stage_shards(module)
 
 
 def find_decoder_layers(backbone: Any) -> list[nn.Module]:

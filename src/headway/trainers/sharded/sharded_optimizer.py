@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.settings import OptimizerSettings
+from headway.trainers.sharded.staged_collectives import all_reduce, gather_whole, shard_like
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,9 +31,7 @@ class TensorShard:
 
     def with_local(self, local: Tensor) -> DTensor:
         """Return `local` as a shard of a tensor that is cut in the same way, such as a moment."""
-        like = self.sharded
-        mesh, placements, shape, stride = like.device_mesh, like.placements, like.shape, like.stride()
-        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+        return shard_like(self.sharded, local)  # a moment may live on the host
 
 
 def local_shard(tensor: Tensor) -> TensorShard:
@@ -48,7 +47,7 @@ def gather_full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor; every rank that holds a shard must call this."""
     with torch.no_grad():
         found: Any = tensor.detach()
-        everything: Tensor = found.full_tensor() if isinstance(tensor, DTensor) else found
+        everything: Tensor = gather_whole(found) if isinstance(tensor, DTensor) else found
         return everything
 
 
@@ -72,7 +71,7 @@ class ShardedOptimizer(Optimizer):
             if one.grad is not None:
                 grad = local_shard(one.grad).local
                 if self._tensor is not None and name.endswith(PER_HEAD_WEIGHTS):
-                    dist.all_reduce(grad, group=self._tensor.get_group())
+                    all_reduce(grad, group=self._tensor.get_group())
                 self._parameters[name].grad, one.grad = grad, None
         return super().clip_gradients(step_name)
 
@@ -81,7 +80,7 @@ class ShardedOptimizer(Optimizer):
         norms = torch.stack(torch._foreach_norm([grad for _, grad in grads])).double()
         copies = torch.tensor([self._count_copies(name) for name, _ in grads], dtype=norms.dtype, device=norms.device)
         square = (norms.square() / copies).sum()
-        dist.all_reduce(square)
+        all_reduce(square)
         return square.sqrt().to(grads[0][1].dtype)
 
     def _count_copies(self, name: str) -> int:

@@ -8,6 +8,7 @@ shares are filled up with packs without actions. A step equals the step of one p
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from headway.trainers.sharded.sharded_checkpoint import (
 )
 from headway.trainers.sharded.sharded_model import ShardedCritic, ShardedPolicy, ShardingMeshes
 from headway.trainers.sharded.sharded_optimizer import ShardedOptimizer
+from headway.trainers.sharded.staged_collectives import all_reduce
 
 L = TypeVar("L", bound=StepLearner)
 
@@ -83,7 +85,7 @@ class ShardedRankGroup:
         found = sums.to(self._device, copy=True), maxima.to(self._device, copy=True)
         for numbers, operation in zip(found, (dist.ReduceOp.SUM, dist.ReduceOp.MAX), strict=True):
             if numbers.numel():
-                dist.all_reduce(numbers, operation, group=self._data)
+                all_reduce(numbers, operation, self._data)
         return found
 
     def on_out_of_memory(self, failure: str) -> None:
@@ -107,7 +109,7 @@ def _make_empty_pack(device: str) -> TokenPack:
 
 
 class ShardedTrainer(ThreadedTrainer[L]):
-    """What the trainers of ranks have in common, whatever they train. Rank 0 has a store, the others a
+    """What the trainers of ranks have in common, whatever they train. Ranks without a store have a
     `NonPublishingStore`."""
 
     _ranks: Any
@@ -115,7 +117,8 @@ class ShardedTrainer(ThreadedTrainer[L]):
 
     def _publish_weights(self, learner: L) -> None:
         policy = get_sharded_policy(learner)
-        self._store.publish(learner.version, policy.shards(), policy.gather_weight)
+        read = partial(policy.gather_weight, dtype=self._store.wire_dtype)
+        self._store.publish(learner.version, policy.shards(), read)
 
     def _save(self, learner: L, directory: Path) -> None:
         save_sharded_checkpoint(learner, directory, is_first=self._ranks.is_first, tokenizer=self._tokenizer)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.cluster.ray.ray_session import (
@@ -144,21 +145,20 @@ def plan_on_machine(
 ) -> Placement:
     """Plan a run on any machine, or on several equal ones; this one is not looked at. Raises `ConfigError`."""
     placement, shape = _plan_components(resolved, machine), shape or find_policy_shape(resolved)
-    local = trains and placement.processes and not uses_external_engines(resolved)
-    sources = find_weight_sources(placement.places, placement.ranks) if local else {}
-    kinds = {"device": placement.device, "processes": placement.processes}
-    near = replace(placement, transport=plan_transport(resolved, **kinds, sources=sources))
+    plan = partial(plan_transport, resolved, device=placement.device, processes=placement.processes)
+    near = plain = plan()
+    if trains and placement.processes and not uses_external_engines(resolved):
+        near = plan(sources=find_weight_sources(placement.places, placement.ranks))
     if not trains:
         engines = {name: place for name, place in placement.places.items() if name.startswith("engine/")}
-        near = replace(near, places=engines)
+        placement = replace(placement, places=engines)
     try:
-        return add_memory_budget(resolved, near, shape)
+        return add_memory_budget(resolved, replace(placement, transport=near), shape)
     except ConfigError:
-        plain = plan_transport(resolved, **kinds)
-        if plain.kind == near.transport.kind:
+        if plain.kind == near.kind:
             raise
-    note = "versions of the weights go through the memory of the host: the GPUs have no room for them"
-    return add_memory_budget(resolved, replace(placement, transport=plain, notes=(*placement.notes, note)), shape)
+    notes = (*placement.notes, "versions of the weights go through the memory of the host: the GPUs have no room")
+    return add_memory_budget(resolved, replace(placement, transport=plain, notes=notes), shape)
 
 
 def _plan_components(resolved: ResolvedConfig, machine: Machine) -> Placement:
@@ -269,13 +269,11 @@ def make_visible_devices_env(placement: Placement, name: str) -> dict[str, str]:
 
     It is the only one, unless weights are read from the GPU of a trainer rank elsewhere.
     """
-    if name not in placement.gpus:
-        return {}
-    gpus = [placement.gpus[name]]
-    if placement.transport.kind == "cuda_ipc" and not name.startswith("trainer"):
+    gpus = [placement.gpus[name]] if name in placement.gpus else []
+    if gpus and placement.transport.kind == "cuda_ipc" and not name.startswith("trainer"):
         source = placement.transport.sources.get(name, 0)
         gpus = list(dict.fromkeys((*gpus, placement.gpus.get(f"trainer/{source}", placement.gpus["trainer"]))))
-    return make_visible_gpus_env(gpus)
+    return make_visible_gpus_env(gpus) if gpus else {}
 
 
 # -- memory

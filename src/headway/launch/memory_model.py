@@ -67,7 +67,7 @@ class MemoryModel:
         return 0 if self.shape is None else self.shape.kv_per_token * self.infer_bytes
 
     def estimate_rank(self, number: int) -> dict[str, int]:
-        """Return the needs of one rank: its share of everything, and for rank 0 the versions."""
+        """Return the needs of one rank: its share of everything, and the versions if it publishes them."""
         offloads = self.device == "cuda" and self.resolved.config.actor_train.training_args.offload_optimizer
         masters = 4 * self.trained if self.train_bytes < 4 else 0
         whole = {
@@ -80,7 +80,7 @@ class MemoryModel:
         if self.critic:
             whole["critic"] = (self.train_bytes + 12) * self.critic
         shared = {purpose: -(-size // self.ranks) for purpose, size in whole.items()}
-        return shared | (self._estimate_versions() if number == 0 else {})
+        return shared | (self._estimate_versions() if number in self.transport.publishers else {})
 
     def estimate_activations(self) -> dict[str, int]:
         """Return what one forward and backward pass needs on a GPU beside all that stays."""

@@ -115,9 +115,9 @@ def test_no_check_takes_long_on_any_text() -> None:
     texts += ["```json\n" * 6000, "<<" * 25_000, "* " * 25_000, "'a-" * 15_000, "SECTION" + " " * 50_000]
     for name, given, _, _ in CASES:
         for text in texts:
-            started = time.perf_counter()
+            started = time.process_time()
             IFEVAL_CHECKS[name](text, **given)
-            assert time.perf_counter() - started < 1, (name, text[:10])
+            assert time.process_time() - started < 2, (name, text[:10])
 
 
 DATA: dict[str, Any] = {

@@ -12,7 +12,7 @@ SIZES: dict[str, Any] = {
     "reward_pretrain": "null",
     "rollout_batch_size": 4,
     "val_batch_size": 3,
-    "sequence_length": 200,
+    "sequence_length": 450,
     "max_steps": 2,
     "eval_steps": 2,
     "actor_train.device_mapping": "null",

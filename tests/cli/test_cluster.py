@@ -145,7 +145,6 @@ def test_a_dry_run_refuses_what_a_run_would_refuse(
 @pytest.mark.parametrize(
     ("written", "problem"),
     [
-        ({"model_type": "bloom", "n_layer": 1, "n_head": HEADS}, "BloomForCausalLM cannot be used here"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 90}},
             "sequence_length = 96: llama rotates positions by dynamic",

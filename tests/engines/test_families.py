@@ -54,6 +54,7 @@ def test_families_that_compute_each_sequence_alone_are_exact_and_say_so(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("kind", [*FAST, *SLOW])
 def test_families_are_exact_on_a_gpu(kind: str) -> None:
     run(check_family(make_family(kind), 2e-3, device="cuda"))

@@ -18,10 +18,14 @@ from headway.environments.text_environment import check_reply, read_traits
 from headway.errors import ConfigError
 from tests.sandbox.factory import refusal
 
+NAMED_GAMES = {"gem", "gymnasium", "question", "reasoning_gym"}
+"""Environments whose first option says which game is played."""
 LIGHT = [name for name in ("repair", "shop", "sokoban", "tools") if name != "repair" or not refusal()]
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN_ENVIRONMENTS.keys() - {"gymnasium", "reasoning_gym"}))
+@pytest.mark.parametrize(
+    "name", sorted(BUILT_IN_ENVIRONMENTS.keys() - {"gem", "gymnasium", "question", "reasoning_gym"})
+)
 def test_every_name_leads_to_a_class_whose_options_have_names(name: str) -> None:
     factory = find_environment_class(name)
     assert name in list_environment_names()

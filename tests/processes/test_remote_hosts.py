@@ -159,11 +159,11 @@ def test_all_requests_share_one_note_in_a_turn_of_the_loop() -> None:
         told: list[Any] = []
         host = EngineHost(Chorus(), told.append)
         request = Request(request_id="a", session="a", prompt=(1,), params=SamplingParams())
-        held = ((0, 1), (-1.0, -1.0), (VersionRun(version=0, count=2),))
+        held = ((0, 1), (-1.0, -1.0), (VersionRun(version=0, count=2),), 0)
         await asyncio.gather(*(host.generate(number, request, held) for number in range(3)))
-        assert [counts for counts, _, _ in told] == [
+        assert [counts for counts, *_ in told] == [
             [0, turn // 2, 1, 1, turn // 2, 1, 2, turn // 2, 1] for turn in range(4)
         ]
-        assert [actions for _, actions, _ in told] == [[turn + 2] * 3 for turn in range(4)]
+        assert [actions for _, actions, *_ in told] == [[turn + 2] * 3 for turn in range(4)]
 
     asyncio.run(scenario())

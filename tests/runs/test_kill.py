@@ -16,7 +16,7 @@ from typing import Any
 from headway.ledger.ledger_records import decode_episode, decode_generation
 from tests.runs.factory import Run, Runs, audit, count, events, gone, parts, rows, segments
 
-ALPHA, STEPS, GROUPS, MEMBERS = 1, 32, 2, 2
+ALPHA, STEPS, GROUPS, MEMBERS = 1, 60, 2, 2
 OPTIONS: dict[str, Any] = {
     "max_steps": STEPS,
     "save_steps": 2,

@@ -14,10 +14,12 @@
 #   make bench    what the quicker benchmarks measure on this machine; BENCHES names others (peer_trl: hours)
 #   make gpu      tests and benchmarks on a GPU, with the interpreter that GPU names (it needs torch, triton)
 #
-# PYTHON chooses the interpreter (3.11 or newer), JOBS the processes that tests run in.
+# PYTHON chooses the interpreter (3.11 or newer), JOBS the processes of the type checker, TEST_JOBS those of the tests: one
+# more than cores, because many of them wait for processes and deadlines.
 
 PYTHON ?= python3
 JOBS ?= 2
+TEST_JOBS ?= 3
 SCENARIOS ?= 10000
 MUTATIONS ?= 10000
 GPU ?= $(BIN)/python
@@ -63,7 +65,7 @@ check: $(READY)
 
 # Neighbours stay in one process: they share models and processes.
 test: check
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
+	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal
 
 test-sharded: $(READY)
 	$(BIN)/pytest -m 'sharded or not sharded' -p no:xdist --tb=native tests/trainers/test_sharded.py

@@ -50,9 +50,12 @@ class Pool:
         return await ChildProcess.start(spec, timeout_s, spawn=self._template.spawn)
 
     def close(self) -> None:
+        """End its processes. It may be used again: tests of a module may reach a worker after the others have ended."""
         self._runner.close()
+        self._runner = asyncio.Runner()
         if self._template is not None:
             self._template.close()
+            self._template = None
 
 
 class Template:

@@ -101,10 +101,10 @@ class Closing:
         return trainer
 
 
-def kill(part: RemoteEngine | RemoteTrainer | ReplicaScorer) -> None:
+def kill(part: RemoteEngine | RemoteTrainer | ReplicaScorer, number: signal.Signals = signal.SIGKILL) -> None:
     peer = part._child._peers[0]
     assert peer is not None
-    os.kill(peer.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(peer.pid, number)  # type: ignore[attr-defined]
 
 
 async def some_actions(engine: RemoteEngine) -> None:
@@ -254,6 +254,7 @@ class TestRemoteTrainer(Closing, TrainerContract):
         async def scenario() -> None:
             trainer = self.trainer()
             await trainer.start()
+            kill(trainer, signal.SIGSTOP)  # nothing is answered before the kill
             calls: list[tuple[Awaitable[Any], type[Exception]]] = [
                 (RemoteTrainer.train(trainer, self.batch(0)), TrainerCrashed),
                 (trainer.save(tmp_path / "x"), TrainerCrashed),

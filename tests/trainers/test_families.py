@@ -48,18 +48,24 @@ def made(kind: str) -> Any:
     return model
 
 
+def rows_of(model: Any, length: int) -> tuple[list[TokenRow], list[float]]:
+    """Two sequences with the same beginning, and what the plain model says about their actions."""
+    rows: list[TokenRow] = []
+    wanted: list[float] = []
+    for line in range(2):
+        tokens = tuple((7 * step + 3 * line * (step > 8)) % 23 for step in range(length + line))
+        actions = tuple(range(9, len(tokens)))
+        rows.append(TokenRow(sample_id="x", group=0, tokens=tokens, actions=actions, first=len(wanted)))
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+        wanted += [float(logits[place - 1, tokens[place]]) for place in actions]
+    return rows, wanted
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_what_is_trained_is_what_the_plain_model_says_and_layers_are_checkpointed(kind: str) -> None:
     model = made(kind)
-    lines = [tuple((7 * step + 3 * line * (step > 8)) % 23 for step in range(21 + line)) for line in range(2)]
-    rows, first, wanted = [], 0, []
-    for line in lines:
-        actions = tuple(range(9, len(line)))
-        rows.append(TokenRow(sample_id="x", group=0, tokens=line, actions=actions, first=first))
-        first += len(actions)
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([line]), use_cache=False).logits[0].log_softmax(-1)
-        wanted += [float(logits[place - 1, line[place]]) for place in actions]
+    rows, wanted = rows_of(model, 21)
     policy = PolicyModel(deepcopy(model), LocalSettings(gradient_checkpointing=True))
     again: list[None] = []
     for module in policy.causal.modules():
@@ -78,15 +84,7 @@ def test_what_is_trained_is_what_the_plain_model_says_and_layers_are_checkpointe
 def test_caps_sinks_and_layers_with_a_memory_are_trained_as_the_plain_model_computes_them(kind: str) -> None:
     model = make_family(kind)
     model.config.final_logit_softcapping = None  # a cap of the logits themselves is refused
-    lines = [tuple((7 * step + 3 * line * (step > 8)) % 23 for step in range(17 + line)) for line in range(2)]
-    rows, first, wanted = [], 0, []
-    for line in lines:
-        actions = tuple(range(9, len(line)))
-        rows.append(TokenRow(sample_id="x", group=0, tokens=line, actions=actions, first=first))
-        first += len(actions)
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([line]), use_cache=False).logits[0].log_softmax(-1)
-        wanted += [float(logits[place - 1, line[place]]) for place in actions]
+    rows, wanted = rows_of(model, 17)
     policy = PolicyModel(deepcopy(model), LocalSettings())
     (pack,) = pack_rows(rows, budget=100)
     found = policy.logps(pack).logp_N

@@ -226,3 +226,16 @@ def worst(model: PreTrainedModel, asked: Request, progress: Progress) -> float:
     logps = full_logps(model, asked.prompt, progress.actions, temperature)
     exact = logps.gather(1, torch.tensor(progress.actions)[:, None])[:, 0]
     return float((exact - torch.tensor(progress.logps)).abs().max())
+
+
+async def flip_midway(
+    engine: NativeEngine, runners: list[Any], old: PreTrainedModel, new: PreTrainedModel
+) -> tuple[Request, Progress]:
+    """A request that version 4 begins and version 5 ends; `runners` has the slow runner that says when it is midway."""
+    await serve(engine, old, 4)
+    asked, progress = request("a", [5, 6, 7], count=30), Progress()
+    task = asyncio.create_task(engine.generate(asked, progress))
+    await asyncio.to_thread(runners[0].midway.wait, 10.0)
+    await serve(engine, new, 5)
+    await task
+    return asked, progress

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -88,12 +87,7 @@ def test_other_weights_serve_the_next_token_of_a_recurrent_model_on_the_state_of
             return make_slow_core(*parts, reason="it has recurrent layers", make_runner=runner)
 
         engine = make_engine(old, slot_tokens=64, eos=[], make_core=core)
-        await serve(engine, old, 4)
-        asked, progress = request("a", [5, 6, 7], count=30), Progress()
-        task = asyncio.create_task(engine.generate(asked, progress))
-        await asyncio.to_thread(runners[0].midway.wait, 10.0)
-        await serve(engine, new, 5)
-        await task
+        asked, progress = await factory.flip_midway(engine, runners, old, new)
         assert [each.version for each in progress.runs] == [4, 5]
         exact = _continue_state(old, new, asked.prompt, progress.actions, progress.runs[0].count)
         assert float((exact - torch.tensor(progress.logps)).abs().max()) < 1e-4

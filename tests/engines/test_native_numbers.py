@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import Any
 
@@ -119,12 +118,7 @@ def test_a_flip_in_the_middle_uses_the_new_weights_from_the_very_next_token() ->
             return runners[0]
 
         engine = make_engine(old, make_runner=runner)
-        await serve(engine, old, 4)
-        asked, progress = request("a", [5, 6, 7], count=30), Progress()
-        task = asyncio.create_task(engine.generate(asked, progress))
-        await asyncio.to_thread(runners[0].midway.wait, 10.0)
-        await serve(engine, new, 5)
-        await task
+        asked, progress = await factory.flip_midway(engine, runners, old, new)
         assert [run.version for run in progress.runs] == [4, 5]
         exact = _with_kept_kv(old, new, asked.prompt, progress.actions, progress.runs[0].count)
         assert float((exact - torch.tensor(progress.logps)).abs().max()) < 1e-4

@@ -18,6 +18,7 @@ from headway.types import (
     ExpertRouting,
     FinishReason,
     Generation,
+    RepeatedValue,
     SamplingParams,
     VersionRun,
     concatenate_actions,
@@ -47,20 +48,40 @@ class Request:
 register_records(Request)
 
 
+class _OwnedList(list[Any]):
+    """A list that belongs to one `Progress`, which extends it in place."""
+
+    __slots__ = ()
+
+
+def _append_actions(known: Sequence[Any], new: Sequence[Any]) -> Sequence[Any]:
+    """Append to what is known, in place if the list is owned: an answer of 32k tokens is not copied at every report."""
+    if isinstance(known, RepeatedValue) or not len(known):
+        return concatenate_actions(known, new)
+    owned = known if type(known) is _OwnedList else _OwnedList(known)
+    owned.extend(new)
+    return owned
+
+
+def _freeze(actions: Sequence[Any]) -> Sequence[Any]:
+    return list(actions) if type(actions) is _OwnedList else actions
+
+
 class Progress:
     """What has been generated so far for one request. It grows by whole actions and survives the engine.
 
     A resumed request starts from what is here: the engine conditions on `prompt + actions` and appends.
     """
 
-    __slots__ = ("actions", "logps", "on_chunk", "routing", "routing_start", "runs", "spent_s", "started")
+    __slots__ = ("_routing", "actions", "logps", "on_chunk", "routing_start", "runs", "spent_s", "started")
 
     def __init__(self, on_chunk: Callable[[Sequence[Any]], None] | None = None) -> None:
         self.actions: Sequence[Any] = ()
+        """Grows in place; `generation` returns a copy that does not."""
         self.logps: Sequence[float] = ()
         self.runs: tuple[VersionRun, ...] = ()
-        self.routing: ExpertRouting | None = None
-        """Experts of prompt and actions, as far as an engine has reported them."""
+        self._routing: list[ExpertRouting] = []
+        """Consecutive stretches, joined when somebody asks for them."""
         self.routing_start = 0
         """First token of prompt and actions whose experts are wanted: those before it came with an earlier turn."""
         self.started: int | None = None
@@ -76,28 +97,44 @@ class Progress:
             raise ValueError(f"{len(actions)} actions with {len(logps)} log-probabilities")
         if not len(actions):
             return
-        self.actions = concatenate_actions(self.actions, actions)
-        self.logps = concatenate_actions(self.logps, logps)
+        self.actions = _append_actions(self.actions, actions)
+        self.logps = _append_actions(self.logps, logps)
         self.runs = extend_runs(self.runs, version, len(actions))
         if self.on_chunk is not None:
             self.on_chunk(actions)
 
     @property
+    def routing(self) -> ExpertRouting | None:
+        """Experts of prompt and actions, as far as an engine has reported them."""
+        if len(self._routing) > 1:
+            data = b"".join(stretch.data for stretch in self._routing)
+            self._routing = [replace(self._routing[0], data=data)]
+        return self._routing[0] if self._routing else None
+
+    @routing.setter
+    def routing(self, routing: ExpertRouting | None) -> None:
+        self._routing = [] if routing is None else [routing]
+
+    @property
     def routed_tokens(self) -> int:
         """Number of tokens of prompt and actions whose experts are known, or not wanted."""
-        return self.routing_start if self.routing is None else self.routing.start + len(self.routing)
+        return self._routing[-1].start + len(self._routing[-1]) if self._routing else self.routing_start
 
     def add_routing(self, routing: ExpertRouting) -> None:
         """Append the experts of the next tokens; those of other tokens take the place of what was known."""
-        known = self.routing
-        if known is not None and known.start + len(known) == routing.start:
-            routing = replace(known, data=known.data + routing.data)
-        self.routing = routing
+        if self._routing and self.routed_tokens != routing.start:
+            self._routing = []
+        self._routing.append(routing)
 
     def generation(self, finish: FinishReason, text: str = "") -> Generation:
         """Return everything so far as a record."""
         return Generation(
-            actions=self.actions, logps=self.logps, runs=self.runs, finish=finish, text=text, routing=self.routing
+            actions=_freeze(self.actions),
+            logps=_freeze(self.logps),
+            runs=self.runs,
+            finish=finish,
+            text=text,
+            routing=self.routing,
         )
 
 

@@ -151,7 +151,8 @@ class RemoteEngine:
     async def generate(self, request: Request, progress: Progress) -> FinishReason:
         number = next(self._numbers)
         self._streams[number] = progress
-        made: _Made = (progress.actions, progress.logps, progress.runs, progress.routed_tokens)
+        so_far = progress.generation(FinishReason.ABORTED)
+        made: _Made = (so_far.actions, so_far.logps, so_far.runs, progress.routed_tokens)
         try:
             finish: FinishReason = await self.call("generate", number, request, made)
             return finish

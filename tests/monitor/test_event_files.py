@@ -59,7 +59,7 @@ def test_a_run_that_is_resumed_reads_as_one_log(tmp_path: Path) -> None:
 def test_an_ended_run_takes_less_than_300_bytes_a_sample(tmp_path: Path) -> None:
     write_steps(tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} == {".gz"}
+    assert {path.suffix for path in files} == {".gz", ".index"}
     assert sum(path.stat().st_size for path in files) < 300 * STEPS * SAMPLES
 
 

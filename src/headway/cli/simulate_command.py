@@ -26,6 +26,7 @@ from headway.monitor.perfetto_trace import write_perfetto_trace
 from headway.monitor.report_tables import print_report
 from headway.monitor.run_report import RunMonitor, RunReport, to_plain_json
 from headway.monitor.timeline_page import render_timeline_page
+from headway.runs.run_directory import write_config_origins
 from headway.sim.cost_calibration import calibrate_costs, describe_lengths, parse_phases
 from headway.sim.simulated_run import make_scenario, run_scenario
 
@@ -74,6 +75,7 @@ def run_command(args: argparse.Namespace) -> int:
     console = make_console(PIPE_WIDTH)
     with _make_writable(out / "events.jsonl").open("w", encoding="utf-8", newline="\n") as log:
         result = simulate_run(resolved, log=JsonlSink(log), console=None if args.json else console)
+    write_config_origins(out, resolved)
     written = write_result_files(result, out, title=name)
     if args.json:
         print_json(result.to_dict())

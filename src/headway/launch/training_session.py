@@ -37,12 +37,14 @@ from headway.monitor.machine_facts import describe_machine
 from headway.monitor.run_status import RunStatus
 from headway.processes.loop_watchdog import LoopWatchdog
 from headway.rewards.reward_registry import RoutedReward, make_run_rewards, open_reward_workers
+from headway.runs.group_log import GroupLog
 from headway.runs.run_changes import hash_reward_code
 from headway.runs.run_directory import RunDirectory, check_disk_space, read_checkpoint_version
 from headway.runs.run_observer import RunObserver
 from headway.runs.sample_logs import SampleLog
 from headway.settings import make_run_settings
 from headway.trainers.base import Trainer
+from headway.types import Batch
 from headway.version import VERSION
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -227,7 +229,8 @@ async def open_run_context(
         events.attach(log)
         trained, machine = directory.count_trained_steps(), describe_machine()
         events.emit(RunBegin(who="run", resumed=resumed, trained=trained, machine=machine, headway=VERSION))
-        ticking = None if tick is None else asyncio.ensure_future(_call_periodically(tick, clock))
+        calls = [lambda now_s: log.flush()] if tick is None else [lambda now_s: log.flush(), tick]
+        ticking = asyncio.ensure_future(_call_periodically(calls, clock))
         try:
             async with open_reward_workers(reward):
                 await components.start()
@@ -235,8 +238,7 @@ async def open_run_context(
                 gc.freeze()  # a full collection would visit all modules and models, which are never garbage
                 yield context
         finally:
-            if ticking is not None:
-                ticking.cancel()
+            ticking.cancel()
             try:
                 await components.close()
             finally:
@@ -269,6 +271,12 @@ def _make_run_context(
     config, validation = prepared.resolved.config, prepared.sources.validation
     data = config.actor_train.data_args
     samples = SampleLog(directory.path, prompt=data.prompt, answer=data.answer)
+    groups = GroupLog(directory.path, prepared.policy.tokenizer.decode, prompt=data.prompt, answer=data.answer)
+
+    def write_batch(batch: Batch, trained: int) -> None:
+        samples.write_batch(batch, trained)
+        groups.write_batch(batch, trained)
+
     return RunContext(
         backends=backends,
         settings=make_run_settings(prepared.resolved, held_out=0 if validation is None else len(validation)),
@@ -276,7 +284,7 @@ def _make_run_context(
         run_dir=directory.path,
         checkpoint_dir=prepared.checkpoints,
         clock=asyncio.get_running_loop().time,
-        on_trained=samples.write_batch,
+        on_trained=write_batch,
         on_validated=samples.write_validation,
         stages=config.stages,
     )
@@ -322,7 +330,8 @@ class _InterruptHandler:
         self._on_interrupt(name, True)
 
 
-async def _call_periodically(tick: Callable[[float], None], clock: Callable[[], float]) -> None:
+async def _call_periodically(calls: Sequence[Callable[[float], None]], clock: Callable[[], float]) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
-        tick(clock())
+        for call in calls:
+            call(clock())

@@ -10,6 +10,7 @@ Histograms count samples, not groups, and cover the whole run, because the bound
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from headway.monitor import events
 from headway.monitor.event_record import Event
@@ -92,6 +93,16 @@ class VersionTracker:
         if self.trained is None or self.served is None:
             return 0
         return max(0, self.trained - self.served)
+
+    def save_state(self) -> dict[str, Any]:
+        """Return all that is known, as JSON values."""
+        return {"trained": self.trained, "served": self.served, "engines": dict(self._engines)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that `save_state` returned."""
+        self._engines = {str(engine): int(version) for engine, version in state["engines"].items()}
+        self._engine_counts = Counter(self._engines.values())
+        self.trained, self.served = state["trained"], state["served"]
 
     def observe(self, event: Event) -> bool:
         """Follow an event; return whether it was about versions."""

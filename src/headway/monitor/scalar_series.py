@@ -5,7 +5,7 @@ nor filtered: a NaN comes through as one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from headway.monitor import events
@@ -67,6 +67,31 @@ class ScalarMeter:
             events.ValidateEnd: self._end_validation,
             events.ResourceUsage: self._note_usage,
         }
+
+    @property
+    def versions(self) -> VersionTracker:
+        """Trained and served versions of the moment."""
+        return self._versions
+
+    def save_state(self) -> dict[str, Any]:
+        """Return, as JSON values, what a meter needs that goes on right after the end of a step."""
+        return {
+            "step_s": self._step_s,
+            "last_step": self._last_step,
+            "drops": list(self._drops),
+            "behind_since_s": self._behind_since_s,
+            "versions": self._versions.save_state(),
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> "ScalarMeter":
+        """Make a meter that goes on from a state that `save_state` returned."""
+        meter = ScalarMeter()
+        meter._step_s, meter._last_step = state["step_s"], int(state["last_step"])
+        meter._drops = Counter(dict.fromkeys(state["drops"], 0))
+        meter._behind_since_s = float(state["behind_since_s"])
+        meter._versions.load_state(state["versions"])
+        return meter
 
     def _reset_counts(self) -> None:
         """Start to count for the next step."""

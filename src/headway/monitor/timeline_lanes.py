@@ -8,7 +8,7 @@ Arrays are flat (`t0, t1, state, t0, t1, state, …`): half the text, and no obj
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,18 @@ class LaneCollector:
         self._begun_s = 0.0
         self._has_begun = False
 
+    def begin_from(self, time_s: float, states: Mapping[str, str], pending: Mapping[str, Iterable[object]]) -> None:
+        """Begin in the middle of a log: with the states of the stages, and what is open by `engine/…` or `pool/…`."""
+        self._has_begun = True
+        self.lanes.start_s = self.lanes.end_s = self._begun_s = time_s
+        for who, state in states.items():
+            self.lanes.states[who], self._state[who] = [], (time_s, state)
+        for lane, keys in pending.items():
+            kind, _, who = lane.partition("/")
+            open_keys = self._open[who if kind == "engine" else f"span {who}"] = set(keys)
+            points = self.lanes.engines[who] if kind == "engine" else self.lanes.pools[who]
+            _add_point(points, time_s, len(open_keys))
+
     def __call__(self, logged: LoggedEvent) -> None:
         (time_s, event), lanes = logged, self.lanes
         if not self._has_begun:
@@ -72,7 +84,7 @@ class LaneCollector:
                 self._count(lanes.engines[event.who], time_s, event.who, event.request, begins)
             case events.SpanBegin() | events.SpanEnd():
                 begins = isinstance(event, events.SpanBegin)
-                self._count(lanes.pools[event.who], time_s, f"span {event.who}", event.span, begins)
+                self._count(lanes.pools[event.who], time_s, f"span {event.who}", str(event.span), begins)
             case events.ScoreStart() | events.ScoreEnd():
                 begins = isinstance(event, events.ScoreStart)
                 self._count(lanes.pools[SCORING], time_s, f"span {SCORING}", event.sample, begins)
@@ -121,8 +133,7 @@ class LaneCollector:
         if isinstance(event, events.BackendDown) and self._open[event.who]:
             self._open[event.who].clear()
             _add_point(self.lanes.engines[event.who], time_s, 0)
-        text = ", ".join(f"{key}: {value}" for key, value in event.to_data().items())
-        self.lanes.markers.append((time_s, event.kind, event.who, text[:_MOST_MARKER_CHARACTERS]))
+        self.lanes.markers.append((time_s, event.kind, event.who, describe_marker(event)))
 
     def finish(self) -> TimelineLanes:
         """Return the lanes, with what is still open closed at the last event."""
@@ -130,6 +141,11 @@ class LaneCollector:
         for who, (since_s, state) in self._state.items():
             lanes.states[who].append((since_s, lanes.end_s, state))
         return lanes
+
+
+def describe_marker(event: Event) -> str:
+    """Return what an event says, not too long to be shown beside it."""
+    return ", ".join(f"{key}: {value}" for key, value in event.to_data().items())[:_MOST_MARKER_CHARACTERS]
 
 
 def _add_point(points: list[OccupancyPoint], time_s: float, count: int) -> None:

@@ -3,7 +3,9 @@
     config.yaml       the configuration as it was given, overrides included; enough to run it again
     events.jsonl      the newest events of the run; older ones are compressed in `events/`; a resumed run appends
     ledger.sqlite     the state of every sample
+    origins.json      every option with its value, and where the value comes from
     samples.jsonl     a few answers of every step
+    groups.jsonl      whole groups of every step, token by token
     images.jsonl      a few images of every validation, where there are any
     checkpoints/      what `transformers` loads, and what `headway train` resumes from
     logs/             standard output and error of trainer and engines
@@ -30,7 +32,7 @@ from typing import Any
 import yaml
 
 from headway.config import ResolvedConfig
-from headway.config.resolved_config import get_at_key
+from headway.config.resolved_config import get_at_key, to_plain_value
 from headway.errors import ConfigError, HeadwayError, TrainerError
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.ledger import Ledger, is_unused_ledger, list_recorded_checkpoints
@@ -54,7 +56,7 @@ from headway.runs.stored_paths import (
 )
 from headway.trainers.checkpoint_mark import MARK_FILE, read_completion_mark, verify_model
 
-LEDGER_FILE, IDENTITY_FILE = "ledger.sqlite", "identity.json"
+LEDGER_FILE, IDENTITY_FILE, ORIGINS_FILE = "ledger.sqlite", "identity.json", "origins.json"
 _FIXED_OPTIONS = (
     "num_return_sequences_in_group",
     "actor_train.model_args.lora_rank",
@@ -176,6 +178,13 @@ class RunDirectory:
         _write_atomically(path, json.dumps(wanted, indent=2) + "\n")
         config = yaml.safe_dump(make_config_tree(resolved), sort_keys=False, allow_unicode=True)
         _write_atomically(self.path / CONFIG_FILE, config)
+        write_config_origins(self.path, resolved)
+
+
+def write_config_origins(directory: Path, resolved: ResolvedConfig) -> None:
+    """Write key, value and origin of every option that a run has, for those who look at it."""
+    rows = [(key, to_plain_value(value), origin) for key, value, origin in resolved.rows()]
+    _write_atomically(directory / ORIGINS_FILE, json.dumps(rows, ensure_ascii=False, default=str) + "\n")
 
 
 def _read_identity(path: Path) -> dict[str, Any]:

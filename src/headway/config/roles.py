@@ -58,6 +58,10 @@ class OptimizerArgs:
 
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """Moments in fp32, or in 8 bits: 6 bytes per parameter less. 8 bits need a trainer of one rank."""
+    stochastic_rounding: bool = False
+    """Train bf16 weights without fp32 masters, rounded by chance: 4 bytes per parameter less. For one rank on a GPU."""
     weight_decay: Real = 0.0
     """Decoupled weight decay."""
     adam_beta1: Discount = 0.9
@@ -75,7 +79,8 @@ class OptimizerArgs:
     warmup_unit: Literal["training_steps", "optimizer_steps"] = "training_steps"
     """What `warmup_steps` counts; a training step may have several optimizer steps."""
     offload_optimizer: bool = False
-    """Keep AdamW's moments in host memory: 8 bytes per parameter less on the GPU, and a slower step."""
+    """Keep AdamW's moments and fp32 masters in host memory: up to 12 bytes per parameter less on the GPU, and a slower
+    step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

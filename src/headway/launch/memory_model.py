@@ -68,12 +68,16 @@ class MemoryModel:
 
     def estimate_rank(self, number: int) -> dict[str, int]:
         """Return the needs of one rank: its share of everything, and the versions if it publishes them."""
-        offloads = self.device == "cuda" and self.resolved.config.actor_train.training_args.offload_optimizer
-        masters = 4 * self.trained if self.train_bytes < 4 else 0
+        args = self.resolved.config.actor_train.training_args
+        has_masters = self.train_bytes < 4 and not args.stochastic_rounding
+        masters = 4 * self.trained if has_masters and self.ranks == 1 else 0
+        moments = (2 if args.optim == "adamw_8bit" else 8) * self.trained
+        weights = self.train_bytes * self.parameters if self.ranks == 1 else 4 * self.parameters
+        offloads = self.device == "cuda" and args.offload_optimizer
         whole = {
-            "weights": self.train_bytes * self.parameters + masters if self.ranks == 1 else 4 * self.parameters,
+            "weights": weights,
             "gradients": 4 * self.trained,
-            f"{HOST}:optimizer" if offloads else "optimizer": 8 * self.trained,
+            f"{HOST}:optimizer" if offloads else "optimizer": moments + masters,
         }
         if self.holds_reference and self.trained == self.parameters:
             whole["reference"] = self.train_bytes * self.parameters

@@ -60,6 +60,15 @@ def plan_rank_layout(resolved: ResolvedConfig, ranks: int, *, device: str, proce
     if config.actor_train.model_args.lora_rank is not None and layout.tensor > 1:
         problem, key = "adapters are not cut by columns and rows", f"{_SIZES_KEY}.tensor_model_parallel_size"
         raise ConfigError(problem, key=key, value=layout.tensor, hint="1: adapters go with cut weights and sequences")
+    args, key = config.actor_train.training_args, "actor_train.training_args"
+    if args.optim == "adamw_8bit":
+        problem = f"moments of {ranks} ranks are cut over them, and not in 8 bits"
+        raise ConfigError(
+            problem, key=f"{key}.optim", value=args.optim, hint="adamw; offload_optimizer works with both"
+        )
+    if args.stochastic_rounding:
+        problem = f"{ranks} ranks keep their weights in fp32"
+        raise ConfigError(problem, key=f"{key}.stochastic_rounding", value=True, hint="false")
     return layout
 
 

@@ -32,7 +32,11 @@ class OptimizerSettings:
     max_steps: int = 1
     """Step at which `linear` and `cosine` reach zero."""
     offload: bool = False
-    """Keep moments in host memory and move them to the device for each step."""
+    """Keep moments and masters in host memory and move them to the device for each step."""
+    eight_bit: bool = False
+    """Keep moments in 8 bits."""
+    stochastic_rounding: bool = False
+    """Train bf16 weights without masters, rounded by chance."""
 
     def rate_at(self, version: int) -> float:
         """Return the learning rate of the step that makes `version + 1`; the same after a restart."""
@@ -169,4 +173,6 @@ def _make_optimizer_settings(args: OptimizerArgs, max_steps: int, optimizer_step
         warmup_steps=-(-args.warmup_steps // per_step),
         max_steps=max_steps,
         offload=args.offload_optimizer,
+        eight_bit=args.optim == "adamw_8bit",
+        stochastic_rounding=args.stochastic_rounding,
     )

@@ -23,6 +23,7 @@ LAYERS: dict[str, int] = {
         (
             "types",
             "errors",
+            "extras",
             "codec",
             "deadlines",
             "user_code",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from headway.algorithm_traits import AdvantageTraits, LossTraits, register_advan
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
 from headway.registry import ENGINES, ENVIRONMENTS, REWARDS, STAGES, STALENESS_POLICIES, Registry
+from headway.user_code import stop_imported_script
 
 if TYPE_CHECKING:
     from headway.cli.simulate_command import SimulatedRun
@@ -71,7 +73,11 @@ def train(
 
     An interrupt ends the run with a checkpoint; a second one raises `KeyboardInterrupt`. In a notebook, where an event
     loop is running already, use `await headway.train_async(...)`.
+
+    A function of a script is stored by the script's path, so that commands find it again; a script that is imported
+    for this stops where it calls `train`.
     """
+    stop_imported_script()
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -88,8 +94,15 @@ async def train_async(
     source: Source, overrides: Overrides = (), *, rewards: Mapping[str, Callable[..., Any]] | None = None
 ) -> RunSummary:
     """Train like `train`, inside a running event loop."""
+    stop_imported_script()
     from headway.cli.command_line import make_console
-    from headway.cli.train_command import print_conclusion, print_introduction, train_with_display
+    from headway.cli.train_command import (
+        add_rewards,
+        print_conclusion,
+        print_finished,
+        print_introduction,
+        train_with_display,
+    )
     from headway.flow.training_flow import RunSummary
     from headway.launch.training_session import open_run_directory, prepare_run
 
@@ -99,11 +112,12 @@ async def train_async(
     with open_run_directory(prepared) as directory:
         done = directory.count_trained_steps()
         if done >= resolved.config.max_steps:
-            return RunSummary(trained=done, finished=True)
+            print_finished(directory.path, done, console)
+            return add_rewards(RunSummary(trained=done, finished=True), directory.path)
         print_introduction(prepared, done, console, directory.changes)
         summary = await train_with_display(prepared, directory, console)
     print_conclusion(prepared, summary, console)
-    return summary
+    return add_rewards(summary, prepared.directory)
 
 
 @asynccontextmanager
@@ -335,5 +349,7 @@ def _name_rewards(rewards: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
             problem, value = "has no name that it could be found by again", path or repr(function)
             hint = "a function of a module, or of the script's outermost level"
             raise ConfigError(problem, key=f"rewards.{name}", value=value, hint=hint)
-        named[f"rewards.{name}.reward_fn"] = f"{module}:{path}"
+        file = getattr(sys.modules["__main__"], "__file__", None) if module == "__main__" else None
+        where = Path(file).resolve() if file else module  # another process, such as `headway eval`, has another main
+        named[f"rewards.{name}.reward_fn"] = f"{where}:{path}"
     return named

@@ -20,6 +20,10 @@ from typing import Any, NoReturn
 from headway.errors import ConfigError, HeadwayError, PluginError
 
 
+class ScriptStopped(BaseException):
+    """Ends the import of a script at its call of `headway.train`; no `except Exception` of the script takes it."""
+
+
 def import_object(path: str, *, key: str, kind: str) -> Any:
     """Return the object that `path` names. `kind` says in error messages what it should be: a class, a function."""
     module, _, name = path.rpartition(":")
@@ -31,7 +35,11 @@ def import_object(path: str, *, key: str, kind: str) -> Any:
         if not hasattr(found, step):
             near = get_close_matches(step, dir(found), n=1)
             meant = f", did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"has no {step!r}{meant}", key=key, value=path)
+            gone = module == "__main__" and "it was defined in a notebook or a session that is gone"
+            again = f"put it into a file: {key}=my_file.py:{name}" if gone else None
+            raise ConfigError(
+                f"has no {step!r}{meant or f': {gone}' if gone else meant}", key=key, value=path, hint=again
+            )
         found = getattr(found, step)
     return found
 
@@ -147,6 +155,8 @@ def _import_file(file: Path, written: str, key: str) -> ModuleType:
         where = "" if file.is_absolute() else f" in {Path.cwd()}"
         raise ConfigError(f"there is no such file{where}", key=key, value=written)
     file = file.resolve()
+    if file == _find_started_script():
+        return sys.modules["__main__"]
     changed_ns = file.stat().st_mtime_ns
     if file in _IMPORTED_FILES and _IMPORTED_FILES[file][0] == changed_ns:
         return _IMPORTED_FILES[file][1]
@@ -156,9 +166,27 @@ def _import_file(file: Path, written: str, key: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    _FILES_BEING_IMPORTED.append(file)
+    try:
+        spec.loader.exec_module(module)
+    except ScriptStopped:
+        pass  # what a script hands to a run is defined above its call
+    finally:
+        _FILES_BEING_IMPORTED.pop()
     _IMPORTED_FILES[file] = changed_ns, module
     return module
+
+
+def stop_imported_script() -> None:
+    """Raise `ScriptStopped` if a script that is imported for a function is about to start its own run again."""
+    if _FILES_BEING_IMPORTED:
+        raise ScriptStopped
+
+
+def _find_started_script() -> Path | None:
+    """Return the file of the program that runs, unless it is a command or an interactive session."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(file).resolve() if file else None
 
 
 def _has_main_guard(file: Path) -> bool:
@@ -169,6 +197,7 @@ def _has_main_guard(file: Path) -> bool:
     return False
 
 
+_FILES_BEING_IMPORTED: list[Path] = []
 _PACKAGE = str(Path(__file__).parent)
 _FILE_PREFIX = "headway_user_"
 """Names of the modules of imported files begin with this."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,12 +34,12 @@ def test_the_run_of_ones_own_goes_on_from_python(tmp_path: Path, monkeypatch: py
     small = {"pretrain": "model", "max_steps": 1, "processes": False, "track_with": [], "filter_zero_variance": False}
     Path("run.yaml").write_text(yaml.safe_dump(yaml.safe_load(block("yaml")) | small), encoding="utf-8")
     script = ModuleType("script_of_ones_own")
-    monkeypatch.setitem(__import__("sys").modules, script.__name__, script)
+    monkeypatch.setitem(sys.modules, script.__name__, script)
     exec(compile(block("python", 1), "start.md", "exec"), script.__dict__)
     assert (script.summary.trained, script.summary.finished) == (1, True)
     assert "script_of_ones_own:closeness" in Path("runs/python/config.yaml").read_text(encoding="utf-8")
     more: Any = headway.train("runs/python", {"max_steps": 2})
-    assert (more.trained, more.finished) == (2, True)
+    assert (more.trained, more.finished, sorted(more.rewards)) == (2, True, [1, 2])
     assert headway.train("runs/python").trained == 2, "there is nothing left to do"
 
 
@@ -54,3 +56,40 @@ def test_where_a_loop_runs_it_has_to_be_awaited() -> None:
         asyncio.run(notebook())
     with pytest.raises(ConfigError, match="pretrain"):
         asyncio.run(headway.train_async({}))
+
+
+SCRIPT = """
+import headway
+
+
+def closeness(text, row):
+    return float(len(text))
+
+
+summary = headway.train("run.yaml", {"output_dir": "run"}, rewards={"mine": closeness})
+print("REWARDS", sorted(summary.rewards))
+"""
+
+
+def test_a_run_of_a_script_goes_on_and_is_judged_by_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script has no guard: a command imports it for the reward, and does not start it again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    make_tiny_model(tmp_path / "model", steps=20)
+    rows = [f'{{"prompt": "{a}+{b}=", "answer": "{a + b}"}}\n' for a in range(10) for b in range(5)]
+    (tmp_path / "train.jsonl").write_text("".join(rows), encoding="utf-8")
+    small = {"pretrain": "model", "max_steps": 1, "processes": False, "track_with": [], "filter_zero_variance": False}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(yaml.safe_load(block("yaml")) | small), encoding="utf-8")
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+
+    def start(*words: str) -> str:
+        command = [sys.executable, *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "REWARDS [1]" in start("script.py")
+    assert f"{tmp_path}/script.py:closeness" in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+    assert "going on from step 1" in start("-m", "headway", "train", "run", "max_steps=2")
+    judged = start("-m", "headway", "eval", "run", "--limit", "2", "--json")
+    assert '"failed": 0' in judged and "REWARDS" not in judged
+    assert "is finished: 2 steps" in start("-m", "headway", "train", "run", "max_steps=2")

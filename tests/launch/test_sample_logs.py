@@ -99,6 +99,20 @@ def test_answers_to_held_out_tasks_are_shown_where_there_are_any(tmp_path: Path)
     assert (early.step, early.reward, late.step, late.reward, found.kind) == (0, 0.3, 8, 0.7, "held_out")
 
 
+def test_a_conversation_can_be_read_turn_by_turn(tmp_path: Path) -> None:
+    said = [Generation(actions=(1,), logps=(0.0,), runs=(), finish=FinishReason.STOP, text=text) for text in "ab"]
+    turns = tuple(Turn(observation=(n, n), generation=one, reward=n / 2) for n, one in enumerate(said))
+    episode = Episode(sample_id="v0.0", task=Task(position=0, data={"prompt": "go"}), turns=turns, info={"turns": 2})
+    log = SampleLog(tmp_path, decode=lambda tokens: f"saw {list(tokens)}")
+    log.write_validation(3, [EvaluatedSample(task=episode.task, answers=((episode, Score(value=0.5)),))])
+    row = json.loads((tmp_path / "samples.jsonl").read_text())
+    assert row["turns"][1] == {"observation": "saw [1, 1]", "answer": "b", "reward": 0.5} and row["info"] == {
+        "turns": 2
+    }
+    (shown,) = read_answers(tmp_path / "samples.jsonl").early
+    assert shown.answer == "◂ saw [0, 0]\n▸ a\n[reward 0]\n◂ saw [1, 1]\n▸ b\n[reward 0.5]"
+
+
 def test_large_pictures_are_thinned_out() -> None:
     image = Image(height=2, width=4, pixels=(RED + BLUE) * 2 + (BLUE + RED) * 2)
     assert downscale_image(image, 4) is image

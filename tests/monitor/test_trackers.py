@@ -127,7 +127,7 @@ def test_trackio_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.M
     assert steps == [*range(1, 13), *range(11, 19)]
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow", "swanlab"])
 def test_a_package_that_is_missing_is_said_with_how_to_get_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +138,7 @@ def test_a_package_that_is_missing_is_said_with_how_to_get_it(
 
 
 def test_a_tracker_nobody_knows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there are tensorboard, wandb, trackio, jsonl"):
+    with pytest.raises(ConfigError, match="there are tensorboard, wandb, trackio, mlflow, swanlab, jsonl"):
         make_trackers(["tensorbord"], tmp_path, project="p", config={})
 
 

@@ -83,7 +83,8 @@ def test_eval_judges_the_newest_checkpoint_or_the_model_that_is_named(runs: Runs
     assert result["policy"] == str(run.directory / "checkpoints" / "step-00000002")
     assert result["answers"] == 4 and result["domains"]["addition"]["tasks"] == 3
     answers = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert len(answers) == 12 and {"prompt", "answer", "answer_text", "reward"} <= answers[0].keys()
+    logged = json.loads((run.directory / "samples.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert len(answers) == 12 and answers[0].keys() - {"task"} == logged.keys() - {"step", "kind"}
 
     model = f"pretrain={runs.model}"
     for words in ([str(run.directory), model], runs.words(tmp_path / "unused", processes=True)):

@@ -29,6 +29,7 @@ from headway.launch.memory_model import HOST
 from headway.launch.memory_needs import ComponentNeeds, estimate_component_needs, sum_by_memory
 from headway.launch.placement import Placement, plan_placement
 from headway.launch.plan_table import describe_plan
+from headway.launch.required_packages import find_missing_packages
 from headway.processes.child_process import count_usable_cores
 from headway.version import VERSION
 
@@ -57,6 +58,7 @@ def run_command(args: argparse.Namespace) -> int:
     where = plan_placement(resolved)
     parts = estimate_component_needs(resolved, where)
     notes = _note_missing_devices(resolved, len(facts["gpus"]), where.device)
+    notes += [str(package.error) for package in find_missing_packages(resolved)]
     if args.json:
         placed = {"placement": where.summary, "layout": where.layout.sizes, "parts": parts_to_json(parts)}
         placed["plan"] = [asdict(place) for place in where.places.values()]

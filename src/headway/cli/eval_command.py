@@ -27,9 +27,12 @@ from rich.table import Table
 
 from headway.cli import command_line
 from headway.errors import ConfigError
+from headway.launch.components import make_decoder
 from headway.launch.inference_session import evaluate_policy, select_evaluation_tasks
 from headway.launch.training_session import prepare_run
+from headway.rollout.environment_agent import Decode
 from headway.rollout.sample_evaluation import EvaluatedSample, count_failures, mean_outcomes
+from headway.runs.sample_logs import make_sample_row
 
 HELP = "judge a policy on held-out tasks"
 _OUTCOMES = ("success", "turns", "invalid")
@@ -61,7 +64,9 @@ def run_command(args: argparse.Namespace) -> int:
     with _open_output(args.out) as out:
         judged = asyncio.run(evaluate_policy(prepared, tasks, answers=args.answers))
         if out is not None:
-            out.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in make_answer_rows(judged))
+            data, decode = prepared.resolved.config.actor_train.data_args, make_decoder(prepared.policy.tokenizer)
+            rows = make_answer_rows(judged, prompt=data.prompt, answer=data.answer, decode=decode)
+            out.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
     result = {"policy": str(prepared.policy.path), "answers": args.answers, "domains": summarize_answers(judged)}
     failures = count_failures(judged)
     if args.json:
@@ -112,21 +117,17 @@ def _summarize_domain(judged: Sequence[EvaluatedSample]) -> dict[str, float | in
     }
 
 
-def make_answer_rows(judged: Sequence[EvaluatedSample]) -> list[dict[str, Any]]:
-    """Return every answer as a plain object; for an episode also the text of each turn and its outcome.
-
-    An answer without a verdict has the reward None and a `failure` that says why.
-    """
-    failed = [{**one.task.data, "reward": None, "failure": reason} for one in judged for reason in one.failures]
+def make_answer_rows(
+    judged: Sequence[EvaluatedSample], *, prompt: str, answer: str | None, decode: Decode
+) -> list[dict[str, Any]]:
+    """Return every answer with the fields of `samples.jsonl` and its `task`; one without a verdict has a `failure`."""
+    failed = [
+        {"task": dict(one.task.data), "prompt": one.task.data.get(prompt), "reward": None, "failure": reason}
+        for one in judged
+        for reason in one.failures
+    ]
     return failed + [
-        {
-            **one.task.data,
-            "answer_text": episode.turns[-1].generation.text,
-            "reward": score.value,
-            **score.parts,
-            **episode.info,
-            **({"turn_texts": [turn.generation.text for turn in episode.turns]} if len(episode.turns) > 1 else {}),
-        }
+        {"task": dict(one.task.data), **make_sample_row(episode, score, prompt=prompt, answer=answer, decode=decode)}
         for one in judged
         for episode, score in one.answers
     ]

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -81,7 +82,7 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
     with open_run_directory(prepared) as directory:
         done, wanted = directory.count_trained_steps(), resolved.config.max_steps
         if done >= wanted:
-            console.print(f"{directory.path} is finished: {done} steps. Raise max_steps, or choose another output_dir.")
+            print_finished(directory.path, done, console)
             return 0
         print_introduction(prepared, done, console, directory.changes)
         try:
@@ -154,6 +155,19 @@ async def train_with_display(
             show=live.show if live.is_panel else None,
             on_interrupt=on_interrupt,
         )
+
+
+def print_finished(path: Path, done: int, console: Console) -> None:
+    """Say that a run has nothing left to do."""
+    console.print(f"{path} is finished: {done} steps. Raise max_steps, or choose another output_dir.", soft_wrap=True)
+
+
+def add_rewards(summary: RunSummary, path: Path) -> RunSummary:
+    """Return the summary with the rewards in the event log of the run, those of earlier processes included."""
+    report = make_run_report(read_event_log(path))
+    rewards = {step.trained: step.reward for step in report.throughput.steps if step.reward is not None}
+    held_out = {one.trained: one.reward for one in report.validations if one.reward is not None}
+    return replace(summary, rewards=rewards, held_out=held_out)
 
 
 def print_conclusion(prepared: PreparedRun, summary: RunSummary, console: Console) -> int:

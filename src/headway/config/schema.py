@@ -72,7 +72,7 @@ class Config:
     """Steps between checkpoints. 0: only at the end."""
     save_total_limit: Amount = 5
     """Number of newest checkpoints that are kept; older ones are removed when the next is complete. 0: all."""
-    track_with: tuple[Literal["tensorboard", "wandb", "trackio", "jsonl"], ...] = ("tensorboard",)
+    track_with: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "jsonl"], ...] = ("tensorboard",)
     """Trackers that get the metrics of the run. An empty list: none."""
     eval_steps: Amount = 10
     """Steps between validations. 0: never."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
+from headway.extras import suggest_install
 
 NumberedRows = Iterator[tuple[int, dict[str, Any]]]
 """Rows with their numbers."""
@@ -72,7 +73,7 @@ def read_parquet(path: Path, *, key: str) -> NumberedRows:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise ConfigError("needs pyarrow", key=key, value=str(path), hint="pip install 'headway[data]'") from error
+        raise ConfigError("needs pyarrow", key=key, value=str(path), hint=suggest_install("data")) from error
     try:
         with ParquetFile(path) as file:
             yield from enumerate((row for batch in file.iter_batches(1024) for row in batch.to_pylist()), start=1)

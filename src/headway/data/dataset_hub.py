@@ -12,6 +12,7 @@ from typing import Any
 
 from headway.data.data_files import NumberedRows
 from headway.errors import ConfigError
+from headway.extras import suggest_install
 
 _PROBE_TIMEOUT_S = 10.0
 _OPTIONS = ("config", "split")
@@ -25,7 +26,7 @@ def read_dataset_rows(name: str, options: Mapping[str, Any], *, folder: Path, ke
     try:
         import datasets
     except ImportError as error:
-        raise ConfigError("needs datasets", key=key, value=f"hf:{name}", hint="pip install 'headway[data]'") from error
+        raise ConfigError("needs datasets", key=key, value=f"hf:{name}", hint=suggest_install("data")) from error
     config, split = options.get("config"), options.get("split")
     path = folder / Path(name).expanduser()
     if path.is_dir():

@@ -17,6 +17,7 @@ from typing import Any
 
 from headway.data.data_files import NumberedRows
 from headway.errors import ConfigError
+from headway.extras import suggest_install
 from headway.seeding import make_rng
 
 REASONING_COLUMN = "reasoning_gym"
@@ -103,7 +104,7 @@ def _make_dataset(task: str, options: Mapping[str, Any]) -> Any:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise ConfigError("needs reasoning-gym", hint="pip install 'headway[data]'") from error
+        raise ConfigError("needs reasoning-gym", hint=suggest_install("data")) from error
     if task not in DATASETS:
         close = get_close_matches(task, DATASETS, 1)
         meant = f", did you mean 'reasoning_gym:{close[0]}'?" if close else ""

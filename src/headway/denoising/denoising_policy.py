@@ -21,6 +21,7 @@ from headway.algorithms.denoising import LatentTransition, apply_guidance
 from headway.denoising.models.denoiser import Conditioning
 from headway.denoising.settings import DenoisingSettings
 from headway.errors import ConfigError
+from headway.extras import suggest_install
 from headway.trainers.local.local_optimizer import copy_tensors
 from headway.trainers.local.lora import drop_tied_duplicates, merge_adapters
 from headway.trainers.local.settings import LocalSettings, LoraSettings
@@ -142,7 +143,7 @@ def _attach_adapters(model: nn.Module, settings: LoraSettings) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise ConfigError("LoRA needs peft", key="lora", value=settings, hint="pip install 'headway[lora]'") from error
+        raise ConfigError("LoRA needs peft", key="lora", value=settings, hint=suggest_install("lora")) from error
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     suffixes = tuple(f".{target}" for target in settings.targets)
     targets = [name for name in linears if not suffixes or f".{name}".endswith(suffixes)]

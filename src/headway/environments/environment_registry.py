@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from headway.environments.text_environment import TextEnvironment
 from headway.errors import ConfigError, suggest_close_match
+from headway.extras import suggest_install
 from headway.registry import ENVIRONMENTS
 from headway.user_code import find_import_path, import_object, make_import_path_absolute, preserve_working_directory
 
@@ -122,5 +123,5 @@ def import_optional_library(module: str, *, extra: str, wanted_by: str) -> Modul
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        problem, hint = f"needs {module.partition('.')[0]}: {error}", f"pip install 'headway[{extra}]'"
+        problem, hint = f"needs {module.partition('.')[0]}: {error}", suggest_install(extra)
         raise ConfigError(problem, key="env_type", value=wanted_by, hint=hint) from error

@@ -14,7 +14,7 @@ slot is free or belongs to a saved group. The flow does not make back ends and d
 import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -57,6 +57,10 @@ class RunSummary:
     reason: str = ""
     restarts: int = 0
     """How often the pipeline was rebuilt because the trainer was lost."""
+    rewards: Mapping[int, float] = field(default_factory=dict)
+    """Mean reward of what each step was trained on, by step; filled by `headway.train` from the whole event log."""
+    held_out: Mapping[int, float] = field(default_factory=dict)
+    """Mean reward of held-out answers, by the step that was validated; filled like `rewards`."""
 
 
 class PipelineEnded(Exception):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headway.config import ResolvedConfig
 from headway.engines.vllm.worker_path.headway_worker import WeightReloadExtension
 from headway.errors import ConfigError, EngineCrashed, HeadwayError
+from headway.extras import suggest_install
 from headway.launch.transports import TransportPlan, make_receiver_end
 from headway.processes.base import ChildSpec
 from headway.processes.child_process import OLDEST_PYTHON, ChildProcess, spawn_with_interpreter
@@ -72,7 +73,7 @@ def check_server_requirements(resolved: ResolvedConfig) -> None:
         return
     if not config.in_process and find_spec("aiohttp") is None:
         key, value = (f"{_KEY}.url", list(config.url)) if config.url else (f"{_KEY}.launch", True)
-        raise ConfigError("servers are reached with aiohttp", key=key, value=value, hint="pip install 'headway[serve]'")
+        raise ConfigError("servers are reached with aiohttp", key=key, value=value, hint=suggest_install("serve"))
     _check_temperatures(resolved)
     if config.launch or config.in_process:
         key = f"{_KEY}.{'launch' if config.launch else 'in_process'}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headway.config.config_blocks import DevicesConfig
 from headway.errors import ConfigError
+from headway.extras import suggest_install
 from headway.processes.child_process import count_usable_cores
 
 _GIB = 1 << 30
@@ -72,7 +73,7 @@ def read_machine() -> Machine:
     try:
         import torch
     except ImportError as error:
-        hint = "pip install 'headway[train]'"
+        hint = suggest_install("train")
         raise ConfigError("training needs torch and transformers", key="device", hint=hint) from error
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return Machine(cores=count_usable_cores(), gpus=gpus, gpu_memory_gib=_read_gpu_memory_gib(gpus))

@@ -27,12 +27,13 @@ from headway.launch.environment_pool import make_environment_pool, make_episode_
 from headway.launch.inference_servers import uses_external_engines
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import Placement, add_memory_budget, plan_placement
+from headway.launch.required_packages import check_packages
 from headway.launch.reward_components import check_reward_models, connect_reward_models
 from headway.launch.transports import VERSIONS_ON_DISK
 from headway.models.model_shapes import find_model_shape
 from headway.monitor.event_files import EventFileWriter
 from headway.monitor.event_log import EventLog, EventSink
-from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RunBegin, RunEnd, SpanBegin, SpanEnd
+from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RunBegin, RunEnd, RunReady, SpanBegin, SpanEnd
 from headway.monitor.machine_facts import describe_machine
 from headway.monitor.run_status import RunStatus
 from headway.processes.loop_watchdog import LoopWatchdog
@@ -102,6 +103,7 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
         raise ConfigError("which environments do the agents act in?", key="train_env_manager.tags", value=[], hint=hint)
     if not config.rewards and not agentic:
         raise ConfigError("nothing judges the answers", key="rewards", value={}, hint="such as rewards: {math: {}}")
+    check_packages(resolved)
     reward = make_run_rewards(config)
     order_stages(config.stages, critic=resolved.derived.needs_critic)
     placement, family = plan_placement(resolved), select_model_family(resolved)
@@ -234,6 +236,7 @@ async def open_run_context(
         try:
             async with open_reward_workers(reward):
                 await components.start()
+                events.emit(RunReady(who="run"))
                 gc.collect()
                 gc.freeze()  # a full collection would visit all modules and models, which are never garbage
                 yield context
@@ -270,7 +273,7 @@ def _make_run_context(
 ) -> RunContext:
     config, validation = prepared.resolved.config, prepared.sources.validation
     data = config.actor_train.data_args
-    samples = SampleLog(directory.path, prompt=data.prompt, answer=data.answer)
+    samples = SampleLog(directory.path, prompt=data.prompt, answer=data.answer, decode=backends.decode)
     groups = GroupLog(directory.path, prepared.policy.tokenizer.decode, prompt=data.prompt, answer=data.answer)
 
     def write_batch(batch: Batch, trained: int) -> None:

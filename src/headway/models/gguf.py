@@ -6,6 +6,7 @@ GGUF, or ends in the middle of its header, raises `GgufFormatError` with the rea
 
 from __future__ import annotations
 
+import importlib
 import json
 import mmap
 import struct
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import HeadwayError
+from headway.extras import suggest_install
 from headway.models.model_cache import make_once
 from headway.models.model_checks import model_error
 
@@ -136,10 +138,11 @@ def resolve_gguf(file: Path, root: Path, name: str) -> Path:
 
     def make(directory: Path) -> None:
         try:
+            importlib.import_module("accelerate")  # transformers would name it in a ValueError
             write_converted_model(file.resolve(), header, directory)
         except ImportError as error:
-            problem = f"GGUF files need a package that is not here: {error}"
-            raise model_error(problem, name, "pip install 'headway[train]'") from error
+            problem = f"is a GGUF file, whose conversion needs a package that is not installed: {error}"
+            raise model_error(problem, name, suggest_install("train")) from error
         except Exception as error:
             kind = header.metadata.get("general.architecture", "unknown")
             problem = f"cannot be converted (architecture {kind}): {type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.errors import ConfigError, suggest_close_match
+from headway.extras import suggest_install
 from headway.models.gguf import resolve_gguf
 from headway.models.model_cache import HubUnreachable, cache_root, find_in_hub_cache, make_once, resolve_hub_model
 from headway.models.model_checks import check_model_directory, model_error
@@ -31,7 +32,7 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
         return _find_directory(name, cache_root() if cache is None else cache)
     except ModuleNotFoundError as error:
         problem = f"needs {error.name}, which is not installed"
-        raise model_error(problem, name, "pip install 'headway[train]'") from error
+        raise model_error(problem, name, suggest_install("train")) from error
 
 
 def _find_directory(name: str, root: Path) -> Path:

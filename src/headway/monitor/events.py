@@ -341,6 +341,11 @@ class RunBegin(Event):
     headway: str | None = None
 
 
+@event_kind("run.ready")
+class RunReady(Event):
+    """Trainer, engines and workers of a process are up; what came before is its start, and part of no step."""
+
+
 @event_kind("run.end")
 class RunEnd(Event):
     """A process of the run ended."""

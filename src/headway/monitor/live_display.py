@@ -38,6 +38,7 @@ _LEAST_BIAS_STEPS = 3
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 32
 _BAR_COLUMNS = 24
+_STARTING = "starting trainer, engines and reward workers: they load the model"
 _INCIDENT_EVENTS = (events.ErrorReport, events.BackendRestart, events.BackendDown, events.RunDegrade, events.RunStall)
 _REPEATS_SHOWN, _REPEAT_MILESTONES = 3, frozenset(10**power for power in range(1, 10))
 """How often incidents that differ only in numbers are printed; then only the tenth, the hundredth and so on."""
@@ -57,7 +58,7 @@ class LiveDisplay:
         self._incident = ""
         self._repeats: Counter[str] = Counter()
         """Incidents so far, by what they have in common."""
-        self._bias_shown = False
+        self._bias_shown = self._is_starting = False
         self._status: RunStatus | None = None
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -81,8 +82,14 @@ class LiveDisplay:
             repeats = self._repeats[pattern] = self._repeats[pattern] + 1
             if repeats > _REPEATS_SHOWN:
                 incident = f"{incident} ({repeats:,} times so far)" if repeats in _REPEAT_MILESTONES else ""
+        if isinstance(event, events.RunBegin | events.RunReady):
+            self._is_starting = isinstance(event, events.RunBegin)
         if self._live is not None:
             self.tick(time_s)
+        elif isinstance(event, events.RunBegin):
+            self._print(_STARTING)
+        elif isinstance(event, events.RunReady):
+            self._print(f"[{format_duration(time_s)}] all components are up; the first answers are generated")
         elif isinstance(event, events.StepEnd):
             self._print(format_step_line(self._monitor))
             difference = describe_bias(self._monitor)
@@ -124,7 +131,7 @@ class LiveDisplay:
             rows.append(_format_learning(steps, monitor.incidents.validations, monitor.episodes.steps))
         if steps:
             rows.append(Text(_format_progress(monitor, steps[-_RECENT_STEPS:])))
-        rows.append(Text(_format_current_step(monitor, now_s), style="dim"))
+        rows.append(Text(_STARTING if self._is_starting else _format_current_step(monitor, now_s), style="dim"))
         rows.append(_make_role_grid(monitor))
         if self._status is not None:
             rows[-1] = make_stage_table(self._status.stages, width=max(20, self._console.width - 44))

@@ -366,5 +366,3 @@ class LogIndexer:
         indexer._has_begun = True
         indexer._begin_part(time_s)
         return indexer
-
-

@@ -98,7 +98,8 @@ def _parse_answer(line: str) -> tuple[str, AnswerExcerpt | None]:
     """Return the kind of an answer and the answer; lines without a kind count as first members."""
     try:
         row = json.loads(line)
-        prompt, answer, step = _shorten(row.get("prompt", "")), _shorten(row["answer"]), int(row.get("step", 0))
+        prompt, step = _shorten(row.get("prompt", "")), int(row.get("step", 0))
+        answer = _join_turns(row["turns"]) if row.get("turns") else _shorten(row["answer"])
         return str(row.get("kind", "first")), AnswerExcerpt(
             prompt=prompt, answer=answer, reward=_parse_reward(row), step=step
         )
@@ -106,12 +107,19 @@ def _parse_answer(line: str) -> tuple[str, AnswerExcerpt | None]:
         return "", None
 
 
-def _shorten(value: Any) -> str:
+def _join_turns(turns: list[dict[str, Any]]) -> str:
+    """Return a conversation as text: what the policy saw, what it said and what that earned, turn by turn."""
+    most = _MOST_CHARACTERS // 4
+    texts = [(_shorten(turn["observation"], most), _shorten(turn["answer"]), turn["reward"]) for turn in turns]
+    return "\n".join(f"◂ {seen}\n▸ {said}\n[reward {earned:g}]" for seen, said, earned in texts)
+
+
+def _shorten(value: Any, most: int = _MOST_CHARACTERS) -> str:
     """Return a text, or a conversation turn by turn, without the middle of a very long one."""
     if isinstance(value, list):
         value = "\n".join(f"{turn.get('role', '')}: {turn.get('content', '')}" for turn in value)
-    text, half = str(value), _MOST_CHARACTERS // 2
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]}\n […]\n{text[-half:]}"
+    text, half = str(value), most // 2
+    return text if len(text) <= most else f"{text[:half]}\n […]\n{text[-half:]}"
 
 
 def _parse_reward(row: dict[str, Any]) -> float | None:

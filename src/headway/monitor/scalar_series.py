@@ -56,6 +56,7 @@ class ScalarMeter:
         self._handlers: dict[type[Event], Callable[[float, Any], ScalarPoint | None]] = {
             **follow,
             events.RunBegin: self._begin_run,
+            events.RunReady: self._begin_steps,
             events.RequestEnd: self._end_request,
             events.GroupReady: self._make_group_ready,
             events.GroupDrop: self._drop_group,
@@ -116,6 +117,9 @@ class ScalarMeter:
         first = event.trained + 1 if event.resumed else 0
         self._last_step = first - 1
         return ScalarPoint(first, time_s, {}, rewind=True)
+
+    def _begin_steps(self, time_s: float, event: events.RunReady) -> None:
+        self._step_s = time_s
 
     def _end_request(self, time_s: float, event: events.RequestEnd) -> None:
         self._generated += event.actions
@@ -204,6 +208,8 @@ class ScalarMeter:
         return values
 
     def _end_validation(self, time_s: float, event: events.ValidateEnd) -> ScalarPoint | None:
+        if self._last_step < 0:  # the first validation comes before the first step, and is not part of it
+            self._step_s = time_s
         values: dict[str, float] = {}
         if _is_number(event.reward) and (event.samples or not event.failed):
             values[MIXED_HELD_OUT_REWARD if event.mixed else HELD_OUT_REWARD] = event.reward

@@ -13,7 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.monitor.event_record import Event
-from headway.monitor.events import GroupDrop, GroupReady, GroupTrain, RequestEnd, RunBegin, StepBegin, StepEnd
+from headway.monitor.events import (
+    GroupDrop,
+    GroupReady,
+    GroupTrain,
+    RequestEnd,
+    RunBegin,
+    RunReady,
+    StepBegin,
+    StepEnd,
+    ValidateEnd,
+)
 from headway.monitor.measured_window import EventHandler, WindowClock
 
 MISMATCH_LIMIT = 0.02
@@ -28,7 +38,7 @@ class StepRecord:
     """Optimizer updates done after it."""
     end_s: float
     seconds: float
-    """Time since the end of the step before, or since the first event."""
+    """Time since the end of the step before; of a first step, since the components were up and validated."""
     train_s: float
     """Seconds since its own begin."""
     groups: int
@@ -97,6 +107,8 @@ class ThroughputRecorder:
         """Actions generated since the end of the last step."""
         self.handlers: Mapping[type[Event], EventHandler] = {
             RunBegin: self._begin_run,
+            RunReady: self._begin_steps,
+            ValidateEnd: self._begin_steps,
             RequestEnd: self._end_request,
             GroupReady: self._make_group_ready,
             GroupDrop: self._drop_group,
@@ -110,6 +122,11 @@ class ThroughputRecorder:
         self._open_groups.clear()
         self._begun_s = None
         self._resumed_s = time_s
+
+    def _begin_steps(self, time_s: float, event: RunReady | ValidateEnd) -> None:
+        """Count the seconds of the first step from here: start and first validation are over, and no group runs yet."""
+        if isinstance(event, RunReady) or not (self.steps or event.trained):
+            self._resumed_s = time_s
 
     def _end_request(self, time_s: float, event: RequestEnd) -> None:
         self.generated += event.actions

@@ -1,4 +1,4 @@
-"""Writers of trackers: TensorBoard, JSON lines, Weights & Biases, and trackio, which has the same interface.
+"""Writers of trackers: TensorBoard, JSON lines, Weights & Biases, trackio, MLflow and SwanLab.
 
 A resumed run goes on in the same files and under the same name at a service. Steps that are trained again after a
 crash replace the old ones: in TensorBoard by its own mark of a restart, in `metrics.jsonl` by a line
@@ -9,6 +9,7 @@ curves are drawn over it, because validation and steps made again do not come in
 
 import json
 import math
+import os
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,8 @@ METRICS_FILE = "metrics.jsonl"
 _TENSORBOARD_QUEUE_SIZE = 1000
 """Points that TensorBoard's own thread may be behind before a write has to wait."""
 _ID_FILE = "tracker_id"
+_MLFLOW_PARAMETER_LENGTH, _MLFLOW_PARAMETERS = 6000, 100
+"""Longest value of a parameter, and most parameters of one request, that MLflow takes."""
 
 
 class JsonlWriter:
@@ -127,6 +130,58 @@ class TrackioWriter:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class SwanLabWriter:
+    """Writes to a run of SwanLab; `SWANLAB_MODE` says whether it goes to the service or stays here."""
+
+    def __init__(self, directory: Path, project: str, config: Mapping[str, Any]) -> None:
+        import swanlab
+
+        logs = directory / "swanlab"
+        logs.mkdir(exist_ok=True)
+        name = f"{directory.name}-{load_tracker_id(directory)}"
+        where = {"project": project, "name": name, "id": load_tracker_id(directory), "log_dir": str(logs)}
+        self._run = swanlab.init(**where, resume="allow", config=dict(config))
+
+    def write(self, point: ScalarPoint) -> None:
+        if point.values:
+            self._run.log(dict(point.values), step=point.step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowWriter:
+    """Writes to a run of MLflow: to the server of `MLFLOW_TRACKING_URI`, or to `mlflow.db` beside the run."""
+
+    def __init__(self, directory: Path, project: str, config: Mapping[str, Any]) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._metric, mark = Metric, directory / "mlflow_run"
+        server = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory.absolute() / 'mlflow.db'}"
+        self._client = MlflowClient(tracking_uri=server)
+        if mark.exists():
+            self._run_id = mark.read_text(encoding="utf-8").strip()
+            self._client.update_run(self._run_id, status="RUNNING")
+            return
+        found = self._client.get_experiment_by_name(project)
+        experiment = found.experiment_id if found else self._client.create_experiment(project)
+        self._run_id = self._client.create_run(experiment, run_name=directory.name).info.run_id
+        options = [Param(key, str(value)[:_MLFLOW_PARAMETER_LENGTH]) for key, value in config.items()]
+        for first in range(0, len(options), _MLFLOW_PARAMETERS):
+            self._client.log_batch(self._run_id, params=options[first : first + _MLFLOW_PARAMETERS])
+        mark.write_text(f"{self._run_id}\n", encoding="utf-8")
+
+    def write(self, point: ScalarPoint) -> None:
+        if point.values:
+            now_ms = int(time.time() * 1000)
+            rows = [self._metric(name, value, now_ms, point.step) for name, value in point.values.items()]
+            self._client.log_batch(self._run_id, metrics=rows)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
 
 
 def load_tracker_id(directory: Path) -> str:

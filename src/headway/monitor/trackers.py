@@ -21,7 +21,15 @@ from typing import Any, Protocol
 from headway.errors import ConfigError
 from headway.monitor.event_log import LoggedEvent
 from headway.monitor.scalar_series import ScalarMeter, ScalarPoint
-from headway.monitor.tracker_writers import METRICS_FILE, JsonlWriter, TensorBoardWriter, TrackioWriter, WandbWriter
+from headway.monitor.tracker_writers import (
+    METRICS_FILE,
+    JsonlWriter,
+    MlflowWriter,
+    SwanLabWriter,
+    TensorBoardWriter,
+    TrackioWriter,
+    WandbWriter,
+)
 
 
 class TrackerWriter(Protocol):
@@ -38,8 +46,12 @@ _WRITER_FACTORIES: dict[str, Callable[[Path, str, Mapping[str, Any]], TrackerWri
     "tensorboard": lambda directory, project, config: TensorBoardWriter(directory / "tensorboard"),
     "wandb": WandbWriter,
     "trackio": TrackioWriter,
+    "mlflow": MlflowWriter,
+    "swanlab": SwanLabWriter,
     "jsonl": lambda directory, project, config: JsonlWriter(directory / METRICS_FILE),
 }
+TRACKER_MODULES = {name: "" if name == "jsonl" else name for name in _WRITER_FACTORIES}
+"""The module that each tracker needs."""
 
 
 def print_to_stderr(message: str) -> None:
@@ -113,5 +125,5 @@ def _check_tracker_name(name: str) -> None:
     if name not in _WRITER_FACTORIES:
         known = ", ".join(_WRITER_FACTORIES)
         raise ConfigError(f"no such tracker; there are {known}", key="track_with", value=name)
-    if name != "jsonl" and importlib.util.find_spec(name) is None:
+    if TRACKER_MODULES[name] and importlib.util.find_spec(TRACKER_MODULES[name]) is None:
         raise ConfigError("the package is not installed", key="track_with", value=name, hint=f"pip install {name}")

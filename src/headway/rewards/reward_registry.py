@@ -208,7 +208,8 @@ def _make_user_reward(name: str, arguments: dict[str, Any], answer: str, limits:
         _check_arguments(found, name, ("text", {}), arguments)
     module = name.rpartition(":")[0]
     has_file = module.endswith(".py") or hasattr(sys.modules.get(module), "__file__")
-    path = make_import_path_absolute(name) if has_file and module != "__main__" else find_import_path(found)
+    is_of_script = getattr(found, "__module__", "") == "__main__"
+    path = make_import_path_absolute(name) if has_file and not is_of_script else find_import_path(found)
     if path is None:
         loaded = load_function(found, name, arguments, answer)
         return FunctionReward(loaded, concurrency=concurrency, timeout_s=limits.timeout_s)

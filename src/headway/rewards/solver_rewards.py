@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from headway.errors import ConfigError
+from headway.extras import suggest_install
 from headway.rewards.base import extract_boxed, get_expected_answer, make_extractor, read_question
 from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.math_answer_checks import find_evasion, list_readings
@@ -42,7 +43,7 @@ def make_math_reward(
     candidates, leaves a number to be computed, or repeats a part of the task's `question` scores 0.
     """
     if importlib.util.find_spec("math_verify") is None:
-        raise ConfigError("needs math-verify", key="reward_fn", value="math", hint="pip install 'headway[math]'")
+        raise ConfigError("needs math-verify", key="reward_fn", value="math", hint=suggest_install("math"))
     extract, workers = make_extractor(part), RewardWorkerPool(concurrency)
 
     async def score(text: str, data: Mapping[str, Any]) -> float:
@@ -106,7 +107,7 @@ def make_reasoning_gym_reward(
     A task brings everything needed under `reasoning_gym` in its data.
     """
     if importlib.util.find_spec("reasoning_gym") is None:
-        hint = "pip install 'headway[data]'"
+        hint = suggest_install("data")
         raise ConfigError("needs reasoning-gym", key="reward_fn", value="reasoning_gym", hint=hint)
     extract, workers = make_extractor(part), RewardWorkerPool(concurrency)
 

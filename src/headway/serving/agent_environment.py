@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from headway.environments.base import Observation
 from headway.environments.text_environment import to_finite_float
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.extras import suggest_install
 from headway.serving.agent_sessions import AgentEnded, AgentSession, AgentSessions, PendingRequest, TurnContext
 from headway.serving.chat_template import ChatTemplate
 from headway.serving.completions import GeneratedTokens, make_choice
@@ -37,7 +38,7 @@ _MAX_REQUESTS = 1 << 20
 def require_aiohttp() -> None:
     """Raise `ConfigError` if aiohttp, which the endpoint needs, is not installed."""
     if find_spec("aiohttp") is None:
-        raise ConfigError("serving needs aiohttp", hint="pip install 'headway[serve]'")
+        raise ConfigError("serving needs aiohttp", hint=suggest_install("serve"))
 
 
 class AgentEndpoint:

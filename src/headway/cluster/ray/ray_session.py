@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import ConfigError
+from headway.extras import suggest_install
 from headway.processes.child_process import count_usable_cores
 
 LOCAL, AUTO = "local", "auto"
@@ -103,7 +104,7 @@ def check_ray_installed() -> None:
         import ray  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "Ray is not installed", key="cluster.kind", value="ray", hint="pip install 'headway[ray]'"
+            "Ray is not installed", key="cluster.kind", value="ray", hint=suggest_install("ray")
         ) from error
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from headway.denoising.models.denoiser import CONFIG_FILE, WEIGHTS_FILE, Conditioning, read_checkpoint_config
 from headway.errors import ConfigError
+from headway.extras import suggest_install
 from headway.models.model_loading import hide_progress_bars
 
 SD3_CHECKPOINT_TYPE = "headway-stable-diffusion-3"
@@ -186,7 +187,7 @@ def _load_pipeline(directory: str, dtype: torch.dtype) -> Any:
     try:
         from diffusers import StableDiffusion3Pipeline
     except ImportError as error:
-        hint = "pip install 'headway[images]'"
+        hint = suggest_install("images")
         raise ConfigError("Stable Diffusion needs diffusers", key="pretrain", value=directory, hint=hint) from error
     if not (Path(directory) / "model_index.json").is_file():
         raise ConfigError(

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError, RewardError
+from headway.extras import suggest_install
 from headway.rewards.base import get_expected_answer
 from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.images.image_reward import get_episode_image, image_to_array, image_to_json, json_to_array
@@ -127,7 +128,7 @@ def _require_ppocr() -> None:
         name for name in ("onnxruntime", _PPOCR_PACKAGE, "numpy", "PIL") if importlib.util.find_spec(name) is None
     ]
     if missing:
-        hint = "pip install 'headway[images]'; pip install --no-deps rapidocr-onnxruntime"
+        hint = f"{suggest_install('images')}; pip install --no-deps rapidocr-onnxruntime"
         raise ConfigError(f"needs {', '.join(missing)}", key="reader", value="ppocr", hint=hint)
 
 

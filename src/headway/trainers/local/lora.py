@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
+from headway.extras import suggest_install
 from headway.trainers.local.settings import LoraSettings
 
 ADAPTER_NAME = "default"
@@ -21,7 +22,7 @@ def attach_adapters(model: Any, settings: LoraSettings) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise ConfigError("LoRA needs peft", key="lora", value=settings, hint="pip install 'headway[lora]'") from error
+        raise ConfigError("LoRA needs peft", key="lora", value=settings, hint=suggest_install("lora")) from error
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,

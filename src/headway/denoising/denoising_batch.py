@@ -100,7 +100,7 @@ def make_denoising_batch(
     behaviour_N = _pack_per_step(
         rows, lambda sample: sample.episode.turns[0].generation.logps, "behaviour log-probabilities", device
     )
-    versions = [version for row in rows for version in row.select(read_versions(row.sample))]
+    versions = [version for row in rows for version in row.select(read_versions(row.sample).tolist())]
     empty = torch.zeros(0, *shape)
     sequence_N = torch.arange(len(rows)).repeat_interleave(lengths).to(device)
     return DenoisingBatch(
@@ -146,5 +146,5 @@ def _pack_per_step(
     found = read_per_action([row.sample for row in rows], read, name)
     if not found:
         return None
-    packed = [value for row, values in zip(rows, found, strict=True) for value in row.select(values)]
+    packed = [value for row, values in zip(rows, found, strict=True) for value in row.select(values.tolist())]
     return torch.tensor(packed, device=device)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 
 import numpy as np
 import torch
@@ -127,28 +126,30 @@ def make_token_rows(groups: Sequence[SampleGroup], vocabulary: int) -> tuple[Tok
 
 def _make_row(sample: Sample, group: int, first: int, vocabulary: int) -> TokenRow:
     name = f"sample {sample.sample_id}"
-    tokens: list[int] = []
+    parts: list[NDArray[np.int64]] = []
     actions: list[int] = []
-    starts = [0]
+    starts, length = [0], 0
     for index, turn in enumerate(sample.episode.turns):
         if index and turn.starts_new_context:
-            starts.append(len(tokens))
+            starts.append(length)
         observation = turn.observation if index or len(turn.observation) else sample.episode.task.prompt
-        tokens += [int(token) for token in observation]
-        chosen = [int(token) for token in turn.generation.actions]
-        if chosen and len(tokens) == starts[-1]:
+        seen, chosen = (np.asarray(some, dtype=np.int64) for some in (observation, turn.generation.actions))
+        length += len(seen)
+        if len(chosen) and length == starts[-1]:
             raise TrainerError(f"{name}: its first action follows nothing; a prompt has at least 1 token")
-        actions += range(len(tokens), len(tokens) + len(chosen))
-        tokens += chosen
+        actions += range(length, length + len(chosen))
+        length += len(chosen)
+        parts += [seen, chosen]
+    tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
     if len(actions) != sample.actions:
         raise TrainerError(f"{name}: {len(actions)} actions in its turns, {sample.actions} counted")
-    unknown = [token for token in tokens if not 0 <= token < vocabulary]
-    if unknown:
+    unknown = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if len(unknown):
         raise TrainerError(f"{name}: token {unknown[0]}, the model knows 0 to {vocabulary - 1}")
     return TokenRow(
         sample_id=sample.sample_id,
         group=group,
-        tokens=tuple(tokens),
+        tokens=tuple(tokens.tolist()),
         actions=tuple(actions),
         first=first,
         starts=tuple(starts),
@@ -187,7 +188,7 @@ def make_token_batch(
 
     def packed(read: Callable[[Sample], Sequence[float] | None], name: str) -> Tensor | None:
         found = read_per_action(samples, read, name)
-        return torch.tensor([value for row in found for value in row], dtype=dtype, device=device) if found else None
+        return torch.from_numpy(np.concatenate(found)).to(dtype).to(device) if found else None
 
     def proximal(sample: Sample) -> Sequence[float]:
         current = sample.logps is not None and sample.logps_version == trained
@@ -204,7 +205,7 @@ def make_token_batch(
         groups=len(groups),
         behaviour_N=torch.zeros(0, dtype=dtype, device=device) if behaviour_N is None else behaviour_N,
         sequence_N=sequence_N.to(device),
-        lag_N=torch.tensor([trained - version for sample in samples for version in read_versions(sample)]).to(dtype),
+        lag_N=torch.from_numpy(trained - _concatenate([read_versions(sample) for sample in samples])).to(dtype),
         reward_S=torch.tensor(scores, dtype=dtype, device=device) if len(scores) == len(samples) else None,
         advantage_S=torch.tensor([sample.advantage for sample in samples], dtype=dtype, device=device),
         group_S=torch.tensor([row.group for row in rows], dtype=torch.long, device=device),
@@ -220,12 +221,20 @@ def make_token_batch(
 
 
 def _behaviour(sample: Sample) -> Sequence[float]:
-    return [float(logp) for turn in sample.episode.turns for logp in turn.generation.logps]
+    turns = sample.episode.turns
+    if len(turns) == 1:
+        return turns[0].generation.logps
+    return np.concatenate([np.asarray(turn.generation.logps, dtype=np.float64) for turn in turns]).tolist()
 
 
-def read_versions(sample: Sample) -> list[int]:
+def _concatenate(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def read_versions(sample: Sample) -> NDArray[np.int64]:
     """Return the policy version that made each action."""
-    versions = [run.version for run in sample.episode.runs for _ in range(run.count)]
+    runs = sample.episode.runs
+    versions = np.repeat([run.version for run in runs], [run.count for run in runs]).astype(np.int64)
     if len(versions) != sample.actions:
         raise TrainerError(f"sample {sample.sample_id}: {len(versions)} versions for {sample.actions} actions")
     return versions
@@ -233,17 +242,17 @@ def read_versions(sample: Sample) -> list[int]:
 
 def read_per_action(
     samples: Sequence[Sample], read: Callable[[Sample], Sequence[float] | None], name: str
-) -> list[list[float]] | None:
+) -> list[NDArray[np.float64]] | None:
     """Return one number per action of each sample, or None unless every sample has them."""
-    numbers: list[list[float]] = []
+    numbers: list[NDArray[np.float64]] = []
     for sample in samples:
         found = read(sample)
         if found is None:
             return None
-        values = [float(value) for value in found]
+        values = np.asarray(found, dtype=np.float64)
         if len(values) != sample.actions:
             raise TrainerError(f"sample {sample.sample_id}: {len(values)} {name} for {sample.actions} actions")
-        if not all(isfinite(value) for value in values):
+        if not np.isfinite(values).all():
             raise TrainerError(f"sample {sample.sample_id}: {name} that are not finite")
         numbers.append(values)
     return numbers
@@ -253,23 +262,23 @@ def _make_turn_rewards(
     samples: Sequence[Sample], groups: Sequence[int], dtype: torch.dtype, device: str
 ) -> TurnRewards:
     """Return the turns. What a score says beyond the rewards of the turns goes to the last one, so that both agree."""
-    step_N: list[int] = []
+    lengths_K: list[int] = []
     sample_K: list[int] = []
     reward_K: list[float] = []
-    states: dict[tuple[int, str | tuple[int, ...]], int] = {}
+    states: dict[tuple[int, str | bytes], int] = {}
     state_K: list[int] = []
     for number, sample in enumerate(samples):
         turns = sample.episode.turns
         for turn in turns:
-            step_N += [len(sample_K)] * len(turn.generation.actions)
+            lengths_K.append(len(turn.generation.actions))
             sample_K.append(number)
             reward_K.append(turn.reward)
-            state = (groups[number], turn.state or tuple(int(token) for token in turn.observation))
+            state = (groups[number], turn.state or np.asarray(turn.observation, dtype=np.int64).tobytes())
             state_K.append(states.setdefault(state, len(states)))
         if sample.score is not None:
             reward_K[-1] += sample.score.value - sum(turn.reward for turn in turns)
     return TurnRewards(
-        step_N=torch.tensor(step_N, dtype=torch.long, device=device),
+        step_N=torch.from_numpy(np.arange(len(lengths_K)).repeat(lengths_K)).to(device),
         sample_K=torch.tensor(sample_K, dtype=torch.long, device=device),
         reward_K=torch.tensor(reward_K, dtype=dtype, device=device),
         state_K=torch.tensor(state_K, dtype=torch.long, device=device),

@@ -20,6 +20,7 @@ from itertools import groupby
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.trainers.local.token_batch import TokenRow
@@ -189,27 +190,28 @@ def common_prefix_length(prompts: Sequence[tuple[int, ...]]) -> int:
 
 
 def _make_pack(bundles: Sequence[_Bundle], device: str) -> TokenPack:
-    tokens: list[int] = []
-    positions: list[int] = []
     trees: list[PromptTree] = []
-    before: list[int] = []
-    chosen: list[int] = []
-    numbers: list[int] = []
+    columns: tuple[list[NDArray[np.int64]], ...] = ([], [], [], [], [])
+    tokens, positions, before, chosen, numbers = columns
+    end = 0
     for prefix, segments in (tree for bundle in bundles for tree in bundle.trees):
-        start = len(tokens)
-        tokens += segments[0].tokens[:prefix]
-        positions += range(prefix)
+        start = end
+        tokens.append(np.asarray(segments[0].tokens[:prefix], dtype=np.int64))
+        positions.append(np.arange(prefix))
+        end += prefix
         for row in segments:
-            shift = len(tokens) - prefix  # index at which the row would begin if its prefix were repeated here
-            tokens += row.tokens[prefix:]
-            positions += range(prefix, len(row.tokens))
-            before += [(start if place <= prefix else shift) + place - 1 for place in row.actions]
-            chosen += [row.tokens[place] for place in row.actions]
-            numbers += range(row.first, row.first + len(row.actions))
+            shift = end - prefix  # index at which the row would begin if its prefix were repeated here
+            own, places = np.asarray(row.tokens, dtype=np.int64), np.asarray(row.actions, dtype=np.int64)
+            tokens.append(own[prefix:])
+            positions.append(np.arange(prefix, len(own)))
+            before.append(np.where(places <= prefix, start, shift) + places - 1)
+            chosen.append(own[places])
+            numbers.append(np.arange(row.first, row.first + len(places)))
+            end += len(own) - prefix
         members = tuple(len(row.tokens) - prefix for row in segments)
         trees.append(PromptTree(start=start, prefix=prefix, members=members))
     token_L, position_L, before_N, chosen_N, action_N = (
-        torch.tensor(values, dtype=torch.long, device=device) for values in (tokens, positions, before, chosen, numbers)
+        torch.from_numpy(np.concatenate(parts)).to(device) for parts in columns
     )
     return TokenPack(
         token_L=token_L,

@@ -1,19 +1,26 @@
-"""What a training step costs on one GPU: seconds, tokens a second, and the share of the chip's peak (MFU).
+"""What a training step costs on one GPU: seconds, tokens a second, memory, and the share of the chip's peak (MFU).
 
-    python benchmarks/trainer_gpu.py                          # shape of Qwen2.5-0.5B, 32 prompts × 8 × 512 tokens
-    python benchmarks/trainer_gpu.py --shape 1.5B --profile
-    python benchmarks/trainer_gpu.py --device cpu --shape tiny --prompts 2 --length 8      # does it run at all?
+    python benchmarks/trainer_gpu.py                          # 0.5B and 1.5B, answers of 512, 4k, 16k and 64k tokens
+    python benchmarks/trainer_gpu.py --shapes 0.5B --lengths 512 --profile
+    python benchmarks/trainer_gpu.py --shapes 0.5B --lengths 131072 --tokens 262144 --activations recomputed offloaded
+    python benchmarks/trainer_gpu.py --device cpu --shapes tiny --lengths 8 64 --tokens 128 --pack 72     # does it run?
 
-Random weights, answers of equal length, one optimizer step a batch. MFU counts what mathematics needs: six operations
-for each weight and trained token and those of attention, whatever is recomputed; the peak is that of dense bf16.
+Random weights of the shape of Qwen2.5, groups of at most eight answers of equal length to one prompt, one optimizer
+step a batch. MFU counts what mathematics needs: six operations for each weight and trained token, and those of causal
+attention, whatever is recomputed; the peak is that of dense bf16. The second figure counts attention as if every token
+saw the whole sequence, which is the convention of torchtitan and prime-rl.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
+import json
 import random
 import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,13 +40,20 @@ VOCABULARY = 151_936
 PROMPT = 64
 
 
-def model_of(shape: str) -> Any:
+def model_of(shape: str, device: str) -> Any:
     """Random, in the precision that weights are stored in."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=VOCABULARY, num_key_value_heads=2, tie_word_embeddings=True, **SHAPES[shape])
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        max_position_embeddings=2**18,
+        **SHAPES[shape],
+    )
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 def batch_of(trained: int, prompts: int, group: int, length: int) -> Batch:
@@ -62,49 +76,74 @@ def batch_of(trained: int, prompts: int, group: int, length: int) -> Batch:
     return Batch(trained=trained, groups=tuple(groups))
 
 
-def operations(model: Any, tokens: float, prompts: int, group: int, length: int) -> float:
+def operations(model: Any, tokens: float, prompts: int, group: int, length: int, *, causal: bool = True) -> float:
     """Of one step: forward, and backward at twice its price."""
     config = model.config
     weights = sum(one.numel() for one in model.parameters())  # tied: the embedding is the head
-    keys = PROMPT + length / 2
+    keys = PROMPT + (length / 2 if causal else length)
     attention = 4 * config.num_hidden_layers * config.hidden_size * keys * prompts * group * length
     return 3 * (2 * weights * tokens + attention)
 
 
-async def measured(args: argparse.Namespace, checkpointing: bool) -> dict[str, float]:
-    """Some steps after the first two."""
+@dataclass(frozen=True)
+class Case:
+    """One row of the table."""
+
+    shape: str
+    length: int
+    activations: str
+    prompts: int
+    group: int
+
+    @classmethod
+    def of(cls, shape: str, length: int, activations: str, tokens: int) -> Case:
+        """Make groups of eight, or of as many as `tokens` allow, but of two at least."""
+        group = max(2, min(8, tokens // length))
+        return cls(shape, length, activations, max(1, tokens // (group * length)), group)
+
+
+async def measured(case: Case, args: argparse.Namespace) -> dict[str, Any]:
+    """Some steps after the first ones."""
     settings = LocalSettings(
         advantages=AdvantageSettings(),
         precision="bf16" if args.device == "cuda" else "fp32",
         device=args.device,
-        micro_batch_tokens=args.micro_batch * (PROMPT + args.length),
-        gradient_checkpointing=checkpointing,
+        micro_batch_tokens=args.pack,
+        gradient_checkpointing=case.activations != "kept",
+        activation_offload=case.activations == "offloaded",
+        fused_layers=not args.plain,
     )
     store = WeightStore(wire_dtype=torch.bfloat16, arena=DeviceArena(args.device))
-    trainer = LocalTrainer(lambda: model_of(args.shape), settings, store)
-    work = (args.prompts, args.group, args.length)
-    batches = [batch_of(version, *work) for version in range(args.steps + 2)]
-    for version in range(2):
-        await trainer.train(batches[version])
-    if args.profile and checkpointing:
-        await _profile(trainer, batches[2], args)
+    trainer = LocalTrainer(lambda: model_of(case.shape, args.device), settings, store)
+    work = (case.prompts, case.group, case.length)
+    batches = [batch_of(version, *work) for version in range(args.steps + args.warmup)]
+    for batch in batches[: args.warmup]:
+        await trainer.train(batch)
+    if args.profile:
+        await _profile(trainer, batches[args.warmup], args)
         return {}
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    for batch in batches[2:]:
+    for batch in batches[args.warmup :]:
         metrics = await trainer.train(batch)
     step_s = (time.perf_counter() - began) / args.steps
-    needed = operations(trainer.learner.policy.causal, metrics["packed_tokens"], *work)
+    model, tokens = trainer.learner.policy.causal, metrics["packed_tokens"]
+    needed, uncut = (operations(model, tokens, *work, causal=causal) for causal in (True, False))
     peak = 1e12 * (peak_tflops(args.device) or float("nan"))
+    policy = trainer.learner.policy.activations
     await trainer.close()
     return {
+        **asdict(case),
+        "activations": "offloaded" if policy.offload else "recomputed" if policy.recompute else "kept",
         "step_s": step_s,
-        "samples": args.prompts * args.group / step_s,
+        "samples": case.prompts * case.group / step_s,
         "tokens": metrics["tokens"] / step_s,
         "tflops": needed / step_s / 1e12,
         "mfu": needed / step_s / peak,
+        "mfu_uncut": uncut / step_s / peak,
         "gb": torch.cuda.max_memory_allocated() / 1e9 if args.device == "cuda" else float("nan"),
+        "pack_tokens": metrics["micro_batch_tokens"],
     }
 
 
@@ -117,36 +156,71 @@ async def _profile(trainer: LocalTrainer, batch: Batch, args: argparse.Namespace
         await trainer.train(batch)
     print(f"{time.perf_counter() - began:.2f} s with the profiler")
     key = "self_cuda_time_total" if args.device == "cuda" else "self_cpu_time_total"
-    print(found.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=70))
+    print(found.key_averages().table(sort_by=key, row_limit=40, max_name_column_width=70))
 
 
 def main() -> None:
     """Run, print one table."""
     args = arguments()
     table = Table(
-        "activations", "s/step", "samples/s", "tokens/s", "TFLOP/s", "MFU", "GB",
-        title=f"{args.shape}, {args.prompts} × {args.group} × {args.length} tokens, {machine()}",
+        "shape", "tokens", "samples", "activations", "s/step", "samples/s", "tokens/s", "TFLOP/s", "MFU", "uncut", "GB",
+        title=f"packs of {args.pack:,} tokens, {machine()}",
     )  # fmt: skip
-    for checkpointing in (True, False):
-        row = asyncio.run(measured(args, checkpointing))
+    cases = [
+        Case.of(shape, length, activations, args.tokens)
+        for shape in args.shapes
+        for length in args.lengths
+        for activations in args.activations
+    ]
+    for case in cases:
+        try:
+            row = asyncio.run(measured(case, args))
+        except Exception as error:
+            row = {**asdict(case), "error": f"{type(error).__name__}: {error}"[:200]}
+        if args.out and row:
+            with args.out.open("a") as file:
+                print(json.dumps(row), file=file)
         if row:
-            numbers = [f"{row['step_s']:.2f}", f"{row['samples']:.1f}", f"{row['tokens']:,.0f}", f"{row['tflops']:.0f}"]
-            kept = "recomputed" if checkpointing else "kept"
-            table.add_row(kept, *numbers, f"{row['mfu']:.0%}" if row["mfu"] == row["mfu"] else "", f"{row['gb']:.0f}")
-    Console(width=120).print(table)
+            table.add_row(*cells(row))
+        gc.collect()
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+    Console(width=130).print(table)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """The texts of one row."""
+    samples = f"{row['prompts']} × {row['group']}"
+    first = [row["shape"], f"{row['length']:,}", samples, row["activations"]]
+    if "error" in row:
+        return [*first, row["error"]]
+    numbers = [f"{row['step_s']:.2f}", f"{row['samples']:.1f}", f"{row['tokens']:,.0f}", f"{row['tflops']:.0f}"]
+    shares = [f"{row[name]:.1%}" if row[name] == row[name] else "" for name in ("mfu", "mfu_uncut")]
+    return [*first, *numbers, *shares, f"{row['gb']:.0f}"]
 
 
 def arguments() -> argparse.Namespace:
     """What to run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--shapes", choices=SHAPES, nargs="+", default=["0.5B", "1.5B"])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096, 16384, 65536])
+    parser.add_argument(
+        "--activations",
+        nargs="+",
+        choices=("kept", "recomputed", "offloaded"),
+        default=["kept", "recomputed"],
+        help="whether activations stay on the device; recomputed where memory does not suffice",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=2**17, help="of all answers of a step")
+    parser.add_argument(
+        "--pack", type=int, default=32 * (PROMPT + 512), help="tokens of one pass; a longer answer is one"
+    )
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--micro-batch", type=int, default=32, help="samples' worth of tokens in one pass")
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--plain", action="store_true", help="layers as transformers computes them")
     parser.add_argument("--profile", action="store_true", help="where the time of one step goes")
+    parser.add_argument("--out", type=Path, help="a file that gets every row as JSON")
     return parser.parse_args()
 
 

@@ -44,6 +44,10 @@ class TrainedModelArgs(ModelArgs):
     """Type of the computation: bf16 or fp32. On a CPU it is always fp32."""
     disable_gradient_checkpointing: bool = False
     """Keep all activations instead of recomputing them: faster, but needs more memory."""
+    activation_offload: bool = False
+    """Keep activations in host memory until the backward pass, for very long sequences on one GPU."""
+    fused_layers: bool = True
+    """Compute decoder layers by fused kernels where a GPU and the model allow it."""
     lora_rank: Count | None = None
     """Train adapters of this rank instead of the weights. null: train the weights."""
     lora_alpha: Positive | None = None

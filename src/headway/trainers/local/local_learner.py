@@ -153,11 +153,16 @@ class LocalLearner(StepLearner):
         return retry_on_oom(work, partial(self._shrink_micro_batches, rows), self.settings.device)
 
     def _shrink_micro_batches(self, rows: Sequence[TokenRow], failure: str) -> None:
+        """Use half the tokens in a pack; where a single sample is too long, recompute or offload activations."""
         self.ranks.on_out_of_memory(failure)
         longest, tokens = max(len(row.tokens) for row in rows), self.settings.micro_batch_tokens
-        if tokens <= longest:
-            raise TrainerError(f"a single sample of {longest} tokens does not fit into memory: {failure}")
-        self.settings = replace(self.settings, micro_batch_tokens=max(tokens // 2, longest))
+        if tokens > longest:
+            self.settings = replace(self.settings, micro_batch_tokens=max(tokens // 2, longest))
+            return
+        if torch.is_grad_enabled() and (change := self.policy.save_memory()):
+            print_once(f"a single sample of {longest} tokens does not fit into memory: {change} from now on")
+            return
+        raise TrainerError(f"a single sample of {longest} tokens does not fit into memory: {failure}")
 
     def _add_missing_scores(self, tokens: TokenBatch, gate: CommitGate) -> TokenBatch:
         """Compute, with the current weights, what the objective reads and no scoring stage has filled in."""

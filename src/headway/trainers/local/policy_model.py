@@ -13,7 +13,7 @@ Legend: L tokens of a pack, N actions, V vocabulary.
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +25,9 @@ from headway.algorithms.logprobs import TokenLogps, compute_token_logps
 from headway.errors import ConfigError
 from headway.models.expert_routing import install_replay, replay_routing
 from headway.models.model_checks import find_attention_problem, print_once
-from headway.trainers.local import lora, tree_attention
+from headway.trainers.local import layer_functions, lora, tree_attention
+from headway.trainers.local.activation_offload import ActivationOffload
+from headway.trainers.local.fused_layers import ActivationPolicy, fuse_decoder_layers, is_fused
 from headway.trainers.local.settings import LocalSettings, Precision
 from headway.trainers.local.token_batch import TokenRow
 from headway.trainers.local.tree_packing import TokenPack, pack_rows
@@ -59,8 +61,28 @@ class PolicyModel:
     def _logps_of_hidden(self, hidden_NH: Tensor, chosen_N: Tensor) -> TokenLogps:
         temperature = self._settings.temperature
         return compute_token_logps(
-            hidden_NH, self.head.weight, chosen_N, bias_V=self.head.bias, temperature=temperature
+            hidden_NH,
+            self.head.weight,
+            chosen_N,
+            bias_V=self.head.bias,
+            temperature=temperature,
+            keep=not self.activations.recompute and not self._settings.objective.entropy_coef,
         )
+
+    @property
+    def activations(self) -> ActivationPolicy:
+        """What happens to activations between forward and backward pass."""
+        return get_activation_policy(self.backbone)
+
+    def save_memory(self) -> str | None:
+        """Keep fewer activations on the device from now on, and return what changes; None if nothing is left to do."""
+        if not self.activations.recompute:
+            enable_recomputation(self.causal)
+            return "activations are recomputed"
+        if not self.activations.offload and self.head.weight.is_cuda:
+            self.activations.offload = True
+            return "activations go through host memory"
+        return None
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the optimizer changes, by name."""
@@ -138,14 +160,38 @@ def prepare_model(model: Any, settings: LocalSettings) -> Any:
         model.set_attn_implementation(tree_attention.TREE_ATTENTION)
     if torch.device(settings.device).type == "cuda":
         fuse_rms_norms(model)
+    activations = ActivationPolicy(recompute=False, offload=settings.activation_offload)
+    model.base_model.headway_activations = activations
+    dtype, device = COMPUTE_DTYPES[settings.precision], torch.device(settings.device)
+    if settings.fused_layers and problem is None and tree_attention.has_flash(device, dtype):
+        if layer_functions.has_kernels(device, dtype):
+            fuse_decoder_layers(model, activations)
+        else:
+            print_once("layers are computed as transformers does it, without fused kernels: triton is not installed")
+    model.eval()
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable_recomputation(model)
     for module in model.modules():
-        module.training = bool(getattr(module, "gradient_checkpointing", False))
         for name in [name for name in vars(module) if "dropout" in name]:
             if isinstance(getattr(module, name), float):  # layers that checkpoint and apply dropout themselves
                 setattr(module, name, 0.0)
     return model
+
+
+def enable_recomputation(model: Any) -> None:
+    """Let `model` recompute activations in the backward pass. Fused layers do it by themselves."""
+    get_activation_policy(model.base_model).recompute = True
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if is_fused(module):
+            module.gradient_checkpointing = False
+        module.training = bool(getattr(module, "gradient_checkpointing", False))
+
+
+def get_activation_policy(backbone: Any) -> ActivationPolicy:
+    """Return what `prepare_model` has attached to a model."""
+    found: ActivationPolicy = backbone.headway_activations
+    return found
 
 
 def compute_hidden_states(backbone: Any, pack: TokenPack) -> Tensor:
@@ -153,13 +199,16 @@ def compute_hidden_states(backbone: Any, pack: TokenPack) -> Tensor:
     replay_routing(backbone, pack.routing_L)
     if backbone.config.get_text_config()._attn_implementation != tree_attention.TREE_ATTENTION:
         return _compute_each_sequence(backbone, pack)
-    out = backbone(
-        input_ids=pack.token_L[None],
-        position_ids=pack.position_L[None],
-        use_cache=False,
-        headway_trees=pack.trees,
-        headway_spans=tree_attention.make_attention_spans(pack, next(backbone.parameters()).dtype),
-    )
+    spans = tree_attention.make_attention_spans(pack, next(backbone.parameters()).dtype)
+    offloads = get_activation_policy(backbone).offload and pack.token_L.is_cuda and torch.is_grad_enabled()
+    with ActivationOffload(backbone) if offloads else nullcontext():
+        out = backbone(
+            input_ids=pack.token_L[None],
+            position_ids=pack.position_L[None],
+            use_cache=False,
+            headway_trees=pack.trees,
+            headway_spans=spans,
+        )
     hidden: Tensor = out.last_hidden_state[0]
     return hidden
 

@@ -83,6 +83,11 @@ class LocalSettings:
     micro_batch_tokens: int = 4096
     """Packed tokens of one forward pass; a longer sample has a pass to itself."""
     gradient_checkpointing: bool = True
+    """Compute activations again in the backward pass; fused layers keep those of attention."""
+    activation_offload: bool = False
+    """Keep activations in host memory between forward and backward pass."""
+    fused_layers: bool = True
+    """Compute decoder layers by fused kernels, on a GPU in half precision."""
     precision: Precision = "fp32"
     device: str = "cpu"
     threads: int = 1
@@ -133,6 +138,8 @@ def make_local_settings(
         mini_batch_samples=derived.mini_batch_samples,
         micro_batch_tokens=train.training_args.per_device_train_batch_size * derived.sequence_length,
         gradient_checkpointing=not train.model_args.disable_gradient_checkpointing,
+        activation_offload=train.model_args.activation_offload,
+        fused_layers=train.model_args.fused_layers,
         precision=precision,
         device=device,
         threads=threads,

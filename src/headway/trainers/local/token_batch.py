@@ -222,9 +222,7 @@ def make_token_batch(
 
 def _behaviour(sample: Sample) -> Sequence[float]:
     turns = sample.episode.turns
-    if len(turns) == 1:
-        return turns[0].generation.logps
-    return np.concatenate([np.asarray(turn.generation.logps, dtype=np.float64) for turn in turns]).tolist()
+    return turns[0].generation.logps if len(turns) == 1 else [logp for turn in turns for logp in turn.generation.logps]
 
 
 def _concatenate(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

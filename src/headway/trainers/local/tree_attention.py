@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headway.models.attention_scores import NO_EXTRAS, ScoreExtras, attend_with_extras
+from headway.trainers.local import long_attention
+from headway.trainers.local.layer_functions import select_rows
 from headway.trainers.local.tree_packing import AttentionSpans, PromptTree, TokenPack
 
 TREE_ATTENTION = "headway_tree"
@@ -95,11 +97,22 @@ def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, spans: AttentionSpans, window: int | None, scaling: float | None
 ) -> Tensor:
     """Attend over all spans at once: [H, L, D] → [L, H, D]."""
+    return attend_spans(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), spans, window, scaling)
+
+
+def attend_spans(
+    q: Tensor, k: Tensor, v: Tensor, spans: AttentionSpans, window: int | None, scaling: float | None
+) -> Tensor:
+    """Attend over all spans at once: [L, H, D] → [L, H, D]."""
+    if window is None and spans.trees and long_attention.is_long(spans.trees) and long_attention.is_faster(q, k):
+        return long_attention.attend_trees(q, k, v, spans.trees, scaling)
     flash = _load_flash()
-    assert flash is not None
-    q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
-    if spans.key_K is not None:
-        k, v = k.index_select(0, spans.key_K), v.index_select(0, spans.key_K)
+    if flash is None or not has_flash(q.device, q.dtype):
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        found, _ = tree_attention(None, q, k, v, None, scaling, headway_trees=spans.trees, sliding_window=window)
+        return found[0]
+    if spans.key_K is not None and spans.starts_L is not None and spans.uses_K is not None:
+        k, v = (select_rows(x, spans.key_K, spans.starts_L, spans.uses_K) for x in (k, v))
     out: Tensor = flash(
         q,
         k,

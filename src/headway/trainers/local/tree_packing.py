@@ -15,8 +15,9 @@ Legend: L tokens of a pack, N actions in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ class AttentionSpans:
     """Trees as independent sequences for flash attention: spans of queries, each with the keys that end with it.
 
     A prompt is one span whose keys are the prompt; a member is one whose keys are the prompt and itself.
-    Legend: K keys of all spans.
+    Legend: K keys of all spans, L tokens that the keys are taken from.
     """
 
     query_ends: Tensor
@@ -70,32 +71,55 @@ class AttentionSpans:
     longest_key: int
     key_K: Tensor | None
     """The token of each key; None means every token once, in order."""
+    starts_L: Tensor | None
+    """Where the uses of each token begin in `uses_K`, and the end of the last."""
+    uses_K: Tensor | None
+    """Where each token is among the keys, token after token."""
+    trees: tuple[PromptTree, ...] = ()
 
     @classmethod
     def of_trees(cls, trees: Sequence[PromptTree], device: torch.device) -> AttentionSpans:
         sequences = [pair for tree in trees for pair in tree.sequences()]
         queries, keys = [len(own) for _, own in sequences], [len(prompt) + len(own) for prompt, own in sequences]
-        if not any(prompt for prompt, _ in sequences):
-            return cls.of_lengths(queries, keys, None, device)
-        tokens = [np.arange(one.start, one.stop) for pair in sequences for one in pair]
-        return cls.of_lengths(queries, keys, torch.from_numpy(np.concatenate(tokens)), device)
+        key_K = None
+        if any(prompt for prompt, _ in sequences):
+            key_K = np.concatenate([np.arange(one.start, one.stop) for pair in sequences for one in pair])
+        spans = cls.of_lengths(queries, keys, key_K, sum(queries), device)
+        return replace(spans, trees=tuple(trees))
 
     @classmethod
     def of_lengths(
-        cls, queries: Sequence[int], keys: Sequence[int], key_K: Tensor | None, device: torch.device
+        cls,
+        queries: Sequence[int],
+        keys: Sequence[int],
+        key_K: NDArray[np.int64] | None,
+        tokens: int,
+        device: torch.device,
     ) -> AttentionSpans:
-        """Make spans from the numbers of queries and of the keys that end with them."""
+        """Make spans from the numbers of queries and of the keys that end with them, which are of so many tokens."""
+        starts = None if key_K is None else _cumulate(np.bincount(key_K, minlength=tokens))
+        uses = None if key_K is None else key_K.argsort(kind="stable").astype(np.int32)
         return cls(
-            query_ends=_cumulate(queries, device),
-            key_ends=_cumulate(keys, device),
+            query_ends=to_device(_cumulate(queries), device),
+            key_ends=to_device(_cumulate(keys), device),
             longest_query=max(queries),
             longest_key=max(keys),
-            key_K=None if key_K is None else key_K.to(device),
+            key_K=None if key_K is None else to_device(key_K, device),
+            starts_L=None if starts is None else to_device(starts, device),
+            uses_K=None if uses is None else to_device(uses, device),
         )
 
 
-def _cumulate(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)).to(device)
+def _cumulate(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int32]:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+def to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
+    """Copy an array without waiting for what the device computes."""
+    found = torch.from_numpy(array)
+    if torch.device(device).type != "cuda":
+        return found.to(device)
+    return found.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -210,9 +234,7 @@ def _make_pack(bundles: Sequence[_Bundle], device: str) -> TokenPack:
             end += len(own) - prefix
         members = tuple(len(row.tokens) - prefix for row in segments)
         trees.append(PromptTree(start=start, prefix=prefix, members=members))
-    token_L, position_L, before_N, chosen_N, action_N = (
-        torch.from_numpy(np.concatenate(parts)).to(device) for parts in columns
-    )
+    token_L, position_L, before_N, chosen_N, action_N = (to_device(np.concatenate(parts), device) for parts in columns)
     return TokenPack(
         token_L=token_L,
         position_L=position_L,

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -169,9 +170,9 @@ def context_attention(
 
 def _make_flash_spans(shard: ContextShard) -> AttentionSpans:
     """Return the query spans for flash attention."""
-    keys = [torch.arange(one.start, one.stop) for span in shard.spans for one in span.keys]
+    keys = np.concatenate([np.arange(one.start, one.stop) for span in shard.spans for one in span.keys])
     queries, seen = [len(one.queries) for one in shard.spans], [one.key_count for one in shard.spans]
-    return AttentionSpans.of_lengths(queries, seen, torch.cat(keys), shard.order_L.device)
+    return AttentionSpans.of_lengths(queries, seen, keys, shard.order_L.numel(), shard.order_L.device)
 
 
 def scatter_to_all_ranks(value_n: Tensor, shard: ContextShard, actions: int) -> Tensor:
